@@ -1,0 +1,409 @@
+/* check.c - every op x case x dtype x kernel, against the definition. */
+#include "check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define X(name) &adze_suite_##name,
+const adze_suite *const adze_suites[] = {ADZE_OPS(X) NULL};
+#undef X
+
+static const char *const dtypes[] = {"f32", "f16", "bf16"};
+
+static int is_out(const adze_field *f)
+{
+    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+}
+
+/* One array per output field; NULL where it is absent. */
+void adze_reference_make(const adze_job *job, adze_value **want)
+{
+    const adze_op *op = job->line.op;
+    int n = 0;
+    for (int f = 0; op->fields[f].name; f++) {
+        if (!is_out(&op->fields[f]))
+            continue;
+        const adze_tensor *t = (const void *)(job->line.args + op->fields[f].offset);
+        want[n++] = t->dtype ? calloc((size_t)adze_count(t) + 1, sizeof **want) : NULL;
+    }
+    op->reference(job->line.args, want);
+}
+
+void adze_reference_free(adze_value **want)
+{
+    for (int i = 0; i < ADZE_FIELDS_MAX; i++)
+        free(want[i]);
+}
+
+/* Starts from the inputs, poisons what outputs alone own, runs, reads back. The poison differs from run to
+   run, so an element that is never written cannot look the same twice. */
+static const char *run_once(adze_job *job, const adze_kernel *kernel, int poison)
+{
+    const adze_op *op = job->line.op;
+    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
+        adze_memory *m = &job->memory[f];
+        if (!m->origin)
+            continue;
+        memcpy(m->result, m->origin, m->bytes);
+        for (size_t i = 0; i < m->bytes; i++)
+            if (m->owners[i] == ADZE_OWNED_OUT)
+                m->result[i] = (char)poison;
+        const char *message = adze_memory_write(job->stream, m->work, m->result, m->bytes);
+        if (message)
+            return message;
+    }
+    if (adze_dispatch_to(op, kernel, job->stream, job->args) != ADZE_OK)
+        return adze_last_error();
+    const char *message = adze_memory_sync(job->stream);
+    for (int f = 0; f < ADZE_FIELDS_MAX && !message; f++)
+        if (job->memory[f].origin)
+            message = adze_memory_read(job->stream, job->memory[f].result, job->memory[f].work,
+                                       job->memory[f].bytes);
+    return message;
+}
+
+/* Bytes that no output owns must be as they were: guards, gaps between rows, inputs. */
+static void judge_untouched(const adze_job *job, adze_verdict *v)
+{
+    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
+        const adze_memory *m = &job->memory[f];
+        for (size_t i = 0; i < m->bytes && m->origin; i++)
+            if (!(m->owners[i] & ADZE_OWNED_OUT) && m->result[i] != m->origin[i]) {
+                snprintf(v->why, sizeof v->why, "wrote outside the outputs, %lld bytes from the start of %s",
+                         (long long)i - (long long)m->data_at, job->line.op->fields[f].name);
+                return;
+            }
+    }
+}
+
+/* Whether a stored value is within the bound of the definition's, plus half a unit for the rounding of the
+ * store. */
+static double error_share(int dtype, double got, adze_value want, double *ulps)
+{
+    *ulps = 0;
+    if (isnan(want.v) || isnan(want.e))
+        return isnan(got) || isnan(want.e) ? 0 : INFINITY;
+    if (isnan(got))
+        return INFINITY;
+    const double ulp = adze_dtype_ulp(dtype, fabs(want.v) + want.e);
+    const double top = adze_round_to(dtype, want.v + want.e), bottom = adze_round_to(dtype, want.v - want.e);
+    if (isinf(got) || isinf(want.v))
+        return got == top || got == bottom ? 0 : INFINITY;
+    *ulps = fabs(got - want.v) / ulp;
+    return fabs(got - want.v) / (want.e + 0.5 * ulp);
+}
+
+static void judge_values(const adze_job *job, adze_value *const *want, adze_verdict *v)
+{
+    const adze_op *op = job->line.op;
+    int n = 0;
+    for (int f = 0; op->fields[f].name; f++) {
+        if (!is_out(&op->fields[f]))
+            continue;
+        const adze_value *values = want[n++];
+        adze_tensor t = *(const adze_tensor *)(const void *)(job->line.args + op->fields[f].offset);
+        if (!t.dtype)
+            continue;
+        const adze_memory *m = &job->memory[job->memory_of[f]];
+        t.data = m->result + ((char *)t.data - m->origin);
+        int64_t index[5] = {0}, at = 0;
+        const int64_t count = adze_count(&t);
+        for (int64_t i = 0; i < count; i++) {
+            double ulps;
+            const double got = adze_get(&t, at), share = error_share(t.dtype, got, values[i], &ulps);
+            if (share > v->worst)
+                v->worst = share;
+            if (ulps > v->ulps)
+                v->ulps = ulps;
+            if (share > 1 && !v->why[0])
+                snprintf(v->why, sizeof v->why,
+                         "%s[%lld,%lld,%lld,%lld,%lld] is %.9g, must be %.9g: off by %.2f ulp, allowed %.2f",
+                         op->fields[f].name, (long long)index[0], (long long)index[1], (long long)index[2],
+                         (long long)index[3], (long long)index[4], got, values[i].v, ulps,
+                         0.5 + values[i].e / adze_dtype_ulp(t.dtype, fabs(values[i].v) + values[i].e));
+            for (int d = t.rank - 1; d >= 0; d--) {
+                at += t.stride[d];
+                if (++index[d] < t.shape[d])
+                    break;
+                at -= t.stride[d] * t.shape[d];
+                index[d] = 0;
+            }
+        }
+    }
+}
+
+void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *want, adze_verdict *v)
+{
+    memset(v, 0, sizeof *v);
+    const char *message = run_once(job, kernel, 0xAA);
+    if (message) {
+        snprintf(v->why, sizeof v->why, "%s", message);
+        return;
+    }
+    judge_untouched(job, v);
+    if (!v->why[0])
+        judge_values(job, want, v);
+    char *first[ADZE_FIELDS_MAX] = {0};
+    for (int f = 0; f < ADZE_FIELDS_MAX; f++)
+        if (job->memory[f].origin) {
+            first[f] = malloc(job->memory[f].bytes);
+            memcpy(first[f], job->memory[f].result, job->memory[f].bytes);
+        }
+    message = run_once(job, kernel, 0x57);
+    if (message && !v->why[0])
+        snprintf(v->why, sizeof v->why, "the second run: %s", message);
+    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
+        if (first[f] && !v->why[0] && memcmp(first[f], job->memory[f].result, job->memory[f].bytes) != 0)
+            snprintf(v->why, sizeof v->why, "two runs differ, or an element of an output is never written");
+        free(first[f]);
+    }
+}
+
+typedef struct kernel_row { /* of the report */
+    double worst, ulps;
+    int cases;
+} kernel_row;
+
+static struct {
+    const adze_check_options *options;
+    adze_tally tally;
+    int progress; /* a terminal is watching */
+} state;
+
+static void progress(const char *op, int done, int of)
+{
+    if (state.progress)
+        fprintf(stderr, "\r%-16s %d/%d\033[K", op, done, of);
+}
+static void progress_clear(void)
+{
+    if (state.progress)
+        fprintf(stderr, "\r\033[K");
+}
+
+static void complain(const char *kernel, const char *line, const char *why)
+{
+    progress_clear();
+    printf("FAIL %s: %s\n     adze run '%s'\n", kernel, why, line);
+    state.tally.failed++;
+}
+
+static void check_line(const adze_op *op, adze_stream stream, const char *text, kernel_row *rows)
+{
+    char full[1100], error[256];
+    adze_line line;
+    snprintf(full, sizeof full, "%s %s", op->name, text);
+    adze_job *job = malloc(sizeof *job);
+    if (!adze_line_parse(&line, NULL, full, error, sizeof error) ||
+        !adze_job_make(job, &line, stream, 1, error, sizeof error)) {
+        complain(op->name, full, error);
+        free(job);
+        return;
+    }
+    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    if (op->validate(job->line.args) != ADZE_OK) {
+        complain(op->name, full, adze_last_error());
+    } else {
+        adze_reference_make(job, want);
+        for (const adze_kernel *k = op->kernels; k->run; k++) {
+            if (!adze_can_run(k, stream) || (k->accepts && !k->accepts(stream, job->args)))
+                continue;
+            adze_verdict v;
+            adze_judge(job, k, want, &v);
+            char name[64];
+            snprintf(name, sizeof name, "%s.%s", op->name, k->name);
+            if (v.why[0])
+                complain(name, full, v.why);
+            else
+                state.tally.passed++;
+            if (state.options->verbose)
+                printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name,
+                       v.ulps, 100 * v.worst, full);
+            kernel_row *row = &rows[k - op->kernels];
+            row->cases++;
+            row->worst = v.worst > row->worst ? v.worst : row->worst;
+            row->ulps = v.ulps > row->ulps ? v.ulps : row->ulps;
+        }
+    }
+    adze_reference_free(want);
+    adze_job_free(job);
+    free(job);
+}
+
+static void expect(const char *what, adze_status got, adze_status want, const char *says, const char *line)
+{
+    const int ok = got == want && (!says || strstr(adze_last_error(), says));
+    if (ok) {
+        state.tally.passed++;
+        if (state.options->verbose)
+            printf("ok   refused %-30s %s\n", what, adze_last_error());
+        return;
+    }
+    char why[512];
+    snprintf(why, sizeof why, "%s: status %d instead of %d (\"%s\")", what, got, want,
+             got ? adze_last_error() : "");
+    complain("bad call", line, why);
+}
+
+/* Calls that every op must refuse, made from a good one: each changes one thing. */
+static void check_bad_calls(const adze_op *op, adze_stream stream, const char *text)
+{
+    char error[256];
+    adze_line line;
+    adze_job *job = malloc(sizeof *job);
+    if (!adze_line_parse(&line, op, text, error, sizeof error) ||
+        !adze_job_make(job, &line, stream, 1, error, sizeof error)) {
+        complain(op->name, text, error);
+        free(job);
+        return;
+    }
+    _Alignas(16) char args[ADZE_ARGS_MAX + 64];
+    adze_call *call = (adze_call *)(void *)args;
+#define BAD(what, change, status, says)                                                                      \
+    do {                                                                                                     \
+        memset(args, 0, sizeof args);                                                                        \
+        memcpy(args, job->args, op->args_size);                                                              \
+        change;                                                                                              \
+        expect(what, adze_dispatch(op, stream, args), status, says, text);                                   \
+    } while (0)
+    expect("NULL args", adze_dispatch(op, stream, NULL), ADZE_BAD_ARG, "call.size is 0", text);
+    BAD("size 0", call->size = 0, ADZE_BAD_ARG, "call.size is 0");
+    BAD("a huge size", call->size = 1u << 30, ADZE_BAD_ARG, "call.size");
+    BAD("an unknown flag", call->flags = 0x80, ADZE_BAD_ARG, "flags");
+    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG, "knows");
+    if (op->scratch && job->scratch)
+        BAD("scratch too small", call->scratch_size--, ADZE_SCRATCH, "scratch has");
+    const adze_stream nowhere = {4096, NULL};
+    expect("no such device", adze_dispatch(op, nowhere, job->args), ADZE_DEVICE, "no CUDA device 4096", text);
+    for (int f = 0; op->fields[f].name; f++) {
+        const adze_field *field = &op->fields[f];
+        adze_tensor *t = (adze_tensor *)(void *)(args + field->offset);
+        if (field->kind > ADZE_OUT_OPTIONAL ||
+            ((adze_tensor *)(void *)(job->args + field->offset))->dtype == ADZE_NONE)
+            continue;
+        BAD("no data", t->data = NULL, ADZE_BAD_ARG, field->name);
+        BAD("an odd address", t->data = (char *)t->data + 1, ADZE_BAD_ARG, "multiple of");
+        BAD("an unknown dtype", t->dtype = 99, ADZE_BAD_DTYPE, field->name);
+        BAD("rank 6", t->rank = 6, ADZE_BAD_ARG, field->name);
+        BAD("a negative rank", t->rank = -1, ADZE_BAD_ARG, field->name);
+        BAD("a negative size", t->shape[0] = -1, ADZE_BAD_ARG, field->name);
+        BAD("an absurd size", t->shape[0] = INT64_MAX, ADZE_BAD_ARG, field->name);
+        BAD("an absurd stride", (t->shape[0] = 3, t->stride[0] = INT64_MAX / 2), ADZE_BAD_ARG, field->name);
+        BAD("a last stride of 2", (t->stride[t->rank - 1] = 2), ADZE_BAD_ARG, field->name);
+        if (is_out(field)) {
+            BAD("a shape of its own", t->shape[t->rank - 1]++, ADZE_BAD_ARG, field->name);
+            BAD("a dtype of its own", t->dtype = ADZE_F64, ADZE_BAD_DTYPE, field->name);
+            BAD("rows that share memory", t->stride[0] = 0, ADZE_BAD_ARG, field->name);
+            for (int g = 0; op->fields[g].name; g++) {
+                const adze_tensor *in = (adze_tensor *)(void *)(args + op->fields[g].offset);
+                if (op->fields[g].kind <= ADZE_OPTIONAL && in->dtype == t->dtype)
+                    BAD("an overlap", t->data = (char *)in->data + adze_dtype_size(in->dtype), ADZE_BAD_ARG,
+                        field->name);
+            }
+        }
+    }
+#undef BAD
+    adze_job_free(job);
+    free(job);
+}
+
+static void check_bad_lines(const adze_suite *suite, adze_stream stream)
+{
+    for (const adze_bad_case *b = suite->bad; b && b->line; b++) {
+        char error[256];
+        adze_line line;
+        adze_job *job = malloc(sizeof *job);
+        if (!adze_line_parse(&line, suite->op, b->line, error, sizeof error) ||
+            !adze_job_make(job, &line, stream, 1, error, sizeof error))
+            complain(suite->op->name, b->line, error);
+        else
+            expect("its own bad call", adze_dispatch(suite->op, stream, job->args), b->status, b->says,
+                   b->line);
+        adze_job_free(job);
+        free(job);
+    }
+}
+
+static void check_suite(const adze_suite *suite, adze_stream stream)
+{
+    const adze_op *op = suite->op;
+    kernel_row rows[32] = {{0, 0, 0}};
+    int lines = 0, done = 0;
+    while (suite->good[lines])
+        lines++;
+    for (int i = 0; i < lines; i++, done++) {
+        progress(op->name, done, lines);
+        const int has_dtype = strchr(suite->good[i], '$') != NULL;
+        for (int d = 0; d < (has_dtype ? 3 : 1); d++) {
+            char text[1024];
+            adze_line_expand(text, sizeof text, suite->good[i], dtypes[d]);
+            check_line(op, stream, text, rows);
+        }
+    }
+    progress_clear();
+    char text[1024];
+    adze_line_expand(text, sizeof text, suite->good[0], "bf16");
+    check_bad_calls(op, stream, text);
+    check_bad_lines(suite, stream);
+    for (const adze_kernel *k = op->kernels; k->run; k++) {
+        const kernel_row *row = &rows[k - op->kernels];
+        if (k->on_cuda != (stream.device != ADZE_CPU))
+            continue;
+        if (!adze_can_run(k, stream)) {
+            printf("--   %s.%s skipped: not for this machine\n", op->name, k->name);
+            state.tally.skipped++;
+        } else {
+            printf("     %s.%-*s %5d cases, worst %.3f ulp, %.0f%% of the limit\n", op->name,
+                   30 - (int)strlen(op->name), k->name, row->cases, row->ulps, 100 * row->worst);
+        }
+    }
+}
+
+static int check_device(int device)
+{
+    const adze_stream stream = {device, NULL};
+    if (adze_prepare(device) != ADZE_OK) {
+        complain("prepare", "", adze_last_error());
+        return 0;
+    }
+    int known = 0;
+    for (const adze_suite *const *s = adze_suites; *s; s++)
+        if (!state.options->op || strcmp(state.options->op, (*s)->op->name) == 0) {
+            check_suite(*s, stream);
+            known = 1;
+        }
+    return known;
+}
+
+int adze_check(const adze_check_options *options)
+{
+    memset(&state, 0, sizeof state);
+    state.options = options;
+    state.progress = isatty(STDERR_FILENO);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int known = 1;
+    if (options->self) {
+        adze_check_self(&state.tally);
+    } else {
+        if (options->device == ADZE_CPU || options->device == ADZE_ALL_DEVICES)
+            known = check_device(ADZE_CPU);
+        if (options->device >= 0)
+            known = check_device(options->device);
+        for (int d = 0; d < adze_cuda_count() && options->device == ADZE_ALL_DEVICES; d++)
+            known = check_device(d);
+        if (adze_cuda_count() == 0 && options->device == ADZE_ALL_DEVICES) {
+            const int required = options->require && strcmp(options->require, "cuda") == 0;
+            printf("%s   cuda kernels %s: no CUDA device\n", required ? "FAIL" : "--",
+                   required ? "are required" : "skipped");
+            required ? state.tally.failed++ : state.tally.skipped++;
+        }
+    }
+    if (!known) {
+        fprintf(stderr, "adze check: no op is called '%s'\n", options->op);
+        return 2;
+    }
+    printf("%d passed, %d failed, %d skipped\n", state.tally.passed, state.tally.failed, state.tally.skipped);
+    return state.tally.failed != 0;
+}

@@ -1,0 +1,104 @@
+/* check.h - the harness: lines made into calls, cases of each op, and the walks of `adze check` and `adze
+ * bench`. */
+#ifndef ADZE_CHECK_H
+#define ADZE_CHECK_H
+
+#include "kernel.h"
+
+#include <stdio.h>
+
+/* What check/<op>.c gives. A line is what ADZE_TRACE prints, less the op's name and the outputs, which are
+   made to fit when they are not given; a tensor without strides is contiguous; each `$` stands for f32, f16
+   and bf16 in turn. `mood:NAME` gives the first input other values (see data.c), `scratch:0` withholds
+   scratch. */
+typedef struct adze_bad_case {
+    const char *line;
+    adze_status status; /* what the call must return */
+    const char *says;   /* a part of the sentence it must leave */
+} adze_bad_case;
+
+typedef struct adze_suite {
+    const adze_op *op;
+    const char *const *good;  /* lines that must be right */
+    const adze_bad_case *bad; /* calls that must be refused, besides those made for every op */
+    const char *const *bench; /* lines worth timing, `$` is bf16 unless a dtype is asked for */
+    const char *const *huge;  /* lines above 2^31 elements, for GPUs: sampled rows are checked */
+    void (*fill)(void *args); /* NULL, or sets inputs that may not be random (host memory) */
+} adze_suite;
+
+#define X(name) extern const adze_suite adze_suite_##name;
+ADZE_OPS(X)
+#undef X
+extern const adze_suite *const adze_suites[]; /* ended by NULL */
+
+/* line.c: text to arguments. */
+enum { ADZE_FIELDS_MAX = 32, ADZE_ARGS_MAX = 4096 };
+typedef struct adze_line {
+    const adze_op *op;
+    _Alignas(16) char args[ADZE_ARGS_MAX]; /* no data pointers yet */
+    int given[ADZE_FIELDS_MAX];            /* by field: the line has it */
+    int base[ADZE_FIELDS_MAX];             /* by field: the field whose memory it lies in, or -1 */
+    int64_t offset[ADZE_FIELDS_MAX]; /* by field: elements after the base's first, or after a 64-byte line */
+    char mood[16];
+    int no_scratch;
+} adze_line;
+/* 0 when text is not a line; then error holds a sentence. `op` NULL: the line begins with the op's name. */
+int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *error, size_t error_size);
+/* Copies text with each `$` replaced. */
+void adze_line_expand(char *to, size_t size, const char *text, const char *dtype);
+adze_tensor *adze_line_tensor(adze_line *line, int field);
+
+/* data.c: arguments with memory behind them. */
+typedef struct adze_memory { /* one allocation: guard, body, guard */
+    char *origin;            /* what it holds before a call */
+    unsigned char *owners;   /* by byte: who uses it */
+    char *work, *result;     /* on the device that runs; on the host, after it ran */
+    size_t bytes, data_at;
+} adze_memory;
+typedef struct adze_job {
+    adze_line line;                        /* its args point into origin: the reference reads them */
+    _Alignas(16) char args[ADZE_ARGS_MAX]; /* the same call, pointing into work */
+    adze_memory memory[ADZE_FIELDS_MAX];
+    int memory_of[ADZE_FIELDS_MAX]; /* by field */
+    adze_stream stream;
+    void *scratch;
+} adze_job;
+enum { ADZE_GUARD = 4096, ADZE_OWNED_OUT = 1, ADZE_OWNED_IN = 2 };
+int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint64_t seed, char *error,
+                  size_t error_size);
+void adze_job_free(adze_job *job);
+int64_t adze_job_bytes(const adze_job *job, int64_t *read, int64_t *written); /* that a call must move */
+double adze_random_normal(uint64_t *state);
+double adze_random_uniform(uint64_t *state); /* 0 to 1 */
+
+/* check.c, self.c, bench.c: the commands. Each returns an exit status. */
+typedef struct adze_check_options {
+    const char *op;      /* NULL: all */
+    const char *require; /* NULL, or "cuda" */
+    int device;          /* ADZE_CPU, a CUDA device, or ADZE_ALL_DEVICES */
+    int verbose, self;
+} adze_check_options;
+#define ADZE_ALL_DEVICES (-2)
+int adze_check(const adze_check_options *options);
+typedef struct adze_tally {
+    int passed, failed, skipped;
+} adze_tally;
+/* Runs one kernel on one job, twice, and judges it. A failure is described in `why` (empty: passed). */
+typedef struct adze_verdict {
+    double worst;  /* error as a share of what is allowed */
+    double ulps;   /* the largest error, in units of the output's last place */
+    char why[512]; /* empty: passed */
+} adze_verdict;
+void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *want, adze_verdict *verdict);
+void adze_reference_free(adze_value **want);
+void adze_reference_make(const adze_job *job, adze_value **want); /* want[ADZE_FIELDS_MAX], by output */
+void adze_check_self(adze_tally *tally);
+
+/* gpu.cu, or gpu.c without CUDA: memory of the device in stream; messages are NULL when all is well. */
+void *adze_memory_take(adze_stream stream, size_t bytes);
+void adze_memory_give(adze_stream stream, void *memory);
+const char *adze_memory_write(adze_stream stream, void *to, const void *from, size_t bytes);
+const char *adze_memory_read(adze_stream stream, void *to, const void *from, size_t bytes);
+const char *adze_memory_sync(adze_stream stream);
+
+#endif

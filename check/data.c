@@ -1,0 +1,280 @@
+/* data.c - memory for a line's tensors, with guards around it and random values in it. */
+#include "check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+double adze_random_uniform(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+double adze_random_normal(uint64_t *state)
+{
+    const double radius = sqrt(-2 * log(adze_random_uniform(state) + 0x1p-60));
+    return radius * cos(6.283185307179586 * adze_random_uniform(state));
+}
+
+/* Calls body for each element with its distance from data, in row-major order. */
+static void each_element(const adze_tensor *t, void (*body)(void *, int64_t at, int64_t i), void *context)
+{
+    int64_t index[5] = {0}, at = 0;
+    const int64_t count = adze_count(t);
+    for (int64_t i = 0; i < count; i++) {
+        body(context, at, i);
+        for (int d = t->rank - 1; d >= 0; d--) {
+            at += t->stride[d];
+            if (++index[d] < t->shape[d])
+                break;
+            at -= t->stride[d] * t->shape[d];
+            index[d] = 0;
+        }
+    }
+}
+
+typedef struct filler {
+    const adze_tensor *t;
+    uint64_t state;
+    const char *mood; /* "" for a plain normal distribution */
+} filler;
+
+/* The moods: each aims at one way to be wrong. */
+static double mood_value(filler *f, int64_t i)
+{
+    const double v = adze_random_normal(&f->state);
+    if (strcmp(f->mood, "tiny") == 0) /* eps decides */
+        return v * 0x1p-10;
+    if (strcmp(f->mood, "outlier") == 0) /* one large value among small ones */
+        return i % 97 == 13 ? v * 200 : v;
+    if (strcmp(f->mood, "equal") == 0)
+        return 1.5;
+    if (strcmp(f->mood, "mean") == 0) /* far from zero, so that a one-pass variance fails */
+        return v + 60;
+    if (strcmp(f->mood, "zero") == 0)
+        return 0;
+    if (strcmp(f->mood, "wide") == 0) /* into the tails of exp, tanh and erf */
+        return v * 12;
+    if (strcmp(f->mood, "special") == 0)
+        return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
+    return v;
+}
+
+static void fill_one(void *context, int64_t at, int64_t i)
+{
+    filler *f = context;
+    const int whole = f->t->dtype == ADZE_I32 || f->t->dtype == ADZE_I64;
+    adze_put(f->t, at, whole ? floor(adze_random_uniform(&f->state) * 4096) : mood_value(f, i));
+}
+
+static void fill_inputs(adze_job *job, uint64_t seed)
+{
+    const adze_op *op = job->line.op;
+    int first = 1;
+    for (int f = 0; op->fields[f].name; f++) {
+        const adze_tensor *t = adze_line_tensor(&job->line, f);
+        if (op->fields[f].kind > ADZE_OPTIONAL || t->dtype == ADZE_NONE)
+            continue;
+        filler fill = {t, seed + (uint64_t)f * 7919, first ? job->line.mood : ""};
+        each_element(t, fill_one, &fill);
+        first = 0;
+    }
+    for (const adze_suite *const *s = adze_suites; *s; s++)
+        if ((*s)->op == op && (*s)->fill)
+            (*s)->fill(job->line.args);
+}
+
+/* Widens [low, high], in bytes from the root's data, by a view that starts `start` bytes after it. */
+static int cover(const adze_tensor *t, int64_t start, int64_t *low, int64_t *high)
+{
+    const int64_t size = (int64_t)adze_dtype_size(t->dtype);
+    int64_t first = 0, last = 1; /* in elements */
+    for (int d = 0; d < t->rank; d++) {
+        int64_t reach;
+        if (t->shape[d] <= 0)
+            return t->shape[d] == 0;
+        if (__builtin_mul_overflow(t->shape[d] - 1, t->stride[d], &reach) ||
+            __builtin_add_overflow(reach < 0 ? first : last, reach, reach < 0 ? &first : &last))
+            return 0;
+    }
+    const int64_t limit = (int64_t)1 << 40;
+    if (first < -limit || last > limit || start < -limit || start > limit)
+        return 0;
+    if (start + first * size < *low)
+        *low = start + first * size;
+    if (start + last * size > *high)
+        *high = start + last * size;
+    return 1;
+}
+
+static int root_of(const adze_line *line, int f, int64_t *start)
+{
+    *start = 0;
+    for (; line->base[f] >= 0; f = line->base[f]) {
+        const adze_tensor *t = (const void *)(line->args + line->op->fields[f].offset);
+        int64_t bytes;
+        if (__builtin_mul_overflow(line->offset[f], (int64_t)adze_dtype_size(t->dtype), &bytes) ||
+            __builtin_add_overflow(*start, bytes, start))
+            *start = INT64_MAX / 2; /* cover() refuses it */
+    }
+    return f;
+}
+
+typedef struct marker {
+    unsigned char *owners;
+    size_t size;
+    int64_t start; /* bytes from the beginning of the memory */
+    unsigned char owner;
+} marker;
+
+static void mark_one(void *context, int64_t at, int64_t i)
+{
+    const marker *m = context;
+    (void)i;
+    unsigned char *owners = m->owners + m->start + at * (int64_t)m->size;
+    for (size_t b = 0; b < m->size; b++)
+        owners[b] |= m->owner;
+}
+
+/* Outputs the line does not give are contiguous, of the shape that outputs() says. */
+static void complete_outputs(adze_line *line)
+{
+    _Alignas(16) char due[ADZE_ARGS_MAX];
+    const adze_op *op = line->op;
+    memcpy(due, line->args, sizeof due);
+    for (int f = 0; op->fields[f].name; f++)
+        if (op->fields[f].kind == ADZE_OUT || op->fields[f].kind == ADZE_OUT_OPTIONAL)
+            ((adze_tensor *)(void *)(due + op->fields[f].offset))->dtype = ADZE_NONE;
+    if (op->validate(line->args) == ADZE_OK)
+        op->outputs(due);
+    for (int f = 0; op->fields[f].name; f++) {
+        if ((op->fields[f].kind != ADZE_OUT && op->fields[f].kind != ADZE_OUT_OPTIONAL) || line->given[f])
+            continue;
+        adze_tensor *t = adze_line_tensor(line, f);
+        *t = *(adze_tensor *)(void *)(due + op->fields[f].offset);
+        int64_t stride = 1;
+        for (int d = t->rank - 1; d >= 0; d--) {
+            t->stride[d] = stride;
+            stride *= t->shape[d] > 0 ? t->shape[d] : 1;
+        }
+    }
+}
+
+static int make_memory(adze_job *job, int root, int64_t low, int64_t high, char *error, size_t error_size)
+{
+    adze_memory *m = &job->memory[root];
+    const adze_tensor *t = adze_line_tensor(&job->line, root);
+    const size_t lead =
+        (size_t)(-low + 63) / 64 * 64 + (size_t)job->line.offset[root] * adze_dtype_size(t->dtype);
+    m->data_at = ADZE_GUARD + lead;
+    m->bytes = (m->data_at + (size_t)high + ADZE_GUARD + 63) / 64 * 64;
+    if (m->bytes > (size_t)3 << 30) {
+        snprintf(error, error_size, "%s needs %zu bytes, more than this program gives a tensor",
+                 job->line.op->fields[root].name, m->bytes);
+        return 0;
+    }
+    m->origin = aligned_alloc(64, m->bytes);
+    m->result = aligned_alloc(64, m->bytes);
+    m->owners = calloc(1, m->bytes);
+    m->work = adze_memory_take(job->stream, m->bytes);
+    if (!m->origin || !m->result || !m->owners || !m->work) {
+        snprintf(error, error_size, "no memory for %s (%zu bytes)", job->line.op->fields[root].name,
+                 m->bytes);
+        return 0;
+    }
+    memset(m->origin, 0xAA, m->bytes);
+    return 1;
+}
+
+int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint64_t seed, char *error,
+                  size_t error_size)
+{
+    memset(job, 0, sizeof *job);
+    job->line = *line;
+    job->stream = stream;
+    complete_outputs(&job->line);
+    const adze_op *op = line->op;
+    int64_t low[ADZE_FIELDS_MAX] = {0}, high[ADZE_FIELDS_MAX] = {0}, start;
+    for (int f = 0; op->fields[f].name; f++) {
+        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || adze_line_tensor(&job->line, f)->dtype == ADZE_NONE)
+            continue;
+        const int root = root_of(&job->line, f, &start);
+        if (!cover(adze_line_tensor(&job->line, f), start, &low[root], &high[root])) {
+            snprintf(error, error_size, "%s has a negative size or reaches too far", op->fields[f].name);
+            return 0;
+        }
+    }
+    for (int f = 0; op->fields[f].name; f++) {
+        adze_tensor *t = adze_line_tensor(&job->line, f);
+        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || t->dtype == ADZE_NONE)
+            continue;
+        const int root = root_of(&job->line, f, &start);
+        adze_memory *m = &job->memory[root];
+        if (!m->origin && !make_memory(job, root, low[root], high[root], error, error_size)) {
+            adze_job_free(job);
+            return 0;
+        }
+        job->memory_of[f] = root;
+        t->data = m->origin + m->data_at + start;
+        marker mark = {m->owners, adze_dtype_size(t->dtype), (int64_t)m->data_at + start,
+                       op->fields[f].kind > ADZE_OPTIONAL ? ADZE_OWNED_OUT : ADZE_OWNED_IN};
+        each_element(t, mark_one, &mark);
+    }
+    memcpy(job->args, job->line.args, sizeof job->args);
+    for (int f = 0; op->fields[f].name; f++) {
+        adze_tensor *t = (adze_tensor *)(void *)(job->args + op->fields[f].offset);
+        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || t->dtype == ADZE_NONE)
+            continue;
+        const adze_memory *m = &job->memory[job->memory_of[f]];
+        t->data = m->work + ((char *)t->data - m->origin);
+    }
+    fill_inputs(job, seed);
+    const size_t scratch =
+        op->scratch && op->validate(job->args) == ADZE_OK ? op->scratch(stream, job->args) : 0;
+    if (scratch && !line->no_scratch) {
+        adze_call *call = (adze_call *)(void *)job->args;
+        call->scratch = job->scratch = adze_memory_take(stream, scratch);
+        call->scratch_size = scratch;
+    }
+    return 1;
+}
+
+void adze_job_free(adze_job *job)
+{
+    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
+        free(job->memory[f].origin);
+        free(job->memory[f].result);
+        free(job->memory[f].owners);
+        if (job->memory[f].work)
+            adze_memory_give(job->stream, job->memory[f].work);
+    }
+    if (job->scratch)
+        adze_memory_give(job->stream, job->scratch);
+    memset(job, 0, sizeof *job);
+}
+
+/* Bytes of the distinct elements of a view: broadcast dimensions count once. */
+static int64_t view_bytes(const adze_tensor *t)
+{
+    int64_t count = (int64_t)adze_dtype_size(t->dtype);
+    for (int d = 0; d < t->rank; d++)
+        count *= t->stride[d] == 0 && t->shape[d] > 0 ? 1 : t->shape[d];
+    return count;
+}
+
+int64_t adze_job_bytes(const adze_job *job, int64_t *read, int64_t *written)
+{
+    const adze_op *op = job->line.op;
+    *read = *written = 0;
+    for (int f = 0; op->fields[f].name; f++) {
+        const adze_tensor *t = (const void *)(job->line.args + op->fields[f].offset);
+        if (op->fields[f].kind <= ADZE_OPTIONAL && t->dtype)
+            *read += view_bytes(t);
+        else if (op->fields[f].kind <= ADZE_OUT_OPTIONAL && t->dtype)
+            *written += view_bytes(t);
+    }
+    return *read + *written;
+}

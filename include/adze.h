@@ -1,0 +1,258 @@
+/* adze.h - transformer kernels for CPUs and CUDA GPUs, in one plain C header. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ADZE_H
+#define ADZE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ADZE_API __attribute__((visibility("default")))
+
+/* ---- The library
+ * ------------------------------------------------------------------------------------------------ */
+
+#define ADZE_VERSION 100 /* 0.1.0: major * 10000 + minor * 100 + patch */
+
+ADZE_API uint32_t adze_version(void); /* of the library that runs, where ADZE_VERSION is the header's */
+
+/* Every call returns a status. Numbers are never reused or renumbered. */
+typedef enum adze_status {
+    ADZE_OK = 0,
+    ADZE_BAD_ARG = 1,   /* a shape, stride, rank, pointer, flag or option breaks the op's contract */
+    ADZE_BAD_DTYPE = 2, /* the op is defined, but not for these dtypes */
+    ADZE_NO_KERNEL = 3, /* the call is valid, but nothing here can run it */
+    ADZE_SCRATCH = 4,   /* scratch is smaller than adze_<op>_scratch() asks for */
+    ADZE_DEVICE = 5     /* CUDA reported an error */
+} adze_status;
+
+ADZE_API const char *adze_last_error(void); /* one sentence about this thread's last failure; never NULL */
+
+typedef enum adze_dtype {
+    ADZE_NONE = 0, /* an absent tensor: a zeroed adze_tensor is one */
+    ADZE_F32 = 1,
+    ADZE_F16 = 2,
+    ADZE_BF16 = 3,
+    ADZE_F8E4M3 = 4,
+    ADZE_I8 = 5,
+    ADZE_I4 = 6,
+    ADZE_I32 = 7,
+    ADZE_I64 = 8,
+    ADZE_BOOL = 9,
+    ADZE_F64 = 10
+} adze_dtype;
+
+/* A view of memory the caller owns. Strides count elements. */
+typedef struct adze_tensor {
+    void *data; /* may be NULL when there are no elements */
+    int64_t shape[5], stride[5];
+    int32_t rank, dtype;
+} adze_tensor;
+
+/* Where a call runs. Calls on a CUDA stream return before the work is done. */
+typedef struct adze_stream {
+    int32_t device; /* ADZE_CPU, or a CUDA device number */
+    void *handle;   /* cudaStream_t; NULL is the default stream */
+} adze_stream;
+#define ADZE_CPU (-1)
+
+/* Loads the kernels of a device, so that later calls on it may be captured in a CUDA graph. ADZE_CPU is
+ * allowed. */
+ADZE_API adze_status adze_prepare(int32_t device);
+
+/* Threads on the CPU. By default the library keeps a small pool of its own; a host that has one lends it
+   here, once, before the first call. parallel_for must call body(context, begin, end) on ranges that cover
+   0..count-1 once each, none shorter than grain except the last, and return when all are done. NULL gives the
+   library's own pool back. */
+typedef void (*adze_range_fn)(void *context, int64_t begin, int64_t end);
+typedef void (*adze_parallel_for_fn)(int64_t count, int64_t grain, adze_range_fn body, void *context);
+ADZE_API void adze_set_parallel_for(adze_parallel_for_fn parallel_for);
+
+/* First in every args struct; write .call = ADZE_CALL(rms_norm). The size lets a struct grow at its end: a
+   library newer than its caller takes the missing fields as zero, an older one refuses fields it does not
+   know. */
+typedef struct adze_call {
+    uint32_t size, flags;
+    void *scratch; /* device memory on CUDA, 16-byte aligned; only for ops that have an adze_<op>_scratch() */
+    size_t scratch_size;
+} adze_call;
+#define ADZE_CALL(op)                                                                                        \
+    {                                                                                                        \
+        (uint32_t)sizeof(adze_##op##_args), 0, NULL, 0                                                       \
+    }
+
+/* A flag of a call: nothing still running on the stream writes its weights and tables, so they may be read
+ * early. */
+#define ADZE_CONST_WEIGHTS 1u
+
+/* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and
+   any alignment that suits the dtype. An output may be the very same view as an input; otherwise it must
+   overlap nothing. "like x" means x's shape; "to x" means a shape that broadcasts to x's, its last dimension
+   in full. Arithmetic is in float, and results are rounded once, when they are stored, unless .rounding asks
+   for what a model does: */
+#define ADZE_ROUND_NORM  1 /* the normalised value is rounded to x's dtype before the weight multiplies it */
+#define ADZE_ROUND_STEPS 2 /* so is the result of each later step: gate, modulation, rotation, activation */
+#define ADZE_ROUND_VALUE                                                                                     \
+    4 /* qk_norm_rope: the norm's result is rounded, the rotation is not (STEPS has both) */
+#define ADZE_FLOAT_SUM 8 /* a norm reads residual + x before that sum is rounded to be stored */
+
+/* ---- Norms
+ * ------------------------------------------------------------------------------------------------------ */
+
+/* rms_norm:   n = h / sqrt(mean(h^2) + eps)
+   layer_norm: n = (h - mean(h)) / sqrt(mean((h - mean(h))^2) + eps)        means over the last dimension
+   both:       h   = residual + (gate + gate_table) * x        (absent residual: h = x; absent gate: factor 1)
+               sum = h
+               out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
+   The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
+   of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
+   shift + shift_table and the sum is rounded to x's dtype. */
+typedef struct adze_norm_args {
+    adze_call call;
+    adze_tensor out;                /* like x, of out_dtype */
+    adze_tensor sum;                /* like x; with a residual only, and then it may still be absent */
+    adze_tensor x;                  /* [..., dim]: f32, f16, bf16 */
+    adze_tensor residual;           /* like x */
+    adze_tensor weight, bias;       /* [dim]; these and all below: x's dtype or f32 */
+    adze_tensor gate, gate_table;   /* to x; a gate needs a residual, a table what it is added to */
+    adze_tensor scale, scale_table; /* to x */
+    adze_tensor shift, shift_table; /* to x */
+    float eps, weight_offset;       /* weight_offset: Gemma's 1 */
+    int32_t rounding;               /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM */
+    int32_t out_dtype;              /* 0: x's dtype; or ADZE_F32 */
+} adze_norm_args;
+typedef adze_norm_args adze_rms_norm_args;
+typedef adze_norm_args adze_layer_norm_args;
+ADZE_API adze_status adze_rms_norm(adze_stream stream, const adze_rms_norm_args *args);
+ADZE_API adze_status adze_layer_norm(adze_stream stream, const adze_layer_norm_args *args);
+
+/* group_norm: out = act((x - mean) / sqrt(variance + eps) * weight[c] + bias[c]), mean and variance over one
+   batch entry's group of channels / groups neighbouring channels and all its positions */
+typedef struct adze_group_norm_args {
+    adze_call call;
+    adze_tensor out;          /* like x */
+    adze_tensor x;            /* [batch, channels, ...], or [batch, ..., channels] when channels_last */
+    adze_tensor weight, bias; /* [channels]; x's dtype or f32 */
+    float eps;
+    int32_t groups;
+    int32_t channels_last;
+    int32_t act; /* an adze_act, 0 for none; ADZE_ROUND_STEPS rounds the norm before it */
+    int32_t rounding;
+    int32_t reserved; /* zero */
+} adze_group_norm_args;
+ADZE_API adze_status adze_group_norm(adze_stream stream, const adze_group_norm_args *args);
+ADZE_API adze_status adze_group_norm_scratch(adze_stream stream, const adze_group_norm_args *args,
+                                             size_t *bytes);
+
+/* ---- Activations
+ * ------------------------------------------------------------------------------------------------ */
+
+typedef enum adze_act {
+    ADZE_ACT_NONE = 0,
+    ADZE_ACT_SILU = 1,       /* x * sigmoid(x); also called swish */
+    ADZE_ACT_GELU = 2,       /* x * (1 + erf(x / sqrt(2))) / 2 */
+    ADZE_ACT_GELU_TANH = 3,  /* x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2; gelu_new, gelu_fast */
+    ADZE_ACT_GELU_QUICK = 4, /* x * sigmoid(1.702 x); quick_gelu */
+    ADZE_ACT_RELU = 5,
+    ADZE_ACT_RELU2 = 6, /* max(x, 0)^2 */
+    ADZE_ACT_SIGMOID = 7
+} adze_act;
+ADZE_API int32_t
+adze_act_from_name(const char *name); /* by any of the names Hugging Face uses; -1: unknown */
+
+/* activation: out = act(x) */
+typedef struct adze_activation_args {
+    adze_call call;
+    adze_tensor out, x; /* [..., dim] */
+    int32_t act;        /* an adze_act, not 0 */
+    int32_t reserved;   /* zero */
+} adze_activation_args;
+ADZE_API adze_status adze_activation(adze_stream stream, const adze_activation_args *args);
+
+/* glu: out = act(gate) * value. With a value tensor, x is the gate; without, x holds both halves of each row.
+   ADZE_ROUND_STEPS rounds act(gate) to x's dtype. */
+typedef struct adze_glu_args {
+    adze_call call;
+    adze_tensor out;     /* [..., dim] */
+    adze_tensor x;       /* [..., dim] with value, [..., 2 * dim] without */
+    adze_tensor value;   /* [..., dim] */
+    int32_t act;         /* an adze_act; 0 means ADZE_ACT_SILU */
+    int32_t value_first; /* packed x: 0 is gate then value, 1 is value then gate */
+    int32_t rounding;
+    int32_t reserved; /* zero */
+} adze_glu_args;
+ADZE_API adze_status adze_glu(adze_stream stream, const adze_glu_args *args);
+
+/* softmax: out[i] = exp(y[i] - max(y)) / sum(exp(y - max(y))), y = x * scale + mask, over the last dimension
+ */
+typedef struct adze_softmax_args {
+    adze_call call;
+    adze_tensor out, x; /* [..., dim] */
+    adze_tensor mask;   /* to x, x's dtype or f32 */
+    float scale;        /* 0: 1 */
+    int32_t reserved;   /* zero */
+} adze_softmax_args;
+ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args);
+
+/* ---- Rotary positions
+ * ------------------------------------------------------------------------------------------- */
+
+#define ADZE_ROPE_HALF        0 /* pairs (i, i + rotary_dim / 2) */
+#define ADZE_ROPE_INTERLEAVED 1 /* pairs (2 i, 2 i + 1) */
+
+/* rope: of each pair (a at i, b at j), out[i] = a * cos[i] - b * sin[i], out[j] = b * cos[j] + a * sin[j];
+   elements from rotary_dim on are copied. A table of rotary_dim / 2 columns has one angle per pair.
+   ADZE_ROUND_STEPS rounds each product and the sum to q's dtype. */
+typedef struct adze_rope_args {
+    adze_call call;
+    adze_tensor q_out, k_out; /* like q, like k */
+    adze_tensor q, k;         /* [batch, seq, heads, head_dim] or [seq, heads, head_dim]; k may be absent */
+    adze_tensor cos, sin; /* [seq, n] or [batch or 1, seq, n], n = rotary_dim or its half; f32 or q's dtype */
+    int32_t pairs;        /* ADZE_ROPE_HALF or ADZE_ROPE_INTERLEAVED */
+    int32_t rotary_dim;   /* 0: head_dim */
+    int32_t heads_first;  /* 1: q and k are [batch, heads, seq, head_dim] */
+    int32_t rounding;
+} adze_rope_args;
+ADZE_API adze_status adze_rope(adze_stream stream, const adze_rope_args *args);
+
+/* qk_norm_rope: rope of rms_norm(q) * (q_weight + weight_offset), and the same of k */
+typedef struct adze_qk_norm_rope_args {
+    adze_call call;
+    adze_tensor q_out, k_out; /* as rope */
+    adze_tensor q, k;         /* as rope */
+    adze_tensor q_weight,
+        k_weight;         /* [head_dim], or [heads * head_dim] when across_heads; q's dtype or f32 */
+    adze_tensor cos, sin; /* as rope */
+    float eps, weight_offset;
+    int32_t across_heads; /* 1: one mean over all heads of a token */
+    int32_t pairs, rotary_dim, heads_first;
+    int32_t rounding; /* ADZE_ROUND_NORM | ADZE_ROUND_VALUE | ADZE_ROUND_STEPS */
+    int32_t reserved; /* zero */
+} adze_qk_norm_rope_args;
+ADZE_API adze_status adze_qk_norm_rope(adze_stream stream, const adze_qk_norm_rope_args *args);
+
+#define ADZE_TABLE_ONCE   0 /* n columns, one per frequency */
+#define ADZE_TABLE_HALVES 1 /* 2 n columns: all, then all again (for ADZE_ROPE_HALF) */
+#define ADZE_TABLE_PAIRS  2 /* 2 n columns: each one twice (for ADZE_ROPE_INTERLEAVED) */
+
+/* rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin */
+typedef struct adze_rope_table_args {
+    adze_call call;
+    adze_tensor cos, sin; /* [..., n] or [..., 2 n] by columns, of out_dtype */
+    adze_tensor pos;      /* [..., axes], axes 1 to 4: i32, i64, f32 */
+    adze_tensor freq;     /* [n]: f32 or f64 */
+    adze_tensor axis;     /* [n]: i32, each below axes; absent: all 0 */
+    float scale;          /* 0: 1 */
+    int32_t columns;      /* ADZE_TABLE_ONCE, _HALVES or _PAIRS */
+    int32_t double_angle; /* 0: the product pos * freq is rounded to float; 1: it is a double */
+    int32_t out_dtype;    /* 0: f32; or f16, bf16 */
+} adze_rope_table_args;
+ADZE_API adze_status adze_rope_table(adze_stream stream, const adze_rope_table_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

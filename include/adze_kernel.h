@@ -1,0 +1,82 @@
+/* adze_kernel.h - what an op is and what a kernel is, for those who write them. No promise of stability. */
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ADZE_KERNEL_H
+#define ADZE_KERNEL_H
+
+#include "adze.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One argument of an op. The table of fields is the op's only description: the trace line, `adze run`, the
+   checks common to all tensors, and the operators of PyTorch, JAX and TVM FFI are all made from it. */
+typedef enum adze_kind {
+    ADZE_IN = 1,
+    ADZE_OPTIONAL,     /* an input that may be absent */
+    ADZE_OUT,          /* must be there exactly when outputs() gives it a dtype */
+    ADZE_OUT_OPTIONAL, /* the same, but the caller may do without it */
+    ADZE_FLOAT,
+    ADZE_INT
+} adze_kind;
+
+typedef struct adze_word { /* a name for a value of an ADZE_INT field */
+    const char *name;
+    int32_t value;
+} adze_word;
+
+typedef struct adze_field {
+    const char *name;
+    adze_kind kind;
+    size_t offset;
+    const adze_word *words; /* NULL, or ended by a zero row; the first name of a value is its printed one */
+} adze_field;
+#define ADZE_FIELD(op, kind, name)                                                                           \
+    {                                                                                                        \
+#        name, kind, offsetof(adze_##op##_args, name), NULL                                                  \
+    }
+#define ADZE_WORDS(op, name, words)                                                                          \
+    {                                                                                                        \
+#        name, ADZE_INT, offsetof(adze_##op##_args, name), words                                             \
+    }
+#define ADZE_FIELDS_END                                                                                      \
+    {                                                                                                        \
+        NULL, (adze_kind)0, 0, NULL                                                                          \
+    }
+
+typedef adze_status (*adze_run_fn)(adze_stream stream, const void *args);
+
+/* One way to run an op. On CUDA it runs on SM numbers from..to; on the CPU `from` is a mask of features. */
+typedef struct adze_kernel {
+    const char *name;
+    int on_cuda, from, to;
+    int (*accepts)(adze_stream stream, const void *args); /* NULL: takes whatever validate() passed */
+    adze_run_fn run;
+} adze_kernel;
+#define ADZE_ANY_SM 9999
+#define ADZE_KERNELS_END                                                                                     \
+    {                                                                                                        \
+        NULL, 0, 0, 0, NULL, NULL                                                                            \
+    }
+
+/* A value of the definition, and how far a correct float computation of it may be off before it is stored. */
+typedef struct adze_value {
+    double v, e;
+} adze_value;
+
+typedef struct adze_op {
+    const char *name;
+    size_t args_size;
+    const adze_field *fields;
+    adze_status (*validate)(const void *args); /* the contract of the inputs */
+    void (*outputs)(void *args);               /* writes shape and dtype of each output, from the inputs */
+    void (*reference)(const void *args, adze_value *const *out); /* the definition; one array per output
+                                                                    field, NULL where it is absent */
+    const adze_kernel *kernels;                                  /* best first */
+    size_t (*scratch)(adze_stream stream, const void *args);     /* NULL: needs none */
+} adze_op;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

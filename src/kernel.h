@@ -1,0 +1,136 @@
+/* kernel.h - the list of ops, and the helpers that ops and kernels share. */
+#ifndef ADZE_SRC_KERNEL_H
+#define ADZE_SRC_KERNEL_H
+
+#include "adze_kernel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The ops of the library. A new op is one word here. */
+#define ADZE_OPS(X) X(rms_norm) X(layer_norm)
+
+#define X(name) extern const adze_op adze_op_##name;
+ADZE_OPS(X)
+#undef X
+extern const adze_op *const adze_ops[]; /* the same, ended by NULL */
+
+/* dispatch.c */
+adze_status adze_dispatch(const adze_op *op, adze_stream stream, const void *args);
+adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *kernel, adze_stream stream,
+                             const void *args);
+adze_status adze_dispatch_scratch(const adze_op *op, adze_stream stream, const void *args, size_t *bytes);
+adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const adze_op *adze_find_op(const char *name, size_t length);
+
+#define ADZE_REQUIRE(cond, status, ...)                                                                      \
+    do {                                                                                                     \
+        if (!(cond))                                                                                         \
+            return adze_fail(status, __VA_ARGS__);                                                           \
+    } while (0)
+
+/* device.c, and cuda/device.cu when CUDA is built in */
+enum { ADZE_CPU_AVX2 = 1, ADZE_CPU_AVX512 = 2, ADZE_CPU_SVE = 4 }; /* adze_kernel.from on the CPU */
+int adze_cpu_features(void);
+size_t adze_cpu_cache(void); /* bytes of the last level of cache */
+int adze_can_run(const adze_kernel *kernel, adze_stream stream);
+int adze_cuda_count(void);
+int adze_cuda_sm(int device);       /* 90 for sm_90; 0 without CUDA or without that device */
+int adze_cuda_sm_count(int device); /* multiprocessors */
+adze_status adze_cuda_call(adze_run_fn run, adze_stream stream,
+                           const void *args); /* with its device current */
+adze_status adze_cuda_prepare(int device);
+
+/* parallel.c */
+void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *context);
+int adze_thread_count(void);
+
+/* tensor.c */
+size_t adze_dtype_size(int dtype); /* bytes; 0 for dtypes that have none */
+const char *adze_dtype_name(int dtype);
+int64_t adze_count(const adze_tensor *t);
+double adze_get(const adze_tensor *t, int64_t at); /* the element at data + at */
+void adze_put(const adze_tensor *t, int64_t at, double value);
+double adze_round_to(int dtype, double value);           /* to nearest even, as a store would */
+double adze_dtype_ulp(int dtype, double value);          /* the distance of neighbours at |value| */
+void adze_like(adze_tensor *out, const adze_tensor *in); /* the shape and dtype of in */
+
+/* The leading dimensions of x, merged where every tensor's strides allow it. Tensors of lower rank or with
+   sizes of 1 are broadcast; an absent tensor gets zero strides. */
+enum { ADZE_ROW_TENSORS = 12 };
+typedef struct adze_rows {
+    int64_t count;
+    int64_t size[4], stride[ADZE_ROW_TENSORS][4];
+    int32_t rank, reserved;
+} adze_rows;
+void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_tensor *const *tensors);
+static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t row)
+{
+    int64_t offset = 0;
+    for (int d = rows->rank - 1; d > 0; d--) {
+        const int64_t next = row / rows->size[d];
+        offset += (row - next * rows->size[d]) * rows->stride[tensor][d];
+        row = next;
+    }
+    return offset + row * rows->stride[tensor][0];
+}
+
+/* Contracts that many ops share; `op` and `name` go into the sentence. */
+adze_status adze_check_float(const char *op, const char *name, const adze_tensor *t);
+adze_status adze_check_rows(const char *op, const char *name,
+                            const adze_tensor *t); /* last dimension contiguous */
+adze_status adze_check_like(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x);
+adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x);
+adze_status adze_check_param(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x,
+                             int64_t count); /* [count], of x's dtype or f32 */
+adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed);
+adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high);
+#define ADZE_CHECK(call)                                                                                     \
+    do {                                                                                                     \
+        const adze_status check_status = (call);                                                             \
+        if (check_status != ADZE_OK)                                                                         \
+            return check_status;                                                                             \
+    } while (0)
+
+/* src/cpu is compiled once per ISA; these name the copies, and the rows of a kernel table that hold them. */
+#define ADZE_CAT_(a, b) a##b
+#define ADZE_CAT(a, b)  ADZE_CAT_(a, b)
+#define ADZE_CPU_FN(op) ADZE_CAT(adze_##op##_cpu, ADZE_ISA)
+#define ADZE_CPU_KERNEL(op)                                                                                  \
+    adze_status ADZE_CPU_FN(op)(adze_stream stream, const void *args);                                       \
+    adze_status ADZE_CPU_FN(op)(adze_stream stream, const void *args)
+#if defined(__x86_64__)
+#    define ADZE_CPU_DECLARE(op)                                                                             \
+        adze_status adze_##op##_cpu(adze_stream, const void *);                                              \
+        adze_status adze_##op##_cpu_avx2(adze_stream, const void *);                                         \
+        adze_status adze_##op##_cpu_avx512(adze_stream, const void *);
+#    define ADZE_CPU_ROWS(op)                                                                                \
+        {"cpu_avx512", 0, ADZE_CPU_AVX512, 0, NULL, adze_##op##_cpu_avx512},                                 \
+            {"cpu_avx2", 0, ADZE_CPU_AVX2, 0, NULL, adze_##op##_cpu_avx2},                                   \
+            {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+#elif defined(__aarch64__)
+#    define ADZE_CPU_DECLARE(op)                                                                             \
+        adze_status adze_##op##_cpu(adze_stream, const void *);                                              \
+        adze_status adze_##op##_cpu_sve(adze_stream, const void *);
+#    define ADZE_CPU_ROWS(op)                                                                                \
+        {"cpu_sve", 0, ADZE_CPU_SVE, 0, NULL, adze_##op##_cpu_sve}, {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+#else
+#    define ADZE_CPU_DECLARE(op) adze_status adze_##op##_cpu(adze_stream, const void *);
+#    define ADZE_CPU_ROWS(op)    {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+#endif
+#if ADZE_CUDA
+#    define ADZE_CUDA_ROW(op) {"cuda", 1, 75, ADZE_ANY_SM, NULL, adze_##op##_cuda},
+#else
+#    define ADZE_CUDA_ROW(op)
+#endif
+/* What most ops have: one CUDA kernel for every SM, and the CPU's copies. */
+#define ADZE_KERNELS(op)                                                                                     \
+    ADZE_CPU_DECLARE(op)                                                                                     \
+    adze_status adze_##op##_cuda(adze_stream, const void *);                                                 \
+    static const adze_kernel kernels[] = {ADZE_CUDA_ROW(op) ADZE_CPU_ROWS(op) ADZE_KERNELS_END};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

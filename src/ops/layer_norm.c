@@ -1,0 +1,22 @@
+/* layer_norm: the contract, the definition, and the kernels. */
+#include "ops/norm.h"
+
+static adze_status validate(const void *args)
+{
+    return norm_validate("layer_norm", args);
+}
+
+static void reference(const void *args, adze_value *const *out)
+{
+    norm_reference(args, out, 1);
+}
+
+ADZE_KERNELS(layer_norm)
+
+const adze_op adze_op_layer_norm = {
+    "layer_norm", sizeof(adze_norm_args), fields, validate, norm_outputs, reference, kernels, NULL};
+
+adze_status adze_layer_norm(adze_stream stream, const adze_layer_norm_args *args)
+{
+    return adze_dispatch(&adze_op_layer_norm, stream, args);
+}

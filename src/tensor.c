@@ -1,0 +1,254 @@
+/* tensor.c - dtypes, elements as double, rows of views, and the contracts that many ops share. */
+#include "kernel.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct format {
+    const char *name;
+    size_t size;
+    int digits,
+        min_exponent; /* significand bits with the hidden one; exponent of the smallest normal, 2^min */
+    double max;
+} format;
+
+static const format formats[] = {
+    [ADZE_NONE] = {"none", 0, 0, 0, 0},
+    [ADZE_F32] = {"f32", 4, 24, -126, 0x1.fffffep127},
+    [ADZE_F16] = {"f16", 2, 11, -14, 65504},
+    [ADZE_BF16] = {"bf16", 2, 8, -126, 0x1.fep127},
+    [ADZE_F8E4M3] = {"f8e4m3", 1, 4, -6, 448},
+    [ADZE_I8] = {"i8", 1, 0, 0, 127},
+    [ADZE_I4] = {"i4", 0, 0, 0, 7},
+    [ADZE_I32] = {"i32", 4, 0, 0, 0x7fffffff},
+    [ADZE_I64] = {"i64", 8, 0, 0, 0x1p62},
+    [ADZE_BOOL] = {"bool", 1, 0, 0, 1},
+    [ADZE_F64] = {"f64", 8, 53, -1022, 0x1.fffffffffffffp1023},
+};
+
+static const format *format_of(int dtype)
+{
+    return &formats[dtype > 0 && dtype < (int)(sizeof formats / sizeof *formats) ? dtype : 0];
+}
+
+size_t adze_dtype_size(int dtype)
+{
+    return format_of(dtype)->size;
+}
+
+const char *adze_dtype_name(int dtype)
+{
+    return format_of(dtype)->name;
+}
+
+int64_t adze_count(const adze_tensor *t)
+{
+    int64_t count = 1;
+    for (int d = 0; d < t->rank; d++)
+        count *= t->shape[d];
+    return count;
+}
+
+double adze_dtype_ulp(int dtype, double value)
+{
+    const format *f = format_of(dtype);
+    if (!f->digits)
+        return 1;
+    int e = 0;
+    if (isfinite(value))
+        frexp(value, &e);
+    if (e - 1 < f->min_exponent || value == 0)
+        e = f->min_exponent + 1;
+    return ldexp(1, e - f->digits);
+}
+
+double adze_round_to(int dtype, double value)
+{
+    const format *f = format_of(dtype);
+    if (dtype == ADZE_F64 || !isfinite(value))
+        return value;
+    const double ulp = adze_dtype_ulp(dtype, value), rounded = nearbyint(value / ulp) * ulp;
+    if (fabs(rounded) <= f->max)
+        return rounded;
+    return copysign(f->digits ? INFINITY : f->max, value);
+}
+
+/* Half-width floats by their bits: both halves of the pair are exact. */
+static double get_f16(uint16_t h)
+{
+    const int exponent = (h >> 10) & 31, fraction = h & 1023;
+    const double sign = h & 0x8000 ? -1 : 1;
+    if (exponent == 31)
+        return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24));
+}
+
+static uint16_t put_f16(double value)
+{
+    const uint16_t sign = signbit(value) ? 0x8000 : 0;
+    if (isnan(value))
+        return sign | 0x7e00;
+    const double a = fabs(adze_round_to(ADZE_F16, value));
+    if (isinf(a))
+        return sign | 0x7c00;
+    if (a < 0x1p-14)
+        return (uint16_t)(sign | (int)(a * 0x1p24));
+    int e;
+    const double m = frexp(a, &e); /* in [0.5, 1) */
+    return (uint16_t)(sign | ((e + 14) << 10) | ((int)(m * 2048) - 1024));
+}
+
+double adze_get(const adze_tensor *t, int64_t at)
+{
+    switch (t->dtype) {
+    case ADZE_F32: return ((const float *)t->data)[at];
+    case ADZE_F64: return ((const double *)t->data)[at];
+    case ADZE_I32: return ((const int32_t *)t->data)[at];
+    case ADZE_I64: return (double)((const int64_t *)t->data)[at];
+    case ADZE_F16: return get_f16(((const uint16_t *)t->data)[at]);
+    case ADZE_BF16: {
+        const uint32_t bits = (uint32_t)((const uint16_t *)t->data)[at] << 16;
+        float f;
+        memcpy(&f, &bits, sizeof f);
+        return f;
+    }
+    default: return ((const int8_t *)t->data)[at];
+    }
+}
+
+void adze_put(const adze_tensor *t, int64_t at, double value)
+{
+    switch (t->dtype) {
+    case ADZE_F32: ((float *)t->data)[at] = (float)value; break;
+    case ADZE_F64: ((double *)t->data)[at] = value; break;
+    case ADZE_I32: ((int32_t *)t->data)[at] = (int32_t)value; break;
+    case ADZE_I64: ((int64_t *)t->data)[at] = (int64_t)value; break;
+    case ADZE_F16: ((uint16_t *)t->data)[at] = put_f16(value); break;
+    case ADZE_BF16: {
+        const float f = (float)adze_round_to(ADZE_BF16, value);
+        uint32_t bits;
+        memcpy(&bits, &f, sizeof bits);
+        ((uint16_t *)t->data)[at] = (uint16_t)(bits >> 16);
+        break;
+    }
+    default: ((int8_t *)t->data)[at] = (int8_t)value; break;
+    }
+}
+
+void adze_like(adze_tensor *out, const adze_tensor *in)
+{
+    out->rank = in->rank;
+    out->dtype = in->dtype;
+    memcpy(out->shape, in->shape, sizeof out->shape);
+}
+
+void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_tensor *const *tensors)
+{
+    memset(rows, 0, sizeof *rows);
+    rows->count = 1;
+    int rank = 0;
+    for (int d = 0; d < x->rank - 1; d++) {
+        rows->count *= x->shape[d];
+        if (x->shape[d] == 1)
+            continue;
+        int64_t stride[ADZE_ROW_TENSORS];
+        int merges = rank > 0;
+        for (int i = 0; i < n; i++) {
+            const adze_tensor *t = tensors[i];
+            const int at = d - (x->rank - t->rank);
+            stride[i] = t->dtype == ADZE_NONE || at < 0 || t->shape[at] == 1 ? 0 : t->stride[at];
+            merges = merges && rows->stride[i][rank - 1] == stride[i] * x->shape[d];
+        }
+        rank += !merges;
+        rows->size[rank - 1] = merges ? rows->size[rank - 1] * x->shape[d] : x->shape[d];
+        for (int i = 0; i < n; i++)
+            rows->stride[i][rank - 1] = stride[i];
+    }
+    if (rank == 0)
+        rows->size[rank++] = 1;
+    rows->rank = rank;
+}
+
+adze_status adze_check_float(const char *op, const char *name, const adze_tensor *t)
+{
+    ADZE_REQUIRE(t->dtype == ADZE_F32 || t->dtype == ADZE_F16 || t->dtype == ADZE_BF16, ADZE_BAD_DTYPE,
+                 "%s: %s is %s, it must be f32, f16 or bf16", op, name, adze_dtype_name(t->dtype));
+    return ADZE_OK;
+}
+
+adze_status adze_check_rows(const char *op, const char *name, const adze_tensor *t)
+{
+    if (t->dtype == ADZE_NONE)
+        return ADZE_OK;
+    ADZE_REQUIRE(t->rank >= 1, ADZE_BAD_ARG, "%s: %s has rank 0, it must be 1 to 5", op, name);
+    const int last = t->rank - 1;
+    ADZE_REQUIRE(t->stride[last] == 1 || t->shape[last] <= 1, ADZE_BAD_ARG,
+                 "%s: %s has stride %lld in its last dimension, it must be 1", op, name,
+                 (long long)t->stride[last]);
+    return ADZE_OK;
+}
+
+adze_status adze_check_like(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
+{
+    if (t->dtype == ADZE_NONE)
+        return ADZE_OK;
+    ADZE_REQUIRE(t->dtype == x->dtype, ADZE_BAD_DTYPE, "%s: %s is %s, x is %s", op, name,
+                 adze_dtype_name(t->dtype), adze_dtype_name(x->dtype));
+    ADZE_REQUIRE(t->rank == x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name, t->rank,
+                 x->rank);
+    for (int d = 0; d < x->rank; d++)
+        ADZE_REQUIRE(t->shape[d] == x->shape[d], ADZE_BAD_ARG, "%s: %s has %lld in dimension %d, x has %lld",
+                     op, name, (long long)t->shape[d], d, (long long)x->shape[d]);
+    return adze_check_rows(op, name, t);
+}
+
+static adze_status check_side_dtype(const char *op, const char *name, const adze_tensor *t,
+                                    const adze_tensor *x)
+{
+    ADZE_REQUIRE(t->dtype == x->dtype || t->dtype == ADZE_F32, ADZE_BAD_DTYPE,
+                 "%s: %s is %s, it must be f32 or x's %s", op, name, adze_dtype_name(t->dtype),
+                 adze_dtype_name(x->dtype));
+    return ADZE_OK;
+}
+
+adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
+{
+    if (t->dtype == ADZE_NONE)
+        return ADZE_OK;
+    ADZE_CHECK(check_side_dtype(op, name, t, x));
+    ADZE_REQUIRE(t->rank >= 1 && t->rank <= x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name,
+                 t->rank, x->rank);
+    for (int d = 0; d < t->rank; d++) {
+        const int64_t due = x->shape[d + x->rank - t->rank];
+        ADZE_REQUIRE(t->shape[d] == due || (t->shape[d] == 1 && d < t->rank - 1), ADZE_BAD_ARG,
+                     "%s: %s has %lld in dimension %d, it must have %lld%s", op, name, (long long)t->shape[d],
+                     d, (long long)due, d < t->rank - 1 ? " or 1" : "");
+    }
+    return adze_check_rows(op, name, t);
+}
+
+adze_status adze_check_param(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x,
+                             int64_t count)
+{
+    if (t->dtype == ADZE_NONE)
+        return ADZE_OK;
+    ADZE_CHECK(check_side_dtype(op, name, t, x));
+    ADZE_REQUIRE(t->rank == 1, ADZE_BAD_ARG, "%s: %s has rank %d, it must be 1", op, name, t->rank);
+    ADZE_REQUIRE(t->shape[0] == count, ADZE_BAD_ARG, "%s: %s has %lld elements, it must have %lld", op, name,
+                 (long long)t->shape[0], (long long)count);
+    return adze_check_rows(op, name, t);
+}
+
+adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed)
+{
+    ADZE_REQUIRE((value & ~allowed) == 0, ADZE_BAD_ARG, "%s: %s is %d, only the bits of %d are known", op,
+                 name, value, allowed);
+    return ADZE_OK;
+}
+
+adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high)
+{
+    ADZE_REQUIRE(value >= low && value <= high, ADZE_BAD_ARG, "%s: %s is %d, it must be %d to %d", op, name,
+                 value, low, high);
+    return ADZE_OK;
+}
