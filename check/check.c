@@ -59,8 +59,7 @@ static const char *run_once(adze_job *job, const adze_kernel *kernel, int poison
     const char *message = adze_memory_sync(job->stream);
     for (int f = 0; f < ADZE_FIELDS_MAX && !message; f++)
         if (job->memory[f].origin)
-            message = adze_memory_read(job->stream, job->memory[f].result, job->memory[f].work,
-                                       job->memory[f].bytes);
+            message = adze_memory_read(job->stream, job->memory[f].result, job->memory[f].work, job->memory[f].bytes);
     return message;
 }
 
@@ -219,8 +218,8 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
             else
                 state.tally.passed++;
             if (state.options->verbose)
-                printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name,
-                       v.ulps, 100 * v.worst, full);
+                printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name, v.ulps,
+                       100 * v.worst, full);
             kernel_row *row = &rows[k - op->kernels];
             row->cases++;
             row->worst = v.worst > row->worst ? v.worst : row->worst;
@@ -242,8 +241,7 @@ static void expect(const char *what, adze_status got, adze_status want, const ch
         return;
     }
     char why[512];
-    snprintf(why, sizeof why, "%s: status %d instead of %d (\"%s\")", what, got, want,
-             got ? adze_last_error() : "");
+    snprintf(why, sizeof why, "%s: status %d instead of %d (\"%s\")", what, got, want, got ? adze_last_error() : "");
     complain("bad call", line, why);
 }
 
@@ -261,12 +259,12 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
     }
     _Alignas(16) char args[ADZE_ARGS_MAX + 64];
     adze_call *call = (adze_call *)(void *)args;
-#define BAD(what, change, status, says)                                                                      \
-    do {                                                                                                     \
-        memset(args, 0, sizeof args);                                                                        \
-        memcpy(args, job->args, op->args_size);                                                              \
-        change;                                                                                              \
-        expect(what, adze_dispatch(op, stream, args), status, says, text);                                   \
+#define BAD(what, change, status, says)                                                                              \
+    do {                                                                                                             \
+        memset(args, 0, sizeof args);                                                                                \
+        memcpy(args, job->args, op->args_size);                                                                      \
+        change;                                                                                                      \
+        expect(what, adze_dispatch(op, stream, args), status, says, text);                                           \
     } while (0)
     expect("NULL args", adze_dispatch(op, stream, NULL), ADZE_BAD_ARG, "call.size is 0", text);
     BAD("size 0", call->size = 0, ADZE_BAD_ARG, "call.size is 0");
@@ -319,8 +317,7 @@ static void check_bad_lines(const adze_suite *suite, adze_stream stream)
             !adze_job_make(job, &line, stream, 1, error, sizeof error))
             complain(suite->op->name, b->line, error);
         else
-            expect("its own bad call", adze_dispatch(suite->op, stream, job->args), b->status, b->says,
-                   b->line);
+            expect("its own bad call", adze_dispatch(suite->op, stream, job->args), b->status, b->says, b->line);
         adze_job_free(job);
         free(job);
     }

@@ -38,7 +38,7 @@ typedef struct adze_line {
     _Alignas(16) char args[ADZE_ARGS_MAX]; /* no data pointers yet */
     int given[ADZE_FIELDS_MAX];            /* by field: the line has it */
     int base[ADZE_FIELDS_MAX];             /* by field: the field whose memory it lies in, or -1 */
-    int64_t offset[ADZE_FIELDS_MAX]; /* by field: elements after the base's first, or after a 64-byte line */
+    int64_t offset[ADZE_FIELDS_MAX];       /* by field: elements after the base's first, or after a 64-byte line */
     char mood[16];
     int no_scratch;
 } adze_line;

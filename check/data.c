@@ -167,8 +167,7 @@ static int make_memory(adze_job *job, int root, int64_t low, int64_t high, char 
 {
     adze_memory *m = &job->memory[root];
     const adze_tensor *t = adze_line_tensor(&job->line, root);
-    const size_t lead =
-        (size_t)(-low + 63) / 64 * 64 + (size_t)job->line.offset[root] * adze_dtype_size(t->dtype);
+    const size_t lead = (size_t)(-low + 63) / 64 * 64 + (size_t)job->line.offset[root] * adze_dtype_size(t->dtype);
     m->data_at = ADZE_GUARD + lead;
     m->bytes = (m->data_at + (size_t)high + ADZE_GUARD + 63) / 64 * 64;
     if (m->bytes > (size_t)3 << 30) {
@@ -181,8 +180,7 @@ static int make_memory(adze_job *job, int root, int64_t low, int64_t high, char 
     m->owners = calloc(1, m->bytes);
     m->work = adze_memory_take(job->stream, m->bytes);
     if (!m->origin || !m->result || !m->owners || !m->work) {
-        snprintf(error, error_size, "no memory for %s (%zu bytes)", job->line.op->fields[root].name,
-                 m->bytes);
+        snprintf(error, error_size, "no memory for %s (%zu bytes)", job->line.op->fields[root].name, m->bytes);
         return 0;
     }
     memset(m->origin, 0xAA, m->bytes);
@@ -232,8 +230,7 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
         t->data = m->work + ((char *)t->data - m->origin);
     }
     fill_inputs(job, seed);
-    const size_t scratch =
-        op->scratch && op->validate(job->args) == ADZE_OK ? op->scratch(stream, job->args) : 0;
+    const size_t scratch = op->scratch && op->validate(job->args) == ADZE_OK ? op->scratch(stream, job->args) : 0;
     if (scratch && !line->no_scratch) {
         adze_call *call = (adze_call *)(void *)job->args;
         call->scratch = job->scratch = adze_memory_take(stream, scratch);

@@ -4,89 +4,87 @@
 
 #include "check.h"
 
-#define NORM_GOOD                                                                                            \
-    "x=$[7,123] weight=$[123] eps=1e-6", "x=$[0,64] weight=$[64] eps=1e-6", "x=$[3,0] eps=1e-6",             \
-        "x=$[1,1] eps=1e-5", "x=$[1] weight=$[1] eps=1e-5", "x=$[1,8] eps=1e-6", "x=$[5,15] eps=1e-6",       \
-        "x=$[5,16] eps=1e-6", "x=$[5,17] eps=1e-6 weight=f32[17]", "x=$[3,64] weight=$[64] eps=1e-6",        \
-        "x=$[3,72] weight=$[72] eps=1e-6", "x=$[9,128] weight=$[128] eps=1e-6",                              \
-        "x=$[3,1152] weight=$[1152] eps=1e-6", "x=$[2,2048] weight=$[2048] eps=1e-6",                        \
-        "x=$[2,3072] weight=f32[3072] eps=1e-6", "x=$[3,4096] weight=$[4096] eps=1e-6",                      \
-        "x=$[2,4544] weight=$[4544] eps=1e-6", "x=$[2,8192] weight=$[8192] eps=1e-6",                        \
-        "x=$[1,16384] weight=$[16384] eps=1e-6", "x=$[2,32768] weight=$[32768] eps=1e-6",                    \
-        "x=$[1,65536] eps=1e-6", "x=$[1,131080] weight=$[131080] eps=1e-6",                                  \
-        "x=$[1,40003] weight=$[40003] eps=1e-6", "x=$[67,257] weight=$[257] eps=1e-6", /* moods */           \
-        "x=$[5,256] weight=$[256] eps=1e-6 mood:tiny", "x=$[5,123] eps=1e-5 mood:tiny",                      \
-        "x=$[5,520] weight=$[520] eps=1e-6 mood:outlier", "x=$[5,256] eps=1e-6 mood:equal",                  \
-        "x=$[5,1024] weight=$[1024] bias=$[1024] eps=1e-6 mood:mean", "x=$[5,64] eps=1e-6 mood:zero",        \
-        "x=$[5,264] weight=$[264] eps=1e-6 mood:special", /* views */                                        \
-        "out=$[7:130,123:1] x=$[7:128,123:1] weight=$[123] eps=1e-6",                                        \
-        "out=$[7:136,128:1] x=$[7:256,128:1] weight=$[128] eps=1e-6",                                        \
-        "x=$[7,128]@+1 weight=$[128] eps=1e-6", "out=$[7,128]@+3 x=$[7,128] weight=$[128]@+1 eps=1e-6",      \
-        "out=$[2,3,4,64] x=$[2:768,3:64,4:192,64:1] weight=$[64] eps=1e-6",                                  \
-        "x=$[2,3,2,3,40] weight=$[40] eps=1e-6", "x=$[2:-256,128:1] eps=1e-6",                               \
-        "out=$[5,256] x=$[5,256]@out weight=$[256] eps=1e-6",                                                \
-        "out=$[5,2050] x=$[5,2050]@out eps=1e-6", /* options */                                              \
-        "x=$[5,256] weight=$[256] eps=1e-6 rounding=1", "x=$[5,250] weight=f32[250] eps=1e-6 rounding=1",    \
-        "x=$[5,256] weight=$[256] eps=1e-6 weight_offset=1",                                                 \
-        "x=$[5,256] weight=$[256] bias=$[256] eps=1e-6",                                                     \
-        "x=$[5,256] weight=f32[256] bias=f32[256] eps=1e-6 rounding=1 out_dtype=1",                          \
-        "x=$[5,250] weight=f32[250] eps=1e-6 out_dtype=1", /* residual */                                    \
-        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6",                                               \
-        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=8",                                    \
-        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=1 sum=none",                           \
-        "x=$[3,123] residual=$[3,123] weight=$[123] bias=$[123] eps=1e-6",                                   \
-        "sum=$[5,256] x=$[5,256] residual=$[5,256]@sum weight=$[256] eps=1e-6",                              \
-        "out=$[5,256] sum=$[5,256] x=$[5,256]@out residual=$[5,256]@sum weight=$[256] eps=1e-6 rounding=8",  \
-        "x=$[2,4096] residual=$[2,4096] weight=$[4096] eps=1e-6",                                            \
-        "x=$[2,16384] residual=$[2,16384] weight=$[16384] eps=1e-6",                                         \
-        "x=$[1,50000] residual=$[1,50000] weight=$[50000] eps=1e-6", /* modulation */                        \
-        "x=$[2,5,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6",                                           \
-        "x=$[2,5,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6 rounding=2",                                \
-        "x=$[2,5,256] scale=$[2,5,256] shift=$[2,5,256] eps=1e-6 rounding=2",                                \
-        "x=$[2,5,256] scale=f32[2,1,256] shift=f32[2,1,256] eps=1e-6",                                       \
-        "x=$[2,5,256] weight=$[256] bias=$[256] scale=$[256] eps=1e-6 rounding=2",                           \
-        "x=$[2,5,123] shift=$[2,1,123] eps=1e-6 rounding=2",                                                 \
-        "scale=$[2:1536,1:1536,256:1] shift=$[2:1536,1:1536,256:1]@scale+256 x=$[2,5,256] eps=1e-6 "         \
-        "rounding=2",                                                                                        \
-        "x=$[2,5,256] scale=$[2,1,256] scale_table=$[256] shift=$[2,1,256] shift_table=$[256] eps=1e-6",     \
-        "x=$[2,5,256] scale=$[2,1,256] scale_table=$[256] shift=$[2,1,256] shift_table=$[256] eps=1e-6 "     \
-        "rounding=2",                                                                                        \
-        "x=$[2,5,256] scale=f32[2,5,256] scale_table=f32[1,1,256] shift=f32[2,5,256] shift_table=f32[256] "  \
-        "eps=1e-6",                                                                                          \
-        "x=$[2,3,4096] scale=$[2,1,4096] shift=$[2,1,4096] eps=1e-6",                                        \
-        "x=$[2,2,8192] scale=$[2,1,8192] shift=$[2,1,8192] eps=1e-6 rounding=2", /* the block form */        \
-        "x=$[2,5,256] residual=$[2,5,256] gate=$[2,1,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6",       \
-        "x=$[2,5,256] residual=$[2,5,256] gate=$[2,1,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6 "       \
-        "rounding=2",                                                                                        \
-        "x=$[2,5,256] residual=$[2,5,256] gate=f32[2,1,256] gate_table=f32[256] scale=f32[2,1,256] "         \
-        "scale_table=f32[256] shift=f32[2,1,256] shift_table=f32[256] eps=1e-6",                             \
-        "x=$[2,5,250] residual=$[2,5,250] gate=$[2,5,250] gate_table=$[250] eps=1e-6 rounding=10",           \
-        "x=$[2,2,3072] residual=$[2,2,3072] gate=$[2,1,3072] weight=$[3072] bias=$[3072] eps=1e-6 "          \
+#define NORM_GOOD                                                                                                    \
+    "x=$[7,123] weight=$[123] eps=1e-6", "x=$[0,64] weight=$[64] eps=1e-6", "x=$[3,0] eps=1e-6",                     \
+        "x=$[1,1] eps=1e-5", "x=$[1] weight=$[1] eps=1e-5", "x=$[1,8] eps=1e-6", "x=$[5,15] eps=1e-6",               \
+        "x=$[5,16] eps=1e-6", "x=$[5,17] eps=1e-6 weight=f32[17]", "x=$[3,64] weight=$[64] eps=1e-6",                \
+        "x=$[3,72] weight=$[72] eps=1e-6", "x=$[9,128] weight=$[128] eps=1e-6",                                      \
+        "x=$[3,1152] weight=$[1152] eps=1e-6", "x=$[2,2048] weight=$[2048] eps=1e-6",                                \
+        "x=$[2,3072] weight=f32[3072] eps=1e-6", "x=$[3,4096] weight=$[4096] eps=1e-6",                              \
+        "x=$[2,4544] weight=$[4544] eps=1e-6", "x=$[2,8192] weight=$[8192] eps=1e-6",                                \
+        "x=$[1,16384] weight=$[16384] eps=1e-6", "x=$[2,32768] weight=$[32768] eps=1e-6", "x=$[1,65536] eps=1e-6",   \
+        "x=$[1,131080] weight=$[131080] eps=1e-6", "x=$[1,40003] weight=$[40003] eps=1e-6",                          \
+        "x=$[67,257] weight=$[257] eps=1e-6", /* moods */                                                            \
+        "x=$[5,256] weight=$[256] eps=1e-6 mood:tiny", "x=$[5,123] eps=1e-5 mood:tiny",                              \
+        "x=$[5,520] weight=$[520] eps=1e-6 mood:outlier", "x=$[5,256] eps=1e-6 mood:equal",                          \
+        "x=$[5,1024] weight=$[1024] bias=$[1024] eps=1e-6 mood:mean", "x=$[5,64] eps=1e-6 mood:zero",                \
+        "x=$[5,264] weight=$[264] eps=1e-6 mood:special", /* views */                                                \
+        "out=$[7:130,123:1] x=$[7:128,123:1] weight=$[123] eps=1e-6",                                                \
+        "out=$[7:136,128:1] x=$[7:256,128:1] weight=$[128] eps=1e-6", "x=$[7,128]@+1 weight=$[128] eps=1e-6",        \
+        "out=$[7,128]@+3 x=$[7,128] weight=$[128]@+1 eps=1e-6",                                                      \
+        "out=$[2,3,4,64] x=$[2:768,3:64,4:192,64:1] weight=$[64] eps=1e-6", "x=$[2,3,2,3,40] weight=$[40] eps=1e-6", \
+        "x=$[2:-256,128:1] eps=1e-6", "out=$[5,256] x=$[5,256]@out weight=$[256] eps=1e-6",                          \
+        "out=$[5,2050] x=$[5,2050]@out eps=1e-6", /* options */                                                      \
+        "x=$[5,256] weight=$[256] eps=1e-6 rounding=1", "x=$[5,250] weight=f32[250] eps=1e-6 rounding=1",            \
+        "x=$[5,256] weight=$[256] eps=1e-6 weight_offset=1", "x=$[5,256] weight=$[256] bias=$[256] eps=1e-6",        \
+        "x=$[5,256] weight=f32[256] bias=f32[256] eps=1e-6 rounding=1 out_dtype=1",                                  \
+        "x=$[5,250] weight=f32[250] eps=1e-6 out_dtype=1", /* residual */                                            \
+        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6",                                                       \
+        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=8",                                            \
+        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=1 sum=none",                                   \
+        "x=$[3,123] residual=$[3,123] weight=$[123] bias=$[123] eps=1e-6",                                           \
+        "sum=$[5,256] x=$[5,256] residual=$[5,256]@sum weight=$[256] eps=1e-6",                                      \
+        "out=$[5,256] sum=$[5,256] x=$[5,256]@out residual=$[5,256]@sum weight=$[256] eps=1e-6 rounding=8",          \
+        "x=$[2,4096] residual=$[2,4096] weight=$[4096] eps=1e-6",                                                    \
+        "x=$[2,16384] residual=$[2,16384] weight=$[16384] eps=1e-6",                                                 \
+        "x=$[1,50000] residual=$[1,50000] weight=$[50000] eps=1e-6", /* modulation */                                \
+        "x=$[2,5,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6",                                                   \
+        "x=$[2,5,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6 rounding=2",                                        \
+        "x=$[2,5,256] scale=$[2,5,256] shift=$[2,5,256] eps=1e-6 rounding=2",                                        \
+        "x=$[2,5,256] scale=f32[2,1,256] shift=f32[2,1,256] eps=1e-6",                                               \
+        "x=$[2,5,256] weight=$[256] bias=$[256] scale=$[256] eps=1e-6 rounding=2",                                   \
+        "x=$[2,5,123] shift=$[2,1,123] eps=1e-6 rounding=2",                                                         \
+        "scale=$[2:1536,1:1536,256:1] shift=$[2:1536,1:1536,256:1]@scale+256 x=$[2,5,256] eps=1e-6 "                 \
+        "rounding=2",                                                                                                \
+        "x=$[2,5,256] scale=$[2,1,256] scale_table=$[256] shift=$[2,1,256] shift_table=$[256] eps=1e-6",             \
+        "x=$[2,5,256] scale=$[2,1,256] scale_table=$[256] shift=$[2,1,256] shift_table=$[256] eps=1e-6 "             \
+        "rounding=2",                                                                                                \
+        "x=$[2,5,256] scale=f32[2,5,256] scale_table=f32[1,1,256] shift=f32[2,5,256] shift_table=f32[256] "          \
+        "eps=1e-6",                                                                                                  \
+        "x=$[2,3,4096] scale=$[2,1,4096] shift=$[2,1,4096] eps=1e-6",                                                \
+        "x=$[2,2,8192] scale=$[2,1,8192] shift=$[2,1,8192] eps=1e-6 rounding=2", /* the block form */                \
+        "x=$[2,5,256] residual=$[2,5,256] gate=$[2,1,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6",               \
+        "x=$[2,5,256] residual=$[2,5,256] gate=$[2,1,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6 "               \
+        "rounding=2",                                                                                                \
+        "x=$[2,5,256] residual=$[2,5,256] gate=f32[2,1,256] gate_table=f32[256] scale=f32[2,1,256] "                 \
+        "scale_table=f32[256] shift=f32[2,1,256] shift_table=f32[256] eps=1e-6",                                     \
+        "x=$[2,5,250] residual=$[2,5,250] gate=$[2,5,250] gate_table=$[250] eps=1e-6 rounding=10",                   \
+        "x=$[2,2,3072] residual=$[2,2,3072] gate=$[2,1,3072] weight=$[3072] bias=$[3072] eps=1e-6 "                  \
         "rounding=2"
 
-#define NORM_BAD                                                                                             \
-    {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},     \
-        {"x=bf16[3,8] weight=bf16[1,8] out=bf16[3,8]", ADZE_BAD_ARG, "weight has rank 2"},                   \
-        {"x=bf16[3,8] weight=f16[8] out=bf16[3,8]", ADZE_BAD_DTYPE, "weight is f16"},                        \
-        {"x=i32[3,8] out=i32[3,8]", ADZE_BAD_DTYPE, "x is i32"},                                             \
-        {"x=bf16[3,8] residual=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "residual has 7 in dimension 1"},     \
-        {"x=bf16[3,8] residual=f32[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "residual is f32"},                  \
-        {"x=bf16[3,8] gate=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "gate is given without residual"},          \
-        {"x=bf16[3,8] scale_table=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "without scale"},                    \
-        {"x=bf16[3,8] scale=bf16[2,8] out=bf16[3,8]", ADZE_BAD_ARG, "scale has 2 in dimension 0"},           \
-        {"x=bf16[3,8] scale=bf16[3,1] out=bf16[3,8]", ADZE_BAD_ARG, "scale has 1 in dimension 1"},           \
-        {"x=bf16[3,8] scale=bf16[1,3,8] out=bf16[3,8]", ADZE_BAD_ARG, "scale has rank 3"},                   \
-        {"x=bf16[3,8] sum=bf16[3,8] out=bf16[3,8]", ADZE_BAD_ARG, "sum must be absent"},                     \
-        {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64"},                           \
-        {"x=bf16[3,8] eps=-1 out=bf16[3,8]", ADZE_BAD_ARG, "eps is -1"},                                     \
-        {"x=bf16[3,8] out_dtype=2 out=f16[3,8]", ADZE_BAD_DTYPE, "out_dtype is f16"},                        \
-        {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},                                                     \
-    {                                                                                                        \
-        "x=bf16[3,8] out=none", ADZE_BAD_ARG, "out is absent"                                                \
+#define NORM_BAD                                                                                                     \
+    {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \
+        {"x=bf16[3,8] weight=bf16[1,8] out=bf16[3,8]", ADZE_BAD_ARG, "weight has rank 2"},                           \
+        {"x=bf16[3,8] weight=f16[8] out=bf16[3,8]", ADZE_BAD_DTYPE, "weight is f16"},                                \
+        {"x=i32[3,8] out=i32[3,8]", ADZE_BAD_DTYPE, "x is i32"},                                                     \
+        {"x=bf16[3,8] residual=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "residual has 7 in dimension 1"},             \
+        {"x=bf16[3,8] residual=f32[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "residual is f32"},                          \
+        {"x=bf16[3,8] gate=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "gate is given without residual"},                  \
+        {"x=bf16[3,8] scale_table=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "without scale"},                            \
+        {"x=bf16[3,8] scale=bf16[2,8] out=bf16[3,8]", ADZE_BAD_ARG, "scale has 2 in dimension 0"},                   \
+        {"x=bf16[3,8] scale=bf16[3,1] out=bf16[3,8]", ADZE_BAD_ARG, "scale has 1 in dimension 1"},                   \
+        {"x=bf16[3,8] scale=bf16[1,3,8] out=bf16[3,8]", ADZE_BAD_ARG, "scale has rank 3"},                           \
+        {"x=bf16[3,8] sum=bf16[3,8] out=bf16[3,8]", ADZE_BAD_ARG, "sum must be absent"},                             \
+        {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64"},                                   \
+        {"x=bf16[3,8] eps=-1 out=bf16[3,8]", ADZE_BAD_ARG, "eps is -1"},                                             \
+        {"x=bf16[3,8] out_dtype=2 out=f16[3,8]", ADZE_BAD_DTYPE, "out_dtype is f16"},                                \
+        {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},                                                             \
+    {                                                                                                                \
+        "x=bf16[3,8] out=none", ADZE_BAD_ARG, "out is absent"                                                        \
     }
 
-#define NORM_BENCH                                                                                           \
-    "x=$[1,4096] weight=$[4096] eps=1e-6", "x=$[128,4096] weight=$[4096] eps=1e-6",                          \
+#define NORM_BENCH                                                                                                   \
+    "x=$[1,4096] weight=$[4096] eps=1e-6", "x=$[128,4096] weight=$[4096] eps=1e-6",                                  \
         "x=$[8192,4096] weight=$[4096] eps=1e-6"
 
 #endif

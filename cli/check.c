@@ -5,16 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char help[] =
-    "adze check [OP] [--device cpu|cuda|N] [--require=cuda] [--self] [-v]\n\n"
-    "Runs every kernel that this machine can run on every case, against the definition in\n"
-    "double: limits in units of the last place, guard zones, a bitwise equal second run,\n"
-    "and calls that must be refused.\n\n"
-    "  OP              one op only\n"
-    "  --device D      one device only (default: the CPU and every GPU)\n"
-    "  --require=cuda  fail where there is no CUDA device\n"
-    "  --self          run kernels that are broken on purpose; each must be caught\n"
-    "  -v              a line per case\n";
+static const char help[] = "adze check [OP] [--device cpu|cuda|N] [--require=cuda] [--self] [-v]\n\n"
+                           "Runs every kernel that this machine can run on every case, against the definition in\n"
+                           "double: limits in units of the last place, guard zones, a bitwise equal second run,\n"
+                           "and calls that must be refused.\n\n"
+                           "  OP              one op only\n"
+                           "  --device D      one device only (default: the CPU and every GPU)\n"
+                           "  --require=cuda  fail where there is no CUDA device\n"
+                           "  --self          run kernels that are broken on purpose; each must be caught\n"
+                           "  -v              a line per case\n";
 
 int adze_cli_check(int argc, char **argv)
 {

@@ -23,8 +23,8 @@ int main(int argc, char **argv)
     FILE *to = help ? stdout : stderr;
     if (argc > 1 && !help)
         fprintf(to, "adze: no command is called '%s'\n", argv[1]);
-    fprintf(to, "adze %d.%d.%d - fast transformer kernels in C\n\n", ADZE_VERSION / 10000,
-            ADZE_VERSION / 100 % 100, ADZE_VERSION % 100);
+    fprintf(to, "adze %d.%d.%d - fast transformer kernels in C\n\n", ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100,
+            ADZE_VERSION % 100);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(to, "  adze %-6s %s\n", commands[i].name, commands[i].what);
     fprintf(to, "\n`adze COMMAND --help` says more.\n");

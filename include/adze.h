@@ -12,8 +12,7 @@ extern "C" {
 
 #define ADZE_API __attribute__((visibility("default")))
 
-/* ---- The library
- * ------------------------------------------------------------------------------------------------ */
+/* ---- The library ---- */
 
 #define ADZE_VERSION 100 /* 0.1.0: major * 10000 + minor * 100 + patch */
 
@@ -60,7 +59,7 @@ typedef struct adze_stream {
 #define ADZE_CPU (-1)
 
 /* Loads the kernels of a device, so that later calls on it may be captured in a CUDA graph. ADZE_CPU is
- * allowed. */
+   allowed. */
 ADZE_API adze_status adze_prepare(int32_t device);
 
 /* Threads on the CPU. By default the library keeps a small pool of its own; a host that has one lends it
@@ -79,13 +78,12 @@ typedef struct adze_call {
     void *scratch; /* device memory on CUDA, 16-byte aligned; only for ops that have an adze_<op>_scratch() */
     size_t scratch_size;
 } adze_call;
-#define ADZE_CALL(op)                                                                                        \
-    {                                                                                                        \
-        (uint32_t)sizeof(adze_##op##_args), 0, NULL, 0                                                       \
-    }
+/* clang-format off */
+#define ADZE_CALL(op) {(uint32_t)sizeof(adze_##op##_args), 0, NULL, 0}
+/* clang-format on */
 
 /* A flag of a call: nothing still running on the stream writes its weights and tables, so they may be read
- * early. */
+   early. */
 #define ADZE_CONST_WEIGHTS 1u
 
 /* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and
@@ -95,12 +93,10 @@ typedef struct adze_call {
    for what a model does: */
 #define ADZE_ROUND_NORM  1 /* the normalised value is rounded to x's dtype before the weight multiplies it */
 #define ADZE_ROUND_STEPS 2 /* so is the result of each later step: gate, modulation, rotation, activation */
-#define ADZE_ROUND_VALUE                                                                                     \
-    4 /* qk_norm_rope: the norm's result is rounded, the rotation is not (STEPS has both) */
-#define ADZE_FLOAT_SUM 8 /* a norm reads residual + x before that sum is rounded to be stored */
+#define ADZE_ROUND_VALUE 4 /* qk_norm_rope: the norm's result is rounded, the rotation is not (STEPS has both) */
+#define ADZE_FLOAT_SUM   8 /* a norm reads residual + x before that sum is rounded to be stored */
 
-/* ---- Norms
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Norms ---- */
 
 /* rms_norm:   n = h / sqrt(mean(h^2) + eps)
    layer_norm: n = (h - mean(h)) / sqrt(mean((h - mean(h))^2) + eps)        means over the last dimension
@@ -144,11 +140,9 @@ typedef struct adze_group_norm_args {
     int32_t reserved; /* zero */
 } adze_group_norm_args;
 ADZE_API adze_status adze_group_norm(adze_stream stream, const adze_group_norm_args *args);
-ADZE_API adze_status adze_group_norm_scratch(adze_stream stream, const adze_group_norm_args *args,
-                                             size_t *bytes);
+ADZE_API adze_status adze_group_norm_scratch(adze_stream stream, const adze_group_norm_args *args, size_t *bytes);
 
-/* ---- Activations
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Activations ---- */
 
 typedef enum adze_act {
     ADZE_ACT_NONE = 0,
@@ -160,8 +154,7 @@ typedef enum adze_act {
     ADZE_ACT_RELU2 = 6, /* max(x, 0)^2 */
     ADZE_ACT_SIGMOID = 7
 } adze_act;
-ADZE_API int32_t
-adze_act_from_name(const char *name); /* by any of the names Hugging Face uses; -1: unknown */
+ADZE_API int32_t adze_act_from_name(const char *name); /* by any of the names Hugging Face uses; -1: unknown */
 
 /* activation: out = act(x) */
 typedef struct adze_activation_args {
@@ -197,8 +190,7 @@ typedef struct adze_softmax_args {
 } adze_softmax_args;
 ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args);
 
-/* ---- Rotary positions
- * ------------------------------------------------------------------------------------------- */
+/* ---- Rotary positions ---- */
 
 #define ADZE_ROPE_HALF        0 /* pairs (i, i + rotary_dim / 2) */
 #define ADZE_ROPE_INTERLEAVED 1 /* pairs (2 i, 2 i + 1) */
@@ -210,10 +202,10 @@ typedef struct adze_rope_args {
     adze_call call;
     adze_tensor q_out, k_out; /* like q, like k */
     adze_tensor q, k;         /* [batch, seq, heads, head_dim] or [seq, heads, head_dim]; k may be absent */
-    adze_tensor cos, sin; /* [seq, n] or [batch or 1, seq, n], n = rotary_dim or its half; f32 or q's dtype */
-    int32_t pairs;        /* ADZE_ROPE_HALF or ADZE_ROPE_INTERLEAVED */
-    int32_t rotary_dim;   /* 0: head_dim */
-    int32_t heads_first;  /* 1: q and k are [batch, heads, seq, head_dim] */
+    adze_tensor cos, sin;     /* [seq, n] or [batch or 1, seq, n], n = rotary_dim or its half; f32 or q's dtype */
+    int32_t pairs;            /* ADZE_ROPE_HALF or ADZE_ROPE_INTERLEAVED */
+    int32_t rotary_dim;       /* 0: head_dim */
+    int32_t heads_first;      /* 1: q and k are [batch, heads, seq, head_dim] */
     int32_t rounding;
 } adze_rope_args;
 ADZE_API adze_status adze_rope(adze_stream stream, const adze_rope_args *args);
@@ -221,11 +213,10 @@ ADZE_API adze_status adze_rope(adze_stream stream, const adze_rope_args *args);
 /* qk_norm_rope: rope of rms_norm(q) * (q_weight + weight_offset), and the same of k */
 typedef struct adze_qk_norm_rope_args {
     adze_call call;
-    adze_tensor q_out, k_out; /* as rope */
-    adze_tensor q, k;         /* as rope */
-    adze_tensor q_weight,
-        k_weight;         /* [head_dim], or [heads * head_dim] when across_heads; q's dtype or f32 */
-    adze_tensor cos, sin; /* as rope */
+    adze_tensor q_out, k_out;       /* as rope */
+    adze_tensor q, k;               /* as rope */
+    adze_tensor q_weight, k_weight; /* [head_dim], or [heads * head_dim] when across_heads; q's dtype or f32 */
+    adze_tensor cos, sin;           /* as rope */
     float eps, weight_offset;
     int32_t across_heads; /* 1: one mean over all heads of a token */
     int32_t pairs, rotary_dim, heads_first;

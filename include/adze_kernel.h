@@ -31,17 +31,17 @@ typedef struct adze_field {
     size_t offset;
     const adze_word *words; /* NULL, or ended by a zero row; the first name of a value is its printed one */
 } adze_field;
-#define ADZE_FIELD(op, kind, name)                                                                           \
-    {                                                                                                        \
-#        name, kind, offsetof(adze_##op##_args, name), NULL                                                  \
+#define ADZE_FIELD(op, kind, name)                                                                                   \
+    {                                                                                                                \
+#        name, kind, offsetof(adze_##op##_args, name), NULL                                                          \
     }
-#define ADZE_WORDS(op, name, words)                                                                          \
-    {                                                                                                        \
-#        name, ADZE_INT, offsetof(adze_##op##_args, name), words                                             \
+#define ADZE_WORDS(op, name, words)                                                                                  \
+    {                                                                                                                \
+#        name, ADZE_INT, offsetof(adze_##op##_args, name), words                                                     \
     }
-#define ADZE_FIELDS_END                                                                                      \
-    {                                                                                                        \
-        NULL, (adze_kind)0, 0, NULL                                                                          \
+#define ADZE_FIELDS_END                                                                                              \
+    {                                                                                                                \
+        NULL, (adze_kind)0, 0, NULL                                                                                  \
     }
 
 typedef adze_status (*adze_run_fn)(adze_stream stream, const void *args);
@@ -54,9 +54,9 @@ typedef struct adze_kernel {
     adze_run_fn run;
 } adze_kernel;
 #define ADZE_ANY_SM 9999
-#define ADZE_KERNELS_END                                                                                     \
-    {                                                                                                        \
-        NULL, 0, 0, 0, NULL, NULL                                                                            \
+#define ADZE_KERNELS_END                                                                                             \
+    {                                                                                                                \
+        NULL, 0, 0, 0, NULL, NULL                                                                                    \
     }
 
 /* A value of the definition, and how far a correct float computation of it may be off before it is stored. */

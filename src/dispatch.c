@@ -94,23 +94,23 @@ static adze_status check_tensor(const adze_op *op, const adze_field *f, const ad
     }
     const size_t size = adze_dtype_size(t->dtype);
     ADZE_REQUIRE(size > 0, ADZE_BAD_DTYPE, "%s: %s has the unknown dtype %d", op->name, f->name, t->dtype);
-    ADZE_REQUIRE(t->rank >= 0 && t->rank <= 5, ADZE_BAD_ARG, "%s: %s has rank %d, at most 5 is possible",
-                 op->name, f->name, t->rank);
+    ADZE_REQUIRE(t->rank >= 0 && t->rank <= 5, ADZE_BAD_ARG, "%s: %s has rank %d, at most 5 is possible", op->name,
+                 f->name, t->rank);
     int64_t count = 1;
     for (int d = 0; d < t->rank; d++) {
-        ADZE_REQUIRE(t->shape[d] >= 0, ADZE_BAD_ARG, "%s: %s has size %lld in dimension %d", op->name,
-                     f->name, (long long)t->shape[d], d);
-        ADZE_REQUIRE(!__builtin_mul_overflow(count, t->shape[d], &count) && count < (int64_t)1 << 48,
-                     ADZE_BAD_ARG, "%s: %s has more than 2^48 elements", op->name, f->name);
+        ADZE_REQUIRE(t->shape[d] >= 0, ADZE_BAD_ARG, "%s: %s has size %lld in dimension %d", op->name, f->name,
+                     (long long)t->shape[d], d);
+        ADZE_REQUIRE(!__builtin_mul_overflow(count, t->shape[d], &count) && count < (int64_t)1 << 48, ADZE_BAD_ARG,
+                     "%s: %s has more than 2^48 elements", op->name, f->name);
     }
     if (count == 0)
         return ADZE_OK;
     int64_t low, high;
-    ADZE_REQUIRE(span(t, &low, &high), ADZE_BAD_ARG, "%s: the strides of %s leave the address space",
-                 op->name, f->name);
+    ADZE_REQUIRE(span(t, &low, &high), ADZE_BAD_ARG, "%s: the strides of %s leave the address space", op->name,
+                 f->name);
     ADZE_REQUIRE(t->data, ADZE_BAD_ARG, "%s: %s has no data", op->name, f->name);
-    ADZE_REQUIRE((uintptr_t)t->data % size == 0, ADZE_BAD_ARG,
-                 "%s: %s starts at %p, not a multiple of %zu bytes", op->name, f->name, t->data, size);
+    ADZE_REQUIRE((uintptr_t)t->data % size == 0, ADZE_BAD_ARG, "%s: %s starts at %p, not a multiple of %zu bytes",
+                 op->name, f->name, t->data, size);
     return ADZE_OK;
 }
 
@@ -240,10 +240,10 @@ static adze_status check_outputs(const adze_op *op, const char *args)
             continue;
         ADZE_REQUIRE(due->dtype != ADZE_NONE || got->dtype == ADZE_NONE, ADZE_BAD_ARG,
                      "%s: %s must be absent, the other arguments give it no value", op->name, f->name);
-        ADZE_REQUIRE(got->dtype != ADZE_NONE || due->dtype == ADZE_NONE, ADZE_BAD_ARG, "%s: %s is absent",
-                     op->name, f->name);
-        ADZE_REQUIRE(got->dtype == due->dtype, ADZE_BAD_DTYPE, "%s: %s is %s, it must be %s", op->name,
-                     f->name, adze_dtype_name(got->dtype), adze_dtype_name(due->dtype));
+        ADZE_REQUIRE(got->dtype != ADZE_NONE || due->dtype == ADZE_NONE, ADZE_BAD_ARG, "%s: %s is absent", op->name,
+                     f->name);
+        ADZE_REQUIRE(got->dtype == due->dtype, ADZE_BAD_DTYPE, "%s: %s is %s, it must be %s", op->name, f->name,
+                     adze_dtype_name(got->dtype), adze_dtype_name(due->dtype));
         ADZE_REQUIRE(got->dtype == ADZE_NONE || got->rank == due->rank, ADZE_BAD_ARG,
                      "%s: %s has rank %d, it must have %d", op->name, f->name, got->rank, due->rank);
         for (int d = 0; d < due->rank && got->dtype; d++)
@@ -258,9 +258,8 @@ static adze_status check_outputs(const adze_op *op, const char *args)
             if (!is_tensor(g) || g == f)
                 continue;
             const adze_tensor *other = tensor_at(g, args);
-            ADZE_REQUIRE(empty(other) || (!is_out(g) && same_view(got, other)) || !overlap(got, other),
-                         ADZE_BAD_ARG, "%s: %s overlaps %s and is not the same view", op->name, f->name,
-                         g->name);
+            ADZE_REQUIRE(empty(other) || (!is_out(g) && same_view(got, other)) || !overlap(got, other), ADZE_BAD_ARG,
+                         "%s: %s overlaps %s and is not the same view", op->name, f->name, g->name);
         }
     }
     return ADZE_OK;
@@ -342,8 +341,8 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
                      "%s: byte %zu of args is set; this library, version %u, knows %zu", op->name, i,
                      (unsigned)ADZE_VERSION, known);
     const adze_call *call = (const void *)args;
-    ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG, "%s: flags are %#x, known are %#x",
-                 op->name, call->flags, ADZE_CONST_WEIGHTS);
+    ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG, "%s: flags are %#x, known are %#x", op->name,
+                 call->flags, ADZE_CONST_WEIGHTS);
     for (const adze_field *f = op->fields; f->name; f++)
         if (is_tensor(f))
             ADZE_CHECK(check_tensor(op, f, tensor_at(f, args)));
@@ -356,8 +355,7 @@ static adze_status check_scratch(const adze_op *op, adze_stream s, const char *a
     const adze_call *call = (const void *)args;
     const size_t need = op->scratch ? op->scratch(s, args) : 0;
     ADZE_REQUIRE(need == 0 || (call->scratch && call->scratch_size >= need), ADZE_SCRATCH,
-                 "%s: scratch has %zu bytes, %zu are needed", op->name,
-                 call->scratch ? call->scratch_size : 0, need);
+                 "%s: scratch has %zu bytes, %zu are needed", op->name, call->scratch ? call->scratch_size : 0, need);
     ADZE_REQUIRE(need == 0 || (uintptr_t)call->scratch % 16 == 0, ADZE_BAD_ARG,
                  "%s: scratch starts at %p, not a multiple of 16 bytes", op->name, call->scratch);
     return ADZE_OK;
@@ -376,8 +374,8 @@ adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_st
     _Alignas(16) char args[ARGS_MAX];
     pthread_once(&settings_once, read_settings);
     ADZE_CHECK(take_args(op, caller, args));
-    ADZE_REQUIRE(s.device == ADZE_CPU || adze_cuda_sm(s.device) > 0, ADZE_DEVICE,
-                 "%s: there is no CUDA device %d", op->name, s.device);
+    ADZE_REQUIRE(s.device == ADZE_CPU || adze_cuda_sm(s.device) > 0, ADZE_DEVICE, "%s: there is no CUDA device %d",
+                 op->name, s.device);
     ADZE_CHECK(check_scratch(op, s, args));
     for (const adze_kernel *k = only ? only : op->kernels; k->run; k++) {
         const char *why = forced_away(op, k)                   ? "ADZE_KERNEL names another"

@@ -18,16 +18,15 @@ extern const adze_op *const adze_ops[]; /* the same, ended by NULL */
 
 /* dispatch.c */
 adze_status adze_dispatch(const adze_op *op, adze_stream stream, const void *args);
-adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *kernel, adze_stream stream,
-                             const void *args);
+adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *kernel, adze_stream stream, const void *args);
 adze_status adze_dispatch_scratch(const adze_op *op, adze_stream stream, const void *args, size_t *bytes);
 adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const adze_op *adze_find_op(const char *name, size_t length);
 
-#define ADZE_REQUIRE(cond, status, ...)                                                                      \
-    do {                                                                                                     \
-        if (!(cond))                                                                                         \
-            return adze_fail(status, __VA_ARGS__);                                                           \
+#define ADZE_REQUIRE(cond, status, ...)                                                                              \
+    do {                                                                                                             \
+        if (!(cond))                                                                                                 \
+            return adze_fail(status, __VA_ARGS__);                                                                   \
     } while (0)
 
 /* device.c, and cuda/device.cu when CUDA is built in */
@@ -38,8 +37,7 @@ int adze_can_run(const adze_kernel *kernel, adze_stream stream);
 int adze_cuda_count(void);
 int adze_cuda_sm(int device);       /* 90 for sm_90; 0 without CUDA or without that device */
 int adze_cuda_sm_count(int device); /* multiprocessors */
-adze_status adze_cuda_call(adze_run_fn run, adze_stream stream,
-                           const void *args); /* with its device current */
+adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args); /* with its device current */
 adze_status adze_cuda_prepare(int device);
 
 /* parallel.c */
@@ -78,42 +76,40 @@ static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t
 
 /* Contracts that many ops share; `op` and `name` go into the sentence. */
 adze_status adze_check_float(const char *op, const char *name, const adze_tensor *t);
-adze_status adze_check_rows(const char *op, const char *name,
-                            const adze_tensor *t); /* last dimension contiguous */
+adze_status adze_check_rows(const char *op, const char *name, const adze_tensor *t); /* last dimension contiguous */
 adze_status adze_check_like(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x);
 adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x);
 adze_status adze_check_param(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x,
                              int64_t count); /* [count], of x's dtype or f32 */
 adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed);
 adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high);
-#define ADZE_CHECK(call)                                                                                     \
-    do {                                                                                                     \
-        const adze_status check_status = (call);                                                             \
-        if (check_status != ADZE_OK)                                                                         \
-            return check_status;                                                                             \
+#define ADZE_CHECK(call)                                                                                             \
+    do {                                                                                                             \
+        const adze_status check_status = (call);                                                                     \
+        if (check_status != ADZE_OK)                                                                                 \
+            return check_status;                                                                                     \
     } while (0)
 
 /* src/cpu is compiled once per ISA; these name the copies, and the rows of a kernel table that hold them. */
 #define ADZE_CAT_(a, b) a##b
 #define ADZE_CAT(a, b)  ADZE_CAT_(a, b)
 #define ADZE_CPU_FN(op) ADZE_CAT(adze_##op##_cpu, ADZE_ISA)
-#define ADZE_CPU_KERNEL(op)                                                                                  \
-    adze_status ADZE_CPU_FN(op)(adze_stream stream, const void *args);                                       \
+#define ADZE_CPU_KERNEL(op)                                                                                          \
+    adze_status ADZE_CPU_FN(op)(adze_stream stream, const void *args);                                               \
     adze_status ADZE_CPU_FN(op)(adze_stream stream, const void *args)
 #if defined(__x86_64__)
-#    define ADZE_CPU_DECLARE(op)                                                                             \
-        adze_status adze_##op##_cpu(adze_stream, const void *);                                              \
-        adze_status adze_##op##_cpu_avx2(adze_stream, const void *);                                         \
+#    define ADZE_CPU_DECLARE(op)                                                                                     \
+        adze_status adze_##op##_cpu(adze_stream, const void *);                                                      \
+        adze_status adze_##op##_cpu_avx2(adze_stream, const void *);                                                 \
         adze_status adze_##op##_cpu_avx512(adze_stream, const void *);
-#    define ADZE_CPU_ROWS(op)                                                                                \
-        {"cpu_avx512", 0, ADZE_CPU_AVX512, 0, NULL, adze_##op##_cpu_avx512},                                 \
-            {"cpu_avx2", 0, ADZE_CPU_AVX2, 0, NULL, adze_##op##_cpu_avx2},                                   \
-            {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+#    define ADZE_CPU_ROWS(op)                                                                                        \
+        {"cpu_avx512", 0, ADZE_CPU_AVX512, 0, NULL, adze_##op##_cpu_avx512},                                         \
+            {"cpu_avx2", 0, ADZE_CPU_AVX2, 0, NULL, adze_##op##_cpu_avx2}, {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
 #elif defined(__aarch64__)
-#    define ADZE_CPU_DECLARE(op)                                                                             \
-        adze_status adze_##op##_cpu(adze_stream, const void *);                                              \
+#    define ADZE_CPU_DECLARE(op)                                                                                     \
+        adze_status adze_##op##_cpu(adze_stream, const void *);                                                      \
         adze_status adze_##op##_cpu_sve(adze_stream, const void *);
-#    define ADZE_CPU_ROWS(op)                                                                                \
+#    define ADZE_CPU_ROWS(op)                                                                                        \
         {"cpu_sve", 0, ADZE_CPU_SVE, 0, NULL, adze_##op##_cpu_sve}, {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
 #else
 #    define ADZE_CPU_DECLARE(op) adze_status adze_##op##_cpu(adze_stream, const void *);
@@ -125,9 +121,9 @@ adze_status adze_check_range(const char *op, const char *name, int32_t value, in
 #    define ADZE_CUDA_ROW(op)
 #endif
 /* What most ops have: one CUDA kernel for every SM, and the CPU's copies. */
-#define ADZE_KERNELS(op)                                                                                     \
-    ADZE_CPU_DECLARE(op)                                                                                     \
-    adze_status adze_##op##_cuda(adze_stream, const void *);                                                 \
+#define ADZE_KERNELS(op)                                                                                             \
+    ADZE_CPU_DECLARE(op)                                                                                             \
+    adze_status adze_##op##_cuda(adze_stream, const void *);                                                         \
     static const adze_kernel kernels[] = {ADZE_CUDA_ROW(op) ADZE_CPU_ROWS(op) ADZE_KERNELS_END};
 
 #ifdef __cplusplus

@@ -7,8 +7,7 @@
 typedef struct format {
     const char *name;
     size_t size;
-    int digits,
-        min_exponent; /* significand bits with the hidden one; exponent of the smallest normal, 2^min */
+    int digits, min_exponent; /* significand bits with the hidden one; exponent of the smallest normal, 2^min */
     double max;
 } format;
 
@@ -183,8 +182,7 @@ adze_status adze_check_rows(const char *op, const char *name, const adze_tensor 
     ADZE_REQUIRE(t->rank >= 1, ADZE_BAD_ARG, "%s: %s has rank 0, it must be 1 to 5", op, name);
     const int last = t->rank - 1;
     ADZE_REQUIRE(t->stride[last] == 1 || t->shape[last] <= 1, ADZE_BAD_ARG,
-                 "%s: %s has stride %lld in its last dimension, it must be 1", op, name,
-                 (long long)t->stride[last]);
+                 "%s: %s has stride %lld in its last dimension, it must be 1", op, name, (long long)t->stride[last]);
     return ADZE_OK;
 }
 
@@ -192,18 +190,16 @@ adze_status adze_check_like(const char *op, const char *name, const adze_tensor 
 {
     if (t->dtype == ADZE_NONE)
         return ADZE_OK;
-    ADZE_REQUIRE(t->dtype == x->dtype, ADZE_BAD_DTYPE, "%s: %s is %s, x is %s", op, name,
-                 adze_dtype_name(t->dtype), adze_dtype_name(x->dtype));
-    ADZE_REQUIRE(t->rank == x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name, t->rank,
-                 x->rank);
+    ADZE_REQUIRE(t->dtype == x->dtype, ADZE_BAD_DTYPE, "%s: %s is %s, x is %s", op, name, adze_dtype_name(t->dtype),
+                 adze_dtype_name(x->dtype));
+    ADZE_REQUIRE(t->rank == x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name, t->rank, x->rank);
     for (int d = 0; d < x->rank; d++)
-        ADZE_REQUIRE(t->shape[d] == x->shape[d], ADZE_BAD_ARG, "%s: %s has %lld in dimension %d, x has %lld",
-                     op, name, (long long)t->shape[d], d, (long long)x->shape[d]);
+        ADZE_REQUIRE(t->shape[d] == x->shape[d], ADZE_BAD_ARG, "%s: %s has %lld in dimension %d, x has %lld", op,
+                     name, (long long)t->shape[d], d, (long long)x->shape[d]);
     return adze_check_rows(op, name, t);
 }
 
-static adze_status check_side_dtype(const char *op, const char *name, const adze_tensor *t,
-                                    const adze_tensor *x)
+static adze_status check_side_dtype(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
 {
     ADZE_REQUIRE(t->dtype == x->dtype || t->dtype == ADZE_F32, ADZE_BAD_DTYPE,
                  "%s: %s is %s, it must be f32 or x's %s", op, name, adze_dtype_name(t->dtype),
@@ -216,13 +212,13 @@ adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t
     if (t->dtype == ADZE_NONE)
         return ADZE_OK;
     ADZE_CHECK(check_side_dtype(op, name, t, x));
-    ADZE_REQUIRE(t->rank >= 1 && t->rank <= x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name,
-                 t->rank, x->rank);
+    ADZE_REQUIRE(t->rank >= 1 && t->rank <= x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name, t->rank,
+                 x->rank);
     for (int d = 0; d < t->rank; d++) {
         const int64_t due = x->shape[d + x->rank - t->rank];
         ADZE_REQUIRE(t->shape[d] == due || (t->shape[d] == 1 && d < t->rank - 1), ADZE_BAD_ARG,
-                     "%s: %s has %lld in dimension %d, it must have %lld%s", op, name, (long long)t->shape[d],
-                     d, (long long)due, d < t->rank - 1 ? " or 1" : "");
+                     "%s: %s has %lld in dimension %d, it must have %lld%s", op, name, (long long)t->shape[d], d,
+                     (long long)due, d < t->rank - 1 ? " or 1" : "");
     }
     return adze_check_rows(op, name, t);
 }
@@ -241,14 +237,14 @@ adze_status adze_check_param(const char *op, const char *name, const adze_tensor
 
 adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed)
 {
-    ADZE_REQUIRE((value & ~allowed) == 0, ADZE_BAD_ARG, "%s: %s is %d, only the bits of %d are known", op,
-                 name, value, allowed);
+    ADZE_REQUIRE((value & ~allowed) == 0, ADZE_BAD_ARG, "%s: %s is %d, only the bits of %d are known", op, name,
+                 value, allowed);
     return ADZE_OK;
 }
 
 adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high)
 {
-    ADZE_REQUIRE(value >= low && value <= high, ADZE_BAD_ARG, "%s: %s is %d, it must be %d to %d", op, name,
-                 value, low, high);
+    ADZE_REQUIRE(value >= low && value <= high, ADZE_BAD_ARG, "%s: %s is %d, it must be %d to %d", op, name, value,
+                 low, high);
     return ADZE_OK;
 }

@@ -92,7 +92,7 @@ INLINE vf f16_to_f32(vh h)
     for (int i = 0; i < 4; i++)
         wide[i] = vcvt_f32_f16(part[i]);
     memcpy(&f, wide, sizeof f);
-#else /* exponents are rebiased by a multiplication, exact for subnormals too; then infinity and NaN are put \
+#else /* exponents are rebiased by a multiplication, exact for subnormals too; then infinity and NaN are put         \
          back */
     const vu u = __builtin_convertvector(h, vu), magnitude = (u & 0x7fffu) << 13;
     const vu finite = (vu)((vf)magnitude * 0x1p112f);
@@ -177,15 +177,13 @@ INLINE void row_stream(void *row, int dtype, int64_t i, vf f)
     char *to = (char *)row + (size_t)i * (dtype == ADZE_F32 ? 4 : 2);
     for (int at = 0; at < (dtype == ADZE_F32 ? 64 : 32); at += 32) {
 #if defined(__AVX__)
-        _mm256_stream_si256((__m256i *)(void *)(to + at),
-                            _mm256_load_si256((const __m256i *)(void *)(part + at)));
+        _mm256_stream_si256((__m256i *)(void *)(to + at), _mm256_load_si256((const __m256i *)(void *)(part + at)));
 #elif defined(__x86_64__)
         _mm_stream_si128((__m128i *)(void *)(to + at), _mm_load_si128((const __m128i *)(void *)(part + at)));
         _mm_stream_si128((__m128i *)(void *)(to + at + 16),
                          _mm_load_si128((const __m128i *)(void *)(part + at + 16)));
 #elif defined(__aarch64__)
-        const uint8x16_t low = vld1q_u8((const uint8_t *)part + at),
-                         high = vld1q_u8((const uint8_t *)part + at + 16);
+        const uint8x16_t low = vld1q_u8((const uint8_t *)part + at), high = vld1q_u8((const uint8_t *)part + at + 16);
         __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(to + at), "w"(low), "w"(high) : "memory");
 #else
         memcpy(to + at, part + at, 32);
@@ -202,9 +200,7 @@ INLINE void row_stream_end(void)
 /* f as a store and a load would leave it. */
 INLINE vf row_round(int dtype, vf f)
 {
-    return dtype == ADZE_F32    ? f
-           : dtype == ADZE_BF16 ? bf16_to_f32(f32_to_bf16(f))
-                                : f16_to_f32(f32_to_f16(f));
+    return dtype == ADZE_F32 ? f : dtype == ADZE_BF16 ? bf16_to_f32(f32_to_bf16(f)) : f16_to_f32(f32_to_f16(f));
 }
 
 /* A whole output that is larger than the cache, and whose rows start on 32 bytes, is streamed past it. */

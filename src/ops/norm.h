@@ -41,13 +41,12 @@ static adze_status norm_validate(const char *op, const adze_norm_args *a)
     for (int i = 0; i < 3; i++) {
         ADZE_CHECK(adze_check_to(op, sides[i].name, sides[i].t, &a->x));
         ADZE_CHECK(adze_check_to(op, sides[i].table_name, sides[i].table, &a->x));
-        ADZE_REQUIRE(!sides[i].table->dtype || sides[i].t->dtype, ADZE_BAD_ARG, "%s: %s is given without %s",
-                     op, sides[i].table_name, sides[i].name);
+        ADZE_REQUIRE(!sides[i].table->dtype || sides[i].t->dtype, ADZE_BAD_ARG, "%s: %s is given without %s", op,
+                     sides[i].table_name, sides[i].name);
     }
     ADZE_REQUIRE(!a->gate.dtype || a->residual.dtype, ADZE_BAD_ARG, "%s: gate is given without residual", op);
     ADZE_REQUIRE(a->eps >= 0, ADZE_BAD_ARG, "%s: eps is %g, it must not be negative", op, (double)a->eps);
-    ADZE_CHECK(
-        adze_check_bits(op, "rounding", a->rounding, ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM));
+    ADZE_CHECK(adze_check_bits(op, "rounding", a->rounding, ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM));
     ADZE_REQUIRE(a->out_dtype == 0 || a->out_dtype == a->x.dtype || a->out_dtype == ADZE_F32, ADZE_BAD_DTYPE,
                  "%s: out_dtype is %s, it must be x's dtype or f32", op, adze_dtype_name(a->out_dtype));
     return ADZE_OK;
@@ -64,14 +63,13 @@ static void norm_outputs(void *args)
 }
 
 /* t + table at one element; `steps` rounds it to x's dtype. */
-static adze_value norm_side(const adze_norm_args *a, const adze_tensor *t, const adze_tensor *table,
-                            int64_t at, int64_t table_at)
+static adze_value norm_side(const adze_norm_args *a, const adze_tensor *t, const adze_tensor *table, int64_t at,
+                            int64_t table_at)
 {
     const adze_value v = adze_element(t, at);
     if (!table->dtype)
         return v;
-    return adze_rounded_if(a->rounding & ADZE_ROUND_STEPS, a->x.dtype,
-                           adze_add(v, adze_element(table, table_at)));
+    return adze_rounded_if(a->rounding & ADZE_ROUND_STEPS, a->x.dtype, adze_add(v, adze_element(table, table_at)));
 }
 
 /* The offsets of one row, in the order of the tensors below. */
@@ -82,9 +80,8 @@ static adze_value norm_sum(const adze_norm_args *a, const int64_t *at, int64_t i
     const int steps = a->rounding & ADZE_ROUND_STEPS;
     adze_value h = adze_element(&a->x, at[X] + i);
     if (a->gate.dtype)
-        h = adze_rounded_if(
-            steps, a->x.dtype,
-            adze_mul(norm_side(a, &a->gate, &a->gate_table, at[GATE] + i, at[GATE_TABLE] + i), h));
+        h = adze_rounded_if(steps, a->x.dtype,
+                            adze_mul(norm_side(a, &a->gate, &a->gate_table, at[GATE] + i, at[GATE_TABLE] + i), h));
     return a->residual.dtype ? adze_add(adze_element(&a->residual, at[RESIDUAL] + i), h) : h;
 }
 
@@ -99,8 +96,7 @@ static adze_value norm_out(const adze_norm_args *a, const int64_t *at, int64_t i
     if (a->scale.dtype) {
         const adze_value scale = norm_side(a, &a->scale, &a->scale_table, at[SCALE] + i, at[SCALE_TABLE] + i);
         const adze_value factor = adze_rounded_if(steps, dtype, adze_add(adze_exact(1), scale));
-        y = adze_rounded_if(steps && a->shift.dtype, dtype,
-                            adze_mul(adze_rounded_if(steps, dtype, y), factor));
+        y = adze_rounded_if(steps && a->shift.dtype, dtype, adze_mul(adze_rounded_if(steps, dtype, y), factor));
     }
     if (a->shift.dtype)
         y = adze_add(adze_rounded_if(steps, dtype, y),
