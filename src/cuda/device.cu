@@ -1,0 +1,106 @@
+/* device.cu - CUDA devices: what they are (asked once), the one that is current, and whether launches may overlap. */
+#include "launch.cuh"
+
+#include <atomic>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEVICES_MAX = 64 };
+
+static struct {
+    int count;
+    struct {
+        int sm, sm_count, pdl;
+    } device[DEVICES_MAX];
+} machine;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static std::atomic<int> pdl_allowed{1};
+
+static __global__ void probe()
+{
+    pdl_wait();
+}
+
+/* PDL needs sm_90 and code that was compiled for it: PTX of an older architecture has no dependency wait. */
+static void ask()
+{
+    int count = 0, current = 0;
+    const char *pdl = getenv("ADZE_PDL");
+    pdl_allowed = !(pdl && strcmp(pdl, "0") == 0);
+    if (cudaGetDeviceCount(&count) != cudaSuccess || cudaGetDevice(&current) != cudaSuccess)
+        count = 0;
+    cudaGetLastError();
+    count = count < DEVICES_MAX ? count : DEVICES_MAX;
+    for (int d = 0; d < count; d++) {
+        int major = 0, minor = 0;
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d);
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d);
+        cudaDeviceGetAttribute(&machine.device[d].sm_count, cudaDevAttrMultiProcessorCount, d);
+        machine.device[d].sm = major * 10 + minor;
+    }
+    machine.count = count;
+}
+
+/* Whether this build's code for a device has the dependency wait; asking loads the module, so it is asked late. */
+static int has_wait(int device)
+{
+    if (machine.device[device].pdl == 0) {
+        cudaFuncAttributes attributes;
+        const bool ok = machine.device[device].sm >= 90 && cudaFuncGetAttributes(&attributes, probe) == cudaSuccess &&
+                        attributes.ptxVersion >= 90;
+        cudaGetLastError();
+        machine.device[device].pdl = ok ? 1 : -1;
+    }
+    return machine.device[device].pdl > 0;
+}
+
+extern "C" int adze_cuda_count(void)
+{
+    pthread_once(&once, ask);
+    return machine.count;
+}
+extern "C" int adze_cuda_sm(int device)
+{
+    return device >= 0 && device < adze_cuda_count() ? machine.device[device].sm : 0;
+}
+extern "C" int adze_cuda_sm_count(int device)
+{
+    return device >= 0 && device < adze_cuda_count() ? machine.device[device].sm_count : 0;
+}
+extern "C" int adze_cuda_pdl(int device)
+{
+    return pdl_allowed && has_wait(device);
+}
+extern "C" void adze_cuda_set_pdl(int on)
+{
+    adze_cuda_count();
+    pdl_allowed = on;
+}
+
+/* Makes the stream's device current for the call, and the caller's again after it. */
+extern "C" adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args)
+{
+    int before = 0;
+    cudaError_t e = cudaGetDevice(&before);
+    if (e == cudaSuccess && before != stream.device)
+        e = cudaSetDevice(stream.device);
+    if (e != cudaSuccess)
+        return adze_fail(ADZE_DEVICE, "device %d: %s", stream.device, cudaGetErrorString(e));
+    const adze_status status = run(stream, args);
+    if (before != stream.device)
+        cudaSetDevice(before);
+    return status;
+}
+
+/* One call of the probe makes the context and loads the library's module with all its kernels. */
+static adze_status prepare(adze_stream stream, const void *)
+{
+    has_wait(stream.device);
+    return cuda_status("prepare", cudaFree(0));
+}
+extern "C" adze_status adze_cuda_prepare(int device)
+{
+    const adze_stream stream = {device, NULL};
+    return adze_cuda_call(prepare, stream, NULL);
+}

@@ -1,0 +1,59 @@
+/* rows.cuh - where the rows of a view lie, on the device. */
+#ifndef ADZE_CUDA_ROWS_CUH
+#define ADZE_CUDA_ROWS_CUH
+
+#include "kernel.h"
+
+/* A row's index in each of the merged dimensions: found once, used for every tensor. */
+struct row_index {
+    int64_t at[4];
+};
+__device__ __forceinline__ row_index row_split(const adze_rows &rows, int64_t row)
+{
+    row_index index = {{row, 0, 0, 0}};
+    if (rows.rank == 1)
+        return index;
+    if (rows.count <= 0x7fffffff) { /* division of 32 bits is several times cheaper */
+        uint32_t rest = (uint32_t)row;
+#pragma unroll
+        for (int d = 3; d > 0; d--)
+            if (d < rows.rank) {
+                const uint32_t size = (uint32_t)rows.size[d], next = rest / size;
+                index.at[d] = rest - next * size;
+                rest = next;
+            }
+        index.at[0] = rest;
+        return index;
+    }
+#pragma unroll
+    for (int d = 3; d > 0; d--)
+        if (d < rows.rank) {
+            const int64_t next = row / rows.size[d];
+            index.at[d] = row - next * rows.size[d];
+            row = next;
+        }
+    index.at[0] = row;
+    return index;
+}
+__device__ __forceinline__ int64_t row_offset(const adze_rows &rows, int tensor, const row_index &index)
+{
+    int64_t offset = index.at[0] * rows.stride[tensor][0];
+    if (rows.rank > 1) {
+#pragma unroll
+        for (int d = 1; d < 4; d++)
+            offset += index.at[d] * rows.stride[tensor][d];
+    }
+    return offset;
+}
+
+/* Host: whether the rows of a tensor can be read 16 bytes at a time. */
+static inline bool rows_aligned(const adze_tensor *t, int64_t dim)
+{
+    const int64_t size = (int64_t)adze_dtype_size(t->dtype);
+    bool aligned = t->dtype == ADZE_NONE || ((uintptr_t)t->data % 16 == 0 && dim * size % 16 == 0);
+    for (int d = 0; d < t->rank - 1 && t->dtype != ADZE_NONE; d++)
+        aligned = aligned && (t->shape[d] <= 1 || t->stride[d] * size % 16 == 0);
+    return aligned;
+}
+
+#endif

@@ -1,0 +1,170 @@
+/* vec.cuh - elements of any dtype as float, one or sixteen bytes' worth at a time. */
+#ifndef ADZE_CUDA_VEC_CUH
+#define ADZE_CUDA_VEC_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+typedef __nv_bfloat16 bf16;
+typedef __half f16;
+
+template <typename T>
+constexpr int VEC = 16 / (int)sizeof(T); /* elements in 16 bytes */
+
+__device__ __forceinline__ float to_float(float v)
+{
+    return v;
+}
+__device__ __forceinline__ float to_float(f16 v)
+{
+    return __half2float(v);
+}
+__device__ __forceinline__ float to_float(bf16 v)
+{
+    return __bfloat162float(v);
+}
+template <typename T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v)
+{
+    return v;
+}
+template <>
+__device__ __forceinline__ f16 from_float<f16>(float v)
+{
+    return __float2half_rn(v);
+}
+template <>
+__device__ __forceinline__ bf16 from_float<bf16>(float v)
+{
+    return __float2bfloat16_rn(v);
+}
+/* v as a store and a load would leave it. */
+template <typename T>
+__device__ __forceinline__ float round_to(float v)
+{
+    return to_float(from_float<T>(v));
+}
+
+/* Sixteen bytes, still packed: what a row costs in registers while it waits. */
+template <typename T>
+struct packed;
+template <>
+struct packed<float> {
+    uint4 raw;
+    __device__ __forceinline__ void get(float (&f)[4]) const
+    {
+        f[0] = __uint_as_float(raw.x), f[1] = __uint_as_float(raw.y);
+        f[2] = __uint_as_float(raw.z), f[3] = __uint_as_float(raw.w);
+    }
+    __device__ __forceinline__ void set(const float (&f)[4])
+    {
+        raw = make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]), __float_as_uint(f[3]));
+    }
+};
+template <>
+struct packed<bf16> {
+    uint4 raw;
+    __device__ __forceinline__ void get(float (&f)[8]) const
+    {
+        const uint32_t u[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f[2 * i] = __uint_as_float(u[i] << 16);
+            f[2 * i + 1] = __uint_as_float(u[i] & 0xffff0000u);
+        }
+    }
+    __device__ __forceinline__ void set(const float (&f)[8])
+    {
+        uint32_t u[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
+            u[i] = *reinterpret_cast<const uint32_t *>(&pair);
+        }
+        raw = make_uint4(u[0], u[1], u[2], u[3]);
+    }
+};
+template <>
+struct packed<f16> {
+    uint4 raw;
+    __device__ __forceinline__ void get(float (&f)[8]) const
+    {
+        const uint32_t u[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&u[i]));
+            f[2 * i] = pair.x, f[2 * i + 1] = pair.y;
+        }
+    }
+    __device__ __forceinline__ void set(const float (&f)[8])
+    {
+        uint32_t u[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const __half2 pair = __floats2half2_rn(f[2 * i], f[2 * i + 1]);
+            u[i] = *reinterpret_cast<const uint32_t *>(&pair);
+        }
+        raw = make_uint4(u[0], u[1], u[2], u[3]);
+    }
+};
+
+template <typename T>
+__device__ __forceinline__ packed<T> load_packed(const T *p)
+{
+    return {*reinterpret_cast<const uint4 *>(p)};
+}
+template <typename T>
+__device__ __forceinline__ void store_packed(T *p, packed<T> v)
+{
+    *reinterpret_cast<uint4 *>(p) = v.raw;
+}
+
+/* W neighbouring elements as floats: a whole number of 16-byte vectors, or one element. */
+template <typename T, int W>
+__device__ __forceinline__ void load(const T *p, float (&f)[W])
+{
+    if constexpr (W == 1) {
+        f[0] = to_float(*p);
+    } else {
+#pragma unroll
+        for (int v = 0; v < W / VEC<T>; v++) {
+            float part[VEC<T>];
+            load_packed(p + v * VEC<T>).get(part);
+#pragma unroll
+            for (int i = 0; i < VEC<T>; i++)
+                f[v * VEC<T> + i] = part[i];
+        }
+    }
+}
+template <typename T, int W>
+__device__ __forceinline__ void store(T *p, const float (&f)[W])
+{
+    if constexpr (W == 1) {
+        *p = from_float<T>(f[0]);
+    } else {
+#pragma unroll
+        for (int v = 0; v < W / VEC<T>; v++) {
+            float part[VEC<T>];
+#pragma unroll
+            for (int i = 0; i < VEC<T>; i++)
+                part[i] = f[v * VEC<T> + i];
+            packed<T> out;
+            out.set(part);
+            store_packed(p + v * VEC<T>, out);
+        }
+    }
+}
+/* The same from a tensor whose dtype is T or f32; `at` counts elements. */
+template <typename T, int W>
+__device__ __forceinline__ void load_param(const void *p, bool is_f32, int64_t at, float (&f)[W])
+{
+    if (is_f32)
+        load<float, W>((const float *)p + at, f);
+    else
+        load<T, W>((const T *)p + at, f);
+}
+
+#endif
