@@ -1,22 +1,37 @@
 # adze: `make` builds for what this machine has; nvcc is used when it is found.
-#   make            libadze.so, libadze.a, the program        make CUDA=0         without CUDA
-#   make run        build, then a short benchmark             make CUDA_ARCHS="80 90a"
-#   make test       everything that can be tested here        make fat            every GPU architecture
-#   make check      kernels against their definitions         make check SAN=1    with sanitizers
-B    ?= build
-NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-CUDA ?= $(if $(NVCC),1,0)
-Q    := $(if $(V),,@)
-ARCH := $(shell $(CC) -dumpmachine | cut -d- -f1)
+#   make              libadze.so, libadze.a, the program     make CUDA=0          without CUDA
+#   make run          build, then a short benchmark          make CUDA_ARCHS="80 90a"
+#   make test         everything that can be tested here     make fat             every GPU architecture
+#   make check        kernels against their definitions      make check SAN=1     with sanitizers
+#   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
+B       ?= build$(if $(SAN),/san)
+PREFIX  ?= /usr/local
+CFLAGS  ?= -O2 -g
+Q       := $(if $(V),,@)
+found    = $(firstword $(foreach c,$1,$(shell command -v $c)))
+ifeq ($(origin CC),default)
+CC      := $(notdir $(call found,cc gcc clang))
+endif
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 2)
+endif
+ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
+VERSION := $(shell awk '/define ADZE_VERSION / {printf "%d.%d.%d", $$3 / 10000, $$3 / 100 % 100, $$3 % 100}' include/adze.h)
+SONAME  := libadze.so.$(firstword $(subst ., ,$(VERSION)))
+COMMIT  := $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null),unknown)
+
+# nvcc needs a C++ compiler on the host. It says itself where its headers and libraries are. Sanitizers watch the host.
+NVCC    ?= $(call found,nvcc /usr/local/cuda/bin/nvcc)
+HOSTCXX := $(call found,g++ clang++)
+CUDA    ?= $(if $(and $(NVCC),$(HOSTCXX),$(if $(SAN),,1)),1,0)
 
 WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
-CFLAGS ?= -O2 -g
 ADZE_CFLAGS := -std=c11 -D_GNU_SOURCE $(WARN) -fvisibility=hidden -fPIC -pthread -MMD -MP \
                -Iinclude -Isrc -DADZE_CUDA=$(CUDA)
+LIBS := -lm -pthread
 ifdef SAN
-B := build/san
 ADZE_CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=all
-LDFLAGS += -fsanitize=address,undefined
+LDFLAGS     += -fsanitize=address,undefined
 endif
 
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
@@ -28,73 +43,115 @@ FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 CPU_CFLAGS   := -O3 -Wno-psabi -fno-math-errno -ffp-contract=fast
 
-# GPU architectures: `make` takes the GPU it finds, or 90a; `make fat` takes all.
-ALL_ARCHS  := 75 80 86 87 89 90a 100 110 120
-PTX_ARCHS  := 80 120
-FOUND_ARCH := $(if $(filter 1,$(CUDA)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sed 's/^90$$/90a/' | sort -u))
-CUDA_ARCHS ?= $(or $(FOUND_ARCH),90a)
-GENCODE     = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a,code=sm_$a) \
-              $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a,code=compute_$a)
-NVFLAGS    += -std=c++17 -O3 -lineinfo --threads 2 -Werror all-warnings -Xptxas -warn-spills \
-              -Xcompiler -fPIC,-Wall,-Wextra,-Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
-              -Iinclude -Isrc -DADZE_CUDA=1
-
-CORE := $(patsubst %.c,$(B)/%.o,$(wildcard src/*.c src/ops/*.c))
-CPU  := $(foreach s,$(wildcard src/cpu/*.c),$(B)/$(s:.c=.o) $(foreach i,$(ISAS.$(ARCH)),$(B)/$(s:.c=.$i.o)))
-GPU  := $(if $(filter 1,$(CUDA)),$(patsubst %.cu,$(B)/%.cu.o,$(wildcard src/cuda/*.cu)))
-LIB  := $(CORE) $(CPU) $(GPU)
-HARNESS := $(patsubst %.c,$(B)/%.o,$(wildcard check/*.c))
-CLI     := $(patsubst %.c,$(B)/%.o,$(wildcard cli/*.c))
-
-VERSION := $(shell sed -n 's/^.define ADZE_VERSION \([0-9]*\).*/\1/p' include/adze.h)
-LIBS    := -lm -pthread
+# GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)
-CUDA_DIR    ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell readlink -f $$(command -v $(firstword $(NVCC))))) /usr/local/cuda))
-CUDA_LIBDIR ?= $(CUDA_DIR)/lib64
-CUDA_INC    ?= -isystem $(CUDA_DIR)/include
-LIBS += -L$(CUDA_LIBDIR) -lcudart_static -ldl -lrt
+CUDA_SAYS  := $(shell echo | $(NVCC) --dryrun -x cu -c - 2>&1 | sed -n -E 's/^.{3}(INCLUDES|LIBRARIES)=//p' | tr -d '"')
+CUDA_INC   := $(patsubst -I%,-isystem %,$(filter -I%,$(CUDA_SAYS)))
+LIBS       += $(filter -L%,$(CUDA_SAYS)) -lcudart_static -ldl -lrt
+KNOWN_ARCHS = $(subst sm_,,$(shell $(NVCC) --list-gpu-code))
+ALL_ARCHS   = $(filter $(KNOWN_ARCHS) $(if $(filter 90,$(KNOWN_ARCHS)),90a),75 80 86 87 89 90a 100 110 120)
+PTX_ARCHS   = $(filter $(KNOWN_ARCHS),80 120)
+FOUND_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+                       sed -n -E 's/^([0-9]+)\.([0-9])$$/\1\2/p' | sed 's/^90$$/90a/' | sort -u)
+CUDA_ARCHS ?= $(or $(FOUND_ARCHS),90a)
+GENCODE     = $(foreach a,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) \
+              $(foreach a,$(if $(filter %_sm90.cu,$<),,$(CUDA_PTX)),-gencode arch=compute_$a,code=compute_$a)
+NVFLAGS    += -std=c++17 -O3 -lineinfo --threads 2 -Werror all-warnings -Xptxas -warn-spills \
+              $(if $(filter clang++,$(notdir $(HOSTCXX))),-ccbin $(HOSTCXX)) -Xcompiler -fPIC,-Wall,-Wextra \
+              -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
+              -Iinclude -Isrc -Icheck -DADZE_CUDA=1
 endif
 
-all: $(B)/libadze.so $(B)/libadze.a $(B)/adze
+# The folders are the lists. A library has several objects of one name, hence `ar q`.
+objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
+           $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
+CPU     := $(foreach s,$(basename $(wildcard src/cpu/*.c)),$(B)/$s.o $(foreach i,$(ISAS.$(ARCH)),$(B)/$s.$i.o))
+LIB     := $(call objects,src src/ops src/cuda) $(CPU)
+HARNESS := $(call objects,check)
+CLI     := $(call objects,cli)
+SO      := $(B)/libadze.so.$(VERSION)
 
+all: $(B)/libadze.so $(B)/libadze.a $(B)/adze $(B)/adze.pc
+
+$(B)/libadze.a $(B)/libadze_check.a: $(B)/objects
+	@rm -f $@
+	$(Q)$(AR) qcs $@ $(filter %.o,$^)
 $(B)/libadze.a: $(LIB)
-	@rm -f $@
-	$(Q)$(AR) qcs $@ $^
-$(B)/libadze.so: $(LIB)
-	@echo "  LD    $@"
-	$(Q)$(CC) -shared -Wl,-soname,libadze.so.0 -Wl,--exclude-libs,ALL $(LDFLAGS) $^ -o $@ $(LIBS)
-	@ln -sf libadze.so $(B)/libadze.so.0
 $(B)/libadze_check.a: $(HARNESS)
-	@rm -f $@
-	$(Q)$(AR) qcs $@ $^
+$(SO): $(LIB) $(B)/objects
+	@echo "  LD    $@"
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--exclude-libs,ALL $(LDFLAGS) $(LIB) -o $@ $(LIBS)
+$(B)/libadze.so: $(SO)
+	@ln -sf $(<F) $(B)/$(SONAME) && ln -sf $(SONAME) $@
 $(B)/adze: $(CLI) $(B)/libadze_check.a $(B)/libadze.a
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LIBS)
+$(B)/adze.pc: adze.pc.in $(B)/flags
+	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
-check: $(B)/adze
-	$< check
-
-$(B)/%.cu.o: %.cu
+$(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MF $(@:.o=.d) -c $< -o $@
-$(B)/src/cpu/%.o: src/cpu/%.c
+$(B)/src/cpu/%.o: src/cpu/%.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) -DADZE_ISA= -c $< -o $@
 define isa_rule
-$(B)/src/cpu/%.$(1).o: src/cpu/%.c
+$(B)/src/cpu/%.$(1).o: src/cpu/%.c $(B)/flags
 	@mkdir -p $$(@D)
 	@echo "  CC    $$< ($(1))"
 	$$(Q)$$(CC) $$(CFLAGS) $$(ADZE_CFLAGS) $$(CPU_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) -c $$< -o $$@
 endef
 $(foreach i,$(ISAS.$(ARCH)),$(eval $(call isa_rule,$i)))
-$(B)/%.o: %.c
+$(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli $(CUDA_INC) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli $(CUDA_INC) $(DEFINE) -c $< -o $@
+$(B)/check/bench.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
+$(B)/check/bench.o: $(B)/commit
+
+# Files that change when their text does, so that other flags, a vanished source or a new commit rebuild what they touch.
+# `make install`, often run by another user, takes what is there.
+stamp = $(if $(findstring <$(strip $2)>,<$(strip $(file <$(B)/$1))>),,$(file >$(B)/$1,$2))
+ifneq ($(filter-out clean format lint test $(if $(wildcard $(B)/adze),install),$(or $(MAKECMDGOALS),all)),)
+$(shell mkdir -p '$(B)')
+$(call stamp,flags,$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) $(CUDA_INC) $(LDFLAGS) $(LIBS) $(NVCC) $(NVFLAGS) \
+  $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION))
+$(call stamp,objects,$(LIB) $(HARNESS) $(CLI))
+$(call stamp,commit,$(COMMIT))
+endif
+$(B)/flags $(B)/objects $(B)/commit:
+
+run: all
+	$(B)/adze bench --html $(B)/bench.html
+check: $(B)/adze
+	$< check
+test:
+	@tests/setup.sh && tests/run.sh
+lint:
+	@tests/lint.sh
+format:
+	clang-format -i $$(git ls-files '*.[ch]' '*.cu' '*.cuh')
+fat:
+	$(if $(filter 1,$(CUDA)),,$(error make fat needs nvcc))$(MAKE) CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" all
+cuda-compile:
+	$(if $(filter 1,$(CUDA)),,$(error make cuda-compile needs nvcc))$(MAKE) B=$(B)/cuda \
+	  CUDA_ARCHS="$(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))" cuda-objects
+cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
+
+I := $(DESTDIR)$(PREFIX)
+install: $(if $(wildcard $(B)/adze),,all)
+	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include"
+	install -m 755 $(B)/adze "$(I)/bin"
+	install -m 644 include/*.h "$(I)/include"
+	install -m 644 $(B)/libadze.a "$(I)/lib"
+	install -m 755 $(SO) "$(I)/lib"
+	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
+	ln -sf $(SONAME) "$(I)/lib/libadze.so"
+	sed 's|@PREFIX@|$(PREFIX)|' $(B)/adze.pc > "$(I)/lib/pkgconfig/adze.pc"
 
 clean:
-	rm -rf build
-.PHONY: all check clean
+	rm -rf $(B)
+.PHONY: all run check test lint format fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
