@@ -59,11 +59,14 @@ typedef struct adze_job {
     adze_line line;                        /* its args point into origin: the reference reads them */
     _Alignas(16) char args[ADZE_ARGS_MAX]; /* the same call, pointing into work */
     adze_memory memory[ADZE_FIELDS_MAX];
-    int memory_of[ADZE_FIELDS_MAX]; /* by field */
+    int memory_of[ADZE_FIELDS_MAX]; /* by field; -1 where there is no tensor */
+    size_t place[ADZE_FIELDS_MAX];  /* by field: bytes from the start of its memory */
     adze_stream stream;
     void *scratch;
 } adze_job;
 enum { ADZE_GUARD = 4096, ADZE_OWNED_OUT = 1, ADZE_OWNED_IN = 2 };
+/* The line with its outputs, and how much memory each tensor needs, but none yet. */
+int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, char *error, size_t error_size);
 int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint64_t seed, char *error,
                   size_t error_size);
 void adze_job_free(adze_job *job);

@@ -163,13 +163,9 @@ static void complete_outputs(adze_line *line)
     }
 }
 
-static int make_memory(adze_job *job, int root, int64_t low, int64_t high, char *error, size_t error_size)
+static int make_memory(adze_job *job, int root, char *error, size_t error_size)
 {
     adze_memory *m = &job->memory[root];
-    const adze_tensor *t = adze_line_tensor(&job->line, root);
-    const size_t lead = (size_t)(-low + 63) / 64 * 64 + (size_t)job->line.offset[root] * adze_dtype_size(t->dtype);
-    m->data_at = ADZE_GUARD + lead;
-    m->bytes = (m->data_at + (size_t)high + ADZE_GUARD + 63) / 64 * 64;
     if (m->bytes > (size_t)3 << 30) {
         snprintf(error, error_size, "%s needs %zu bytes, more than this program gives a tensor",
                  job->line.op->fields[root].name, m->bytes);
@@ -187,37 +183,55 @@ static int make_memory(adze_job *job, int root, int64_t low, int64_t high, char 
     return 1;
 }
 
-int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint64_t seed, char *error,
-                  size_t error_size)
+int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, char *error, size_t error_size)
 {
     memset(job, 0, sizeof *job);
     job->line = *line;
     job->stream = stream;
     complete_outputs(&job->line);
     const adze_op *op = line->op;
-    int64_t low[ADZE_FIELDS_MAX] = {0}, high[ADZE_FIELDS_MAX] = {0}, start;
+    int64_t low[ADZE_FIELDS_MAX] = {0}, high[ADZE_FIELDS_MAX] = {0}, start[ADZE_FIELDS_MAX] = {0};
     for (int f = 0; op->fields[f].name; f++) {
+        job->memory_of[f] = -1;
         if (op->fields[f].kind > ADZE_OUT_OPTIONAL || adze_line_tensor(&job->line, f)->dtype == ADZE_NONE)
             continue;
-        const int root = root_of(&job->line, f, &start);
-        if (!cover(adze_line_tensor(&job->line, f), start, &low[root], &high[root])) {
+        const int root = job->memory_of[f] = root_of(&job->line, f, &start[f]);
+        if (!cover(adze_line_tensor(&job->line, f), start[f], &low[root], &high[root])) {
             snprintf(error, error_size, "%s has a negative size or reaches too far", op->fields[f].name);
             return 0;
         }
     }
     for (int f = 0; op->fields[f].name; f++) {
-        adze_tensor *t = adze_line_tensor(&job->line, f);
-        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || t->dtype == ADZE_NONE)
+        const int root = job->memory_of[f];
+        if (root < 0)
             continue;
-        const int root = root_of(&job->line, f, &start);
         adze_memory *m = &job->memory[root];
-        if (!m->origin && !make_memory(job, root, low[root], high[root], error, error_size)) {
+        const size_t size = adze_dtype_size(adze_line_tensor(&job->line, root)->dtype);
+        m->data_at = ADZE_GUARD + (size_t)(-low[root] + 63) / 64 * 64 + (size_t)job->line.offset[root] * size;
+        m->bytes = (m->data_at + (size_t)high[root] + ADZE_GUARD + 63) / 64 * 64;
+        job->place[f] = (size_t)((int64_t)m->data_at + start[f]);
+    }
+    return 1;
+}
+
+int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint64_t seed, char *error,
+                  size_t error_size)
+{
+    if (!adze_job_layout(job, line, stream, error, error_size))
+        return 0;
+    const adze_op *op = line->op;
+    for (int f = 0; op->fields[f].name; f++) {
+        const int root = job->memory_of[f];
+        if (root < 0)
+            continue;
+        adze_tensor *t = adze_line_tensor(&job->line, f);
+        adze_memory *m = &job->memory[root];
+        if (!m->origin && !make_memory(job, root, error, error_size)) {
             adze_job_free(job);
             return 0;
         }
-        job->memory_of[f] = root;
-        t->data = m->origin + m->data_at + start;
-        marker mark = {m->owners, adze_dtype_size(t->dtype), (int64_t)m->data_at + start,
+        t->data = m->origin + job->place[f];
+        marker mark = {m->owners, adze_dtype_size(t->dtype), (int64_t)job->place[f],
                        op->fields[f].kind > ADZE_OPTIONAL ? ADZE_OWNED_OUT : ADZE_OWNED_IN};
         each_element(t, mark_one, &mark);
     }
@@ -226,8 +240,7 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
         adze_tensor *t = (adze_tensor *)(void *)(job->args + op->fields[f].offset);
         if (op->fields[f].kind > ADZE_OUT_OPTIONAL || t->dtype == ADZE_NONE)
             continue;
-        const adze_memory *m = &job->memory[job->memory_of[f]];
-        t->data = m->work + ((char *)t->data - m->origin);
+        t->data = job->memory[job->memory_of[f]].work + job->place[f];
     }
     fill_inputs(job, seed);
     const size_t scratch = op->scratch && op->validate(job->args) == ADZE_OK ? op->scratch(stream, job->args) : 0;
