@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# lint.sh - the habits of the house, as far as a machine can see them. The last line counts.
+set -u
+cd "$(dirname "$0")/.."
+PATH=$PWD/build/venv/bin:$PATH
+passed=0 failed=0 skipped=0
+
+report() { # name, what was found (nothing: passed)
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+    else
+        printf '%s\n' "$1:" "$2"
+        failed=$((failed + 1))
+    fi
+}
+skip() {
+    echo "skipped: $1"
+    skipped=$((skipped + 1))
+}
+of_version() { command -v "$1" >/dev/null && "$1" --version | grep -q "version $2\."; }
+files() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
+
+# What these two say differs from version to version; the tree is held to one.
+if of_version clang-format 14; then
+    report clang-format "$(files '*.[ch]' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror 2>&1 | grep 'error:')"
+else
+    skip 'clang-format 14 is not here'
+fi
+if of_version clang-tidy 14; then
+    tidy() { clang-tidy --quiet "$1" -- -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -Icheck -Icli -DADZE_CUDA=0 -DADZE_ISA= \
+        -DADZE_COMMIT='""'; }
+    export -f tidy
+    report clang-tidy "$(files 'src/*.c' 'check/*.c' 'cli/*.c' 'examples/*.c' | grep -v '^src/cpu/' |
+        xargs -P "$(nproc)" -I{} bash -c 'tidy {}' 2>/dev/null | grep -E 'error:|warning:' | sort -u)"
+else
+    skip 'clang-tidy 14 is not here'
+fi
+if command -v cppcheck >/dev/null; then
+    report cppcheck "$(cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
+        --suppress=missingIncludeSystem -Iinclude -Isrc -Icheck -Icli -DADZE_CUDA=0 -DADZE_ISA= -D__aarch64__ -D__linux__ \
+        -j "$(nproc)" --template='{file}:{line}: {message} [{id}]' src check cli examples tests 2>&1)"
+else
+    skip 'cppcheck is not here'
+fi
+if command -v ruff >/dev/null; then
+    report 'ruff check' "$(ruff check --quiet . 2>&1)"
+    report 'ruff format' "$(ruff format --quiet --check . 2>&1)"
+else
+    skip 'ruff is not here'
+fi
+
+# Layers look down only. Each line: files, and the headers of this tree that they may include.
+layer() {
+    report "layers: $1 may include $2" "$(files $1 | xargs -r grep -nE '^ *# *include "' | grep -vE "\"($2)\"")"
+}
+layer 'src/*.c' '[a-z_0-9]+\.h|(ops|cpu)/[a-z_0-9]+\.h'
+layer 'src/ops/*' '[a-z_0-9]+\.h|ops/[a-z_0-9]+\.h'
+layer 'src/cpu/*' '[a-z_0-9]+\.h|cpu/[a-z_0-9]+\.h'
+layer 'src/cuda/*' '[a-z_0-9]+\.cuh|[a-z_0-9]+\.h|cuda/[a-z_0-9]+\.cuh'
+layer 'check/*' '[a-z_0-9]+\.h'
+layer 'cli/*' 'adze\.h|check\.h|bench\.h|cli\.h|html\.h'
+layer 'bind/*' 'adze\.h|adze_kernel\.h|[a-z_0-9]+\.h'
+layer 'examples/*.c' 'adze\.h'
+
+text=$(files '*.[ch]' '*.cu' '*.cuh' '*.py' '*.sh' '*.md' '*.in' '*.toml' Makefile .ci/run)
+report 'only ASCII in sources' "$(LC_ALL=C grep -nP '[^\x00-\x7F]' $text)"
+report 'no spaces at the end of a line' "$(grep -nE '[[:space:]]+$' $text)"
+report 'no tabs but in the Makefile' "$(grep -nP '\t' $(echo "$text" | grep -v '^Makefile$'))"
+report 'nothing kept for later' "$(grep -nE 'TO''DO|FIX''ME|#if'' 0' $text)"
+report 'a file over 600 lines says why ("600 lines") in its first ten' "$(for f in $text; do
+    [ "$(wc -l <"$f")" -le 600 ] || head -10 "$f" | grep -q '600 lines' || echo "$f"
+done)"
+report 'the first line says what a file is' "$(for f in $(files '*.[ch]' '*.cu' '*.cuh'); do
+    head -1 "$f" | grep -qE '^/[*/] .{8}' || echo "$f"
+done)"
+report 'public headers name their licence' "$(grep -L 'SPDX-License-Identifier: Apache-2.0' include/*.h)"
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]

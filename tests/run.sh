@@ -1,0 +1,199 @@
+#!/usr/bin/env bash
+# run.sh - every test that this machine can run: a line per step, then the sum of all counts. `tests/run.sh STEP ...`
+# runs some. A step's log is build/test/STEP.log; what a step cannot have makes it skipped, with the reason.
+set -u
+cd "$(dirname "$0")/.."
+unset MAKEFLAGS MFLAGS MAKELEVEL
+export PATH=$PWD/build/venv/bin:$PATH
+logs=$PWD/build/test
+mkdir -p "$logs"
+
+# The first group builds, one after the other, each on all cores; the second runs side by side.
+builds='build build-clang build-sanitized build-cross'
+steps='check-sve check-cross cuda-compile check check-clang check-self check-sanitized fuzz lint pytest example symbols
+       headers docs bench page'
+for program in tests/*.c; do
+    case $program in tests/fuzz_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
+done
+
+skip() {
+    echo "skipped: $*"
+    exit 77
+}
+have() { command -v "$1" >/dev/null; }
+need() {
+    for tool in "$@"; do have "$tool" || skip "$tool is not here"; done
+}
+build() { make --no-print-directory "$@"; }
+other_arch() { # into $arch
+    case $(uname -m) in
+    x86_64) arch=aarch64 ;;
+    aarch64) arch=x86_64 ;;
+    *) skip "$(uname -m) has no other architecture to stand beside it" ;;
+    esac
+}
+
+step_build() { build all; }
+step_build-clang() { need clang && build CC=clang CUDA=0 B=build/clang all; }
+step_build-sanitized() { build SAN=1 all; }
+step_build-cross() {
+    other_arch
+    need "$arch-linux-gnu-gcc"
+    build CC="$arch-linux-gnu-gcc" AR="$arch-linux-gnu-ar" CUDA=0 B="build/$arch" all
+}
+
+step_check() { build/adze check; }
+step_check-clang() {
+    [ -x build/clang/adze ] || skip 'there is no build by clang'
+    build/clang/adze check --device cpu
+}
+step_check-self() { build/adze check --self; }
+step_check-sanitized() { build/san/adze check --device cpu; }
+# What the processor lacks is run in qemu: SVE here, every ISA of the other architecture there.
+step_check-sve() {
+    [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
+    ! grep -qw sve /proc/cpuinfo || skip 'the processor has SVE, check ran it'
+    need qemu-aarch64
+    qemu-aarch64 -cpu max build/adze check --device cpu
+}
+step_check-cross() {
+    other_arch
+    need "qemu-$arch"
+    [ -x "build/$arch/adze" ] || skip "there is no build for $arch"
+    "qemu-$arch" -cpu max -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
+}
+step_cuda-compile() {
+    have nvcc || [ -x /usr/local/cuda/bin/nvcc ] || skip 'nvcc is not here'
+    build cuda-compile
+}
+
+# A program of tests/ sees the library as a user does.
+test_program() {
+    cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild -ladze -lm -pthread -o "$logs/$1"
+    LD_LIBRARY_PATH=build "$logs/$1"
+}
+step_fuzz() {
+    [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'
+    need clang
+    [ -f build/clang/libadze_check.a ] || skip 'there is no build by clang'
+    clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -std=c11 -D_GNU_SOURCE -DADZE_CUDA=0 \
+        -Iinclude -Isrc -Icheck tests/fuzz_line.c check/line.c check/data.c build/clang/libadze_check.a \
+        build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line" || skip 'clang has no libFuzzer here'
+    mkdir -p "$logs/corpus"
+    "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-60}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
+        -print_final_stats=1 -artifact_prefix="$logs/" "$logs/corpus"
+}
+# Installed, then built outside the tree with nothing but pkg-config's word, against the shared and the static library.
+step_example() {
+    need pkg-config
+    local work
+    work=$(mktemp -d "${TMPDIR:-/tmp}/adze test.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    make --no-print-directory install PREFIX=/opt/adze DESTDIR="$work"
+    "$work/opt/adze/bin/adze" info
+    cp examples/*.c "$work"
+    cd "$work"
+    export PKG_CONFIG_PATH=$work/opt/adze/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=
+    local prefix flags
+    prefix=$(cd opt/adze && pwd)
+    for static in '' --static; do
+        for source in *.c; do
+            # A folder with a space: flags come back quoted for the shell, and -l:libadze.a takes the static library.
+            flags=$(pkg-config $static --define-variable=prefix="${prefix// /\\ }" --cflags --libs adze)
+            [ -z "$static" ] || flags=${flags/-ladze/-l:libadze.a}
+            eval "cc -std=c11 -Wall -Wextra -Werror $source $flags -lm -o example"
+            LD_LIBRARY_PATH=$prefix/lib ./example
+        done
+    done
+}
+step_symbols() {
+    nm -D --defined-only build/libadze.so | awk '{print $3}' | sort >"$logs/exported"
+    tr '\n' ' ' <include/adze.h | grep -oE 'ADZE_API [^;(]*\(' | grep -oE 'adze_[a-z0-9_]+\($' | tr -d '(' | sort \
+        >"$logs/declared"
+    diff "$logs/declared" "$logs/exported"
+    [ -s "$logs/declared" ]
+}
+step_headers() {
+    for header in include/*.h; do
+        for compiler in gcc clang; do
+            have $compiler || continue
+            $compiler -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c "$header"
+            $compiler -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ "$header"
+        done
+    done
+}
+step_lint() { tests/lint.sh; }
+step_pytest() {
+    need pytest
+    compgen -G 'tests/test_*.py' >/dev/null || skip 'there are no tests in Python'
+    pytest -q -p no:cacheprovider -rs tests
+}
+step_docs() {
+    build/adze info --markdown include/adze.h | diff -u docs/ops.md -
+    python3 bench/report.py --check
+}
+step_bench() {
+    build/adze bench --quick --json "$logs/bench.json" --html "$logs/bench.html"
+    python3 -c 'import json, sys; rows = json.load(open(sys.argv[1]))["rows"]; assert rows, "no rows"' "$logs/bench.json"
+    build/adze bench --quick rms_norm --against "$logs/bench.json" || echo 'slower than a minute ago: the machine is busy'
+}
+step_page() {
+    local chromium
+    chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || skip 'chromium is not here'
+    [ -x build/adze ]
+    build/adze bench --quick rms_norm --html "$logs/page.html"
+    python3 tests/page.py "$chromium" "$logs/page.html"
+}
+
+# Runs one step and leaves its counts: those of its last counting line, or one for the whole step.
+run_step() {
+    local step=$1 log=$logs/$1.log start=$SECONDS status counts passed=0 failed=0 skipped=0 word note=
+    if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi
+    timeout -k 10 "${STEP_SECONDS:-1200}" bash "$0" "$@" >"$log" 2>&1
+    status=$?
+    if [ $status = 77 ]; then
+        skipped=1 word=skip note=$(tail -1 "$log" | sed 's/^skipped: //')
+    else
+        counts=$(grep -E '^=* ?[0-9]+ (passed|failed|skipped)' "$log" | tail -1)
+        count() { echo "$counts" | grep -oE "[0-9]+ $1" | head -1 | cut -d' ' -f1; }
+        passed=$(count passed) failed=$(count failed) skipped=$(count skipped)
+        : "${passed:=0}" "${failed:=0}" "${skipped:=0}"
+        [ $status = 0 ] && word=ok || word=FAIL
+        [ $status = 0 ] || [ "$failed" -gt 0 ] || failed=1
+        [ $((passed + failed + skipped)) -gt 0 ] || passed=1
+        note=$([ -n "$counts" ] && echo "$passed passed, $failed failed, $skipped skipped")
+        [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-1200} s"
+    fi
+    echo "$passed $failed $skipped" >"$logs/$step.count"
+    printf '%-5s %-18s %4d s  %s\n' "$word" "$step" $((SECONDS - start)) "$note"
+    [ "$word" != FAIL ] || sed "s/^/        /" "$log" | grep -vE '^ *(CC|LD|NVCC) ' | tail -25
+}
+
+case ${1-} in
+--step)
+    set -e
+    "step_$2"
+    exit
+    ;;
+--program)
+    set -e
+    test_program "$2"
+    exit
+    ;;
+esac
+
+chosen=${*:-$builds $steps}
+for step in $chosen; do rm -f "$logs/$step.count"; done
+for step in $chosen; do
+    case " $builds " in *" $step "*) run_step "$step" ;; esac
+done
+workers=$(nproc)
+for step in $chosen; do
+    case " $builds " in *" $step "*) continue ;; esac
+    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
+    run_step "$step" &
+done
+wait
+for step in $chosen; do cat "$logs/$step.count" || echo 0 1 0; done |
+    awk -v seconds=$SECONDS '{p += $1; f += $2; s += $3}
+        END {printf "%d seconds\n%d passed, %d failed, %d skipped\n", seconds, p, f, s; exit f > 0}'

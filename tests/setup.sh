@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# setup.sh - what the tests use: Debian packages where root may install them, and build/venv. What cannot be had is
+# no failure here: the steps that need it say so and are skipped.
+set -u
+cd "$(dirname "$0")/.."
+
+missing=()
+want() { command -v "$1" >/dev/null || missing+=("$2"); }
+want gcc gcc
+want g++ g++
+want clang clang
+want clang-tidy clang-tidy
+want cppcheck cppcheck
+want pkg-config pkg-config
+want qemu-aarch64 qemu-user
+want chromium chromium
+case $(uname -m) in
+x86_64) want aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu ;;
+aarch64) want x86_64-linux-gnu-gcc gcc-x86-64-linux-gnu ;;
+esac
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+
+apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" >>build/setup.log 2>&1; }
+install_packages() {
+    apt install -y --no-install-recommends "$@" || { apt update && apt install -y --no-install-recommends "$@"; } ||
+        for package in "$@"; do
+            apt install -y --no-install-recommends "$package" || echo "setup: $package could not be installed"
+        done
+}
+mkdir -p build
+: >build/setup.log
+can_install=$([ "$(id -u)" = 0 ] && command -v apt-get)
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ -n "$can_install" ]; then
+        echo "setup: installing ${missing[*]}"
+        install_packages "${missing[@]}"
+    else
+        echo "setup: not here, and only root can install it: ${missing[*]}"
+    fi
+fi
+# clang's sanitizers and fuzzer are a package of their own, named after its version.
+if [ -n "$can_install" ] && command -v clang >/dev/null &&
+    ! echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -fsanitize=fuzzer -x c - -o /dev/null 2>/dev/null; then
+    version=$(clang -dumpversion | cut -d. -f1)
+    echo "setup: installing the run time of clang $version"
+    apt install -y "libclang-rt-$version-dev" || apt install -y "libclang-common-$version-dev"
+fi
+
+# Only packages that pip has as wheels. torch is taken where a local build of it is offered (pip's find-links), never
+# from an index: there it comes with gigabytes of CUDA. `build/venv/bin/pip install torch` is the other way to get it.
+if ! cmp -s tests/requirements.txt build/venv/requirements.txt; then
+    echo "setup: build/venv"
+    python3 -m venv build/venv &&
+        build/venv/bin/pip install -q --only-binary :all: -r tests/requirements.txt >>build/setup.log 2>&1 &&
+        cp tests/requirements.txt build/venv/ || echo "setup: build/venv is not complete, see build/setup.log"
+    if [ -f tests/requirements-models.txt ] &&
+        build/venv/bin/pip install -q --no-index --no-deps torch==2.13.0 >>build/setup.log 2>&1; then
+        build/venv/bin/pip install -q --only-binary :all: -r tests/requirements-models.txt >>build/setup.log 2>&1 ||
+            echo "setup: the packages of the model tests are not complete, see build/setup.log"
+    fi
+fi
+true
