@@ -1,0 +1,93 @@
+/* glu: what is checked and what is timed. */
+#include "check.h"
+
+/* One activation: both forms, the tails, infinities and NaN, a rounded gate. */
+#define EACH(act)                                                                                                    \
+    "x=$[7,246] act=" act, "x=$[3,1024] value=$[3,1024] act=" act " mood:wide",                                      \
+        "x=$[5,1040] act=" act " mood:special", "x=$[5,520] value=$[5,520] act=" act " rounding=2 mood:special",     \
+        "x=$[9,2002] act=" act " rounding=2", "x=$[5,512] value_first=1 act=" act " rounding=2 mood:wide"
+
+static const char *const good[] = {
+    "x=$[7,246] value=$[7,246]",
+    EACH("silu"),
+    EACH("gelu"),
+    EACH("gelu_tanh"),
+    EACH("gelu_quick"),
+    EACH("relu"),
+    EACH("relu2"),
+    EACH("sigmoid"),
+    /* sizes */
+    "x=$[0,64]",
+    "x=$[3,0]",
+    "x=$[3,0] value=$[3,0]",
+    "x=$[1,2]",
+    "x=$[2]",
+    "x=$[1] value=$[1]",
+    "x=$[257,2] act=gelu",
+    "x=$[5,14]",
+    "x=$[5,16]",
+    "x=$[5,32]",
+    "x=$[5,34]",
+    "x=$[1,8190]",
+    "x=$[1,8194]",
+    "x=$[3,10000] value_first=1",
+    "x=$[1,28672]",
+    "x=$[8,28672]",
+    "x=$[1,200006] act=gelu_tanh",
+    "x=$[1,100003] value=$[1,100003]",
+    "x=$[2,33000] value=$[2,33000] act=gelu",
+    "x=$[4,64] mood:equal",
+    "x=$[4,64] mood:zero",
+    "x=$[4,640] mood:tiny",
+    /* views */
+    "out=$[7:130,123:1] x=$[7:256,246:1]",
+    "out=$[7:136,128:1] x=$[7:512,256:1] act=gelu value_first=1",
+    "out=$[7,128] x=$[7:512,256:1]@+1",
+    "out=$[7,128]@+3 x=$[7,256]",
+    "x=$[7,128]@+8 value=$[7,128]@+1",
+    "x=$[4:256,128:1] value=$[4:256,128:1]@x+128",
+    "x=$[4:257,128:1] value=$[4:257,128:1]@x+128 act=gelu_tanh",
+    "out=$[2,3,4,32] x=$[2:768,3:64,4:192,64:1]",
+    "out=$[2:2000,3:600,2:300,3:96,20:1] x=$[2,3,2,3,40] rounding=2",
+    "out=$[3,64] x=$[3:0,64:1] value=$[3,64]",
+    "x=$[2:-256,128:1] act=gelu",
+    "out=$[5,256] x=$[5,256]@out value=$[5,256]",
+    "out=$[5,255] x=$[5,255] value=$[5,255]@out act=gelu",
+    "out=$[5,256] x=$[5,256]@out value=$[5,256]@out",
+    "out=$[5:4100,2051:1] x=$[5:4100,2051:1]@out value=$[5,2051] rounding=2",
+    NULL,
+};
+
+static const adze_bad_case bad[] = {
+    {"x=bf16[3,9] out=bf16[3,4]", ADZE_BAD_ARG, "rows of x have 9 elements"},
+    {"x=bf16[3,8] value=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "value has 7 in dimension 1"},
+    {"x=bf16[3,8] value=f32[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "value is f32"},
+    {"x=bf16[3,8] value=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "value has rank 1"},
+    {"x=bf16[3,8] value=bf16[3,8] value_first=1 out=bf16[3,8]", ADZE_BAD_ARG, "x is not packed"},
+    {"x=bf16[3,8] value_first=2 out=bf16[3,4]", ADZE_BAD_ARG, "value_first is 2"},
+    {"x=bf16[3,8] act=8 out=bf16[3,4]", ADZE_BAD_ARG, "act is 8"},
+    {"x=bf16[3,8] rounding=1 out=bf16[3,4]", ADZE_BAD_ARG, "rounding is 1"},
+    {"x=bf16[3,8] out=bf16[3,8]", ADZE_BAD_ARG, "out has 8 in dimension 1, it must have 4"},
+    {"out=bf16[3:8,4:1] x=bf16[3,8]@out", ADZE_BAD_ARG, "out overlaps x"},
+    {"x=i32[3,8] out=i32[3,4]", ADZE_BAD_DTYPE, "x is i32"},
+    {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},
+    {"x=bf16[3,8] out=none", ADZE_BAD_ARG, "out is absent"},
+    {NULL, ADZE_OK, NULL},
+};
+
+static const char *const bench[] = {
+    "x=$[1,28672]",
+    "x=$[8,28672]",
+    "x=$[1024,28672]",
+    "x=$[8192,28672]",
+    "x=$[1024,14336] value=$[1024,14336]",
+    "x=$[4096,10240] act=gelu value_first=1",
+    "x=$[1024,20480] act=gelu value_first=1",
+    "x=$[8192,14336] act=gelu_tanh",
+    "x=$[8192,28672] rounding=2",
+    NULL,
+};
+
+static const char *const huge[] = {"x=$[160000,28672]", NULL};
+
+const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, huge, NULL};

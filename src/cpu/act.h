@@ -1,0 +1,89 @@
+/* act.h - exp and the activations, sixteen floats at a time. Accuracies are in float units, 2^-23 relative. */
+#ifndef ADZE_CPU_ACT_H
+#define ADZE_CPU_ACT_H
+
+#include "cpu/row.h"
+
+/* 2^n e^r for a whole number in the low bits of `whole` and |r| <= 0.35. The polynomial is off by 2^-28; the power of
+   two is applied in two steps, so that results below 2^-126 are rounded and not lost. */
+INLINE vf exp_parts(vf whole, vf r)
+{
+    const vi n = (vi)whole - 0x4b400000, half = n >> 1;
+    vf q = vf_fma(r, vf_all(0x1.6a1a8ep-10f), vf_all(0x1.123fb4p-7f));
+    q = vf_fma(q, r, vf_all(0x1.555916p-5f));
+    q = vf_fma(q, r, vf_all(0x1.55548ap-3f));
+    q = vf_fma(q, r, vf_all(0x1.fffffcp-2f));
+    const vf p = vf_fma(r * r, q, r) + 1;
+    return p * (vf)((vu)(half + 127) << 23) * (vf)((vu)(n - half + 127) << 23);
+}
+/* x / ln 2 to a whole number n, as 1.5 * 2^23 + n: the number is in the low bits. */
+INLINE vf exp_whole(vf x)
+{
+    return vf_fma(x, vf_all(0x1.715476p+0f), vf_all(0x1.8p23f));
+}
+/* x - n ln 2; the product with the first part of ln 2 is exact. */
+INLINE vf exp_rest(vf x, vf whole)
+{
+    const vf n = whole - 0x1.8p23f;
+    return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
+}
+/* e^x for x <= 88, to 2 units. */
+INLINE vf vf_exp(vf x)
+{
+    x = vf_select(x < -104, vf_all(-104), x);
+    const vf whole = exp_whole(x);
+    return exp_parts(whole, exp_rest(x, whole));
+}
+
+/* x sigmoid(z) for a z of x's sign, with no cancellation and no overflow: e = exp(-|z|) is at most 1. */
+INLINE vf act_times_sigmoid(vf x, vf z)
+{
+    const vf e = vf_exp(-vf_abs(z));
+    return vf_select(x < 0, x * e, x) / (1 + e);
+}
+/* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
+   polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. a^2 is taken in two parts, the first of them exact. */
+INLINE vf act_gelu(vf x)
+{
+    vf a = vf_abs(x);
+    a = vf_select(a > 14.25f, vf_all(14.25f), a);
+    const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
+    const vf square = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
+    const vf whole = exp_whole(square + rest);
+    const vf e = exp_parts(whole, exp_rest(square, whole) + rest);
+    const vf w = 1 / (a + 3), t = 1 - 6 * w;
+    vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), vf_all(-0x1.d81ad4p-11f));
+    g = vf_fma(g, t, vf_all(0x1.19e984p-10f));
+    g = vf_fma(g, t, vf_all(0x1.c5a324p-8f));
+    g = vf_fma(g, t, vf_all(-0x1.5768d8p-7f));
+    g = vf_fma(g, t, vf_all(-0x1.831e6p-5f));
+    g = vf_fma(g, t, vf_all(0x1.d71466p-3f));
+    g = vf_fma(g, t, vf_all(-0x1.04c734p-1f));
+    g = vf_fma(g, t, vf_all(0x1.754a74p-1f));
+    const vf tail = g * w * e;
+    return x * vf_select(x < 0, tail, 1 - tail);
+}
+INLINE vf act_relu(vf x)
+{
+    return vf_select(x <= 0, vf_all(0), x);
+}
+
+/* act(x), inlined with a constant act. */
+INLINE vf vf_act(int act, vf x)
+{
+    switch (act) {
+    case ADZE_ACT_SILU: return act_times_sigmoid(x, x);
+    case ADZE_ACT_GELU: return act_gelu(x);
+    case ADZE_ACT_GELU_TANH: return act_times_sigmoid(x, x * (0x1.988454p+0f + 0x1.2444f2p-4f * (x * x)));
+    case ADZE_ACT_GELU_QUICK: return act_times_sigmoid(x, 1.702f * x);
+    case ADZE_ACT_RELU: return act_relu(x);
+    case ADZE_ACT_RELU2: return act_relu(x) * act_relu(x);
+    case ADZE_ACT_SIGMOID: {
+        const vf e = vf_exp(-vf_abs(x));
+        return vf_select(x < 0, e, vf_all(1)) / (1 + e);
+    }
+    default: return x;
+    }
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* act_rows.h - activation and glu on the CPU: out = act(gate), or act(gate) * value, in one pass. Rows are cut into
+   pieces of PIECE elements, which threads share. */
+#ifndef ADZE_CPU_ACT_ROWS_H
+#define ADZE_CPU_ACT_ROWS_H
+
+#include "cpu/act.h"
+
+enum { GATE, VALUE, OUT, ACT_TENSORS, PIECE = 4096 };
+
+typedef struct act_call {
+    const adze_tensor *tensors[ACT_TENSORS]; /* value may be absent */
+    adze_rows rows;
+    int64_t dim, pieces; /* pieces of a row */
+    int act, steps, stream;
+} act_call;
+
+/* n elements of one row. Whole vectors and the last part of one share the arithmetic: it is long. */
+INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype, int act, int times)
+{
+    for (int64_t i = 0; i < n; i += LANES) {
+        const int64_t part = n - i < LANES ? n - i : LANES;
+        const vf gate = part == LANES ? row_load(data[GATE], dtype, i) : row_load_tail(data[GATE], dtype, i, part);
+        vf y = vf_act(act, gate);
+        if (times) {
+            if (c->steps)
+                y = row_round(dtype, y);
+            y *= part == LANES ? row_load(data[VALUE], dtype, i) : row_load_tail(data[VALUE], dtype, i, part);
+        }
+        if (part < LANES)
+            row_store_tail(data[OUT], dtype, i, y, part);
+        else if (c->stream)
+            row_stream(data[OUT], dtype, i, y);
+        else
+            row_store(data[OUT], dtype, i, y);
+    }
+}
+
+INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)
+{
+    const int64_t size = dtype == ADZE_F32 ? 4 : 2;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
+        const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
+        char *data[ACT_TENSORS];
+        for (int t = 0; t < ACT_TENSORS; t++)
+            data[t] = (char *)c->tensors[t]->data + (adze_row_offset(&c->rows, t, row) + at) * size;
+        act_piece(c, data, n, dtype, act, times);
+    }
+    if (c->stream)
+        row_stream_end();
+}
+
+/* One loop for each activation, so that its constants stay in registers. */
+INLINE void act_range(const act_call *c, int64_t begin, int64_t end, int dtype, int times)
+{
+    switch (c->act) {
+    case ADZE_ACT_SILU: act_pieces(c, begin, end, dtype, ADZE_ACT_SILU, times); break;
+    case ADZE_ACT_GELU: act_pieces(c, begin, end, dtype, ADZE_ACT_GELU, times); break;
+    case ADZE_ACT_GELU_TANH: act_pieces(c, begin, end, dtype, ADZE_ACT_GELU_TANH, times); break;
+    case ADZE_ACT_GELU_QUICK: act_pieces(c, begin, end, dtype, ADZE_ACT_GELU_QUICK, times); break;
+    case ADZE_ACT_RELU: act_pieces(c, begin, end, dtype, ADZE_ACT_RELU, times); break;
+    case ADZE_ACT_RELU2: act_pieces(c, begin, end, dtype, ADZE_ACT_RELU2, times); break;
+    default: act_pieces(c, begin, end, dtype, ADZE_ACT_SIGMOID, times); break;
+    }
+}
+
+INLINE adze_status act_run(act_call *c, adze_range_fn body)
+{
+    const adze_tensor *out = c->tensors[OUT];
+    c->dim = out->shape[out->rank - 1];
+    adze_rows_init(&c->rows, out, ACT_TENSORS, c->tensors);
+    c->stream = row_streams(out, c->rows.count * c->dim);
+    c->dim = adze_rows_join(&c->rows, ACT_TENSORS, c->tensors, c->dim);
+    c->pieces = (c->dim + PIECE - 1) / PIECE;
+    adze_parallel_for(c->rows.count * c->pieces, row_grain(c->dim < PIECE ? c->dim : PIECE), body, c);
+    return ADZE_OK;
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* glu: the contract, the definition, and the kernels. */
+#include "ops/act.h"
+
+static const adze_field fields[] = {
+    ADZE_FIELD(glu, ADZE_OUT, out),
+    ADZE_FIELD(glu, ADZE_IN, x),
+    ADZE_FIELD(glu, ADZE_OPTIONAL, value),
+    ADZE_WORDS(glu, act, act_words),
+    ADZE_FIELD(glu, ADZE_INT, value_first),
+    ADZE_FIELD(glu, ADZE_INT, rounding),
+    ADZE_FIELDS_END,
+};
+
+static adze_status validate(const void *args)
+{
+    const adze_glu_args *a = args;
+    ADZE_CHECK(adze_check_float("glu", "x", &a->x));
+    ADZE_CHECK(adze_check_rows("glu", "x", &a->x));
+    ADZE_CHECK(adze_check_like("glu", "value", &a->value, &a->x));
+    const int64_t columns = a->x.shape[a->x.rank - 1];
+    ADZE_REQUIRE(a->value.dtype || columns % 2 == 0, ADZE_BAD_ARG,
+                 "glu: rows of x have %lld elements, which makes no two halves", (long long)columns);
+    ADZE_REQUIRE(!a->value.dtype || !a->value_first, ADZE_BAD_ARG, "glu: value_first is set, but x is not packed");
+    ADZE_CHECK(adze_check_range("glu", "value_first", a->value_first, 0, 1));
+    ADZE_CHECK(adze_check_range("glu", "act", a->act, 0, ADZE_ACT_SIGMOID));
+    return adze_check_bits("glu", "rounding", a->rounding, ADZE_ROUND_STEPS);
+}
+
+static void outputs(void *args)
+{
+    adze_glu_args *a = args;
+    adze_like(&a->out, &a->x);
+    if (!a->value.dtype)
+        a->out.shape[a->out.rank - 1] /= 2;
+}
+
+void adze_glu_halves(const adze_glu_args *a, adze_tensor *gate, adze_tensor *value)
+{
+    *gate = a->x;
+    *value = a->value;
+    if (a->value.dtype)
+        return;
+    const int64_t dim = gate->shape[gate->rank - 1] /= 2;
+    *value = *gate;
+    adze_tensor *second = a->value_first ? gate : value;
+    if (second->data)
+        second->data = (char *)second->data + (size_t)dim * adze_dtype_size(second->dtype);
+}
+
+static void reference(const void *args, adze_value *const *out)
+{
+    const adze_glu_args *a = args;
+    adze_tensor gate, value;
+    adze_glu_halves(a, &gate, &value);
+    const adze_tensor *const tensors[] = {&gate, &value};
+    const int64_t dim = gate.shape[gate.rank - 1];
+    adze_rows rows;
+    adze_rows_init(&rows, &gate, 2, tensors);
+    for (int64_t r = 0; r < rows.count; r++) {
+        const int64_t gate_at = adze_row_offset(&rows, 0, r), value_at = adze_row_offset(&rows, 1, r);
+        for (int64_t i = 0; i < dim; i++) {
+            const adze_value g = act_value(a->act ? a->act : ADZE_ACT_SILU, adze_element(&gate, gate_at + i));
+            adze_value y = adze_mul(adze_rounded_if(a->rounding & ADZE_ROUND_STEPS, a->x.dtype, g),
+                                    adze_element(&value, value_at + i));
+            if (!isfinite(y.v))
+                y.e = 0; /* an infinity is exact */
+            out[0][r * dim + i] = y;
+        }
+    }
+}
+
+ADZE_KERNELS(glu)
+
+const adze_op adze_op_glu = {"glu", sizeof(adze_glu_args), fields, validate, outputs, reference, kernels, NULL};
+
+adze_status adze_glu(adze_stream stream, const adze_glu_args *args)
+{
+    return adze_dispatch(&adze_op_glu, stream, args);
+}
