@@ -149,7 +149,7 @@ install: $(if $(wildcard $(B)/adze),,all)
 	install -m 755 $(SO) "$(I)/lib"
 	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
 	ln -sf $(SONAME) "$(I)/lib/libadze.so"
-	sed 's|@PREFIX@|$(PREFIX)|' $(B)/adze.pc > "$(I)/lib/pkgconfig/adze.pc"
+	sed 's|@PREFIX@|$(PREFIX)|; /^prefix=/s/ /\\ /g' $(B)/adze.pc > "$(I)/lib/pkgconfig/adze.pc"
 
 clean:
 	rm -rf $(B)
