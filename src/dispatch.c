@@ -208,9 +208,11 @@ static int folds(const adze_tensor *t)
     int64_t reach = 1;
     unsigned used = 0;
     for (int round = 0; round < t->rank; round++) {
-        int at = -1;
-        for (int d = 0; d < t->rank; d++)
-            if (!(used >> d & 1) && (at < 0 || llabs(t->stride[d]) < llabs(t->stride[at])))
+        int at = 0;
+        while (used >> at & 1)
+            at++;
+        for (int d = at + 1; d < t->rank; d++)
+            if (!(used >> d & 1) && llabs(t->stride[d]) < llabs(t->stride[at]))
                 at = d;
         used |= 1u << at;
         if (t->shape[at] == 1)
