@@ -19,41 +19,44 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-/* Over THREADS threads of a one-dimensional block. `part` is shared memory of 32 floats that nothing else uses until
-   the block's next barrier. */
-template <int THREADS>
-__device__ __forceinline__ float block_sum(float v, float *part)
+/* Over the blockDim.x threads, whole warps, that share a row; a block has blockDim.y rows. `part` is shared memory of
+   32 floats that nothing else uses until the row's next barrier. */
+__device__ __forceinline__ void row_barrier()
 {
-    if constexpr (THREADS <= 32) {
-        return warp_sum<THREADS>(v);
-    } else {
-        v = warp_sum<32>(v);
-        if (threadIdx.x % 32 == 0)
-            part[threadIdx.x / 32] = v;
+    if (blockDim.y == 1)
         __syncthreads();
-        if constexpr (THREADS <= 256) {
-            v = part[0];
-#pragma unroll
-            for (int w = 1; w < THREADS / 32; w++)
-                v += part[w];
-            return v;
-        } else {
-            return warp_sum<THREADS / 32>(part[threadIdx.x % (THREADS / 32)]);
-        }
-    }
+    else
+        asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
 }
-template <int THREADS>
-__device__ __forceinline__ float block_max(float v, float *part)
+__device__ __forceinline__ float row_sum(float v, float *part)
 {
-    if constexpr (THREADS <= 32) {
-        return warp_max<THREADS>(v);
-    } else {
-        v = warp_max<32>(v);
-        if (threadIdx.x % 32 == 0)
-            part[threadIdx.x / 32] = v;
-        __syncthreads();
-        return warp_max<THREADS / 32>(part[threadIdx.x % (THREADS / 32)]);
-    }
+    const int warps = (int)blockDim.x / 32;
+    v = warp_sum<32>(v);
+    if (warps == 1)
+        return v;
+    part += (int)threadIdx.y * warps;
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    row_barrier();
+    v = part[0];
+    for (int w = 1; w < warps; w++)
+        v += part[w];
+    return v;
+}
+__device__ __forceinline__ float row_max(float v, float *part)
+{
+    const int warps = (int)blockDim.x / 32;
+    v = warp_max<32>(v);
+    if (warps == 1)
+        return v;
+    part += (int)threadIdx.y * warps;
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    row_barrier();
+    v = part[0];
+    for (int w = 1; w < warps; w++)
+        v = fmaxf(v, part[w]);
+    return v;
 }
 
 #endif

@@ -111,6 +111,15 @@ struct packed<f16> {
     }
 };
 
+/* The compiler may not carry unpacked floats past this point: they take twice the registers and cost a shift to get. */
+template <typename T, int N>
+__device__ __forceinline__ void keep_packed(packed<T> (&v)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(v[i].raw.x), "+r"(v[i].raw.y), "+r"(v[i].raw.z), "+r"(v[i].raw.w));
+}
+
 template <typename T>
 __device__ __forceinline__ packed<T> load_packed(const T *p)
 {
