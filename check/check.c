@@ -79,7 +79,7 @@ static void judge_untouched(const adze_job *job, adze_verdict *v)
 
 /* Whether a stored value is within the bound of the definition's, plus half a unit for the rounding of the
  * store. */
-static double error_share(int dtype, double got, adze_value want, double *ulps)
+double adze_error_share(int dtype, double got, adze_value want, double *ulps)
 {
     *ulps = 0;
     if (isnan(want.v) || isnan(want.e))
@@ -111,7 +111,7 @@ static void judge_values(const adze_job *job, adze_value *const *want, adze_verd
         const int64_t count = adze_count(&t);
         for (int64_t i = 0; i < count; i++) {
             double ulps;
-            const double got = adze_get(&t, at), share = error_share(t.dtype, got, values[i], &ulps);
+            const double got = adze_get(&t, at), share = adze_error_share(t.dtype, got, values[i], &ulps);
             if (share > v->worst)
                 v->worst = share;
             if (ulps > v->ulps)

@@ -93,6 +93,8 @@ typedef struct adze_verdict {
     char why[512]; /* empty: passed */
 } adze_verdict;
 void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *want, adze_verdict *verdict);
+/* The error of a stored value as a share of what is allowed, and in units of the last place. */
+double adze_error_share(int dtype, double got, adze_value want, double *ulps);
 void adze_reference_free(adze_value **want);
 void adze_reference_make(const adze_job *job, adze_value **want); /* want[ADZE_FIELDS_MAX], by output */
 void adze_check_self(adze_tally *tally);

@@ -3,6 +3,7 @@
 #include "cli.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -11,8 +12,24 @@ static const struct {
 } commands[] = {
     {"info", "what this machine has, and every op with its kernels", adze_cli_info},
     {"check", "run every kernel against the definitions", adze_cli_check},
+    {"bench", "time what was just proven, against the limits of this machine", adze_cli_bench},
     {"run", "repeat one call from its trace line", adze_cli_run},
 };
+
+int adze_cli_device(const char *word, int *device)
+{
+    char *end;
+    const long number = strtol(word, &end, 10);
+    if (strcmp(word, "cpu") == 0)
+        *device = ADZE_CPU;
+    else if (strcmp(word, "cuda") == 0)
+        *device = 0;
+    else if (*word && *end == '\0' && number >= 0 && number < 1024)
+        *device = (int)number;
+    else
+        return 0;
+    return 1;
+}
 
 int main(int argc, char **argv)
 {

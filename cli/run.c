@@ -1,12 +1,92 @@
 /* run.c - `adze run`: one call, from the line that ADZE_TRACE printed. */
-#include "check.h"
+#include "bench.h"
 #include "cli.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+static const char help[] =
+    "adze run 'LINE' [--device cpu|cuda|N]\n\n"
+    "Makes the call that the line describes, with random inputs; holds every kernel that takes\n"
+    "it to the definition, and times those that are right. A line is what ADZE_TRACE=1 prints:\n\n"
+    "  adze run 'rms_norm x=bf16[128,4096] weight=bf16[4096] eps=1e-6'\n\n"
+    "  --device D      where (default: a GPU, if there is one)\n\n"
+    "The exit status is 1 when a kernel is wrong, 2 when there is no such call.\n";
+
+static int report(const adze_trial *t)
+{
+    int wrong = 0;
+    const double bytes = (double)(t->read + t->written);
+    const int64_t proven = adze_count(adze_line_tensor(&t->proof->line, 0));
+    if (proven < adze_count(adze_line_tensor(&t->whole->line, 0)))
+        printf("proven on fewer rows, then on a sample of the whole call\n");
+    for (int k = 0; k < t->attempts; k++) {
+        const adze_attempt *a = &t->attempt[k];
+        printf("%-16s ", a->kernel->name);
+        if (a->verdict.why[0]) {
+            printf("WRONG: %s\n", a->verdict.why);
+            wrong++;
+            continue;
+        }
+        printf("right: %.3f ulp, %.0f%% of the limit", a->verdict.ulps, 100 * a->verdict.worst);
+        if (a->us > 0)
+            printf("; %.3f us, %.1f GB/s", a->us, bytes / a->us / 1000);
+        if (a->us_alone > 0)
+            printf("; alone %.3f us", a->us_alone);
+        printf("\n");
+    }
+    return wrong;
+}
+
 int adze_cli_run(int argc, char **argv)
 {
-    (void)argc, (void)argv;
-    return 0;
+    const char *text = NULL;
+    adze_stream stream = {adze_cuda_count() > 0 ? 0 : ADZE_CPU, NULL};
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            fputs(help, stdout);
+            return 0;
+        }
+        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
+            if (!adze_cli_device(argv[++i], &stream.device)) {
+                fprintf(stderr, "adze run: no device is called '%s'\n", argv[i]);
+                return 2;
+            }
+        } else if (argv[i][0] != '-' && !text)
+            text = argv[i];
+        else {
+            fprintf(stderr, "adze run: '%s' is not understood\n\n%s", argv[i], help);
+            return 2;
+        }
+    }
+    if (!text) {
+        fprintf(stderr, "adze run: a line is missing\n\n%s", help);
+        return 2;
+    }
+    adze_line line;
+    char error[512];
+    if (!adze_line_parse(&line, NULL, text, error, sizeof error)) {
+        fprintf(stderr, "adze run: %s\n", error);
+        return 2;
+    }
+    if (adze_prepare(stream.device) != ADZE_OK) {
+        fprintf(stderr, "adze run: %s\n", adze_last_error());
+        return 2;
+    }
+    const char *message = stream.device == ADZE_CPU ? NULL : adze_gpu_open(&stream);
+    const adze_effort effort = {9, 20000};
+    adze_trial trial;
+    int status = 2;
+    if (message)
+        fprintf(stderr, "adze run: %s\n", message);
+    else if (!adze_trial_make(&trial, &line, stream, error, sizeof error) ||
+             !adze_trial_time(&trial, &effort, error, sizeof error))
+        fprintf(stderr, "adze run: %s\n", error);
+    else
+        status = report(&trial) > 0;
+    if (!message)
+        adze_trial_free(&trial);
+    if (stream.device != ADZE_CPU)
+        adze_gpu_close(stream);
+    return status;
 }

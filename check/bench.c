@@ -1,0 +1,488 @@
+/* bench.c - one call proven, then timed: cold, its kernels in turn, as a median. */
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    PROOF_ELEMENTS = 1 << 20, /* of all tensors: a proof with more would take too long */
+    PROOF_MOST = 1 << 26,     /* but a call whose rows depend on each other is proven whole up to this */
+    SAMPLED = 200000,         /* elements of an output of the whole call that are held to the definition */
+    GPU_COLD = 320 << 20,
+    NODES_MIN = 20, /* calls in a graph */
+    NODES_MAX = 4096,
+};
+
+const char *adze_commit(void)
+{
+    return ADZE_COMMIT;
+}
+
+double adze_now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double adze_median(double *values, int n, double *spread)
+{
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    const double median = (values[(n - 1) / 2] + values[n / 2]) / 2;
+    *spread = median > 0 ? (values[3 * (n - 1) / 4] - values[(n - 1) / 4]) / median : 0;
+    return median;
+}
+
+size_t adze_cold_bytes(adze_stream stream)
+{
+    if (stream.device != ADZE_CPU)
+        return GPU_COLD;
+    const size_t cold = 4 * adze_cpu_cache() + (16 << 20);
+    const size_t half = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / 4;
+    return cold < half ? cold : half;
+}
+
+/* ---- A smaller call to prove ---- */
+
+static int is_tensor(const adze_field *f)
+{
+    return f->kind <= ADZE_OUT_OPTIONAL;
+}
+static int is_out(const adze_field *f)
+{
+    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+}
+
+static int first_input(const adze_op *op)
+{
+    int f = 0;
+    while (op->fields[f].name && op->fields[f].kind > ADZE_OPTIONAL)
+        f++;
+    return f;
+}
+
+/* The outermost dimension that has more than one index and is not the last; -1: there is none. */
+static int outer(const adze_tensor *t)
+{
+    for (int d = 0; d < t->rank - 1; d++)
+        if (t->shape[d] > 1)
+            return d;
+    return -1;
+}
+
+/* Gives the outermost dimension of the first input `size` indices, in every tensor that shares it. */
+static void resize(adze_line *line, int64_t size, size_t *period)
+{
+    const adze_op *op = line->op;
+    const adze_tensor *x = adze_line_tensor(line, first_input(op));
+    const int64_t old = x->shape[outer(x)];
+    for (int f = 0; op->fields[f].name; f++) {
+        adze_tensor *t = adze_line_tensor(line, f);
+        const int d = is_tensor(&op->fields[f]) && t->dtype ? outer(t) : -1;
+        if (d < 0 || t->shape[d] != old)
+            continue;
+        t->shape[d] = size;
+        period[f] = (size_t)(size * t->stride[d]) * adze_dtype_size(t->dtype);
+    }
+}
+
+static int64_t elements(const adze_job *job)
+{
+    int64_t n = 0;
+    for (int f = 0; job->line.op->fields[f].name; f++)
+        if (job->memory_of[f] >= 0)
+            n += adze_count((const void *)(job->line.args + job->line.op->fields[f].offset));
+    return n;
+}
+
+/* Cuts rows until a proof is short. `probe` is the same call with other rows still: where rows do not depend on each
+   other, both agree on the rows they share. */
+static int cut(adze_line *line, adze_line *probe, int64_t n, size_t *period)
+{
+    int cuts = 0;
+    while (n > PROOF_ELEMENTS) {
+        const adze_tensor *x = adze_line_tensor(line, first_input(line->op));
+        const int d = outer(x);
+        if (d < 0)
+            break;
+        const int64_t old = x->shape[d], factor = (n + PROOF_ELEMENTS - 1) / PROOF_ELEMENTS;
+        int64_t size = old > factor ? old / factor : 1;
+        while (old % size)
+            size--;
+        *probe = *line;
+        size_t unused[ADZE_FIELDS_MAX];
+        resize(probe, size == 1 ? 2 : 1, unused);
+        resize(line, size, period);
+        n = n / old * size;
+        cuts++;
+    }
+    return cuts;
+}
+
+static int rows_are_independent(const adze_line *line, const adze_line *probe)
+{
+    const adze_stream cpu = {ADZE_CPU, NULL};
+    const adze_line *lines[2] = {line, probe};
+    adze_value *want[2][ADZE_FIELDS_MAX] = {{0}};
+    adze_job *job[2] = {calloc(1, sizeof **job), calloc(1, sizeof **job)};
+    char error[256];
+    int same = 1;
+    for (int i = 0; i < 2 && same; i++) {
+        same = adze_job_make(job[i], lines[i], cpu, 1, error, sizeof error) &&
+               line->op->validate(job[i]->line.args) == ADZE_OK;
+        if (same)
+            adze_reference_make(job[i], want[i]);
+    }
+    for (int f = 0, out = 0; line->op->fields[f].name && same; f++) {
+        if (!is_out(&line->op->fields[f]))
+            continue;
+        const int64_t a = adze_count(adze_line_tensor(&job[0]->line, f));
+        const int64_t b = adze_count(adze_line_tensor(&job[1]->line, f));
+        if (want[0][out] && want[1][out])
+            same = memcmp(want[0][out], want[1][out], (size_t)(a < b ? a : b) * sizeof(adze_value)) == 0;
+        out++;
+    }
+    for (int i = 0; i < 2; i++) {
+        adze_reference_free(want[i]);
+        adze_job_free(job[i]);
+        free(job[i]);
+    }
+    return same;
+}
+
+/* Whether the memory of each tensor that was cut repeats as a whole: all that lies in it has the same period. */
+static int repeats(const adze_trial *t)
+{
+    const adze_op *op = t->whole->line.op;
+    for (int f = 0; op->fields[f].name; f++) {
+        const adze_tensor *x = adze_line_tensor(&t->whole->line, f);
+        for (int d = 0; t->period[f] && d < x->rank; d++)
+            if (x->stride[d] < 0)
+                return 0;
+        for (int g = 0; op->fields[g].name; g++)
+            if (t->whole->memory_of[f] >= 0 && t->whole->memory_of[f] == t->whole->memory_of[g] &&
+                t->period[f] != t->period[g])
+                return 0;
+    }
+    return 1;
+}
+
+static int make_proof(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
+{
+    const int64_t n = elements(t->whole);
+    adze_line small = t->whole->line, probe;
+    if (cut(&small, &probe, n, t->period) &&
+        (!repeats(t) || line->op->validate(small.args) != ADZE_OK || !rows_are_independent(&small, &probe))) {
+        memset(t->period, 0, sizeof t->period);
+        small = t->whole->line;
+        if (n > PROOF_MOST) {
+            snprintf(error, error_size, "the call is too large to be proven, and its rows depend on each other");
+            return 0;
+        }
+    }
+    return adze_job_make(t->proof, &small, stream, 1, error, error_size);
+}
+
+static void judge_all(adze_trial *t)
+{
+    const adze_op *op = t->proof->line.op;
+    for (const adze_kernel *k = op->kernels; k->run && t->attempts < ADZE_TRIAL_KERNELS; k++) {
+        if (!adze_can_run(k, t->proof->stream))
+            continue;
+        adze_attempt *a = &t->attempt[t->attempts++];
+        a->kernel = k;
+        if (!k->accepts || k->accepts(t->proof->stream, t->proof->args))
+            adze_judge(t->proof, k, t->want, &a->verdict);
+    }
+}
+
+int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
+{
+    memset(t, 0, sizeof *t);
+    t->whole = calloc(1, sizeof *t->whole);
+    t->proof = calloc(1, sizeof *t->proof);
+    const adze_op *op = line->op;
+    if (!adze_job_layout(t->whole, line, stream, error, error_size))
+        return 0;
+    if (op->validate(t->whole->line.args) != ADZE_OK) {
+        snprintf(error, error_size, "%s", adze_last_error());
+        return 0;
+    }
+    const adze_tensor *x = adze_line_tensor(&t->whole->line, first_input(op));
+    t->dim = x->rank ? x->shape[x->rank - 1] : 1;
+    t->rows = t->dim ? adze_count(x) / t->dim : 0;
+    adze_job_bytes(t->whole, &t->read, &t->written);
+    if (!make_proof(t, line, stream, error, error_size))
+        return 0;
+    const adze_status status = adze_dispatch(op, stream, t->proof->args);
+    if (status != ADZE_OK || adze_memory_sync(stream)) {
+        snprintf(error, error_size, "%s", status ? adze_last_error() : adze_memory_sync(stream));
+        return 0;
+    }
+    adze_reference_make(t->proof, t->want);
+    judge_all(t);
+    return 1;
+}
+
+/* ---- Buffer sets ---- */
+
+/* The proof's memory, repeated to the size of the whole call's. */
+static void fill_set(const adze_trial *t, char *image)
+{
+    for (int m = 0; m < ADZE_FIELDS_MAX; m++) {
+        const adze_memory *from = &t->proof->memory[m], *to = &t->whole->memory[m];
+        if (!to->bytes)
+            continue;
+        const size_t held = from->bytes - from->data_at, body = t->period[m] ? t->period[m] : held;
+        memcpy(image + t->set_at[m], from->origin, from->data_at);
+        for (size_t at = to->data_at; at < to->bytes; at += body) {
+            const size_t left = to->bytes - at, n = body < held ? body : held;
+            memcpy(image + t->set_at[m] + at, from->origin + from->data_at, left < n ? left : n);
+        }
+    }
+}
+
+static const char *make_sets(adze_trial *t)
+{
+    const adze_stream stream = t->whole->stream;
+    const int cpu = stream.device == ADZE_CPU;
+    for (int m = 0; m < ADZE_FIELDS_MAX; m++) {
+        t->set_at[m] = t->set_bytes;
+        t->set_bytes += (t->whole->memory[m].bytes + 255) / 256 * 256;
+    }
+    const int64_t bytes = t->read + t->written, cold = (int64_t)adze_cold_bytes(stream);
+    t->set_count = cold / bytes + 1;
+    if (!cpu && t->set_count > NODES_MAX)
+        t->set_count = NODES_MAX;
+    t->sets = adze_memory_take(stream, t->set_bytes * (size_t)t->set_count);
+    char *image = cpu ? t->sets : malloc(t->set_bytes);
+    const char *message = t->sets && image ? NULL : "no memory for the buffer sets";
+    if (!message) {
+        fill_set(t, image);
+        for (int64_t i = 1; i < t->set_count && cpu; i++)
+            memcpy(t->sets + (size_t)i * t->set_bytes, image, t->set_bytes);
+        if (!cpu)
+            message = adze_memory_write(stream, t->sets, image, t->set_bytes);
+        if (!cpu && !message)
+            message = adze_gpu_repeat(t->sets, t->set_bytes, t->set_bytes * (size_t)t->set_count);
+    }
+    if (!cpu)
+        free(image);
+    memcpy(t->whole->args, t->whole->line.args, sizeof t->whole->args);
+    return message;
+}
+
+static const char *make_scratch(adze_trial *t)
+{
+    adze_job *job = t->whole;
+    const size_t bytes = job->line.op->scratch ? job->line.op->scratch(job->stream, job->args) : 0;
+    if (!bytes)
+        return NULL;
+    adze_call *call = (adze_call *)(void *)job->args;
+    call->scratch = job->scratch = adze_memory_take(job->stream, bytes);
+    call->scratch_size = bytes;
+    return call->scratch ? NULL : "no memory for scratch";
+}
+
+static void use_set(adze_trial *t, int64_t set)
+{
+    const adze_field *fields = t->whole->line.op->fields;
+    for (int f = 0; fields[f].name; f++)
+        if (t->whole->memory_of[f] >= 0)
+            ((adze_tensor *)(void *)(t->whole->args + fields[f].offset))->data =
+                t->sets + (size_t)set * t->set_bytes + t->set_at[t->whole->memory_of[f]] + t->whole->place[f];
+}
+
+static adze_status call_next(adze_trial *t, const adze_kernel *kernel)
+{
+    use_set(t, t->next);
+    t->next = t->next + 1 < t->set_count ? t->next + 1 : 0;
+    return adze_dispatch_to(t->whole->line.op, kernel, t->whole->stream, t->whole->args);
+}
+
+/* ---- The whole call ---- */
+
+static int64_t offset_of(const adze_tensor *t, int64_t index)
+{
+    int64_t at = 0;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        at += index % t->shape[d] * t->stride[d];
+        index /= t->shape[d];
+    }
+    return at;
+}
+
+static void judge_sample(adze_trial *t, char *host, int f, const adze_value *want, adze_verdict *v)
+{
+    adze_tensor out = *adze_line_tensor(&t->whole->line, f);
+    const int64_t count = adze_count(&out), proven = adze_count(adze_line_tensor(&t->proof->line, f));
+    const int64_t step = count / SAMPLED * 2 + 1, samples = count / step + 1; /* an odd step meets every column */
+    out.data = host + t->whole->place[f];
+    for (int64_t n = 0; n < samples && !v->why[0]; n++) {
+        const int64_t i = n + 1 < samples ? n * step : count - 1;
+        double ulps;
+        const double got = adze_get(&out, offset_of(&out, i));
+        const double share = adze_error_share(out.dtype, got, want[i % proven], &ulps);
+        v->worst = share > v->worst ? share : v->worst;
+        v->ulps = ulps > v->ulps ? ulps : v->ulps;
+        if (share > 1)
+            snprintf(v->why, sizeof v->why, "element %lld of %s, in a call of %lld rows, is %.9g, must be %.9g",
+                     (long long)i, t->whole->line.op->fields[f].name, (long long)t->rows, got, want[i % proven].v);
+    }
+}
+
+/* Runs the first set anew with one kernel, and holds a sample of each output to the definition. */
+static const char *judge_whole(adze_trial *t, adze_attempt *a)
+{
+    const adze_op *op = t->whole->line.op;
+    const adze_stream stream = t->whole->stream;
+    char *image = malloc(t->set_bytes);
+    if (!image)
+        return "no memory to judge the whole call";
+    fill_set(t, image);
+    const char *message = adze_memory_write(stream, t->sets, image, t->set_bytes);
+    use_set(t, 0);
+    if (!message && adze_dispatch_to(op, a->kernel, stream, t->whole->args) != ADZE_OK)
+        snprintf(a->verdict.why, sizeof a->verdict.why, "%s", adze_last_error());
+    if (!message)
+        message = adze_memory_sync(stream);
+    if (!message)
+        message = adze_memory_read(stream, image, t->sets, t->set_bytes);
+    for (int f = 0, out = 0; op->fields[f].name && !message; f++)
+        if (is_out(&op->fields[f])) {
+            if (t->want[out])
+                judge_sample(t, image + t->set_at[t->whole->memory_of[f]], f, t->want[out], &a->verdict);
+            out++;
+        }
+    free(image);
+    return message;
+}
+
+/* ---- Timing ---- */
+
+static double time_on_cpu(adze_trial *t, const adze_kernel *kernel, double least_us)
+{
+    int64_t calls = 0, batch = 1;
+    double us = 0;
+    const double begin = adze_now_us();
+    while (us < least_us) {
+        for (int64_t i = 0; i < batch; i++)
+            call_next(t, kernel);
+        calls += batch;
+        us = adze_now_us() - begin;
+        batch = us < least_us / 8 ? calls : 1 + (int64_t)((least_us - us) / us * (double)calls / 2);
+    }
+    return us / (double)calls;
+}
+
+static int graph_nodes(const adze_trial *t, const adze_effort *effort)
+{
+    const double us = (double)(t->read + t->written) / 4.0e6 + 1; /* of a call, at best */
+    const int64_t nodes = (int64_t)(effort->sample_us / us);
+    const int64_t least = t->set_count > NODES_MIN ? t->set_count : NODES_MIN;
+    return (int)(nodes < least ? least : nodes > NODES_MAX ? NODES_MAX : nodes);
+}
+
+static const char *record(adze_trial *t, adze_attempt *a, int pdl, int nodes)
+{
+    adze_gpu_pdl(pdl);
+    const char *message = adze_graph_begin(t->whole->stream);
+    adze_status status = ADZE_OK;
+    t->next = 0;
+    for (int i = 0; i < nodes && !message && status == ADZE_OK; i++)
+        status = call_next(t, a->kernel);
+    if (!message)
+        message = adze_graph_end(t->whole->stream, &a->graph[pdl]);
+    adze_gpu_pdl(1);
+    return status != ADZE_OK ? adze_last_error() : message;
+}
+
+/* Before each graph the cache is filled with other memory; that also keeps the device busy until the graph is
+   enqueued. */
+static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double *samples)
+{
+    const adze_stream stream = t->whole->stream;
+    const int nodes = graph_nodes(t, effort);
+    char *other = adze_memory_take(stream, GPU_COLD);
+    const char *message = other ? NULL : "no memory to clear the cache with";
+    for (int k = 0; k < t->attempts && !message; k++)
+        for (int pdl = 0; pdl < 2 && !message && !t->attempt[k].verdict.why[0]; pdl++)
+            message = record(t, &t->attempt[k], pdl, nodes);
+    for (int s = -1; s < effort->samples && !message; s++) /* the first round is not counted */
+        for (int k = 0; k < 2 * t->attempts && !message; k++) {
+            double us = 0;
+            void *graph = t->attempt[k / 2].graph[k % 2];
+            if (!graph)
+                continue;
+            message = adze_gpu_pass(stream, ADZE_READ, 4, other, other, NULL, GPU_COLD);
+            if (!message)
+                message = adze_graph_time(stream, graph, &us);
+            if (s >= 0)
+                samples[k * effort->samples + s] = us / nodes;
+        }
+    for (int k = 0; k < 2 * t->attempts; k++)
+        adze_graph_free(t->attempt[k / 2].graph[k % 2]);
+    if (other)
+        adze_memory_give(stream, other);
+    return message;
+}
+
+int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_t error_size)
+{
+    const int cpu = t->whole->stream.device == ADZE_CPU;
+    if (t->read + t->written == 0 || t->rows == 0)
+        return 1;
+    const char *message = make_sets(t);
+    if (!message)
+        message = make_scratch(t);
+    use_set(t, 0);
+    int n = 0;
+    for (int k = 0; k < t->attempts && !message; k++) { /* a kernel that takes the proof may refuse the whole */
+        adze_attempt *a = &t->attempt[k];
+        if (a->kernel->accepts && !a->kernel->accepts(t->whole->stream, t->whole->args))
+            continue;
+        if (!a->verdict.why[0])
+            message = judge_whole(t, a);
+        t->attempt[n++] = *a;
+    }
+    t->attempts = n;
+    double *samples = calloc((size_t)(2 * effort->samples * (n + 1)), sizeof *samples);
+    if (!message && !cpu)
+        message = time_on_gpu(t, effort, samples);
+    for (int s = 0; s < effort->samples && cpu && !message; s++)
+        for (int k = 0; k < n; k++)
+            if (!t->attempt[k].verdict.why[0])
+                samples[(2 * k + 1) * effort->samples + s] = time_on_cpu(t, t->attempt[k].kernel, effort->sample_us);
+    for (int k = 0; k < n && !message; k++) {
+        double unused;
+        t->attempt[k].us_alone = adze_median(samples + 2 * k * effort->samples, effort->samples, &unused);
+        t->attempt[k].us =
+            adze_median(samples + (2 * k + 1) * effort->samples, effort->samples, &t->attempt[k].spread);
+    }
+    free(samples);
+    if (message)
+        snprintf(error, error_size, "%s", message);
+    return message == NULL;
+}
+
+void adze_trial_free(adze_trial *t)
+{
+    if (t->sets)
+        adze_memory_give(t->whole->stream, t->sets);
+    adze_reference_free(t->want);
+    for (int i = 0; i < 2; i++) {
+        adze_job *job = i ? t->whole : t->proof;
+        if (job)
+            adze_job_free(job);
+        free(job);
+    }
+    memset(t, 0, sizeof *t);
+}

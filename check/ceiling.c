@@ -1,0 +1,153 @@
+/* ceiling.c - plain passes over memory on the CPU, and the ceiling for a mix of reads and writes. */
+#include "bench.h"
+
+#include <string.h>
+#if defined(__x86_64__)
+#    include <emmintrin.h>
+#endif
+
+enum { LINE = 64, PIECE = 1 << 16, CPU_TRIES = 3, GPU_TRIES = 5, GPU_PASSES = 8 };
+typedef uint64_t vec __attribute__((vector_size(16)));
+
+typedef struct pass_call {
+    adze_pass pass;
+    int stream; /* stores go past the cache */
+    char *out;
+    const char *a, *b;
+    _Atomic uint64_t sink;
+} pass_call;
+
+static inline void stream_line(char *to, const vec *v)
+{
+#if defined(__x86_64__)
+    for (int i = 0; i < 4; i++)
+        _mm_stream_si128((__m128i *)(void *)(to + 16 * i), (__m128i)v[i]);
+#elif defined(__aarch64__)
+    __asm__ volatile("stnp %q1, %q2, [%0]\n\tstnp %q3, %q4, [%0, #32]"
+                     :
+                     : "r"(to), "w"(v[0]), "w"(v[1]), "w"(v[2]), "w"(v[3])
+                     : "memory");
+#else
+    memcpy(to, v, LINE);
+#endif
+}
+
+static uint64_t read_piece(const char *from, int64_t bytes)
+{
+    vec sum[4] = {{0}};
+    for (int64_t at = 0; at < bytes; at += LINE)
+        for (int i = 0; i < 4; i++)
+            sum[i] |= *(const vec *)(const void *)(from + at + 16 * i);
+    const vec all = (sum[0] | sum[1]) | (sum[2] | sum[3]);
+    return all[0] | all[1];
+}
+
+static void write_piece(const pass_call *c, int64_t from, int64_t bytes)
+{
+    for (int64_t at = from; at < from + bytes; at += LINE) {
+        vec v[4] = {{0}};
+        for (int i = 0; i < 4 && c->pass != ADZE_WRITE; i++)
+            v[i] = *(const vec *)(const void *)(c->a + at + 16 * i);
+        for (int i = 0; i < 4 && c->pass == ADZE_TWO_READS; i++)
+            v[i] ^= *(const vec *)(const void *)(c->b + at + 16 * i);
+        if (c->stream)
+            stream_line(c->out + at, v);
+        else
+            memcpy(c->out + at, v, LINE);
+    }
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+static void pass_body(void *context, int64_t begin, int64_t end)
+{
+    pass_call *c = context;
+    for (int64_t piece = begin; piece < end; piece++)
+        if (c->pass == ADZE_READ)
+            c->sink |= read_piece(c->a + piece * PIECE, PIECE);
+        else
+            write_piece(c, piece * PIECE, PIECE);
+}
+
+static const int arrays_of[ADZE_PASSES] = {1, 3, 2, 1};
+
+static void better(double *rate, double bytes, double us)
+{
+    const double seen = bytes / us / 1000;
+    if (us > 0 && seen > *rate)
+        *rate = seen;
+}
+
+/* The arrays together are as large as the sets that calls rotate through. */
+static void raise_on_cpu(adze_ceilings *ceilings, char *memory, size_t bytes)
+{
+    for (int try = 0; try < CPU_TRIES; try++)
+        for (int pass = 0; pass < ADZE_PASSES; pass++)
+            for (int stream = 0; stream < (pass == ADZE_READ ? 1 : 2); stream++) {
+                const int64_t pieces = (int64_t)(bytes / PIECE) / arrays_of[pass];
+                pass_call c = {(adze_pass)pass, stream, memory, NULL, NULL, 0};
+                c.a = memory + (pass == ADZE_READ ? 0 : pieces * PIECE);
+                c.b = memory + 2 * pieces * PIECE;
+                const double begin = adze_now_us();
+                adze_parallel_for(pieces, 1, pass_body, &c);
+                better(&ceilings->rate[pass], (double)(pieces * PIECE * arrays_of[pass]), adze_now_us() - begin);
+            }
+}
+
+static const char *raise_on_gpu(adze_ceilings *ceilings, adze_stream stream, char *memory, size_t bytes)
+{
+    for (int pass = 0; pass < ADZE_PASSES; pass++)
+        for (int variant = 0; variant < ADZE_GPU_VARIANTS; variant++) {
+            const size_t each = bytes / (size_t)arrays_of[pass] / 4096 * 4096;
+            char *const a = memory + (pass == ADZE_READ ? 0 : each), *const b = memory + 2 * each;
+            void *graph = NULL;
+            const char *message = adze_graph_begin(stream);
+            for (int i = 0; i < GPU_PASSES && !message; i++)
+                message = adze_gpu_pass(stream, (adze_pass)pass, variant, memory, a, b, each);
+            if (!message)
+                message = adze_graph_end(stream, &graph);
+            for (int try = 0; try < GPU_TRIES && !message; try++) {
+                double us = 0;
+                message = adze_gpu_pass(stream, ADZE_COPY, 4, memory, memory + bytes / 2, NULL, bytes / 2);
+                if (!message)
+                    message = adze_graph_time(stream, graph, &us);
+                better(&ceilings->rate[pass], GPU_PASSES * (double)(each * (size_t)arrays_of[pass]), us);
+            }
+            adze_graph_free(graph);
+            if (message)
+                return message;
+        }
+    return NULL;
+}
+
+const char *adze_ceilings_raise(adze_ceilings *ceilings, adze_stream stream)
+{
+    const int cpu = stream.device == ADZE_CPU;
+    const size_t bytes = (cpu ? 1 : 4) * adze_cold_bytes(stream) / PIECE * PIECE;
+    char *memory = adze_memory_take(stream, bytes);
+    if (!memory)
+        return "no memory to measure the ceilings";
+    const char *message = NULL;
+    if (cpu) {
+        memset(memory, 0, bytes);
+        raise_on_cpu(ceilings, memory, bytes);
+    } else {
+        message = adze_gpu_pass(stream, ADZE_WRITE, 4, memory, NULL, NULL, bytes);
+        if (!message)
+            message = raise_on_gpu(ceilings, stream, memory, bytes);
+    }
+    adze_memory_give(stream, memory);
+    return message;
+}
+
+/* Between the measured mixes the rate is interpolated by the share of bytes that are written. */
+double adze_ceiling_of(const adze_ceilings *c, int64_t read, int64_t written)
+{
+    static const double at[ADZE_PASSES] = {0, 1.0 / 3, 0.5, 1};
+    const double share = (double)written / (double)(read + written);
+    int i = 0;
+    while (i + 2 < ADZE_PASSES && share > at[i + 1])
+        i++;
+    return c->rate[i] + (c->rate[i + 1] - c->rate[i]) * (share - at[i]) / (at[i + 1] - at[i]);
+}

@@ -1,0 +1,22 @@
+/* ceiling.h - plain passes over memory, on a GPU by ceiling.cu. */
+#ifndef ADZE_CHECK_CEILING_H
+#define ADZE_CHECK_CEILING_H
+
+#include "adze.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* By what they do to arrays of equal size: read one, read two and write a third, copy one, write one. */
+typedef enum adze_pass { ADZE_READ, ADZE_TWO_READS, ADZE_COPY, ADZE_WRITE, ADZE_PASSES } adze_pass;
+
+/* One pass by one of several plain kernels; bytes is that of each array. A message, or NULL. */
+enum { ADZE_GPU_VARIANTS = 8 };
+const char *adze_gpu_pass(adze_stream stream, adze_pass pass, int variant, void *out, const void *a, const void *b,
+                          size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

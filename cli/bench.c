@@ -1,0 +1,418 @@
+/* bench.c - `adze bench`: times the bench lines of every op, and writes down what it found. */
+#include "bench.h"
+#include "cli.h"
+#include "html.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char help[] =
+    "adze bench [OP] [--device cpu|cuda|N] [--dtype bf16|f16|f32] [--quick|--full]\n"
+    "           [--json FILE] [--html FILE] [--against FILE]\n\n"
+    "Times calls that it has just held to the definition: cold (inputs and outputs go through more memory than\n"
+    "the cache holds), kernels in turn, as a median. Each line has the time, the time without overlap of\n"
+    "neighbours (on a GPU: without PDL), how far the quartiles are apart, the rate, and its share of what plain\n"
+    "loops reach in the same run with the same mix of reads and writes.\n\n"
+    "  OP              one op only\n"
+    "  --device D      where (default: a GPU, if there is one)\n"
+    "  --dtype T       of the lines that leave it open (default: bf16)\n"
+    "  --quick         less exact, a few seconds\n"
+    "  --full          longer looks, and lines above 400 MB on the CPU too\n"
+    "  --json FILE     the machine, the ceilings and every row\n"
+    "  --html FILE     a page with pictures\n"
+    "  --against FILE  compare with what --json wrote on such a machine; a loss beyond noise fails\n";
+
+static struct {
+    const char *op, *dtype, *json, *html, *against;
+    int device, quick, full;
+} options;
+
+static struct {
+    adze_report report;
+    adze_effort effort;
+    int64_t most;                  /* bytes of a line */
+    int progress, skipped, errors; /* a terminal is watching; lines left out; what makes the exit status 1 */
+} state;
+
+/* ---- Measuring ---- */
+
+static void progress(const char *op, int done, int of)
+{
+    if (state.progress)
+        fprintf(stderr, "\r%-16s %d/%d\033[K", op, done, of);
+}
+
+static void complain(const char *what, const char *why, const char *line)
+{
+    if (state.progress)
+        fprintf(stderr, "\r\033[K");
+    printf("ERROR %s: %s\n      adze run '%s'\n", what, why, line);
+    state.errors++;
+}
+
+/* "128x4096 weight act=gelu": the first input's shape, the other inputs, and the options. */
+static void describe(char *to, size_t size, const adze_trial *t)
+{
+    const adze_op *op = t->whole->line.op;
+    size_t n = 0;
+    int first = 1;
+    for (int f = 0; op->fields[f].name && n < size; f++) {
+        const adze_field *field = &op->fields[f];
+        const adze_tensor *x = (const void *)(t->whole->line.args + field->offset);
+        if (field->kind == ADZE_INT && t->whole->line.given[f]) {
+            int32_t value;
+            memcpy(&value, x, sizeof value);
+            const adze_word *w = field->words;
+            while (w && w->name && w->value != value)
+                w++;
+            if (w && w->name)
+                n += (size_t)snprintf(to + n, size - n, " %s=%s", field->name, w->name);
+            else
+                n += (size_t)snprintf(to + n, size - n, " %s=%d", field->name, (int)value);
+        } else if (field->kind <= ADZE_OPTIONAL && x->dtype && first) {
+            first = 0;
+            for (int d = 0; d < x->rank && n < size; d++)
+                n += (size_t)snprintf(to + n, size - n, "%s%lld", d ? "x" : "", (long long)x->shape[d]);
+        } else if (field->kind <= ADZE_OPTIONAL && x->dtype)
+            n += (size_t)snprintf(to + n, size - n, " %s", field->name);
+    }
+}
+
+static void add_row(const adze_trial *t, const adze_attempt *a, const char *dtype, const char *line)
+{
+    adze_report *r = &state.report;
+    if (r->count == r->room) {
+        r->room = 2 * r->room + 64;
+        r->rows = realloc(r->rows, (size_t)r->room * sizeof *r->rows);
+    }
+    adze_bench_row *row = &r->rows[r->count++];
+    memset(row, 0, sizeof *row);
+    snprintf(row->op, sizeof row->op, "%s", t->whole->line.op->name);
+    snprintf(row->kernel, sizeof row->kernel, "%s", a->kernel->name);
+    snprintf(row->dtype, sizeof row->dtype, "%s", dtype);
+    snprintf(row->line, sizeof row->line, "%s", line);
+    describe(row->shape, sizeof row->shape, t);
+    row->rows = t->rows;
+    row->dim = t->dim;
+    row->read = t->read;
+    row->written = t->written;
+    row->us = a->us;
+    row->us_alone = a->us_alone;
+    row->spread = a->spread;
+    row->gbps = (double)(t->read + t->written) / a->us / 1000;
+}
+
+static void bench_line(const adze_op *op, adze_stream stream, const char *text, const char *dtype)
+{
+    char full[512], error[512];
+    adze_line line;
+    snprintf(full, sizeof full, "%s %s", op->name, text);
+    if (!adze_line_parse(&line, NULL, full, error, sizeof error)) {
+        complain(op->name, error, full);
+        return;
+    }
+    adze_job *job = malloc(sizeof *job);
+    int64_t read, written;
+    const int laid_out = adze_job_layout(job, &line, stream, error, sizeof error);
+    const int64_t bytes = laid_out ? adze_job_bytes(job, &read, &written) : 0;
+    free(job);
+    if (bytes > state.most) {
+        state.skipped++;
+        return;
+    }
+    adze_trial trial;
+    if (!adze_trial_make(&trial, &line, stream, error, sizeof error) ||
+        !adze_trial_time(&trial, &state.effort, error, sizeof error))
+        complain(op->name, error, full);
+    for (int k = 0; k < trial.attempts; k++) {
+        const adze_attempt *a = &trial.attempt[k];
+        char name[80];
+        snprintf(name, sizeof name, "%s.%s", op->name, a->kernel->name);
+        if (a->verdict.why[0])
+            complain(name, a->verdict.why, full);
+        else if (a->us > 0)
+            add_row(&trial, a, dtype, full);
+    }
+    adze_trial_free(&trial);
+}
+
+static void raise_ceilings(adze_stream stream)
+{
+    const char *message = adze_ceilings_raise(&state.report.ceilings, stream);
+    if (message) {
+        printf("ERROR the ceilings: %s\n", message);
+        state.errors++;
+    }
+}
+
+/* The ceilings are looked at again before every op and at the end: neighbours on the machine come and go. */
+static int walk(adze_stream stream)
+{
+    int known = 0;
+    for (const adze_suite *const *s = adze_suites; *s; s++) {
+        if (options.op && strcmp(options.op, (*s)->op->name) != 0)
+            continue;
+        known = 1;
+        raise_ceilings(stream);
+        int lines = 0;
+        while ((*s)->bench && (*s)->bench[lines])
+            lines++;
+        for (int i = 0; i < lines; i++) {
+            char text[512];
+            progress((*s)->op->name, i, lines);
+            adze_line_expand(text, sizeof text, (*s)->bench[i], options.dtype);
+            bench_line((*s)->op, stream, text, options.dtype);
+        }
+    }
+    raise_ceilings(stream);
+    if (state.progress)
+        fprintf(stderr, "\r\033[K");
+    for (int i = 0; i < state.report.count; i++) {
+        adze_bench_row *row = &state.report.rows[i];
+        row->share = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
+    }
+    return known;
+}
+
+/* ---- Text ---- */
+
+static void print_report(void)
+{
+    const adze_report *r = &state.report;
+    const adze_machine *m = &r->machine;
+    if (m->sm)
+        printf("%s, sm_%d, %d SMs; driver %s; clocks %s\n", m->gpu, m->sm, m->sm_count, m->driver, m->clocks);
+    else
+        printf("%s, %s, %d threads on %d cores\n", m->cpu, m->isa, m->threads, m->cores);
+    printf("ceilings, GB/s: read %.1f, two reads to one write %.1f, copy %.1f, write %.1f\n\n",
+           r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
+           r->ceilings.rate[ADZE_WRITE]);
+    int wide = 4;
+    for (int i = 0; i < r->count; i++)
+        wide = (int)strlen(r->rows[i].shape) > wide ? (int)strlen(r->rows[i].shape) : wide;
+    printf("%-13s %-11s %-5s %-*s %11s %10s %7s %8s %6s\n", "op", "kernel", "dtype", wide, "case", "us", "alone",
+           "spread", "GB/s", "share");
+    for (int i = 0; i < r->count; i++) {
+        const adze_bench_row *row = &r->rows[i];
+        char alone[32] = "-";
+        if (row->us_alone > 0)
+            snprintf(alone, sizeof alone, "%.2f", row->us_alone);
+        printf("%-13s %-11s %-5s %-*s %11.2f %10s %6.1f%% %8.1f %5.1f%%\n", row->op, row->kernel, row->dtype, wide,
+               row->shape, row->us, alone, 100 * row->spread, row->gbps, 100 * row->share);
+    }
+    for (int i = 0; i < r->count; i++)
+        if (r->rows[i].share > 1.02)
+            complain("of the benchmark", "a call cannot be faster than memory is", r->rows[i].line);
+    if (state.skipped)
+        printf("%d lines above %lld MB were left out\n", state.skipped, (long long)(state.most / 1000000));
+}
+
+/* ---- The recorded run: JSON with one row per line of text, so that it is read back without a JSON library ---- */
+
+static const char head[] = "{\"adze_bench\": 1,";
+
+static int write_json(const char *path)
+{
+    const adze_report *r = &state.report;
+    const adze_machine *m = &r->machine;
+    FILE *f = fopen(path, "w");
+    if (!f)
+        return 0;
+    fprintf(f, "%s\n\"machine\": {\"cpu\": \"%s\", \"gpu\": \"%s\", \"cores\": %d, \"threads\": %d, ", head, m->cpu,
+            m->gpu, m->cores, m->threads);
+    fprintf(f, "\"isa\": \"%s\", \"sm\": %d, \"sm_count\": %d},\n", m->isa, m->sm, m->sm_count);
+    fprintf(f, "\"driver\": \"%s\",\n\"clocks\": \"%s\",\n\"commit\": \"%s\",\n\"date\": \"%s\",\n", m->driver,
+            m->clocks, adze_commit(), r->date);
+    fprintf(f, "\"ceilings\": {\"read\": %.5g, \"two_reads\": %.5g, \"copy\": %.5g, \"write\": %.5g},\n",
+            r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
+            r->ceilings.rate[ADZE_WRITE]);
+    fprintf(f, "\"rows\": [\n");
+    for (int i = 0; i < r->count; i++) {
+        const adze_bench_row *row = &r->rows[i];
+        fprintf(f, "{\"op\": \"%s\", \"kernel\": \"%s\", \"dtype\": \"%s\", \"case\": \"%s\", ", row->op, row->kernel,
+                row->dtype, row->shape);
+        fprintf(f, "\"rows\": %lld, \"dim\": %lld, \"read\": %lld, \"written\": %lld, ", (long long)row->rows,
+                (long long)row->dim, (long long)row->read, (long long)row->written);
+        fprintf(f, "\"us\": %.6g, \"us_alone\": ", row->us);
+        fprintf(f, row->us_alone > 0 ? "%.6g" : "null", row->us_alone);
+        fprintf(f, ", \"spread\": %.4f, \"gbps\": %.5g, \"share\": %.4f, \"line\": \"%s\"}%s\n", row->spread,
+                row->gbps, row->share, row->line, i + 1 < r->count ? "," : "");
+    }
+    fprintf(f, "]}\n");
+    return fclose(f) == 0;
+}
+
+/* The text after `"name": "` up to the next quote, or the number after `"name": `. */
+static int json_text(const char *line, const char *name, char *to, size_t size)
+{
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\": \"", name);
+    const char *at = strstr(line, key);
+    if (!at)
+        return 0;
+    at += strlen(key);
+    snprintf(to, size, "%.*s", (int)strcspn(at, "\""), at);
+    return 1;
+}
+static double json_number(const char *line, const char *name)
+{
+    char key[64];
+    snprintf(key, sizeof key, "\"%s\": ", name);
+    const char *at = strstr(line, key);
+    return at ? strtod(at + strlen(key), NULL) : 0;
+}
+
+static const adze_bench_row *find_row(const char *text, const char *kernel)
+{
+    for (int i = 0; i < state.report.count; i++)
+        if (strcmp(state.report.rows[i].line, text) == 0 && strcmp(state.report.rows[i].kernel, kernel) == 0)
+            return &state.report.rows[i];
+    return NULL;
+}
+
+/* Whether FILE can be compared with: asked before anything is timed. */
+static FILE *open_recorded(const char *path)
+{
+    char line[2048], cpu[128] = "", gpu[128] = "";
+    FILE *f = fopen(path, "r");
+    if (!f) {
+        fprintf(stderr, "adze bench: '%s' cannot be read\n", path);
+        return NULL;
+    }
+    const adze_machine *m = &state.report.machine;
+    if (!fgets(line, sizeof line, f) || strncmp(line, head, strlen(head)) != 0 || !fgets(line, sizeof line, f) ||
+        !json_text(line, "cpu", cpu, sizeof cpu) || !json_text(line, "gpu", gpu, sizeof gpu))
+        fprintf(stderr, "adze bench: '%s' was not written by adze bench --json\n", path);
+    else if (strcmp(m->sm ? m->gpu : m->cpu, m->sm ? gpu : cpu) != 0 || (!m->sm && *gpu))
+        fprintf(stderr, "adze bench: '%s' is of another machine: %s, and this is %s\n", path, *gpu ? gpu : cpu,
+                m->sm ? m->gpu : m->cpu);
+    else
+        return f;
+    fclose(f);
+    return NULL;
+}
+
+/* A loss is noise up to what both runs spread, and 3 % more. */
+static int compare(FILE *recorded)
+{
+    char line[4096], text[512], kernel[32];
+    int rows = 0, lost = 0, gained = 0;
+    while (fgets(line, sizeof line, recorded)) {
+        if (strncmp(line, "{\"op\": ", 7) != 0 || !json_text(line, "line", text, sizeof text) ||
+            !json_text(line, "kernel", kernel, sizeof kernel))
+            continue;
+        const adze_bench_row *row = find_row(text, kernel);
+        const double before = json_number(line, "us");
+        if (!row || before <= 0)
+            continue;
+        const double noise = 0.03 + row->spread + json_number(line, "spread"), ratio = row->us / before;
+        rows++;
+        gained += ratio < 1 - noise;
+        if (ratio > 1 + noise) {
+            lost++;
+            printf("SLOWER %s.%s %s: %.2f us, it was %.2f (%+.1f%%, noise is %.1f%%)\n", row->op, row->kernel,
+                   row->shape, row->us, before, 100 * (ratio - 1), 100 * noise);
+        }
+    }
+    printf("%d rows compared: %d slower, %d faster\n", rows, lost, gained);
+    return lost > 0;
+}
+
+/* ---- The command ---- */
+
+static int take_option(int argc, char **argv, int *i)
+{
+    static const struct {
+        const char *name;
+        const char **to;
+    } texts[] = {{"--dtype", &options.dtype},
+                 {"--json", &options.json},
+                 {"--html", &options.html},
+                 {"--against", &options.against}};
+    const char *word = argv[*i];
+    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
+        if (strcmp(word, texts[k].name) == 0 && *i + 1 < argc) {
+            *texts[k].to = argv[++*i];
+            return 1;
+        }
+    if (strcmp(word, "--device") == 0 && *i + 1 < argc)
+        return adze_cli_device(argv[++*i], &options.device);
+    if (strcmp(word, "--quick") == 0)
+        return options.quick = 1;
+    if (strcmp(word, "--full") == 0)
+        return options.full = 1;
+    if (word[0] == '-' || options.op)
+        return 0;
+    options.op = word;
+    return 1;
+}
+
+static void choose_effort(int cpu)
+{
+    static const adze_effort efforts[2][3] = {{{5, 500}, {15, 1000}, {31, 2000}},
+                                              {{3, 3000}, {7, 10000}, {9, 50000}}};
+    const int level = options.quick ? 0 : options.full ? 2 : 1;
+    state.effort = efforts[cpu][level];
+    state.most = !cpu || options.full ? INT64_MAX : options.quick ? 150000000 : 400000000;
+}
+
+int adze_cli_bench(int argc, char **argv)
+{
+    options.dtype = "bf16";
+    options.device = adze_cuda_count() > 0 ? 0 : ADZE_CPU;
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            fputs(help, stdout);
+            return 0;
+        }
+        if (!take_option(argc, argv, &i)) {
+            fprintf(stderr, "adze bench: '%s' is not understood\n\n%s", argv[i], help);
+            return 2;
+        }
+    }
+    if (strcmp(options.dtype, "bf16") != 0 && strcmp(options.dtype, "f16") != 0 &&
+        strcmp(options.dtype, "f32") != 0) {
+        fprintf(stderr, "adze bench: the dtype is '%s', it must be bf16, f16 or f32\n", options.dtype);
+        return 2;
+    }
+    adze_stream stream = {options.device, NULL};
+    const adze_status prepared = adze_prepare(stream.device);
+    const char *message = prepared != ADZE_OK         ? adze_last_error()
+                          : stream.device == ADZE_CPU ? NULL
+                                                      : adze_gpu_open(&stream);
+    if (message) {
+        fprintf(stderr, "adze bench: %s\n", message);
+        return 2;
+    }
+    const time_t now = time(NULL);
+    strftime(state.report.date, sizeof state.report.date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    adze_machine_ask(&state.report.machine, stream.device);
+    FILE *recorded = options.against ? open_recorded(options.against) : NULL;
+    if (options.against && !recorded)
+        return 2;
+    state.progress = isatty(STDERR_FILENO);
+    choose_effort(stream.device == ADZE_CPU);
+    const int known = walk(stream);
+    if (stream.device != ADZE_CPU)
+        adze_gpu_close(stream);
+    if (!known) {
+        fprintf(stderr, "adze bench: no op is called '%s'\n", options.op);
+        return 2;
+    }
+    print_report();
+    if (options.json && !write_json(options.json)) {
+        fprintf(stderr, "adze bench: '%s' cannot be written\n", options.json);
+        return 2;
+    }
+    if (options.html && !adze_html_write(&state.report, options.html)) {
+        fprintf(stderr, "adze bench: '%s' cannot be written\n", options.html);
+        return 2;
+    }
+    const int lost = recorded ? compare(recorded) : 0;
+    if (recorded)
+        fclose(recorded);
+    free(state.report.rows);
+    return lost || state.errors;
+}
