@@ -5,10 +5,10 @@
 
 #include "cpu/act.h"
 
-enum { GATE, VALUE, OUT, ACT_TENSORS, PIECE = 4096 };
+enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096 };
 
 typedef struct act_call {
-    const adze_tensor *tensors[ACT_TENSORS]; /* value may be absent */
+    adze_tensor tensors[ACT_TENSORS]; /* value may be absent */
     adze_rows rows;
     int64_t dim, pieces; /* pieces of a row */
     int act, steps, stream;
@@ -43,7 +43,7 @@ INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype,
         const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
         char *data[ACT_TENSORS];
         for (int t = 0; t < ACT_TENSORS; t++)
-            data[t] = (char *)c->tensors[t]->data + (adze_row_offset(&c->rows, t, row) + at) * size;
+            data[t] = (char *)c->tensors[t].data + (adze_row_offset(&c->rows, t, row) + at) * size;
         act_piece(c, data, n, dtype, act, times);
     }
     if (c->stream)
@@ -66,11 +66,12 @@ INLINE void act_range(const act_call *c, int64_t begin, int64_t end, int dtype, 
 
 INLINE adze_status act_run(act_call *c, adze_range_fn body)
 {
-    const adze_tensor *out = c->tensors[OUT];
+    adze_tensor *const tensors[] = {&c->tensors[GATE], &c->tensors[OUT], &c->tensors[VALUE]};
+    const adze_tensor *const rows[] = {tensors[GATE], tensors[OUT], tensors[VALUE]}, *out = rows[OUT];
+    adze_merge(c->tensors[VALUE].dtype ? 3 : 2, tensors, 0);
+    adze_rows_init(&c->rows, out, ACT_TENSORS, rows);
     c->dim = out->shape[out->rank - 1];
-    adze_rows_init(&c->rows, out, ACT_TENSORS, c->tensors);
     c->stream = row_streams(out, c->rows.count * c->dim);
-    c->dim = adze_rows_join(&c->rows, ACT_TENSORS, c->tensors, c->dim);
     c->pieces = (c->dim + PIECE - 1) / PIECE;
     adze_parallel_for(c->rows.count * c->pieces, row_grain(c->dim < PIECE ? c->dim : PIECE), body, c);
     return ADZE_OK;

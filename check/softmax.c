@@ -1,0 +1,124 @@
+/* softmax: what is checked and what is timed. */
+#include "check.h"
+
+#include <math.h>
+
+static const char *const good[] = {
+    "x=$[7,123]",
+    "x=$[0,64]",
+    "x=$[3,0]",
+    "x=$[1,1]",
+    "x=$[1]",
+    "x=$[257,1]",
+    "x=$[37,7]",
+    "x=$[5,8]",
+    "x=$[5,15]",
+    "x=$[5,16]",
+    "x=$[5,17]",
+    "x=$[3,64]",
+    "x=$[9,72]",
+    "x=$[3,255]",
+    "x=$[3,256]",
+    "x=$[3,264]",
+    "x=$[70,1024]",
+    "x=$[3,2048]",
+    "x=$[2,4096]",
+    "x=$[300,4096]",
+    "x=$[2,8192]",
+    "x=$[2,8200]",
+    "x=$[2,16384]",
+    "x=$[2,32768]",
+    "x=$[1,32776]",
+    "x=$[1,40003]",
+    "x=$[2,65536]",
+    "x=$[1,131080]",
+    "x=$[1,200001]",
+    /* moods */
+    "x=$[5,520] mood:wide",
+    "x=$[5,520] mood:wide scale=3",
+    "x=$[5,40000] mood:wide",
+    "x=$[5,1000] mood:equal",
+    "x=$[5,1000] mood:zero",
+    "x=$[5,1000] mood:mean",
+    "x=$[5,1000] mood:outlier",
+    "x=$[5,200] mood:special",
+    "x=$[5,1000] mood:tiny",
+    /* scale and mask */
+    "x=$[5,256] scale=0.125",
+    "x=$[5,250] scale=-0.3",
+    "x=$[5,256] scale=1",
+    "x=$[10,256] mask=$[10,256]",
+    "x=$[10,250] mask=$[10,250] scale=0.125",
+    "x=$[10,256] mask=f32[10,256] scale=0.125",
+    "x=$[10,256] mask=f32[256]",
+    "x=$[2,3,10,64] mask=$[2,1,10,64] scale=0.125",
+    "x=$[2,3,10,65] mask=f32[10,65] scale=0.125",
+    "x=$[2,3,10,64] mask=$[2,1,1,64]",
+    "x=$[2,3,2,3,40] mask=$[2,1,1,3,40]",
+    "x=$[2,3,2,3,40] mask=f32[3,40] scale=0.5",
+    "x=$[10,4096] mask=$[10,4096] scale=0.125",
+    "x=$[4,33000] mask=f32[4,33000] scale=0.125",
+    "x=$[4,70000] mask=$[70000] scale=0.125",
+    /* views */
+    "out=$[7:130,123:1] x=$[7:128,123:1]",
+    "out=$[7:136,128:1] x=$[7:256,128:1]",
+    "x=$[7,128]@+1",
+    "out=$[7,128]@+3 x=$[7,128]",
+    "x=$[7,128] mask=$[7,128]@+1",
+    "x=$[7,128] mask=f32[7:130,128:1]",
+    "out=$[2,3,4,64] x=$[2:768,3:64,4:192,64:1]",
+    "x=$[2:-256,128:1]",
+    "x=$[3:0,128:1]",
+    "out=$[5,256] x=$[5,256]@out",
+    "out=$[5,2051] x=$[5,2051]@out mask=$[2051]",
+    "out=$[2,40000] x=$[2,40000]@out",
+    "out=$[5,256] x=$[5,256] mask=$[5,256]@out",
+    NULL,
+};
+
+static const adze_bad_case bad[] = {
+    {"x=bf16[3,8] mask=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "mask has 7 in dimension 1"},
+    {"x=bf16[3,8] mask=bf16[2,8] out=bf16[3,8]", ADZE_BAD_ARG, "mask has 2 in dimension 0"},
+    {"x=bf16[3,8] mask=bf16[3,1] out=bf16[3,8]", ADZE_BAD_ARG, "mask has 1 in dimension 1"},
+    {"x=bf16[3,8] mask=f16[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "mask is f16"},
+    {"x=bf16[3,8] mask=bf16[1,3,8] out=bf16[3,8]", ADZE_BAD_ARG, "mask has rank 3"},
+    {"x=bf16[3,8] scale=inf out=bf16[3,8]", ADZE_BAD_ARG, "scale is inf"},
+    {"x=i32[3,8] out=i32[3,8]", ADZE_BAD_DTYPE, "x is i32"},
+    {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},
+    {"x=bf16[3,8] out=none", ADZE_BAD_ARG, "out is absent"},
+    {NULL, ADZE_OK, NULL},
+};
+
+static const char *const bench[] = {
+    "x=$[4096,1024]",
+    "x=$[32768,4096]",
+    "x=$[1024,32768]",
+    "x=$[131072,128]",
+    "x=$[65536,512]",
+    "x=$[128,4096]",
+    "x=$[8192,8192]",
+    "x=$[1,128256]",
+    "x=$[512,131072]",
+    "x=$[1,32,2048,2048] mask=$[1,1,2048,2048] scale=0.125",
+    NULL,
+};
+
+static const char *const huge[] = {"x=$[600000,4096]", NULL};
+
+/* Masks are causal over a random bias, with now and then a row that hides everything. */
+static void fill(void *args)
+{
+    const adze_softmax_args *a = args;
+    const adze_tensor *const mask = &a->mask;
+    if (mask->dtype == ADZE_NONE)
+        return;
+    const int64_t dim = mask->shape[mask->rank - 1];
+    adze_rows rows;
+    adze_rows_init(&rows, mask, 1, &mask);
+    for (int64_t r = 0; r < rows.count; r++)
+        for (int64_t i = 0; i < dim; i++)
+            if (r % 5 == 3 || i > dim - rows.count + r)
+                adze_put(mask, adze_row_offset(&rows, 0, r) + i, -INFINITY);
+}
+
+const adze_suite adze_suite_softmax = {&adze_op_softmax, good, bad, bench, huge, fill};
