@@ -79,14 +79,20 @@ __device__ __forceinline__ void round_if(bool condition, float (&f)[W])
     }
 }
 
+/* A vector of a parameter that was loaded before it was needed, if it was. */
+template <typename T>
+struct maybe {
+    packed<T> value;
+    bool loaded;
+};
+
 /* W elements of a parameter, loaded now or before. */
 template <typename T, int W>
-__device__ __forceinline__ void norm_param(const void *data, bool is_f32, int64_t at, const packed<T> *early,
-                                           float (&f)[W])
+__device__ __forceinline__ void norm_param(const void *data, bool is_f32, int64_t at, maybe<T> early, float (&f)[W])
 {
     if constexpr (W == VEC<T>) {
-        if (early) {
-            early->get(f);
+        if (early.loaded) {
+            early.value.get(f);
             return;
         }
     }
@@ -96,7 +102,7 @@ __device__ __forceinline__ void norm_param(const void *data, bool is_f32, int64_
 /* One of scale, shift and gate, with its table added. */
 template <typename T, int W>
 __device__ __forceinline__ void norm_side(const norm_params &p, const norm_row &row, int t, int64_t i, bool steps,
-                                          const packed<T> *early, float (&f)[W])
+                                          maybe<T> early, float (&f)[W])
 {
     norm_param<T, W>(p.data[t], p.is_f32 >> t & 1, row.at[t] + i, early, f);
     if (p.data[t + TABLE]) {
@@ -116,7 +122,7 @@ __device__ __forceinline__ void norm_add(const norm_params &p, const norm_row &r
 {
     if (gated) {
         float gate[W];
-        norm_side<T, W>(p, row, GATE, i, steps, NULL, gate);
+        norm_side<T, W>(p, row, GATE, i, steps, {}, gate);
 #pragma unroll
         for (int j = 0; j < W; j++)
             h[j] *= gate[j];
@@ -129,8 +135,7 @@ __device__ __forceinline__ void norm_add(const norm_params &p, const norm_row &r
 
 /* y * (weight + offset) + bias */
 template <typename T, int W>
-__device__ __forceinline__ void norm_affine(const norm_params &p, int64_t i, const packed<T> *early_weight,
-                                            float (&y)[W])
+__device__ __forceinline__ void norm_affine(const norm_params &p, int64_t i, maybe<T> early_weight, float (&y)[W])
 {
     float side[W];
     if (p.weight) {
@@ -150,8 +155,7 @@ __device__ __forceinline__ void norm_affine(const norm_params &p, int64_t i, con
 /* y * (1 + scale) + shift */
 template <typename T, int W>
 __device__ __forceinline__ void norm_modulate(const norm_params &p, const norm_row &row, int64_t i, bool steps,
-                                              const packed<T> *early_scale, const packed<T> *early_shift,
-                                              float (&y)[W])
+                                              maybe<T> early_scale, maybe<T> early_shift, float (&y)[W])
 {
     float side[W];
     round_if<T, W>(steps, y);
@@ -282,12 +286,12 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
         for (int j = 0; j < W; j++)
             y[j] = (y[j] - mean) * factor;
         if constexpr (modulates<FORM>) {
-            norm_affine<T, W>(p, at, NULL, y);
-            norm_modulate<T, W>(p, row, at, ROUND, p.early_scale ? &scale[v] : NULL, p.early_shift ? &shift[v] : NULL,
-                                y);
+            norm_affine<T, W>(p, at, {}, y);
+            norm_modulate<T, W>(p, row, at, ROUND, {scale[modulates<FORM> ? v : 0], p.early_scale},
+                                {shift[modulates<FORM> ? v : 0], p.early_shift}, y);
         } else {
             round_if<T, W>(ROUND, y);
-            norm_affine<T, W>(p, at, p.early_weight ? &weight[v] : NULL, y);
+            norm_affine<T, W>(p, at, {weight[modulates<FORM> ? 0 : v], p.early_weight}, y);
         }
         store<T, W>((T *)p.data[OUT] + row.at[OUT] + at, y);
     }
@@ -310,7 +314,7 @@ __device__ __forceinline__ void norm_value(const norm_params &p, const norm_row 
 }
 
 template <typename T, bool CENTRED, int W>
-__global__ void __launch_bounds__(LONG_THREADS) norm_loop(const __grid_constant__ norm_params p)
+__global__ void __launch_bounds__(LONG_THREADS, 1) norm_loop(const __grid_constant__ norm_params p)
 {
     __shared__ float part[2][32];
     pdl_launch_next();
@@ -347,9 +351,9 @@ __global__ void __launch_bounds__(LONG_THREADS) norm_loop(const __grid_constant_
             for (int j = 0; j < W; j++)
                 h[j] = (h[j] - mean) * factor;
             round_if<T, W>(p.rounding & ADZE_ROUND_NORM, h);
-            norm_affine<T, W>(p, i, NULL, h);
+            norm_affine<T, W>(p, i, {}, h);
             if (p.data[SCALE] || p.data[SHIFT])
-                norm_modulate<T, W>(p, row, i, p.rounding & ADZE_ROUND_STEPS, NULL, NULL, h);
+                norm_modulate<T, W>(p, row, i, p.rounding & ADZE_ROUND_STEPS, {}, {}, h);
             if (p.is_f32 >> OUT & 1)
                 store<float, W>((float *)p.data[OUT] + row.at[OUT] + i, h);
             else
