@@ -45,6 +45,14 @@ INLINE vf vf_fma(vf a, vf b, vf c) /* contracted where the target can */
 {
     return a * b + c;
 }
+INLINE vf vf_twice_low(vf v) /* each of the first eight lanes twice */
+{
+    return __builtin_shufflevector(v, v, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+}
+INLINE vf vf_twice_high(vf v)
+{
+    return __builtin_shufflevector(v, v, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+}
 INLINE float vf_sum(vf v)
 {
     float lane[LANES];

@@ -1,0 +1,109 @@
+/* qk_norm_rope: what is checked and what is timed. */
+#include "check.h"
+
+static const char *const good[] = {
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,5,64] sin=$[2,5,64] eps=1e-6 rounding=3",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=f32[5,32] sin=f32[5,32] eps=1e-6",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=4 "
+    "pairs=interleaved",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=f32[64] k_weight=f32[64] cos=f32[5,32] sin=f32[5,32] eps=1e-6 rounding=5 "
+    "pairs=interleaved weight_offset=1",
+    "q=$[2,5,4,256] k=$[2,5,1,256] q_weight=$[256] k_weight=$[256] cos=$[5,256] sin=$[5,256] eps=1e-6 rounding=2 "
+    "weight_offset=1",
+    "q=$[3,7,32,128] k=$[3,7,8,128] q_weight=$[128] k_weight=$[128] cos=$[3,7,128] sin=$[3,7,128] eps=1e-6 "
+    "rounding=3",
+    "q=$[2,9,3,128] q_weight=$[128] cos=$[9,128] sin=$[9,128] eps=1e-5", /* without k, without weights */
+    "q=$[2,9,3,128] k=$[2,9,3,128] cos=$[9,128] sin=$[9,128] eps=1e-5",
+    "q=$[2,9,3,128] k=$[2,9,3,128] k_weight=$[128] cos=$[9,64] sin=$[9,64] eps=1e-5", /* one mean across heads */
+    "q=$[2,37,1,2048] k=$[2,37,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,37,2048] sin=f32[2,37,2048] "
+    "eps=1e-5 rounding=4 pairs=interleaved across_heads=1",
+    "q=$[2,5,12,128] k=$[2,5,12,128] q_weight=$[1536] k_weight=$[1536] cos=f32[5,64] sin=f32[5,64] eps=1e-6 "
+    "rounding=4 pairs=interleaved across_heads=1",
+    "q=$[2,3,40,128] k=$[2,3,40,128] q_weight=f32[5120] k_weight=f32[5120] cos=f32[3,64] sin=f32[3,64] eps=1e-6 "
+    "pairs=interleaved across_heads=1",
+    "q=$[2,5,7,40] k=$[2,5,3,40] q_weight=$[280] k_weight=$[120] cos=f32[5,20] sin=f32[5,20] eps=1e-6 rounding=7 "
+    "across_heads=1",
+    "q=$[2,5,50,2] k=$[2,5,3,2] q_weight=$[100] k_weight=$[6] cos=f32[5,2] sin=f32[5,2] eps=1e-6 across_heads=1",
+    "q=$[2,7,5,40] k=$[2,3,5,40] q_weight=$[280] k_weight=$[120] cos=f32[5,20] sin=f32[5,20] eps=1e-6 "
+    "across_heads=1 heads_first=1",
+    "q=$[1,2,64,256] k=$[1,2,2,256] q_weight=$[16384] k_weight=$[512] cos=f32[2,256] sin=f32[2,256] eps=1e-6 "
+    "across_heads=1",
+    "q=$[1,3,1,8192] k=$[1,3,1,8192] q_weight=$[8192] cos=f32[3,4096] sin=f32[3,4096] eps=1e-6",
+    "q=$[1,2,3,12000] cos=f32[2,12000] sin=f32[2,12000] eps=1e-6 pairs=interleaved", /* sizes */
+    "q=$[1,1,1,2] q_weight=$[2] cos=$[1,2] sin=$[1,2] eps=1e-6",
+    "q=$[2,3,5,6] k=$[2,3,2,6] q_weight=$[6] k_weight=$[6] cos=f32[3,3] sin=f32[3,3] eps=1e-6",
+    "q=$[2,3,5,30] k=$[2,3,2,30] q_weight=$[30] k_weight=$[30] cos=f32[3,15] sin=f32[3,15] eps=1e-6 "
+    "pairs=interleaved",
+    "q=$[2,3,5,34] k=$[2,3,2,34] q_weight=$[34] k_weight=f32[34] cos=$[3,34] sin=$[3,34] eps=1e-6 rounding=3",
+    "q=$[2,3,5,72] k=$[2,3,2,72] q_weight=$[72] k_weight=$[72] cos=f32[3,36] sin=f32[3,36] eps=1e-6",
+    "q=$[2,3,5,80] k=$[2,3,2,80] q_weight=$[80] k_weight=$[80] cos=f32[3,80] sin=f32[3,80] eps=1e-6",
+    "q=$[2,3,5,96] k=$[2,3,2,96] q_weight=$[96] k_weight=$[96] cos=$[3,96] sin=$[3,96] eps=1e-6 rounding=3",
+    "q=$[2,3,5,160] k=$[2,3,2,160] q_weight=$[160] k_weight=$[160] cos=f32[3,80] sin=f32[3,80] eps=1e-6",
+    "q=$[2,3,5,512] k=$[2,3,2,512] q_weight=$[512] k_weight=$[512] cos=f32[3,256] sin=f32[3,256] eps=1e-6",
+    "q=$[0,3,5,64] k=$[0,3,2,64] cos=$[3,64] sin=$[3,64]",
+    "q=$[2,3,5,64] k=$[2,3,0,64] cos=$[3,64] sin=$[3,64]",
+    "q=$[2,3,5,0] cos=$[3,0] sin=$[3,0]", /* in part */
+    "q=$[2,3,4,96] k=$[2,3,2,96] q_weight=$[96] k_weight=$[96] cos=$[3,24] sin=$[3,24] rotary_dim=24 eps=1e-6 "
+    "rounding=3",
+    "q=$[2,3,4,128] k=$[2,3,2,128] q_weight=$[128] k_weight=$[128] cos=f32[3,32] sin=f32[3,32] rotary_dim=64 "
+    "eps=1e-6 pairs=interleaved",
+    "q_out=$[2,3,4,80] q=$[2,3,4,80]@q_out q_weight=$[80] cos=$[3,32] sin=$[3,32] rotary_dim=32 eps=1e-6", /* views */
+    "q=$[2,4,50,128] k=$[2,2,50,128] q_weight=$[128] k_weight=$[128] cos=f32[50,64] sin=f32[50,64] heads_first=1 "
+    "eps=1e-6",
+    "q_out=$[2:1280,4:64,5:256,64:1] k_out=$[2:640,2:64,5:128,64:1] q=$[2:1280,4:64,5:256,64:1]@q_out "
+    "k=$[2:640,2:64,5:128,64:1]@k_out q_weight=$[64] k_weight=$[64] cos=$[2,5,64] sin=$[2,5,64] heads_first=1 "
+    "rounding=3 eps=1e-6",
+    "q_out=$[2:2560,5:512,4:64,64:1] k_out=$[2:2560,5:512,2:64,64:1]@q_out+256 q=$[2:2560,5:512,4:64,64:1]@q_out "
+    "k=$[2:2560,5:512,2:64,64:1]@q_out+256 q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] rounding=3 eps=1e-6",
+    "q=$[2,5,4,64]@+1 k=$[2,5,2,64]@+3 q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64]@+1 eps=1e-6",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64]@+1 k_weight=$[64] cos=f32[5,64] sin=f32[5,64] eps=1e-6",
+    "q=$[2:1400,5:270,4:66,64:1] k=$[2,5,2,64] q_weight=$[64] cos=$[5:67,64:1] sin=$[5:69,64:1] eps=1e-6",
+    "q=$[2,5,4,64]@+1 k=$[2,5,2,64] q_weight=$[256] k_weight=$[128] cos=f32[5,32] sin=f32[5,32] eps=1e-6 "
+    "across_heads=1 pairs=interleaved", /* moods */
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:tiny",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:outlier",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:zero",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:special",
+    "q=$[2,600,8,64] k=$[2,600,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,600,64] sin=$[2,600,64] eps=1e-6 "
+    "rounding=3",
+    NULL};
+
+static const adze_bad_case bad[] = {
+    {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},
+    {"q=bf16[3,2,64] k=f16[3,2,64] cos=f32[3,64] sin=f32[3,64]", ADZE_BAD_DTYPE, "k is f16, q is bf16"},
+    {"q=bf16[2,3,2,64] k=bf16[2,4,2,64] cos=f32[3,64] sin=f32[3,64]", ADZE_BAD_ARG, "k has seq 4, q has 3"},
+    {"q=bf16[3,2,64] cos=f32[3,66] sin=f32[3,66] rotary_dim=66", ADZE_BAD_ARG, "rotary_dim is 66"},
+    {"q=bf16[3,2,64] cos=f32[4,64] sin=f32[4,64]", ADZE_BAD_ARG, "cos has 4 positions, q has 3"},
+    {"q=bf16[3,2,64] q_weight=bf16[32] cos=f32[3,64] sin=f32[3,64]", ADZE_BAD_ARG,
+     "q_weight has 32 elements, it must have 64"},
+    {"q=bf16[3,2,64] q_weight=bf16[64] cos=f32[3,64] sin=f32[3,64] across_heads=1", ADZE_BAD_ARG,
+     "q_weight has 64 elements, it must have 128"},
+    {"q=bf16[3,2,64] k=bf16[3,1,64] k_weight=bf16[128] cos=f32[3,64] sin=f32[3,64] across_heads=1", ADZE_BAD_ARG,
+     "k_weight has 128 elements, it must have 64"},
+    {"q=bf16[3,2,64] q_weight=f16[64] cos=f32[3,64] sin=f32[3,64]", ADZE_BAD_DTYPE, "q_weight is f16"},
+    {"q=bf16[3,2,64] k_weight=bf16[64] cos=f32[3,64] sin=f32[3,64]", ADZE_BAD_ARG, "k_weight is given without k"},
+    {"q=bf16[3,2,64] cos=f32[3,64] sin=f32[3,64] eps=-1", ADZE_BAD_ARG, "eps is -1"},
+    {"q=bf16[3,2,64] cos=f32[3,64] sin=f32[3,64] across_heads=2", ADZE_BAD_ARG, "across_heads is 2"},
+    {"q=bf16[3,2,64] cos=f32[3,64] sin=f32[3,64] rounding=8", ADZE_BAD_ARG, "rounding is 8"},
+    {NULL, ADZE_OK, NULL}};
+
+#define QWEN(tokens)                                                                                                 \
+    "q_out=$[" tokens ",32,128] k_out=$[" tokens ",8,128] q=$[" tokens ",32,128]@q_out k=$[" tokens                  \
+    ",8,128]@k_out q_weight=$[128] k_weight=$[128] cos=$[" tokens ",128] sin=$[" tokens ",128] eps=1e-6 rounding=3"
+static const char *const bench[] = {
+    QWEN("1"),
+    QWEN("512"),
+    QWEN("32768"),
+    "q=$[1,4992,1,2048] k=$[1,4992,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[1,4992,2048] "
+    "sin=f32[1,4992,2048] eps=1e-5 rounding=4 pairs=interleaved across_heads=1",
+    "q=$[1,4608,24,128] k=$[1,4608,24,128] q_weight=$[128] k_weight=$[128] cos=f32[4608,128] sin=f32[4608,128] "
+    "eps=1e-6 rounding=4 pairs=interleaved",
+    "q=$[1,32760,12,128] k=$[1,32760,12,128] q_weight=$[1536] k_weight=$[1536] cos=f32[32760,64] sin=f32[32760,64] "
+    "eps=1e-6 rounding=4 pairs=interleaved across_heads=1",
+    NULL};
+static const char *const huge[] = {
+    "q=$[1,560000,32,128] k=$[1,560000,8,128] q_weight=$[128] k_weight=$[128] cos=f32[560000,64] sin=f32[560000,64] "
+    "eps=1e-6",
+    NULL};
+
+const adze_suite adze_suite_qk_norm_rope = {&adze_op_qk_norm_rope, good, bad, bench, huge, NULL};

@@ -1,0 +1,157 @@
+/* rope_table on CUDA: a thread has W neighbouring frequencies of a position. Sine and cosine are those of
+   cpu/rope_table.c, with its bound of 1.25 units. */
+#include "launch.cuh"
+#include "rows.cuh"
+#include "sincos.h"
+#include "vec.cuh"
+
+enum { TABLE_THREADS = 128, TABLE_W = 4 };
+enum { POS, COS, SIN, TABLE_TENSORS };
+
+struct table_params {
+    const void *pos, *freq;
+    const int32_t *axis; /* NULL: all 0 */
+    void *cos, *sin;
+    adze_rows rows;
+    int64_t n;
+    float scale;
+    int32_t pos_dtype, freq_dtype, columns, double_angle;
+};
+
+/* Kept out of line: it is long, and only angles beyond 2^20 come here. */
+static __device__ __noinline__ void table_far(double angle, float *cosine, float *sine)
+{
+    double c, s;
+    sincos(angle, &s, &c);
+    *cosine = (float)c;
+    *sine = (float)s;
+}
+
+__device__ __forceinline__ void table_sincos(double angle, float *cosine, float *sine)
+{
+    if (!(fabs(angle) <= SINCOS_LIMIT)) {
+        table_far(angle, cosine, sine);
+        return;
+    }
+    const double k = rint(angle * SINCOS_QUARTERS);
+    const float r = (float)(((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C), t = r * r;
+    const float s = r + (r * t) * (SINCOS_S0 + t * (SINCOS_S1 + t * SINCOS_S2));
+    const float c = 1 - (0.5f * t - (t * t) * (SINCOS_C0 + t * (SINCOS_C1 + t * SINCOS_C2)));
+    const int q = (int)k;
+    const float s_turned = q & 1 ? c : s, c_turned = q & 1 ? s : c;
+    *sine = q & 2 ? -s_turned : s_turned;
+    *cosine = (q + 1) & 2 ? -c_turned : c_turned;
+}
+
+__device__ __forceinline__ double table_position(const table_params &p, int64_t at)
+{
+    if (p.pos_dtype == ADZE_I64)
+        return (double)((const int64_t *)p.pos)[at];
+    if (p.pos_dtype == ADZE_I32)
+        return ((const int32_t *)p.pos)[at];
+    return ((const float *)p.pos)[at];
+}
+
+/* N neighbouring elements of a table. */
+template <typename T, int N>
+__device__ __forceinline__ void table_put(T *p, const float (&f)[N])
+{
+    if constexpr (N == 1) {
+        *p = from_float<T>(f[0]);
+    } else {
+        struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) few {
+            T v[N];
+        } out;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            out.v[j] = from_float<T>(f[j]);
+        *reinterpret_cast<few *>(p) = out;
+    }
+}
+template <typename T, int W>
+__device__ __forceinline__ void table_store(const table_params &p, T *row, int64_t i, const float (&f)[W])
+{
+    if (p.columns != ADZE_TABLE_PAIRS) {
+        table_put<T, W>(row + i, f);
+        if (p.columns == ADZE_TABLE_HALVES)
+            table_put<T, W>(row + p.n + i, f);
+        return;
+    }
+    float twice[2 * W];
+#pragma unroll
+    for (int j = 0; j < 2 * W; j++)
+        twice[j] = f[j / 2];
+    if constexpr (W == 1) {
+        row[2 * i] = from_float<T>(f[0]);
+        row[2 * i + 1] = from_float<T>(f[0]);
+    } else {
+        table_put<T, 2 * W>(row + 2 * i, twice);
+    }
+}
+
+template <typename T, int W>
+__global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constant__ table_params p)
+{
+    const int64_t pieces = p.n / W, count = p.rows.count * pieces;
+    pdl_launch_next();
+    pdl_wait();
+    for (int64_t item = blockIdx.x * (int64_t)TABLE_THREADS + threadIdx.x; item < count;
+         item += gridDim.x * (int64_t)TABLE_THREADS) {
+        const int64_t row = count <= 0x7fffffff ? (uint32_t)item / (uint32_t)pieces : item / pieces;
+        const int64_t i = (item - row * pieces) * W;
+        const row_index index = row_split(p.rows, row);
+        const int64_t pos_at = row_offset(p.rows, POS, index);
+        float cosine[W], sine[W];
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            const double freq =
+                p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
+            double angle = table_position(p, pos_at + (p.axis ? p.axis[i + j] : 0)) * freq;
+            if (!p.double_angle)
+                angle = (float)angle;
+            table_sincos(angle, &cosine[j], &sine[j]);
+            cosine[j] *= p.scale;
+            sine[j] *= p.scale;
+        }
+        table_store<T, W>(p, (T *)p.cos + row_offset(p.rows, COS, index), i, cosine);
+        table_store<T, W>(p, (T *)p.sin + row_offset(p.rows, SIN, index), i, sine);
+    }
+}
+
+template <typename T>
+static adze_status table_launch(adze_stream stream, const table_params &p, bool aligned)
+{
+    if (aligned)
+        return launch("rope_table", stream, table_rows<T, TABLE_W>,
+                      grid_for(p.rows.count * (p.n / TABLE_W), TABLE_THREADS), dim3(TABLE_THREADS), 0, p);
+    return launch("rope_table", stream, table_rows<T, 1>, grid_for(p.rows.count * p.n, TABLE_THREADS),
+                  dim3(TABLE_THREADS), 0, p);
+}
+
+extern "C" adze_status adze_rope_table_cuda(adze_stream stream, const void *args)
+{
+    const adze_rope_table_args *a = (const adze_rope_table_args *)args;
+    const adze_tensor *const tensors[TABLE_TENSORS] = {&a->pos, &a->cos, &a->sin};
+    table_params p = {};
+    adze_rows_init(&p.rows, &a->pos, TABLE_TENSORS, tensors);
+    p.n = a->freq.shape[0];
+    if (p.n == 0 || p.rows.count == 0)
+        return ADZE_OK;
+    p.pos = a->pos.data;
+    p.freq = a->freq.data;
+    p.axis = a->axis.dtype ? (const int32_t *)a->axis.data : NULL;
+    p.cos = a->cos.data;
+    p.sin = a->sin.data;
+    p.scale = a->scale != 0 ? a->scale : 1;
+    p.pos_dtype = a->pos.dtype;
+    p.freq_dtype = a->freq.dtype;
+    p.columns = a->columns;
+    p.double_angle = a->double_angle;
+    const int64_t width = a->cos.shape[a->cos.rank - 1];
+    const bool aligned = p.n % TABLE_W == 0 && rows_aligned(&a->cos, width) && rows_aligned(&a->sin, width);
+    switch (a->cos.dtype) {
+    case ADZE_F32: return table_launch<float>(stream, p, aligned);
+    case ADZE_F16: return table_launch<f16>(stream, p, aligned);
+    default: return table_launch<bf16>(stream, p, aligned);
+    }
+}
