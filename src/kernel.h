@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* The ops of the library. A new op is one word here. */
-#define ADZE_OPS(X) X(rms_norm) X(layer_norm)
+#define ADZE_OPS(X) X(rms_norm) X(layer_norm) X(group_norm) X(rope) X(qk_norm_rope) X(rope_table)
 
 #define X(name) extern const adze_op adze_op_##name;
 ADZE_OPS(X)
@@ -53,6 +53,8 @@ void adze_put(const adze_tensor *t, int64_t at, double value);
 double adze_round_to(int dtype, double value);           /* to nearest even, as a store would */
 double adze_dtype_ulp(int dtype, double value);          /* the distance of neighbours at |value| */
 void adze_like(adze_tensor *out, const adze_tensor *in); /* the shape and dtype of in */
+/* Tensors of one shape as fewer dimensions: neighbours from dimension `first` on become one where all strides allow. */
+void adze_merge(int n, adze_tensor *const *tensors, int first);
 
 /* The leading dimensions of x, merged where every tensor's strides allow it. Tensors of lower rank or with
    sizes of 1 are broadcast; an absent tensor gets zero strides. */
@@ -73,6 +75,9 @@ static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t
     }
     return offset + row * rows->stride[tensor][0];
 }
+
+/* ops/glu.c: the two inputs of a glu, which lie in one tensor when it is packed. */
+void adze_glu_halves(const adze_glu_args *args, adze_tensor *gate, adze_tensor *value);
 
 /* Contracts that many ops share; `op` and `name` go into the sentence. */
 adze_status adze_check_float(const char *op, const char *name, const adze_tensor *t);

@@ -141,6 +141,29 @@ void adze_like(adze_tensor *out, const adze_tensor *in)
     memcpy(out->shape, in->shape, sizeof out->shape);
 }
 
+void adze_merge(int n, adze_tensor *const *tensors, int first)
+{
+    const int last = tensors[0]->rank - 1;
+    for (int i = 0; i < n; i++)
+        if (tensors[i]->shape[last] == 1)
+            tensors[i]->stride[last] = 1;
+    for (int d = last - 1; d >= first; d--) {
+        int merges = 1;
+        for (int i = 0; i < n; i++) {
+            const adze_tensor *t = tensors[i];
+            merges = merges && (t->shape[d] == 1 || t->stride[d] == t->shape[d + 1] * t->stride[d + 1]);
+        }
+        for (int i = 0; i < n && merges; i++) {
+            adze_tensor *t = tensors[i];
+            t->shape[d] *= t->shape[d + 1];
+            t->stride[d] = t->stride[d + 1];
+            for (int e = d + 1; e < t->rank - 1; e++)
+                t->shape[e] = t->shape[e + 1], t->stride[e] = t->stride[e + 1];
+            t->rank--;
+        }
+    }
+}
+
 void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_tensor *const *tensors)
 {
     memset(rows, 0, sizeof *rows);
