@@ -45,7 +45,8 @@ CPU_CFLAGS   := -O3 -Wno-psabi -fno-math-errno -ffp-contract=fast
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)
-CUDA_SAYS  := $(shell echo | $(NVCC) --dryrun -x cu -c - 2>&1 | sed -n -E 's/^.{3}(INCLUDES|LIBRARIES)=//p' | tr -d '"')
+NVCC_HOST  := $(if $(filter clang++,$(notdir $(HOSTCXX))),-ccbin $(HOSTCXX) -Xcompiler -Wno-unused-function)
+CUDA_SAYS  := $(shell echo | $(NVCC) $(NVCC_HOST) --dryrun -x cu -c - 2>&1 | sed -n -E 's/^.{3}(INCLUDES|LIBRARIES)=//p' | tr -d '"')
 CUDA_INC   := $(patsubst -I%,-isystem %,$(filter -I%,$(CUDA_SAYS)))
 LIBS       += $(filter -L%,$(CUDA_SAYS)) -lcudart_static -ldl -lrt
 KNOWN_ARCHS = $(subst sm_,,$(shell $(NVCC) --list-gpu-code))
@@ -56,8 +57,8 @@ FOUND_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 
 CUDA_ARCHS ?= $(or $(FOUND_ARCHS),90a)
 GENCODE     = $(foreach a,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) \
               $(foreach a,$(if $(filter %_sm90.cu,$<),,$(CUDA_PTX)),-gencode arch=compute_$a,code=compute_$a)
-NVFLAGS    += -std=c++17 -O3 -lineinfo --threads 2 -Werror all-warnings -Xptxas -warn-spills \
-              $(if $(filter clang++,$(notdir $(HOSTCXX))),-ccbin $(HOSTCXX)) -Xcompiler -fPIC,-Wall,-Wextra \
+NVFLAGS    += -std=c++17 -O3 -lineinfo --threads 2 -Werror all-warnings -Xptxas -warn-spills,-warn-lmem-usage \
+              -Xcompiler -fPIC,-Wall,-Wextra $(NVCC_HOST) \
               -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
               -Iinclude -Isrc -Icheck -DADZE_CUDA=1
 endif
