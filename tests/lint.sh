@@ -35,10 +35,12 @@ if of_version clang-tidy 14; then
 else
     skip 'clang-tidy 14 is not here'
 fi
-# check.c writes bad calls, among them one with no data, each from a fresh copy; cppcheck does not follow the copy.
+# check.c writes bad calls, among them one with no data, each from a fresh copy; cppcheck does not follow the copy,
+# nor does it know the size of a vector in ceiling.c.
 if command -v cppcheck >/dev/null; then
     report cppcheck "$(cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
-        --suppress=missingIncludeSystem --suppress=nullPointerArithmetic:check/check.c -Iinclude -Isrc -Icheck -Icli -DADZE_CUDA=0 -DADZE_ISA= -D__aarch64__ -D__linux__ \
+        --suppress=missingIncludeSystem --suppress=nullPointerArithmetic:check/check.c \
+        --suppress=bufferAccessOutOfBounds:check/ceiling.c -Iinclude -Isrc -Icheck -Icli -DADZE_CUDA=0 -DADZE_ISA= -D__aarch64__ -D__linux__ \
         -j "$(nproc)" --template='{file}:{line}: {message} [{id}]' src check cli examples tests 2>&1)"
 else
     skip 'cppcheck is not here'
