@@ -243,6 +243,47 @@ typedef struct adze_rope_table_args {
 } adze_rope_table_args;
 ADZE_API adze_status adze_rope_table(adze_stream stream, const adze_rope_table_args *args);
 
+/* Frequencies for rope_table, as models make them. Plain functions of the host; the caller owns every array. Types
+   and parameters have the names of Hugging Face's configurations. */
+typedef enum adze_rope_type {
+    ADZE_ROPE_DEFAULT = 0,
+    ADZE_ROPE_LINEAR = 1,
+    ADZE_ROPE_DYNAMIC = 2,
+    ADZE_ROPE_YARN = 3,
+    ADZE_ROPE_LONGROPE = 4,
+    ADZE_ROPE_LLAMA3 = 5,
+    ADZE_ROPE_PROPORTIONAL = 6
+} adze_rope_type;
+
+typedef struct adze_rope_spec { /* rope_parameters of a configuration; zero means absent */
+    uint32_t size;              /* sizeof(adze_rope_spec): it grows at its end, as the args of ops do */
+    int32_t rope_type;
+    int32_t rotary_dim;  /* even: what partial_rotary_factor leaves of head_dim; head_dim when proportional */
+    int32_t no_truncate; /* yarn: 1 is a truncate of false */
+    double rope_theta, factor;
+    double partial_rotary_factor;             /* proportional */
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double beta_fast, beta_slow, mscale, mscale_all_dim;
+    double attention_factor;
+    int64_t max_position_embeddings, original_max_position_embeddings;
+    const double *short_factor, *long_factor; /* longrope: [rotary_dim / 2] */
+} adze_rope_spec;
+/* freq[rotary_dim / 2], whose values are floats as in the models, and what cos and sin are multiplied by. seq_len is
+   the longest position + 1 (dynamic and longrope ask), or 0. */
+ADZE_API adze_status adze_rope_frequencies(const adze_rope_spec *spec, int64_t seq_len, double *freq, float *scale);
+
+/* Several axes of position, freq and axis of n columns, n half the sum of axes_dim; for double_angle 1 (FLUX). */
+ADZE_API adze_status adze_rope_axes(int32_t axes, const int32_t *axes_dim, double theta, double *freq, int32_t *axis);
+/* The same for frame, row and column: row and column have a third of head_dim each, rounded down to pairs, and the
+   frame has the rest (Wan). */
+ADZE_API adze_status adze_rope_video_axes(int32_t head_dim, double theta, double *freq, int32_t *axis);
+/* dim / 2 columns that take frame, row and column in turn, from pi / 2 to theta * pi / 2, after as many zeros as a
+   third of dim leaves over (LTX-Video); freq are floats. Their positions run from -1 to 1: size[3] of them, each
+   2 * (index * scale * patch / base) - 1, or 2 * index - 1 without scale. pos[frames * rows * columns, 3]. */
+ADZE_API adze_status adze_rope_fractions(int32_t dim, double theta, double *freq, int32_t *axis);
+ADZE_API adze_status adze_rope_fraction_positions(const int32_t *size, const float *scale, const float *patch,
+                                                  const float *base, float *pos);
+
 #ifdef __cplusplus
 }
 #endif
