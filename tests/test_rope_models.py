@@ -309,7 +309,7 @@ def test_table_ltx(dim):
     want = module(torch.zeros(1, 1), *size, rope_interpolation_scale=scale)
     pos, freq, axis = ltx_table(dim, size, scale)
     got = table(pos, freq.float(), PAIRS, axis=axis)
-    # A power that differs in its last bit, and then rounds apart in two products, moves the angle by that share of it.
+    # A power that differs in its last bit, and rounds apart in two products, moves the angle by that share of it.
     turn = freq.repeat_interleave(2) * pos[:, axis.long()].repeat_interleave(2, dim=1).double()
     for g, w in zip(got, want, strict=True):
         assert ((g - w[0]).abs() <= 2**-23 * (3 * turn.abs() + 2)).all()
