@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* The ops of the library. A new op is one word here. */
-#define ADZE_OPS(X) X(rms_norm) X(layer_norm) X(group_norm) X(rope) X(qk_norm_rope) X(rope_table)
+#define ADZE_OPS(X) X(rms_norm) X(layer_norm) X(group_norm) X(activation) X(glu) X(softmax) X(rope) X(qk_norm_rope) X(rope_table)
 
 #define X(name) extern const adze_op adze_op_##name;
 ADZE_OPS(X)
