@@ -1,0 +1,373 @@
+"""adze beside what PyTorch users have, in one run: eager Hugging Face formulas, torch's own functions, torch.compile,
+Liger. On a GPU: cold (inputs and outputs rotate through more than 300 MB, other memory is read before each graph), in
+captured graphs, variants in turn, medians. On the CPU: as a user calls an op, with a fresh output each time, and with
+memory that the allocator kept.
+
+    python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
+"""
+
+import argparse
+import collections
+import ctypes
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from adze_ctypes import ROOT, Adze
+
+EPS = 1e-6
+COLD = 320 << 20  # bytes
+CALLS_MIN, CALLS_MAX, ROUNDS, CPU_SECONDS = 20, 1000, 15, 0.2
+SILU, ROUND_NORM = 1, 1
+
+
+# ---- What is compared: each op gives the tensors of a call, and the ways to make it ----
+
+
+def hf_rms_norm(x, weight):
+    """LlamaRMSNorm of transformers."""
+    h = x.to(torch.float32)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * h.to(x.dtype)
+
+
+class RmsNorm:
+    def tensors(self, new, rows, dim):
+        return new(rows, dim), new(dim)
+
+    def eager(self, x, weight):
+        return hf_rms_norm(x, weight)
+
+    def torch(self, x, weight):
+        return F.rms_norm(x, (x.shape[-1],), weight, EPS)
+
+    def liger(self, x, weight):
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+        return LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
+
+    def adze(self, adze, x, weight):
+        out = torch.empty_like(x)
+        adze("rms_norm", out=out, x=x, weight=weight, eps=EPS, rounding=ROUND_NORM)
+        return out
+
+
+class AddRmsNorm:
+    def tensors(self, new, rows, dim):
+        return new(rows, dim), new(rows, dim), new(dim)
+
+    def eager(self, x, residual, weight):
+        h = residual + x
+        return hf_rms_norm(h, weight), h
+
+    def liger(self, x, residual, weight):
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+        return LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "llama", False)
+
+    def adze(self, adze, x, residual, weight):
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        adze("rms_norm", out=out, sum=total, x=x, residual=residual, weight=weight, eps=EPS, rounding=ROUND_NORM)
+        return out, total
+
+
+class LayerNorm:
+    def tensors(self, new, rows, dim):
+        return new(rows, dim), new(dim), new(dim)
+
+    def torch(self, x, weight, bias):
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+
+    def liger(self, x, weight, bias):
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+        return LigerLayerNormFunction.apply(x, weight, bias, EPS)
+
+    def adze(self, adze, x, weight, bias):
+        out = torch.empty_like(x)
+        adze("layer_norm", out=out, x=x, weight=weight, bias=bias, eps=EPS)
+        return out
+
+
+class Modulate:
+    """AdaLN as diffusion transformers write it."""
+
+    def tensors(self, new, rows, dim):
+        return new(1, rows, dim), new(1, 1, dim), new(1, 1, dim)
+
+    def eager(self, x, scale, shift):
+        return F.layer_norm(x, (x.shape[-1],), None, None, EPS) * (1 + scale) + shift
+
+    def adze(self, adze, x, scale, shift):
+        out = torch.empty_like(x)
+        adze("layer_norm", out=out, x=x, scale=scale, shift=shift, eps=EPS)
+        return out
+
+
+class SiluMul:
+    def tensors(self, new, rows, dim):
+        return new(rows, dim), new(rows, dim)
+
+    def eager(self, gate, value):
+        return F.silu(gate) * value
+
+    def liger(self, gate, value):
+        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+        return LigerSiLUMulFunction.apply(gate, value)
+
+    def adze(self, adze, gate, value):
+        out = torch.empty_like(gate)
+        adze("glu", out=out, x=gate, value=value, act=SILU)
+        return out
+
+
+def rotate_half(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+class Rope:
+    """q of 32 heads and k of 8, of 128 elements, as transformers stores and rotates them."""
+
+    def tensors(self, new, rows, dim):
+        angle = new(1, rows, dim // 2).float()
+        angle = torch.cat((angle, angle), -1)
+        return new(1, rows, 32, dim), new(1, rows, 8, dim), angle.cos().to(new.dtype), angle.sin().to(new.dtype)
+
+    def eager(self, q, k, cos, sin):
+        q, k, cos, sin = q.transpose(1, 2), k.transpose(1, 2), cos.unsqueeze(1), sin.unsqueeze(1)
+        return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+    def liger(self, q, k, cos, sin):
+        from liger_kernel.ops.rope import LigerRopeFunction
+
+        return LigerRopeFunction.apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+
+    def adze(self, adze, q, k, cos, sin):
+        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+        adze("rope", q_out=q_out, k_out=k_out, q=q, k=k, cos=cos, sin=sin)
+        return q_out.transpose(1, 2), k_out.transpose(1, 2)
+
+
+OPS = {
+    "rms_norm": RmsNorm(),
+    "rms_norm + residual": AddRmsNorm(),
+    "layer_norm": LayerNorm(),
+    "layer_norm + modulate": Modulate(),
+    "silu_mul": SiluMul(),
+    "rope": Rope(),
+}
+NORM_SHAPES = [(1, 4096), (128, 4096), (1024, 2048), (2048, 2048), (4096, 2048), (8192, 3072), (16384, 3072)]
+NORM_SHAPES += [(8192, 4096), (32768, 4096), (8192, 8192), (4096, 16384), (131072, 128)]
+GPU_CASES = [("rms_norm", shape, "bf16") for shape in NORM_SHAPES]
+GPU_CASES += [("rms_norm + residual", shape, "bf16") for shape in [(1, 4096), (2048, 2048), (8192, 4096)]]
+GPU_CASES += [("layer_norm", (4992, 2048), "bf16")]
+GPU_CASES += [("layer_norm + modulate", shape, "bf16") for shape in [(4992, 2048), (4608, 3072), (32768, 5120)]]
+GPU_CASES += [("silu_mul", (rows, 14336), "bf16") for rows in [1, 1024, 8192]]
+GPU_CASES += [("rope", (tokens, 128), "bf16") for tokens in [1, 512, 32768]]
+CPU_CASES = [(op, (32768, 4096), t) for op in ["rms_norm", "layer_norm", "silu_mul"] for t in ["bf16", "f32"]]
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+
+
+class New:
+    """Makes random tensors."""
+
+    def __init__(self, device, dtype):
+        self.device, self.dtype = device, dtype
+
+    def __call__(self, *shape):
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
+
+
+def listed(outputs):
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def size_of(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def variants_of(op, adze, sample, compile_mode):
+    """The ways that work here, by name; the others, with the reason, are printed."""
+    found = {"adze": lambda *t: op.adze(adze, *t)}
+    plain = op.eager if hasattr(op, "eager") else op.torch
+    for name in ["eager", "torch", "liger"]:
+        if hasattr(op, name):
+            found[name] = getattr(op, name)
+    found["compile"] = torch.compile(plain, mode=compile_mode, dynamic=False)
+    exact = [t.double() for t in listed(plain(*[t.double() for t in sample]))]
+    unit = torch.finfo(sample[0].dtype).eps
+    for name in list(found):
+        try:
+            got = listed(found[name](*[t.clone() for t in sample]))  # clones: some work in place
+        except Exception as error:  # a peer that is not there, or does not take this shape
+            if name == "adze":
+                raise
+            print(f"  {name} left out: {type(error).__name__}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
+            del found[name]
+            continue
+        for a, b in zip(got, exact, strict=False):  # is it the same call? Numbers are judged by `adze check`
+            off = ((a.double() - b).abs().max() / b.abs().max()).item()
+            if not off < 4 * unit:
+                raise SystemExit(f"{name} computes something else: off by {off / unit:.1f} units")
+    return found
+
+
+# ---- Time on a GPU ----
+
+
+def capture(function, sets, calls):
+    held = collections.deque(maxlen=len(sets) + 1)  # so that no output lands in memory that is still cached
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            held.append(function(*sets[i % len(sets)]))
+    return graph, held
+
+
+def time_on_gpu(variants, sets, calls):
+    other = torch.zeros(COLD // 4, device="cuda", dtype=torch.int32)
+    graphs = {name: capture(function, sets, calls) for name, function in variants.items()}
+    samples = {name: [] for name in variants}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for turn in range(ROUNDS + 1):
+        for name, (graph, _) in graphs.items():
+            other.sum()
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            if turn:  # the first is not counted
+                samples[name].append(begin.elapsed_time(end) * 1000 / calls)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def compare_on_gpu(adze, op, shape, dtype):
+    new = New("cuda", DTYPES[dtype])
+    first = op.tensors(new, *shape)
+    variants = variants_of(op, adze, first, "max-autotune-no-cudagraphs")
+    moved = size_of(first) + size_of(listed(variants["adze"](*first)))
+    count = COLD // moved + 1
+    sets = [first] + [op.tensors(new, *shape) for _ in range(min(count, CALLS_MAX) - 1)]
+    us = time_on_gpu(variants, sets, max(CALLS_MIN, len(sets)))
+    return moved, us, None
+
+
+# ---- Time on the CPU ----
+
+
+def keep_freed_memory():
+    """From here on large blocks come from the heap and stay there: an output lands in memory that was used before."""
+    mmap_max, trim_threshold = -4, -1
+    libc = ctypes.CDLL(None)
+    return libc.mallopt(mmap_max, 0) and libc.mallopt(trim_threshold, -1)
+
+
+def time_on_cpu(variants, tensors):
+    samples = {name: [] for name in variants}
+    for turn in range(4):
+        for name, function in variants.items():
+            calls, begin = 0, time.perf_counter()
+            while calls < 2 or time.perf_counter() - begin < CPU_SECONDS:
+                function(*tensors)
+                calls += 1
+            if turn:
+                samples[name].append((time.perf_counter() - begin) * 1e6 / calls)
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def compare_on_cpu(adze, op, shape, dtype):
+    """Runs in a process of its own, because the allocator's settings cannot be taken back."""
+    new = New("cpu", DTYPES[dtype])
+    tensors = op.tensors(new, *shape)
+    small = op.tensors(new, 64, shape[1])
+    variants = variants_of(op, adze, small, "default")
+    moved = size_of(tensors) + size_of(listed(variants["adze"](*tensors)))
+    for function in variants.values():
+        function(*tensors)
+    fresh = time_on_cpu(variants, tensors)
+    if not keep_freed_memory():
+        raise SystemExit("the allocator does not take the setting for reused memory")
+    return moved, fresh, time_on_cpu(variants, tensors)
+
+
+# ---- The program ----
+
+
+def row_of(name, shape, dtype, moved, us, reused):
+    peers = {k: v for k, v in us.items() if k != "adze"}
+    best = min(peers, key=peers.get)
+    row = {"op": name, "case": "x".join(map(str, shape)), "dtype": dtype, "bytes": moved, "us": us, "best": best}
+    row["ratio"] = peers[best] / us["adze"]
+    row["gbps"] = moved / us["adze"] / 1000
+    if reused:
+        row["us_reused"] = reused
+    return row
+
+
+def show(row):
+    times = "  ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
+    print(f"{row['op']:22} {row['case']:12} {row['dtype']:5} {row['ratio']:5.2f}x of {row['best']:8} us: {times}")
+    if "us_reused" in row:
+        times = "  ".join(f"{name} {us:.2f}" for name, us in row["us_reused"].items())
+        print(f"{'':48} in reused memory, us: {times}")
+    sys.stdout.flush()
+
+
+def machine(device):
+    if device == "cuda":
+        return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    told = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
+    names = [line.split(":")[1].strip() for line in told.splitlines() if line.startswith("Model name")]
+    return {"cpu": names[0] if names else "unknown", "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def commit():
+    told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return told.stdout.strip() or "unknown"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--op", choices=OPS)
+    parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--json")
+    parser.add_argument("--lib")
+    options = parser.parse_args()
+    on_gpu = options.device == "cuda"
+    cases = GPU_CASES if on_gpu else CPU_CASES
+    cases = [c for c in cases if options.op in (None, c[0]) and options.dtype in (None, c[2])]
+    rows = []
+    if not on_gpu and len(cases) > 1:
+        for name, _, dtype in cases:
+            command = [sys.executable, __file__, "--device", "cpu", "--op", name, "--dtype", dtype]
+            command += ["--json", "/dev/stdout"] + (["--lib", options.lib] if options.lib else [])
+            told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            rows += json.loads(told[told.index("{\n") :])["rows"]
+            show(rows[-1])
+    else:
+        adze = Adze(torch, options.lib)
+        with torch.inference_mode():
+            for name, shape, dtype in cases:
+                compare = compare_on_gpu if on_gpu else compare_on_cpu
+                rows.append(row_of(name, shape, dtype, *compare(adze, OPS[name], shape, dtype)))
+                show(rows[-1])
+                if on_gpu:
+                    torch._dynamo.reset()
+                    torch.cuda.empty_cache()
+    if options.json:
+        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        whole = {"adze_compare": 1, "machine": machine(options.device), "commit": commit(), "date": date}
+        with open(options.json, "w") as file:
+            json.dump(whole | {"rows": rows}, file, indent=1)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""docs/performance.md, and the table of README.md between its two marks, from the recorded runs in bench/results.
+
+python3 bench/report.py            writes both
+python3 bench/report.py --check    fails when one of them is stale
+"""
+
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
+NAMES = {
+    "adze": "adze",
+    "eager": "torch eager",
+    "torch": "torch function",
+    "compile": "torch.compile",
+    "liger": "Liger",
+}
+README_ROWS = 12
+
+INTRO = """# Performance
+
+Written by `python3 bench/report.py` from the runs in [bench/results](../bench/results).
+
+Each call of `adze bench` was held to its definition, then timed cold: inputs and outputs go through more memory than
+the cache holds. On a GPU calls are in captured graphs: *us* chained with programmatic dependent launch, *alone*
+without. *Spread* is between the quartiles. *Share* is of the ceiling: what plain loops reach in the same run with the
+same mix of reads and writes. Comparisons with PyTorch are made in one process, in turn, with the same rotation of
+memory for all.
+"""
+
+
+def runs():
+    """The recorded runs, by folder (a machine) and in the order of their dates."""
+    found = {}
+    for path in sorted((ROOT / "bench" / "results").glob("*/*.json")):
+        run = json.loads(path.read_text())
+        run["path"] = path.relative_to(ROOT)
+        found.setdefault(path.parent.name, []).append(run)
+    for group in found.values():
+        group.sort(key=lambda run: run["date"])
+    return found
+
+
+def number(value):
+    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def table(head, rows):
+    left, right = "---", "---:"
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join([left] + [right] * (len(head) - 1)) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def source(run):
+    return f"[{run['path'].name}](../{run['path']}), commit {run['commit']}, {run['date'][:10]}"
+
+
+def bench_section(run):
+    machine, ceilings = run["machine"], run["ceilings"]
+    gpu = bool(machine["gpu"])
+    where = f"{machine['gpu']}, sm_{machine['sm']}, {machine['sm_count']} SMs, driver {run['driver']}"
+    if not gpu:
+        where = f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads"
+    text = f"### adze bench: {where}\n\n{source(run)}."
+    if run["clocks"]:
+        text += f" Clocks: {run['clocks']}."
+    text += (
+        f" Ceilings, GB/s: read {ceilings['read']:.5g}, two reads to one write {ceilings['two_reads']:.5g}, "
+        f"copy {ceilings['copy']:.5g}, write {ceilings['write']:.5g}.\n\n"
+    )
+    for op in dict.fromkeys(row["op"] for row in run["rows"]):
+        rows = [row for row in run["rows"] if row["op"] == op]
+        head = [op, "kernel", "dtype", "us"] + (["alone"] if gpu else []) + ["spread", "GB/s", "share"]
+        cells = []
+        for row in rows:
+            cell = [row["case"], row["kernel"], row["dtype"], number(row["us"])]
+            cell += [number(row["us_alone"])] if gpu else []
+            cell += [f"{100 * row['spread']:.1f} %", number(row["gbps"]), f"{100 * row['share']:.0f} %"]
+            cells.append(cell)
+        text += table(head, cells) + "\n"
+    return text
+
+
+def compare_table(rows, key):
+    names = [name for name in NAMES if any(name in row[key] for row in rows)]
+    cells = []
+    for row in rows:
+        peers = {name: us for name, us in row[key].items() if name != "adze"}
+        times = [number(row[key].get(name)) for name in names]
+        ratio = f"{min(peers.values()) / row[key]['adze']:.2f}"
+        cells.append([f"{row['op']} {row['case']} {row['dtype']}", *times, ratio])
+    return table(["us", *[NAMES[name] for name in names], "best peer / adze"], cells)
+
+
+def compare_section(run):
+    machine = run["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    text = f"### Beside PyTorch {machine['torch']}: {where}\n\n{source(run)}.\n\n"
+    reused = [row for row in run["rows"] if "us_reused" in row]
+    if reused:
+        text += "As a user calls it, with a fresh output (page faults are part of it):\n\n"
+    text += compare_table(run["rows"], "us") + "\n"
+    if reused:
+        text += "Into memory that was used before:\n\n" + compare_table(reused, "us_reused") + "\n"
+    return text
+
+
+def performance(found):
+    text = INTRO
+    for group, recorded in found.items():
+        text += f"\n## {group}\n\n"
+        for run in recorded:
+            text += compare_section(run) if "adze_compare" in run else bench_section(run)
+    if not found:
+        text += "\nNo run is recorded yet.\n"
+    return text.rstrip() + "\n"
+
+
+def readme_table(found):
+    """The newest comparison on a GPU; without one, on a CPU; without any, nothing."""
+    compared = [run for group in found.values() for run in group if "adze_compare" in run]
+    compared.sort(key=lambda run: ("gpu" in run["machine"], run["date"]))
+    if not compared:
+        return ""
+    run = compared[-1]
+    machine, rows = run["machine"], run["rows"]
+    chosen = [rows[i * len(rows) // README_ROWS] for i in range(README_ROWS)] if len(rows) > README_ROWS else rows
+    where = machine.get("gpu") or machine["cpu"]
+    cells = []
+    for row in chosen:
+        best = f"{number(row['us'][row['best']])} ({NAMES[row['best']]})"
+        eager = number(row["us"].get("eager", row["us"].get("torch")))
+        cells.append(
+            [f"{row['op']} {row['case']}", number(row["us"]["adze"]), best, eager, f"{row['ratio']:.2f}x"],
+        )
+    head = [f"us, {where}, {rows[0]['dtype']}", "adze", "best of the others", "torch eager", "best / adze"]
+    return table(head, cells)
+
+
+def main():
+    found = runs()
+    readme = (ROOT / "README.md").read_text()
+    if BEGIN not in readme or END not in readme:
+        raise SystemExit(f"README.md has no {BEGIN} ... {END}")
+    before, after = readme.split(BEGIN)[0], readme.split(END)[1]
+    wanted = {
+        ROOT / "docs" / "performance.md": performance(found),
+        ROOT / "README.md": f"{before}{BEGIN}\n{readme_table(found)}{END}{after}",
+    }
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is stale: run python3 bench/report.py")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(wanted[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
