@@ -1,0 +1,69 @@
+/* act.cuh - the activations on CUDA. */
+#ifndef ADZE_CUDA_ACT_CUH
+#define ADZE_CUDA_ACT_CUH
+
+#include "kernel.h"
+
+/* 1 / v to one float unit, for v from 1 to 1e30. */
+__device__ __forceinline__ float reciprocal(float v)
+{
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+/* x sigmoid(z) for a z of x's sign, with no cancellation and no overflow: e = exp(-|z|) is at most 1. */
+__device__ __forceinline__ float act_times_sigmoid(float x, float z)
+{
+    const float e = expf(-fabsf(z));
+    return (x < 0 ? x * e : x) * reciprocal(1 + e);
+}
+__device__ __forceinline__ float act_sigmoid(float x)
+{
+    const float e = expf(-fabsf(x));
+    return (x < 0 ? e : 1) * reciprocal(1 + e);
+}
+/* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
+   polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. What a^2 loses in rounding goes into the product. */
+__device__ __forceinline__ float act_gelu(float x)
+{
+    const float a = fminf(fabsf(x), 14.25f), square = a * a, rest = fmaf(a, a, -square);
+    const float e = expf(-0.5f * square), w = reciprocal(a + 3), t = fmaf(w, -6.0f, 1.0f);
+    float g = fmaf(t, -0x1.15bb5ap-12f, -0x1.d81ad4p-11f);
+    g = fmaf(g, t, 0x1.19e984p-10f);
+    g = fmaf(g, t, 0x1.c5a324p-8f);
+    g = fmaf(g, t, -0x1.5768d8p-7f);
+    g = fmaf(g, t, -0x1.831e6p-5f);
+    g = fmaf(g, t, 0x1.d71466p-3f);
+    g = fmaf(g, t, -0x1.04c734p-1f);
+    g = fmaf(g, t, 0x1.754a74p-1f) * w;
+    const float tail = g * fmaf(e, -0.5f * rest, e);
+    return x * (x < 0 ? tail : 1 - tail);
+}
+__device__ __forceinline__ float act_relu(float x)
+{
+    return x <= 0 ? 0 : x;
+}
+
+/* act(x) of N values at once: the branch is taken once. */
+template <int N>
+__device__ __forceinline__ void act_all(int act, float (&x)[N])
+{
+#define ACT_EACH(value)                                                                                              \
+    _Pragma("unroll") for (int i = 0; i < N; i++) x[i] = value;                                                      \
+    break
+    switch (act) {
+    case ADZE_ACT_SILU: ACT_EACH(act_times_sigmoid(x[i], x[i]));
+    case ADZE_ACT_GELU: ACT_EACH(act_gelu(x[i]));
+    case ADZE_ACT_GELU_TANH:
+        ACT_EACH(act_times_sigmoid(x[i], x[i] * fmaf(x[i] * x[i], 0x1.2444f2p-4f, 0x1.988454p+0f)));
+    case ADZE_ACT_GELU_QUICK: ACT_EACH(act_times_sigmoid(x[i], 1.702f * x[i]));
+    case ADZE_ACT_RELU: ACT_EACH(act_relu(x[i]));
+    case ADZE_ACT_RELU2: ACT_EACH(act_relu(x[i]) * act_relu(x[i]));
+    case ADZE_ACT_SIGMOID: ACT_EACH(act_sigmoid(x[i]));
+    default: break;
+    }
+#undef ACT_EACH
+}
+
+#endif
