@@ -1,11 +1,12 @@
 /* norm.cuh - rms_norm and layer_norm on CUDA.
 
-   norm_registers: a row is held in registers, packed, from the one time it is read until it is written: VECTORS
-   16-byte vectors in each of its threads. LANES > 0: so many lanes of a warp share a short row; LANES 0: blockDim.x
-   threads, whole warps, have a row, and blockDim.y rows share a block, because a card starts blocks more slowly than
-   it could finish them. All loads of a thread are issued before the first is used; what multiplies the row later (the
-   weight, or scale and shift) is on its way before the sum is known. norm_loop: a block per row, any call, W elements
-   at a time; the row is read again for each pass, and the sum with the residual is made again. */
+   norm_registers: the calls that models make. A row is held in registers, packed, from the one time it is read until
+   it is written: VECTORS 16-byte vectors in each of its threads. LANES > 0: so many lanes of a warp share a row, and
+   a block has several, because a card starts blocks more slowly than it could finish them; LANES 0: a block has a
+   row, whose address is then the same for the whole block and costs a thread no register. All loads of a thread are
+   issued before the first is used; what multiplies the row later (the weight, or scale and shift) is on its way
+   before the sum is known. norm_loop: any call. A block per row, W elements at a time; the row is read again for each
+   pass, and the sum with the residual is made again. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
@@ -14,53 +15,7 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
-enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
-enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
-
-struct norm_params {
-    const void *data[NORM_TENSORS]; /* NULL: absent */
-    const void *weight, *bias;
-    int64_t stride[NORM_TENSORS]; /* from row to row, when all rows are one dimension */
-    int64_t dim;
-    float eps, weight_offset, inverse_dim;
-    int32_t rounding;
-    uint32_t is_f32; /* by tensor: it is f32 where x is not */
-    bool weight_f32, bias_f32;
-    bool early_weight, early_scale, early_shift; /* present, and of x's dtype */
-    adze_rows rows;
-};
-
-/* What norm_registers is compiled for. */
-enum norm_form {
-    PLAIN,        /* weight and bias */
-    RESIDUAL_SUM, /* and a residual */
-    MODULATED,    /* scale and shift, with or without tables */
-    BLOCK         /* residual and gate before them */
-};
-template <norm_form FORM>
-constexpr bool adds = FORM == RESIDUAL_SUM || FORM == BLOCK;
-template <norm_form FORM>
-constexpr bool modulates = FORM == MODULATED || FORM == BLOCK;
-
-struct norm_row {
-    int64_t at[NORM_TENSORS];
-};
-template <int TENSORS>
-__device__ __forceinline__ norm_row norm_find(const norm_params &p, int64_t row)
-{
-    norm_row found;
-    if (p.rows.rank == 1) {
-#pragma unroll
-        for (int t = 0; t < TENSORS; t++)
-            found.at[t] = row * p.stride[t];
-        return found;
-    }
-    const row_index index = row_split(p.rows, row);
-#pragma unroll
-    for (int t = 0; t < TENSORS; t++)
-        found.at[t] = row_offset(p.rows, t, index);
-    return found;
-}
+enum { SHORT_THREADS = 128, LONG_THREADS = 512 }; /* of a block: of short rows; of others, at most */
 
 /* All W values as a store and a load would leave them, if `condition`. */
 template <typename T, int W>
@@ -79,106 +34,113 @@ __device__ __forceinline__ void round_if(bool condition, float (&f)[W])
     }
 }
 
-/* A vector of a parameter that was loaded before it was needed, if it was. */
-template <typename T>
-struct maybe {
-    packed<T> value;
-    bool loaded;
+/* ---- norm_registers ---- */
+
+enum norm_form {
+    PLAIN,        /* weight and bias, if any */
+    RESIDUAL_SUM, /* and a residual */
+    MODULATED,    /* scale and shift, with or without tables */
+    BLOCK         /* residual and gate before them */
+};
+template <norm_form FORM>
+constexpr bool adds = FORM == RESIDUAL_SUM || FORM == BLOCK;
+template <norm_form FORM>
+constexpr bool modulates = FORM == MODULATED || FORM == BLOCK;
+
+/* The tensors of a form that have rows, in order, and its vectors that all rows share. */
+enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* then scale, shift, gate, without the residual's in MODULATED */
+enum { WEIGHT, BIAS };                          /* PLAIN, RESIDUAL_SUM */
+enum { SCALE_TABLE_AT, SHIFT_TABLE_AT, GATE_TABLE_AT };
+template <norm_form FORM>
+constexpr int scale_row = FORM == BLOCK ? 4 : 2;
+template <norm_form FORM>
+constexpr int row_tensors = FORM == PLAIN   ? 2
+                            : FORM == BLOCK ? 7
+                                            : 4;
+
+template <norm_form FORM>
+struct norm_lean {
+    const void *row[row_tensors<FORM>];
+    const void *flat[3];
+    int64_t stride[row_tensors<FORM>];
+    int32_t vectors;
+    uint32_t count; /* rows */
+    float eps, inverse_dim, weight_offset;
+    uint32_t size[2]; /* of the inner dimensions of the rows, when they are 3; size[1] alone when they are 2 */
+    int64_t outer[2][row_tensors<FORM>];
 };
 
-/* W elements of a parameter, loaded now or before. */
-template <typename T, int W>
-__device__ __forceinline__ void norm_param(const void *data, bool is_f32, int64_t at, maybe<T> early, float (&f)[W])
+/* Where row r of each tensor lies, in elements. */
+template <norm_form FORM>
+__device__ __forceinline__ void norm_locate(const norm_lean<FORM> &p, uint32_t r, int64_t (&at)[row_tensors<FORM>])
 {
-    if constexpr (W == VEC<T>) {
-        if (early.loaded) {
-            early.value.get(f);
-            return;
+    constexpr int n = row_tensors<FORM>;
+    if (p.size[1] == 0) {
+#pragma unroll
+        for (int t = 0; t < n; t++)
+            at[t] = r * p.stride[t];
+        return;
+    }
+    const uint32_t rest = r / p.size[1], inner = r - rest * p.size[1];
+    const uint32_t outer = p.size[0] ? rest / p.size[0] : 0, middle = rest - outer * p.size[0];
+#pragma unroll
+    for (int t = 0; t < n; t++)
+        at[t] = inner * p.stride[t] + middle * p.outer[1][t] + outer * p.outer[0][t];
+}
+
+/* The VECTORS vectors of a thread, all at once. */
+template <bool FULL, typename T, int VECTORS>
+__device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void *data, int thread, int threads,
+                                           int vectors)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        if (!FULL)
+            to[v].raw = make_uint4(0, 0, 0, 0);
+        if (FULL || thread + v * threads < vectors)
+            to[v] = load_packed((const T *)data + (thread + v * threads) * VEC<T>);
+    }
+}
+
+/* W parameters of dtype S that multiply or shift W values of x. */
+template <typename S, int W>
+struct side_vector {
+    packed<S> part[W / VEC<S>];
+    __device__ __forceinline__ void get(float (&f)[W]) const
+    {
+#pragma unroll
+        for (int i = 0; i < W / VEC<S>; i++) {
+            float some[VEC<S>];
+            part[i].get(some);
+#pragma unroll
+            for (int j = 0; j < VEC<S>; j++)
+                f[i * VEC<S> + j] = some[j];
         }
     }
-    load_param<T, W>(data, is_f32, at, f);
+};
+template <bool FULL, typename S, int W, int VECTORS>
+__device__ __forceinline__ void side_fetch(side_vector<S, W> (&to)[VECTORS], const void *data, int thread,
+                                           int threads, int vectors)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        if (FULL || thread + v * threads < vectors)
+#pragma unroll
+            for (int i = 0; i < W / VEC<S>; i++)
+                to[v].part[i] = load_packed((const S *)data + (thread + v * threads) * W + i * VEC<S>);
 }
 
-/* One of scale, shift and gate, with its table added. */
-template <typename T, int W>
-__device__ __forceinline__ void norm_side(const norm_params &p, const norm_row &row, int t, int64_t i, bool steps,
-                                          maybe<T> early, float (&f)[W])
+/* side + table, rounded when the model rounds it. */
+template <typename T, typename S, int W>
+__device__ __forceinline__ void add_table(const void *table, int at, bool round, float (&side)[W])
 {
-    norm_param<T, W>(p.data[t], p.is_f32 >> t & 1, row.at[t] + i, early, f);
-    if (p.data[t + TABLE]) {
-        float table[W];
-        load_param<T, W>(p.data[t + TABLE], p.is_f32 >> (t + TABLE) & 1, row.at[t + TABLE] + i, table);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            f[j] += table[j];
-        round_if<T, W>(steps, f);
-    }
-}
-
-/* h = residual + gate * x, of W elements whose x and residual are loaded. */
-template <typename T, int W>
-__device__ __forceinline__ void norm_add(const norm_params &p, const norm_row &row, int64_t i, bool gated, bool steps,
-                                         const float (&residual)[W], float (&h)[W])
-{
-    if (gated) {
-        float gate[W];
-        norm_side<T, W>(p, row, GATE, i, steps, {}, gate);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            h[j] *= gate[j];
-        round_if<T, W>(steps, h);
-    }
+    float f[W];
+    load<S, W>((const S *)table + at, f);
 #pragma unroll
     for (int j = 0; j < W; j++)
-        h[j] += residual[j];
+        side[j] += f[j];
+    round_if<T, W>(round, side);
 }
-
-/* y * (weight + offset) + bias */
-template <typename T, int W>
-__device__ __forceinline__ void norm_affine(const norm_params &p, int64_t i, maybe<T> early_weight, float (&y)[W])
-{
-    float side[W];
-    if (p.weight) {
-        norm_param<T, W>(p.weight, p.weight_f32, i, early_weight, side);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] *= side[j] + p.weight_offset;
-    }
-    if (p.bias) {
-        load_param<T, W>(p.bias, p.bias_f32, i, side);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] += side[j];
-    }
-}
-
-/* y * (1 + scale) + shift */
-template <typename T, int W>
-__device__ __forceinline__ void norm_modulate(const norm_params &p, const norm_row &row, int64_t i, bool steps,
-                                              maybe<T> early_scale, maybe<T> early_shift, float (&y)[W])
-{
-    float side[W];
-    round_if<T, W>(steps, y);
-    if (p.data[SCALE]) {
-        norm_side<T, W>(p, row, SCALE, i, steps, early_scale, side);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            side[j] += 1;
-        round_if<T, W>(steps, side);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] *= side[j];
-        round_if<T, W>(steps && p.data[SHIFT], y);
-    }
-    if (p.data[SHIFT]) {
-        norm_side<T, W>(p, row, SHIFT, i, steps, early_shift, side);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] += side[j];
-    }
-}
-
-enum { SHORT_THREADS = 128, LONG_THREADS = 512 }; /* of a block: of short rows; of others, at most */
 
 /* The sum over the threads of a row. */
 template <int LANES>
@@ -190,67 +152,67 @@ __device__ __forceinline__ float norm_total(float v, float *part)
         return row_sum(v, part);
 }
 
-/* The VECTORS vectors of a thread, from `data` on, all at once. */
-template <typename T, int VECTORS>
-__device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const T *data, int thread, int threads,
-                                           int vectors)
-{
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-        to[v].raw = make_uint4(0, 0, 0, 0);
-        if (thread + v * threads < vectors)
-            to[v] = load_packed(data + (thread + v * threads) * VEC<T>);
-    }
-}
-
-/* ROUND: before the weight (PLAIN, RESIDUAL_SUM), or after each step (the others). */
-template <typename T, bool CENTRED, norm_form FORM, bool ROUND, int LANES, int VECTORS>
+/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight (PLAIN,
+   RESIDUAL_SUM), or after each step (the others). FULL: a row has exactly as many vectors as its threads hold. */
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES, int LANES, int VECTORS,
+          bool FULL>
 __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
-    norm_registers(const __grid_constant__ norm_params p)
+    norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
-    constexpr int W = VEC<T>, tensors = FORM == PLAIN ? 2 : FORM == RESIDUAL_SUM ? 4 : (int)NORM_TENSORS;
-    __shared__ float part[2][32];
-    const int thread = LANES ? (int)threadIdx.x % (LANES + !LANES) : (int)threadIdx.x;
-    const int threads = LANES ? LANES : (int)blockDim.x, vectors = (int)(p.dim / W);
-    const int64_t r = LANES
-                          ? (int64_t)blockIdx.x * (SHORT_THREADS / (LANES + !LANES)) + threadIdx.x / (LANES + !LANES)
-                          : (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
-    const bool writes = r < p.rows.count;
-    const norm_row row = norm_find<tensors>(p, writes ? r : p.rows.count - 1);
-    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1];
-    packed<T> weight[modulates<FORM> ? 1 : VECTORS], scale[modulates<FORM> ? VECTORS : 1],
-        shift[modulates<FORM> ? VECTORS : 1];
+    constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = modulates<FORM> ? VECTORS : 1;
+    constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
+    __shared__ __align__(16) float part[LANES ? 1 : 2][32];
+    const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
+    const uint32_t r = LANES ? blockIdx.x * (SHORT_THREADS / lanes) + threadIdx.x / lanes : blockIdx.x;
+    /* Lanes beyond the last row repeat it and write nothing: the shuffles want them all. */
+    const bool writes = !LANES || r < p.count;
+    int64_t at[row_tensors<FORM>];
+    norm_locate(p, writes ? r : p.count - 1, at);
+    const void *row[row_tensors<FORM>], *const *flat = p.flat;
+#pragma unroll
+    for (int t = 0; t < row_tensors<FORM>; t++)
+        row[t] = (const char *)p.row[t] + at[t] * (int64_t)(modulates<FORM> && t >= scale_at ? sizeof(S) : sizeof(T));
+    const int vectors = p.vectors;
     pdl_launch_next();
     pdl_wait();
-    if (!LANES && !writes)
-        return;
-    norm_fetch(x, (const T *)p.data[X] + row.at[X], thread, threads, vectors);
+
+    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[modulates<FORM> ? 1 : VECTORS];
+    side_vector<S, W> scale[SIDES], shift[SIDES];
+    norm_fetch<FULL>(x, row[X_ROW], thread, threads, vectors);
     if constexpr (adds<FORM>)
-        norm_fetch(residual, (const T *)p.data[RESIDUAL] + row.at[RESIDUAL], thread, threads, vectors);
-    if constexpr (!modulates<FORM>)
-        if (p.early_weight)
-            norm_fetch(weight, (const T *)p.weight, thread, threads, vectors);
+        norm_fetch<FULL>(residual, row[RESIDUAL_ROW], thread, threads, vectors);
     if constexpr (modulates<FORM>) {
-        if (p.early_scale)
-            norm_fetch(scale, (const T *)p.data[SCALE] + row.at[SCALE], thread, threads, vectors);
-        if (p.early_shift)
-            norm_fetch(shift, (const T *)p.data[SHIFT] + row.at[SHIFT], thread, threads, vectors);
+        side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
+        side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
+    } else if (flat[WEIGHT]) {
+        norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
+
     float sum = 0, mean = 0;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        const int at = (thread + v * threads) * W;
+        const int i = (thread + v * threads) * W;
         float h[W];
         x[v].get(h);
         if constexpr (adds<FORM>) {
-            if (thread + v * threads < vectors) {
+            if (FULL || thread + v * threads < vectors) {
                 float other[W];
+                if constexpr (FORM == BLOCK) {
+                    load<S, W>((const S *)row[gate_at] + i, other);
+                    if (TABLES)
+                        add_table<T, S, W>(flat[GATE_TABLE_AT], i, ROUND, other);
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        h[j] *= other[j];
+                    round_if<T, W>(ROUND, h);
+                }
                 residual[v].get(other);
-                norm_add<T, W>(p, row, at, FORM == BLOCK, ROUND, other, h);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    h[j] += other[j];
                 x[v].set(h);
-                if (p.data[SUM])
-                    store_packed((T *)p.data[SUM] + row.at[SUM] + at, x[v]);
+                if (p.row[SUM_ROW] && writes)
+                    store_packed((T *)row[SUM_ROW] + i, x[v]);
                 x[v].get(h);
             }
         }
@@ -260,6 +222,13 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
     }
     sum = norm_total<LANES>(sum, part[0]);
     keep_packed(x);
+    if constexpr (modulates<FORM>) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+            keep_packed(scale[v].part), keep_packed(shift[v].part);
+    } else {
+        keep_packed(weight);
+    }
     if (CENTRED) {
         mean = sum * p.inverse_dim;
         sum = 0;
@@ -267,33 +236,94 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
         for (int v = 0; v < VECTORS; v++) {
             float h[W];
             x[v].get(h);
+            if (FULL || thread + v * threads < vectors) {
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                sum += thread + v * threads < vectors ? (h[j] - mean) * (h[j] - mean) : 0;
+                for (int j = 0; j < W; j++)
+                    sum += (h[j] - mean) * (h[j] - mean);
+            }
         }
-        sum = norm_total<LANES>(sum, part[1]);
+        sum = norm_total<LANES>(sum, part[!LANES]);
         keep_packed(x);
     }
-    const float factor = rsqrtf(sum * p.inverse_dim + p.eps);
+    const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-        const int at = (thread + v * threads) * W;
-        if (thread + v * threads >= vectors || !writes)
+        const int i = (thread + v * threads) * W;
+        if ((!FULL && thread + v * threads >= vectors) || !writes)
             continue;
-        float y[W];
+        float y[W], side[W];
         x[v].get(y);
 #pragma unroll
         for (int j = 0; j < W; j++)
-            y[j] = (y[j] - mean) * factor;
+            y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
+        round_if<T, W>(ROUND, y);
         if constexpr (modulates<FORM>) {
-            norm_affine<T, W>(p, at, {}, y);
-            norm_modulate<T, W>(p, row, at, ROUND, {scale[modulates<FORM> ? v : 0], p.early_scale},
-                                {shift[modulates<FORM> ? v : 0], p.early_shift}, y);
-        } else {
+            scale[v].get(side);
+            if (TABLES)
+                add_table<T, S, W>(flat[SCALE_TABLE_AT], i, ROUND, side);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                side[j] += 1;
+            round_if<T, W>(ROUND, side);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] *= side[j];
             round_if<T, W>(ROUND, y);
-            norm_affine<T, W>(p, at, {weight[modulates<FORM> ? 0 : v], p.early_weight}, y);
+            shift[v].get(side);
+            if (TABLES)
+                add_table<T, S, W>(flat[SHIFT_TABLE_AT], i, ROUND, side);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] += side[j];
+        } else {
+            if (flat[WEIGHT]) {
+                weight[v].get(side);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[j] *= side[j] + p.weight_offset;
+            }
+            if (flat[BIAS]) {
+                load<T, W>((const T *)flat[BIAS] + i, side);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[j] += side[j];
+            }
         }
-        store<T, W>((T *)p.data[OUT] + row.at[OUT] + at, y);
+        store<T, W>((T *)row[OUT_ROW] + i, y);
+    }
+}
+
+/* ---- norm_loop ---- */
+
+enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
+enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
+
+struct norm_params {
+    const void *data[NORM_TENSORS]; /* NULL: absent */
+    const void *weight, *bias;
+    int64_t dim;
+    float eps, weight_offset, inverse_dim;
+    int32_t rounding;
+    uint32_t is_f32; /* by tensor: it is f32 where x is not */
+    bool weight_f32, bias_f32;
+    adze_rows rows;
+};
+struct norm_row {
+    int64_t at[NORM_TENSORS];
+};
+
+/* One of scale, shift and gate, with its table added. */
+template <typename T, int W>
+__device__ __forceinline__ void norm_side(const norm_params &p, const norm_row &row, int t, int64_t i, float (&f)[W])
+{
+    load_param<T, W>(p.data[t], p.is_f32 >> t & 1, row.at[t] + i, f);
+    if (p.data[t + TABLE]) {
+        float table[W];
+        load_param<T, W>(p.data[t + TABLE], p.is_f32 >> (t + TABLE) & 1, row.at[t + TABLE] + i, table);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] += table[j];
+        round_if<T, W>(p.rounding & ADZE_ROUND_STEPS, f);
     }
 }
 
@@ -302,26 +332,82 @@ template <typename T, int W>
 __device__ __forceinline__ void norm_value(const norm_params &p, const norm_row &row, int64_t i, float (&h)[W],
                                            bool store_sum)
 {
-    float residual[W];
+    float other[W];
     load<T, W>((const T *)p.data[X] + row.at[X] + i, h);
     if (!p.data[RESIDUAL])
         return;
-    load<T, W>((const T *)p.data[RESIDUAL] + row.at[RESIDUAL] + i, residual);
-    norm_add<T, W>(p, row, i, p.data[GATE], p.rounding & ADZE_ROUND_STEPS, residual, h);
+    if (p.data[GATE]) {
+        norm_side<T, W>(p, row, GATE, i, other);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            h[j] *= other[j];
+        round_if<T, W>(p.rounding & ADZE_ROUND_STEPS, h);
+    }
+    load<T, W>((const T *)p.data[RESIDUAL] + row.at[RESIDUAL] + i, other);
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        h[j] += other[j];
     if (store_sum && p.data[SUM])
         store<T, W>((T *)p.data[SUM] + row.at[SUM] + i, h);
     round_if<T, W>(!(p.rounding & ADZE_FLOAT_SUM), h);
 }
 
+/* From the normalised value to what is stored. */
+template <typename T, int W>
+__device__ __forceinline__ void norm_write(const norm_params &p, const norm_row &row, int64_t i, float (&y)[W])
+{
+    const bool steps = p.rounding & ADZE_ROUND_STEPS && (p.data[SCALE] || p.data[SHIFT]);
+    float side[W];
+    round_if<T, W>(p.rounding & ADZE_ROUND_NORM, y);
+    if (p.weight) {
+        load_param<T, W>(p.weight, p.weight_f32, i, side);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] *= side[j] + p.weight_offset;
+    }
+    if (p.bias) {
+        load_param<T, W>(p.bias, p.bias_f32, i, side);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] += side[j];
+    }
+    round_if<T, W>(steps, y);
+    if (p.data[SCALE]) {
+        norm_side<T, W>(p, row, SCALE, i, side);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            side[j] += 1;
+        round_if<T, W>(steps, side);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] *= side[j];
+        round_if<T, W>(steps && p.data[SHIFT], y);
+    }
+    if (p.data[SHIFT]) {
+        norm_side<T, W>(p, row, SHIFT, i, side);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] += side[j];
+    }
+    if (p.is_f32 >> OUT & 1)
+        store<float, W>((float *)p.data[OUT] + row.at[OUT] + i, y);
+    else
+        store<T, W>((T *)p.data[OUT] + row.at[OUT] + i, y);
+}
+
 template <typename T, bool CENTRED, int W>
 __global__ void __launch_bounds__(LONG_THREADS, 1) norm_loop(const __grid_constant__ norm_params p)
 {
-    __shared__ float part[2][32];
+    __shared__ __align__(16) float part[2][32];
     pdl_launch_next();
     pdl_wait();
     const int64_t start = (int64_t)threadIdx.x * W, step = (int64_t)blockDim.x * W;
     for (int64_t r = blockIdx.x; r < p.rows.count; r += gridDim.x) {
-        const norm_row row = norm_find<NORM_TENSORS>(p, r);
+        const row_index index = row_split(p.rows, r);
+        norm_row row;
+#pragma unroll
+        for (int t = 0; t < NORM_TENSORS; t++)
+            row.at[t] = row_offset(p.rows, t, index);
         float sum = 0, mean = 0, h[W];
 #pragma unroll 1
         for (int64_t i = start; i < p.dim; i += step) {
@@ -350,45 +436,10 @@ __global__ void __launch_bounds__(LONG_THREADS, 1) norm_loop(const __grid_consta
 #pragma unroll
             for (int j = 0; j < W; j++)
                 h[j] = (h[j] - mean) * factor;
-            round_if<T, W>(p.rounding & ADZE_ROUND_NORM, h);
-            norm_affine<T, W>(p, i, {}, h);
-            if (p.data[SCALE] || p.data[SHIFT])
-                norm_modulate<T, W>(p, row, i, p.rounding & ADZE_ROUND_STEPS, {}, {}, h);
-            if (p.is_f32 >> OUT & 1)
-                store<float, W>((float *)p.data[OUT] + row.at[OUT] + i, h);
-            else
-                store<T, W>((T *)p.data[OUT] + row.at[OUT] + i, h);
+            norm_write<T, W>(p, row, i, h);
         }
         __syncthreads(); /* part is used again */
     }
-}
-
-/* The shapes of norm_registers: lanes of a short row or 0, and vectors of a thread. */
-#define NORM_SHAPES(X) X(8, 1) X(8, 2) X(16, 2) X(0, 2) X(0, 4) X(0, 8)
-
-struct norm_shape {
-    int lanes, each, threads, rows; /* threads of a row, rows of a block; each 0: norm_loop */
-};
-
-/* Only plain norms have short rows, and only those without modulation eight vectors a thread: others would spill. */
-constexpr bool norm_has(norm_form form, int lanes, int each)
-{
-    return form == PLAIN || (lanes == 0 && (form == RESIDUAL_SUM || each < 8));
-}
-
-/* Two vectors a thread when there are few rows: the shortest chain of work. With many rows four, so that more bytes
-   are on their way; eight when four would need too many threads. */
-static norm_shape norm_pick(norm_form form, int64_t rows, int64_t vectors, int sm_count)
-{
-    if (vectors <= 32 && form == PLAIN)
-        return {vectors <= 16 ? 8 : 16, vectors <= 8 ? 1 : 2, SHORT_THREADS, 1};
-    const int few = rows <= 2 * (int64_t)sm_count;
-    for (int each = few || vectors <= 64 ? 2 : 4; norm_has(form, 0, each) && each <= 8; each *= 2) {
-        const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
-        if (threads <= LONG_THREADS)
-            return {0, each, (int)threads, few || threads > 128 ? 1 : 256 / (int)threads};
-    }
-    return {0, 0, 0, 0};
 }
 
 template <typename T, bool CENTRED, int W>
@@ -402,52 +453,152 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
                   0, p);
 }
 
-template <typename T, bool CENTRED, norm_form FORM, bool ROUND>
-static adze_status norm_launch_as(const char *op, adze_stream s, const norm_params &p, norm_shape shape)
+/* ---- the choice ---- */
+
+/* The shapes of norm_registers: lanes of a row or 0 for a block, vectors of a thread, and whether they fit exactly.
+ */
+#define NORM_SHAPES(X)                                                                                               \
+    X(8, 1, 1) X(8, 2, 1) X(16, 2, 0) X(16, 2, 1) X(32, 2, 1) X(32, 4, 1) X(0, 2, 1) X(0, 4, 0) X(0, 4, 1) X(0, 8, 0)
+
+struct norm_shape {
+    int lanes, each, full, threads; /* threads of a block; each 0: norm_loop */
+};
+
+/* Which shapes a form is compiled for; tables and f32 sides are heavy. */
+constexpr bool norm_has(norm_form form, bool centred, bool heavy, int lanes, int each, int full)
 {
-#define X(l, e)                                                                                                      \
-    if constexpr (norm_has(FORM, l, e))                                                                              \
-        if (shape.lanes == l && shape.each == e)                                                                     \
-            return launch(op, s, norm_registers<T, CENTRED, FORM, ROUND, l, e>,                                      \
-                          grid_for(p.rows.count, l ? SHORT_THREADS / (l + !l) : shape.rows),                         \
-                          dim3((unsigned)shape.threads, (unsigned)shape.rows), 0, p);
+    return form == PLAIN          ? lanes || each != 4 || !full || centred
+           : form == RESIDUAL_SUM ? lanes == 0 && (each == 8 || each == 2)
+                                  : lanes == 0 && ((each == 4 && !full) || (each == 2 && !heavy));
+}
+
+/* The first shape that the form has and that holds the row, in an order that measurements on an H200 gave. Short rows
+   take a part of a warp or a warp. Up to eight rows a multiprocessor want the shortest chain of work, two vectors a
+   thread, and so do forms with more to load; otherwise a thread holds as many as it can. */
+static norm_shape norm_pick(norm_form form, bool centred, bool heavy, int64_t rows, int64_t vectors, int sm_count)
+{
+    static const struct {
+        int lanes, each, full, most; /* vectors of a row, at most */
+    } order[] = {{8, 1, 1, 8},    {8, 2, 1, 16},   {16, 2, 1, 32}, {16, 2, 0, 32},  {32, 2, 1, 64},
+                 {32, 4, 1, 128}, {0, 2, 1, 1024}, {0, 4, 1, 512}, {0, 8, 0, 4096}, {0, 4, 0, 2048}};
+    const bool few = rows <= 8 * (int64_t)sm_count;
+    for (const auto &o : order) {
+        if (!norm_has(form, centred, heavy, o.lanes, o.each, o.full) || vectors > o.most || (few && o.lanes == 32))
+            continue;
+        if (o.lanes == 0 && o.each == 2 && !few && (form == PLAIN || (form != RESIDUAL_SUM && vectors > 256)))
+            continue;
+        const int64_t unit = (o.lanes ? o.lanes : 32) * o.each, whole = (vectors + unit - 1) / unit;
+        if (!o.full || vectors % unit == 0)
+            return {o.lanes, o.each, o.full, o.lanes ? SHORT_THREADS : (int)whole * 32};
+    }
+    return {0, 0, 0, 0};
+}
+
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES>
+static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean<FORM> &p, norm_shape shape)
+{
+#define X(l, e, f)                                                                                                   \
+    if constexpr (norm_has(FORM, CENTRED, TABLES || sizeof(S) != sizeof(T), l, e, f))                                \
+        if (shape.lanes == l && shape.each == e && shape.full == f)                                                  \
+            return launch(op, s, norm_registers<T, S, CENTRED, FORM, ROUND, TABLES, l, e, f>,                        \
+                          grid_for(p.count, l ? SHORT_THREADS / (l + !l) : 1), dim3((unsigned)shape.threads), 0, p);
     NORM_SHAPES(X)
 #undef X
-    return norm_launch_loop<T, CENTRED, VEC<T>>(op, s, p);
+    return adze_fail(ADZE_NO_KERNEL, "%s: no shape of the kernel holds the row", op);
 }
 
-template <typename T, bool CENTRED, norm_form FORM, bool ROUND>
-static adze_status norm_launch(const char *op, adze_stream s, const norm_params &p)
+/* A call as norm_registers takes it: `which` names the general call's tensors in the form's order. */
+template <norm_form FORM>
+static norm_lean<FORM> norm_leaner(const norm_params &g, int width, const int (&which)[row_tensors<FORM>],
+                                   const void *flat0, const void *flat1, const void *flat2)
 {
-    return norm_launch_as<T, CENTRED, FORM, ROUND>(
-        op, s, p, norm_pick(FORM, p.rows.count, p.dim / VEC<T>, adze_cuda_sm_count(s.device)));
+    norm_lean<FORM> p = {};
+    const int rank = g.rows.rank;
+    for (int t = 0; t < row_tensors<FORM>; t++) {
+        const int64_t *stride = g.rows.stride[which[t]];
+        p.row[t] = g.data[which[t]];
+        p.stride[t] = stride[rank - 1];
+        p.outer[1][t] = rank > 1 ? stride[rank - 2] : 0;
+        p.outer[0][t] = rank > 2 ? stride[rank - 3] : 0;
+    }
+    p.flat[0] = flat0, p.flat[1] = flat1, p.flat[2] = flat2;
+    p.size[1] = rank > 1 ? (uint32_t)g.rows.size[rank - 1] : 0;
+    p.size[0] = rank > 2 ? (uint32_t)g.rows.size[rank - 2] : 0;
+    p.vectors = (int32_t)(g.dim / width);
+    p.count = (uint32_t)g.rows.count;
+    p.eps = g.eps;
+    p.inverse_dim = g.inverse_dim;
+    p.weight_offset = g.weight_offset;
+    return p;
 }
 
-/* The form that fits a call. Combinations that no model has go to norm_loop. */
+/* Scale, shift and gate of dtype S. */
+template <typename T, typename S, bool CENTRED, bool ROUND>
+static adze_status norm_modulated(const char *op, adze_stream s, const norm_params &g, norm_shape shape)
+{
+    const void *const *d = g.data;
+    if (d[GATE]) {
+        const auto p = norm_leaner<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
+                                          d[SHIFT_TABLE], d[GATE_TABLE]);
+        return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, BLOCK, ROUND, true>(op, s, p, shape)
+                              : norm_launch_as<T, S, CENTRED, BLOCK, ROUND, false>(op, s, p, shape);
+    }
+    const auto p = norm_leaner<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
+    return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, MODULATED, ROUND, true>(op, s, p, shape)
+                          : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p, shape);
+}
+
+/* Whether a table is one vector for all rows. */
+static bool norm_flat(const norm_params &g, int t)
+{
+    bool flat = true;
+    for (int d = 0; d < g.rows.rank; d++)
+        flat = flat && g.rows.stride[t][d] == 0;
+    return flat;
+}
+
+/* The leanest kernel that takes the call. */
 template <typename T, bool CENTRED>
-static adze_status norm_form_of(const char *op, adze_stream s, const norm_params &p, bool aligned)
+static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g, bool aligned)
 {
-    const bool side = p.data[SCALE] || p.data[SHIFT], norm_rounds = p.rounding & ADZE_ROUND_NORM;
-    constexpr bool rounds = sizeof(T) < 4; /* rounding a float to a float is no step */
+    const void *const *d = g.data;
+    constexpr bool half = sizeof(T) < 4; /* rounding a float to a float is no step */
+    const bool side = d[SCALE] || d[SHIFT], steps = half && g.rounding & ADZE_ROUND_STEPS;
+    const bool round_norm = half && g.rounding & ADZE_ROUND_NORM;
+    const norm_form form = d[GATE] ? BLOCK : side ? MODULATED : d[RESIDUAL] ? RESIDUAL_SUM : PLAIN;
     if (!aligned)
-        return norm_launch_loop<T, CENTRED, 1>(op, s, p);
-    if (p.is_f32 >> OUT & 1 || p.rows.count > 0x7fffffff || (p.data[RESIDUAL] && p.rounding & ADZE_FLOAT_SUM) ||
-        (side && norm_rounds && p.weight) || (p.data[GATE] && !side) || (CENTRED && norm_rounds))
-        return norm_launch_loop<T, CENTRED, VEC<T>>(op, s, p);
-    if (side && p.data[GATE])
-        return rounds && p.rounding & ADZE_ROUND_STEPS ? norm_launch<T, CENTRED, BLOCK, rounds>(op, s, p)
-                                                       : norm_launch<T, CENTRED, BLOCK, false>(op, s, p);
-    if (side && !p.data[RESIDUAL])
-        return rounds && p.rounding & ADZE_ROUND_STEPS ? norm_launch<T, CENTRED, MODULATED, rounds>(op, s, p)
-                                                       : norm_launch<T, CENTRED, MODULATED, false>(op, s, p);
+        return norm_launch_loop<T, CENTRED, 1>(op, s, g);
+    const uint32_t sides = g.is_f32 & (1u << SCALE | 1u << SHIFT | 1u << GATE), none = !d[GATE] ? 1u << GATE : 0;
+    const bool tables = d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]);
+    const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
+    const bool all_f32 = (sides | none) == (1u << SCALE | 1u << SHIFT | 1u << GATE);
+    const norm_shape shape = norm_pick(form, CENTRED, d[SCALE_TABLE] || (half && all_f32), g.rows.count,
+                                       g.dim / VEC<T>, adze_cuda_sm_count(s.device));
+    bool lean = shape.each && g.rows.count <= 0x7fffffff && g.rows.rank <= 3 && !(g.is_f32 >> OUT & 1) &&
+                !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
+    if (side) {
+        lean = lean && d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm && (d[GATE] || !d[RESIDUAL]) &&
+               (no_table || tables) && (sides == 0 || (all_f32 && !steps));
+        for (int t = SCALE; t <= GATE; t++)
+            lean = lean && norm_flat(g, t + TABLE) &&
+                   (!d[t + TABLE] || (g.is_f32 >> t & 1) == (g.is_f32 >> (t + TABLE) & 1));
+    } else {
+        lean = lean && !d[GATE] && !(half && (g.weight_f32 || g.bias_f32)) && !(CENTRED && round_norm);
+    }
+    if (!lean)
+        return norm_launch_loop<T, CENTRED, VEC<T>>(op, s, g);
     if (side)
-        return norm_launch_loop<T, CENTRED, VEC<T>>(op, s, p);
-    constexpr bool early_rounds = rounds && !CENTRED;
-    if (p.data[RESIDUAL])
-        return norm_rounds ? norm_launch<T, CENTRED, RESIDUAL_SUM, early_rounds>(op, s, p)
-                           : norm_launch<T, CENTRED, RESIDUAL_SUM, false>(op, s, p);
-    return norm_rounds ? norm_launch<T, CENTRED, PLAIN, early_rounds>(op, s, p)
-                       : norm_launch<T, CENTRED, PLAIN, false>(op, s, p);
+        return half && all_f32 ? norm_modulated<T, float, CENTRED, false>(op, s, g, shape)
+               : steps         ? norm_modulated<T, T, CENTRED, half>(op, s, g, shape)
+                               : norm_modulated<T, T, CENTRED, false>(op, s, g, shape);
+    if (d[RESIDUAL]) {
+        const auto p = norm_leaner<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL);
+        return round_norm                ? norm_launch_as < T, T, CENTRED, RESIDUAL_SUM, half && !CENTRED,
+               false > (op, s, p, shape) : norm_launch_as<T, T, CENTRED, RESIDUAL_SUM, false, false>(op, s, p, shape);
+    }
+    const auto p = norm_leaner<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL);
+    return round_norm                ? norm_launch_as < T, T, CENTRED, PLAIN, half && !CENTRED,
+           false > (op, s, p, shape) : norm_launch_as<T, T, CENTRED, PLAIN, false, false>(op, s, p, shape);
 }
 
 template <bool CENTRED>
@@ -464,7 +615,6 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     bool aligned = rows_aligned(&a->weight, p.dim) && rows_aligned(&a->bias, p.dim);
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
-        p.stride[t] = p.rows.stride[t][0];
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
         aligned = aligned && rows_aligned(tensors[t], p.dim);
     }
@@ -472,17 +622,14 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     p.bias = a->bias.dtype ? a->bias.data : NULL;
     p.weight_f32 = a->weight.dtype == ADZE_F32;
     p.bias_f32 = a->bias.dtype == ADZE_F32;
-    p.early_weight = p.weight && a->weight.dtype == a->x.dtype;
-    p.early_scale = p.data[SCALE] && a->scale.dtype == a->x.dtype;
-    p.early_shift = p.data[SHIFT] && a->shift.dtype == a->x.dtype;
     p.eps = a->eps;
     p.weight_offset = a->weight_offset;
     p.inverse_dim = 1 / (float)p.dim;
     p.rounding = a->rounding;
     switch (a->x.dtype) {
-    case ADZE_F32: return norm_form_of<float, CENTRED>(op, s, p, aligned);
-    case ADZE_F16: return norm_form_of<f16, CENTRED>(op, s, p, aligned);
-    default: return norm_form_of<bf16, CENTRED>(op, s, p, aligned);
+    case ADZE_F32: return norm_choose<float, CENTRED>(op, s, p, aligned);
+    case ADZE_F16: return norm_choose<f16, CENTRED>(op, s, p, aligned);
+    default: return norm_choose<bf16, CENTRED>(op, s, p, aligned);
     }
 }
 

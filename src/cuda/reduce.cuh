@@ -19,44 +19,37 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-/* Over the blockDim.x threads, whole warps, that share a row; a block has blockDim.y rows. `part` is shared memory of
-   32 floats that nothing else uses until the row's next barrier. */
-__device__ __forceinline__ void row_barrier()
+/* Over a one-dimensional block of whole warps. `part` is shared memory of 32 floats, 16-byte aligned, that nothing
+   else uses until the block's next barrier. */
+template <bool MAX>
+__device__ __forceinline__ float row_reduce(float v, float *part)
 {
-    if (blockDim.y == 1)
-        __syncthreads();
-    else
-        asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+    const int warps = (int)blockDim.x / 32, slots = (warps + 3) / 4 * 4;
+    v = MAX ? warp_max<32>(v) : warp_sum<32>(v);
+    if (warps == 1)
+        return v;
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    if (threadIdx.x < slots - warps)
+        part[warps + threadIdx.x] = MAX ? __int_as_float(0xff800000) : 0;
+    __syncthreads();
+    float4 all = *reinterpret_cast<const float4 *>(part);
+    for (int w = 4; w < slots; w += 4) {
+        const float4 more = *reinterpret_cast<const float4 *>(part + w);
+        all.x = MAX ? fmaxf(all.x, more.x) : all.x + more.x;
+        all.y = MAX ? fmaxf(all.y, more.y) : all.y + more.y;
+        all.z = MAX ? fmaxf(all.z, more.z) : all.z + more.z;
+        all.w = MAX ? fmaxf(all.w, more.w) : all.w + more.w;
+    }
+    return MAX ? fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w)) : (all.x + all.y) + (all.z + all.w);
 }
 __device__ __forceinline__ float row_sum(float v, float *part)
 {
-    const int warps = (int)blockDim.x / 32;
-    v = warp_sum<32>(v);
-    if (warps == 1)
-        return v;
-    part += (int)threadIdx.y * warps;
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    row_barrier();
-    v = part[0];
-    for (int w = 1; w < warps; w++)
-        v += part[w];
-    return v;
+    return row_reduce<false>(v, part);
 }
 __device__ __forceinline__ float row_max(float v, float *part)
 {
-    const int warps = (int)blockDim.x / 32;
-    v = warp_max<32>(v);
-    if (warps == 1)
-        return v;
-    part += (int)threadIdx.y * warps;
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    row_barrier();
-    v = part[0];
-    for (int w = 1; w < warps; w++)
-        v = fmaxf(v, part[w]);
-    return v;
+    return row_reduce<true>(v, part);
 }
 
 #endif
