@@ -15,7 +15,7 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
-enum { SHORT_THREADS = 128, LONG_THREADS = 512 }; /* of a block: of short rows; of others, at most */
+constexpr int SHORT_THREADS = 128, LONG_THREADS = 512; /* of a block: of short rows; of others, at most */
 
 /* All W values as a store and a load would leave them, if `condition`. */
 template <typename T, int W>
