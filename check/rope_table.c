@@ -57,7 +57,7 @@ static const char *const bench[] = {"pos=i64[4096,1] freq=f32[64]",
                                     "pos=f32[4608,3] freq=f64[64] axis=i32[64] double_angle=1 columns=pairs",
                                     "pos=f32[4992,3] freq=f32[1024] axis=i32[1024] columns=pairs", NULL};
 
-/* Axes that exist, and now and then a position whose angle is beyond what the quick reduction can do. */
+/* Axes that exist, and now and then a position so far away that its angles are too large, or nearly so. */
 static void fill(void *args)
 {
     adze_rope_table_args *a = args;
@@ -65,7 +65,7 @@ static void fill(void *args)
     for (int64_t i = 0; a->axis.dtype && i < a->axis.shape[0]; i++)
         ((int32_t *)a->axis.data)[i] = (int32_t)((i * 7 + i / 3) % (axes > 0 ? axes : 1));
     for (int64_t i = 10; a->pos.rank == 2 && a->pos.stride[0] == axes && i < n; i += 17)
-        adze_put(&a->pos, i, adze_get(&a->pos, i) * 0x1p14 + 3);
+        adze_put(&a->pos, i, adze_get(&a->pos, i) * 0x1p18 + 3);
 }
 
 const adze_suite adze_suite_rope_table = {&adze_op_rope_table, good, bad, bench, NULL, fill};

@@ -229,7 +229,7 @@ ADZE_API adze_status adze_qk_norm_rope(adze_stream stream, const adze_qk_norm_ro
 #define ADZE_TABLE_HALVES 1 /* 2 n columns: all, then all again (for ADZE_ROPE_HALF) */
 #define ADZE_TABLE_PAIRS  2 /* 2 n columns: each one twice (for ADZE_ROPE_INTERLEAVED) */
 
-/* rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin */
+/* rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin; NaN for angles beyond 2^31 */
 typedef struct adze_rope_table_args {
     adze_call call;
     adze_tensor cos, sin; /* [..., n] or [..., 2 n] by columns, of out_dtype */

@@ -2,12 +2,13 @@
 #ifndef ADZE_SINCOS_H
 #define ADZE_SINCOS_H
 
-#define SINCOS_LIMIT    0x1p20               /* angles up to here are reduced by the three parts of pi / 2 below */
+#define SINCOS_LIMIT    0x1p31               /* larger angles give NaN */
 #define SINCOS_QUARTERS 0x1.45f306dc9c883p-1 /* 2 / pi */
-/* pi / 2: 33 bits, so that a product with a whole number below 2^20 is exact, 33 more, and the rest. */
-#define SINCOS_PI_2A 0x1.921fb544p0
-#define SINCOS_PI_2B 0x1.0b4611a6p-34
-#define SINCOS_PI_2C 0x1.3198a2e037073p-69
+/* pi / 2 in parts of at most 22 bits, so that a product with a whole number below 2^31 is exact, and the rest. */
+#define SINCOS_PI_2A 0x1.921fbp0
+#define SINCOS_PI_2B 0x1.5110bp-22
+#define SINCOS_PI_2C 0x1.184698p-44
+#define SINCOS_PI_2D 0x1.3198a2e037073p-69
 /* Minimax on [-pi/4, pi/4]: sin r = r + r^3 S(r^2), cos r = 1 - r^2 / 2 + r^4 C(r^2). */
 #define SINCOS_S0 -0x1.555546p-3f
 #define SINCOS_S1 0x1.11076p-7f

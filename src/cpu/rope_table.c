@@ -10,14 +10,12 @@ typedef double vd __attribute__((vector_size(64)));
 typedef int64_t vl __attribute__((vector_size(64)));
 typedef float vf8 __attribute__((vector_size(32)));
 typedef int32_t vi8 __attribute__((vector_size(32)));
-enum { HALF_LANES = 8 };
 
 enum { POS, COS, SIN, TABLE_TENSORS };
 typedef struct table_call {
     const adze_rope_table_args *a;
     adze_rows rows;
     int64_t n;
-    double largest; /* of the frequencies */
     float scale;
     int stream;
 } table_call;
@@ -40,7 +38,9 @@ INLINE void table_reduce(vd angle, vf8 *rest, vi8 *quarter)
 {
     const double magic = 0x1.8p52; /* leaves the rounded quotient in the lowest bits */
     const vd sum = angle * SINCOS_QUARTERS + magic, k = sum - magic;
-    *rest = __builtin_convertvector(((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C, vf8);
+    const vd left = (((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C) - k * SINCOS_PI_2D;
+    const vl small = (vl)(angle <= SINCOS_LIMIT) & (vl)(angle >= -SINCOS_LIMIT);
+    *rest = __builtin_convertvector((vd)((vl)left | ~small), vf8); /* all bits set are a NaN */
     *quarter = __builtin_convertvector((vl)sum, vi8);
 }
 
@@ -63,8 +63,7 @@ INLINE void table_sincos(const vd *angle, vf *cosine, vf *sine)
 }
 
 /* The m <= 16 frequencies from i on. */
-INLINE void table_chunk(const table_call *c, const double *pos, int simple, int64_t i, int64_t m, vf *cosine,
-                        vf *sine)
+INLINE void table_chunk(const table_call *c, const double *pos, int64_t i, int64_t m, vf *cosine, vf *sine)
 {
     const adze_rope_table_args *a = c->a;
     const int32_t *axis = a->axis.dtype ? (const int32_t *)a->axis.data : NULL;
@@ -76,14 +75,7 @@ INLINE void table_chunk(const table_call *c, const double *pos, int simple, int6
     if (!a->double_angle)
         for (int h = 0; h < 2; h++)
             angle[h] = __builtin_convertvector(__builtin_convertvector(angle[h], vf8), vd);
-    if (simple) {
-        table_sincos(angle, cosine, sine);
-        return;
-    }
-    for (int64_t l = 0; l < m; l++) {
-        (*cosine)[l] = (float)cos(angle[l / HALF_LANES][l % HALF_LANES]);
-        (*sine)[l] = (float)sin(angle[l / HALF_LANES][l % HALF_LANES]);
-    }
+    table_sincos(angle, cosine, sine);
 }
 
 INLINE void table_put(void *row, int dtype, int64_t i, vf v, int64_t m, int stream)
@@ -114,17 +106,14 @@ INLINE void table_rows(const table_call *c, int64_t begin, int64_t end, int dtyp
     const int64_t size = dtype == ADZE_F32 ? 4 : 2, axes = a->pos.shape[a->pos.rank - 1];
     for (int64_t row = begin; row < end; row++) {
         double pos[4] = {0};
-        int simple = 1;
-        for (int64_t d = 0; d < axes; d++) {
+        for (int64_t d = 0; d < axes; d++)
             pos[d] = table_position(&a->pos, adze_row_offset(&c->rows, POS, row) + d);
-            simple = simple && fabs(pos[d]) * c->largest <= SINCOS_LIMIT;
-        }
         char *cos_row = (char *)a->cos.data + adze_row_offset(&c->rows, COS, row) * size;
         char *sin_row = (char *)a->sin.data + adze_row_offset(&c->rows, SIN, row) * size;
         for (int64_t i = 0; i < c->n; i += LANES) {
             const int64_t m = c->n - i < LANES ? c->n - i : LANES;
-            vf cosine = {0}, sine = {0};
-            table_chunk(c, pos, simple, i, m, &cosine, &sine);
+            vf cosine, sine;
+            table_chunk(c, pos, i, m, &cosine, &sine);
             table_store(c, cos_row, dtype, i, cosine * c->scale, m);
             table_store(c, sin_row, dtype, i, sine * c->scale, m);
         }
@@ -150,10 +139,6 @@ ADZE_CPU_KERNEL(rope_table)
     const adze_tensor *const tensors[TABLE_TENSORS] = {&a->pos, &a->cos, &a->sin};
     table_call c = {.a = a, .n = a->freq.shape[0], .scale = a->scale != 0 ? a->scale : 1};
     adze_rows_init(&c.rows, &a->pos, TABLE_TENSORS, tensors);
-    for (int64_t i = 0; i < c.n; i++) {
-        const double f = fabs(table_frequency(&a->freq, i));
-        c.largest = isnan(c.largest) || f <= c.largest ? c.largest : f;
-    }
     c.stream =
         c.n % LANES == 0 && row_streams(&a->cos, adze_count(&a->cos)) && row_streams(&a->sin, adze_count(&a->sin));
     adze_parallel_for(c.n ? c.rows.count : 0, row_grain(16 * c.n), body, &c);

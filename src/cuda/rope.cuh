@@ -15,7 +15,7 @@
 #include "rotary.h"
 #include "vec.cuh"
 
-constexpr int HEADS_THREADS = 128, ROWS_THREADS = 512;
+constexpr int HEADS_THREADS = 128, HELD_THREADS = 384, ROWS_THREADS = 512;
 
 struct rope_params {
     adze_rotary r;
@@ -30,15 +30,17 @@ struct rope_params {
 /* W elements as they were loaded. */
 template <typename T, int W>
 struct rope_held {
-    packed<T> v;
-    __device__ __forceinline__ void read(const T *p) { v = load_packed(p); }
-    __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
+    packed<T> v[1];
+    __device__ __forceinline__ void read(const T *p) { v[0] = load_packed(p); }
+    __device__ __forceinline__ void get(float (&f)[W]) const { v[0].get(f); }
+    __device__ __forceinline__ void keep() { keep_packed(v); }
 };
 template <typename T>
 struct rope_held<T, 1> {
     T v;
     __device__ __forceinline__ void read(const T *p) { v = *p; }
     __device__ __forceinline__ void get(float (&f)[1]) const { f[0] = to_float(v); }
+    __device__ __forceinline__ void keep() {}
 };
 
 /* N neighbouring elements of 8 or 16 bytes in all. */
@@ -199,6 +201,19 @@ __device__ __forceinline__ rope_head rope_find(const adze_rotary &r, bool k, int
     return head;
 }
 
+/* The elements of a head that are not rotated, shared by its `lanes` threads. */
+template <typename T, int W>
+__device__ __forceinline__ void rope_copy_rest(const adze_rotary &r, const rope_head &head, int64_t lane,
+                                               int64_t lanes)
+{
+#pragma unroll 1
+    for (int64_t i = r.rotary_dim + lane * W; lane < lanes && i < r.head_dim; i += lanes * W) {
+        float v[W];
+        load<T, W>((const T *)head.x + i, v);
+        store<T, W>((T *)head.out + i, v);
+    }
+}
+
 template <typename T, int PAIRS, int W, int HEADS, bool NORM>
 __global__ void __launch_bounds__(HEADS_THREADS) rope_heads(const __grid_constant__ rope_params p)
 {
@@ -261,16 +276,11 @@ __global__ void __launch_bounds__(HEADS_THREADS) rope_heads(const __grid_constan
             }
             if (!NORM && r.rotary_dim < r.head_dim && writes) {
 #pragma unroll 1
-                for (int u = 0; u < HEADS; u++) {
-                    if (u * (int64_t)p.groups + group >= heads || head[u].x == head[u].out)
-                        continue;
-                    for (int64_t i = r.rotary_dim + lane * W; i < r.head_dim; i += p.lanes * W) {
-                        float v[W];
-                        if (lane < p.lanes) {
-                            load<T, W>((const T *)head[u].x + i, v);
-                            store<T, W>((T *)head[u].out + i, v);
-                        }
-                    }
+                for (int64_t h = group; h < heads; h += p.groups) {
+                    const bool k = h >= r.side[0].heads;
+                    const rope_head row = rope_find<T>(r, k, b, s, k ? h - r.side[0].heads : h);
+                    if (row.x != row.out)
+                        rope_copy_rest<T, W>(r, row, lane, p.lanes);
                 }
             }
             lane += width;
@@ -364,8 +374,11 @@ __device__ __forceinline__ void rope_held_heads(const rope_params &p, int64_t b,
         sum[k] = rope_squares<W>(v[0]) + rope_squares<W>(v[1]);
     }
 #pragma unroll
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 2; k++) {
         sum[k] = row_sum(sum[k], part[k]);
+        x[k][0].keep();
+        x[k][1].keep();
+    }
 #pragma unroll
     for (int k = 0; k < 2; k++)
         if (h < heads[k]) {
@@ -383,28 +396,29 @@ __device__ __forceinline__ void rope_held_heads(const rope_params &p, int64_t b,
 }
 
 template <typename T, int PAIRS, int W, bool HELD>
-__global__ void __launch_bounds__(ROWS_THREADS) rope_rows(const __grid_constant__ rope_params p)
+__global__ void __launch_bounds__(HELD ? HELD_THREADS : ROWS_THREADS) rope_rows(const __grid_constant__ rope_params p)
 {
     const adze_rotary &r = p.r;
-    __shared__ float part[2][32];
+    __shared__ alignas(16) float part[2][32];
     pdl_launch_next();
     if (!HELD || !p.const_tables)
         pdl_wait();
     for (int64_t unit = blockIdx.x; unit < p.units; unit += gridDim.x) {
-        int64_t token, h0, b, s, heads[2];
+        int64_t token, h0, b, s;
         rope_divide(unit, p.groups, &token, &h0);
         rope_divide(token, r.seq, &b, &s);
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-            heads[k] = r.across_heads ? r.side[k].heads : h0 < r.side[k].heads;
+        const int64_t q_heads = r.across_heads ? r.side[0].heads : h0 < r.side[0].heads;
+        const int64_t k_heads = r.across_heads ? r.side[1].heads : h0 < r.side[1].heads;
         if constexpr (HELD) {
+            const int64_t heads[2] = {q_heads, k_heads};
             rope_held_heads<T, PAIRS, W>(p, b, s, h0, heads, part);
         } else {
 #pragma unroll 1
             for (int k = 0; k < 2; k++) {
-                const float sum = row_sum(rope_sum_heads<T, W>(r, k, b, s, h0, heads[k]), part[k]);
-                if (heads[k])
-                    rope_write_heads<T, PAIRS, W>(p, k, b, s, h0, heads[k], rsqrtf(sum * p.inverse[k] + r.eps));
+                const int64_t heads = k ? k_heads : q_heads;
+                const float sum = row_sum(rope_sum_heads<T, W>(r, k, b, s, h0, heads), part[k]);
+                const float scale = rsqrtf(sum * (k ? p.inverse[1] : p.inverse[0]) + r.eps);
+                rope_write_heads<T, PAIRS, W>(p, k, b, s, h0, heads, scale);
             }
         }
         __syncthreads(); /* part is used again */
@@ -453,7 +467,7 @@ static adze_status rope_launch_rows(const char *op, adze_stream stream, rope_par
     p.units = r.batch * r.seq * p.groups;
     const int64_t threads = items <= 32 ? 32 : items < ROWS_THREADS ? (items + 31) / 32 * 32 : ROWS_THREADS;
     if constexpr (W > 1) {
-        if (items <= threads && r.rotary_dim == r.head_dim)
+        if (items <= HELD_THREADS && r.rotary_dim == r.head_dim)
             return launch(op, stream, rope_rows<T, PAIRS, W, true>, grid_for(p.units, 1), dim3((unsigned)threads), 0,
                           p);
     }
@@ -472,7 +486,7 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_params p
             return rope_launch_rows<T, PAIRS, 1>(op, stream, p);
         if (r.across_heads || r.rotary_dim != r.head_dim || p.lanes > 32)
             return rope_launch_rows<T, PAIRS, W>(op, stream, p);
-    } else if (!aligned || p.lanes == 0) {
+    } else if (!aligned) {
         return rope_launch_heads<T, PAIRS, 1, 1, NORM>(op, stream, p);
     }
     /* Few threads in all: one head each, the shortest chain of work. */

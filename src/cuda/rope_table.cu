@@ -18,23 +18,12 @@ struct table_params {
     int32_t pos_dtype, freq_dtype, columns, double_angle;
 };
 
-/* Kept out of line: it is long, and only angles beyond 2^20 come here. */
-static __device__ __noinline__ void table_far(double angle, float *cosine, float *sine)
-{
-    double c, s;
-    sincos(angle, &s, &c);
-    *cosine = (float)c;
-    *sine = (float)s;
-}
-
 __device__ __forceinline__ void table_sincos(double angle, float *cosine, float *sine)
 {
-    if (!(fabs(angle) <= SINCOS_LIMIT)) {
-        table_far(angle, cosine, sine);
-        return;
-    }
     const double k = rint(angle * SINCOS_QUARTERS);
-    const float r = (float)(((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C), t = r * r;
+    const double rest = ((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C;
+    const float r = fabs(angle) <= SINCOS_LIMIT ? (float)(rest - k * SINCOS_PI_2D) : __int_as_float(0x7fffffff);
+    const float t = r * r;
     const float s = r + (r * t) * (SINCOS_S0 + t * (SINCOS_S1 + t * SINCOS_S2));
     const float c = 1 - (0.5f * t - (t * t) * (SINCOS_C0 + t * (SINCOS_C1 + t * SINCOS_C2)));
     const int q = (int)k;
