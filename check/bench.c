@@ -204,6 +204,19 @@ static void judge_all(adze_trial *t)
     }
 }
 
+/* Whether the call is one at all; inputs first, since some are indices. */
+static const char *try_proof(adze_job *job)
+{
+    const char *message = NULL;
+    for (int m = 0; m < ADZE_FIELDS_MAX && !message; m++)
+        if (job->memory[m].origin)
+            message =
+                adze_memory_write(job->stream, job->memory[m].work, job->memory[m].origin, job->memory[m].bytes);
+    if (!message && adze_dispatch(job->line.op, job->stream, job->args) != ADZE_OK)
+        message = adze_last_error();
+    return message ? message : adze_memory_sync(job->stream);
+}
+
 int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
 {
     memset(t, 0, sizeof *t);
@@ -222,9 +235,14 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, ch
     adze_job_bytes(t->whole, &t->read, &t->written);
     if (!make_proof(t, line, stream, error, error_size))
         return 0;
-    const adze_status status = adze_dispatch(op, stream, t->proof->args);
-    if (status != ADZE_OK || adze_memory_sync(stream)) {
-        snprintf(error, error_size, "%s", status ? adze_last_error() : adze_memory_sync(stream));
+    for (int m = 0; m < ADZE_FIELDS_MAX; m++) { /* the call may read an index, so it must not read garbage */
+        const adze_memory *memory = &t->proof->memory[m];
+        if (memory->origin)
+            adze_memory_write(stream, memory->work, memory->origin, memory->bytes);
+    }
+    const char *message = try_proof(t->proof);
+    if (message) {
+        snprintf(error, error_size, "%s", message);
         return 0;
     }
     adze_reference_make(t->proof, t->want);
@@ -383,6 +401,20 @@ static double time_on_cpu(adze_trial *t, const adze_kernel *kernel, double least
     return us / (double)calls;
 }
 
+/* Fewer samples, but three, of calls that are so long that they would take more than a second. */
+static int time_in_turn(adze_trial *t, const adze_effort *effort, double *samples)
+{
+    const double begin = adze_now_us();
+    int s = 0;
+    while (s < effort->samples && (s < 3 || adze_now_us() - begin < 1e6)) {
+        for (int k = 0; k < t->attempts; k++)
+            if (!t->attempt[k].verdict.why[0])
+                samples[(2 * k + 1) * effort->samples + s] = time_on_cpu(t, t->attempt[k].kernel, effort->sample_us);
+        s++;
+    }
+    return s;
+}
+
 static int graph_nodes(const adze_trial *t, const adze_effort *effort)
 {
     const double us = (double)(t->read + t->written) / 4.0e6 + 1; /* of a call, at best */
@@ -455,17 +487,15 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
     }
     t->attempts = n;
     double *samples = calloc((size_t)(2 * effort->samples * (n + 1)), sizeof *samples);
+    int taken = effort->samples;
     if (!message && !cpu)
         message = time_on_gpu(t, effort, samples);
-    for (int s = 0; s < effort->samples && cpu && !message; s++)
-        for (int k = 0; k < n; k++)
-            if (!t->attempt[k].verdict.why[0])
-                samples[(2 * k + 1) * effort->samples + s] = time_on_cpu(t, t->attempt[k].kernel, effort->sample_us);
+    if (!message && cpu)
+        taken = time_in_turn(t, effort, samples);
     for (int k = 0; k < n && !message; k++) {
         double unused;
-        t->attempt[k].us_alone = adze_median(samples + 2 * k * effort->samples, effort->samples, &unused);
-        t->attempt[k].us =
-            adze_median(samples + (2 * k + 1) * effort->samples, effort->samples, &t->attempt[k].spread);
+        t->attempt[k].us_alone = adze_median(samples + 2 * k * effort->samples, taken, &unused);
+        t->attempt[k].us = adze_median(samples + (2 * k + 1) * effort->samples, taken, &t->attempt[k].spread);
     }
     free(samples);
     if (message)

@@ -80,7 +80,15 @@ static void describe(char *to, size_t size, const adze_trial *t)
     }
 }
 
-static void add_row(const adze_trial *t, const adze_attempt *a, const char *dtype, const char *line)
+static const char *first_dtype(const adze_trial *t)
+{
+    const adze_field *f = t->whole->line.op->fields;
+    while (f->kind > ADZE_OPTIONAL)
+        f++;
+    return adze_dtype_name(((const adze_tensor *)(const void *)(t->whole->line.args + f->offset))->dtype);
+}
+
+static void add_row(const adze_trial *t, const adze_attempt *a, const char *line)
 {
     adze_report *r = &state.report;
     if (r->count == r->room) {
@@ -91,7 +99,7 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *dtyp
     memset(row, 0, sizeof *row);
     snprintf(row->op, sizeof row->op, "%s", t->whole->line.op->name);
     snprintf(row->kernel, sizeof row->kernel, "%s", a->kernel->name);
-    snprintf(row->dtype, sizeof row->dtype, "%s", dtype);
+    snprintf(row->dtype, sizeof row->dtype, "%s", first_dtype(t));
     snprintf(row->line, sizeof row->line, "%s", line);
     describe(row->shape, sizeof row->shape, t);
     row->rows = t->rows;
@@ -104,7 +112,7 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *dtyp
     row->gbps = (double)(t->read + t->written) / a->us / 1000;
 }
 
-static void bench_line(const adze_op *op, adze_stream stream, const char *text, const char *dtype)
+static void bench_line(const adze_op *op, adze_stream stream, const char *text)
 {
     char full[512], error[512];
     adze_line line;
@@ -133,7 +141,7 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text, 
         if (a->verdict.why[0])
             complain(name, a->verdict.why, full);
         else if (a->us > 0)
-            add_row(&trial, a, dtype, full);
+            add_row(&trial, a, full);
     }
     adze_trial_free(&trial);
 }
@@ -163,7 +171,7 @@ static int walk(adze_stream stream)
             char text[512];
             progress((*s)->op->name, i, lines);
             adze_line_expand(text, sizeof text, (*s)->bench[i], options.dtype);
-            bench_line((*s)->op, stream, text, options.dtype);
+            bench_line((*s)->op, stream, text);
         }
     }
     raise_ceilings(stream);
@@ -189,18 +197,15 @@ static void print_report(void)
     printf("ceilings, GB/s: read %.1f, two reads to one write %.1f, copy %.1f, write %.1f\n\n",
            r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
            r->ceilings.rate[ADZE_WRITE]);
-    int wide = 4;
-    for (int i = 0; i < r->count; i++)
-        wide = (int)strlen(r->rows[i].shape) > wide ? (int)strlen(r->rows[i].shape) : wide;
-    printf("%-13s %-11s %-5s %-*s %11s %10s %7s %8s %6s\n", "op", "kernel", "dtype", wide, "case", "us", "alone",
-           "spread", "GB/s", "share");
+    printf("%-13s %-11s %-5s %11s %10s %7s %8s %6s  %s\n", "op", "kernel", "dtype", "us", "alone", "spread", "GB/s",
+           "share", "case");
     for (int i = 0; i < r->count; i++) {
         const adze_bench_row *row = &r->rows[i];
         char alone[32] = "-";
         if (row->us_alone > 0)
             snprintf(alone, sizeof alone, "%.2f", row->us_alone);
-        printf("%-13s %-11s %-5s %-*s %11.2f %10s %6.1f%% %8.1f %5.1f%%\n", row->op, row->kernel, row->dtype, wide,
-               row->shape, row->us, alone, 100 * row->spread, row->gbps, 100 * row->share);
+        printf("%-13s %-11s %-5s %11.2f %10s %6.1f%% %8.1f %5.1f%%  %s\n", row->op, row->kernel, row->dtype, row->us,
+               alone, 100 * row->spread, row->gbps, 100 * row->share, row->shape);
     }
     for (int i = 0; i < r->count; i++)
         if (r->rows[i].share > 1.02)

@@ -2,7 +2,6 @@
 #include "check.h"
 #include "cli.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const char help[] = "adze check [OP] [--device cpu|cuda|N] [--require=cuda] [--self] [-v]\n\n"
@@ -30,15 +29,8 @@ int adze_cli_check(int argc, char **argv)
         else if (strcmp(argv[i], "--require=cuda") == 0)
             options.require = "cuda";
         else if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
-            const char *device = argv[++i];
-            char *end;
-            const long number = strtol(device, &end, 10);
-            options.device = strcmp(device, "cpu") == 0    ? ADZE_CPU
-                             : strcmp(device, "cuda") == 0 ? 0
-                             : *end == '\0' && number >= 0 ? (int)number
-                                                           : ADZE_ALL_DEVICES;
-            if (options.device == ADZE_ALL_DEVICES) {
-                fprintf(stderr, "adze check: no device is called '%s'\n", device);
+            if (!adze_cli_device(argv[++i], &options.device)) {
+                fprintf(stderr, "adze check: no device is called '%s'\n", argv[i]);
                 return 2;
             }
         } else if (argv[i][0] != '-' && !options.op)
