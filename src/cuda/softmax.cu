@@ -1,9 +1,9 @@
 /* softmax on CUDA.
 
-   softmax_registers: a row belongs to LANES lanes of a warp, or to blockDim.x threads with blockDim.y rows in a
-   block. Each thread keeps its UNITS units of W elements as floats, from the one time they are read until they are
-   written. softmax_loop: a block per row of any length; maximum and sum are found together in a first pass, the
-   second reads the row again. */
+   softmax_registers: a row belongs to LANES lanes of a warp, or to blockDim.x threads, with several rows in a
+   block when they are one warp each. Each thread keeps its UNITS units of W elements as floats, from the one time
+   they are read until they are written. softmax_loop: a block per row of any length; maximum and sum are found
+   together in a first pass, the second reads the row again. */
 #include "act.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -11,8 +11,8 @@
 #include "unit.cuh"
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
-constexpr int SHORT_THREADS = 128, LONG_THREADS = 512, LOOP_THREADS = 1024; /* of a block */
-constexpr int LONGEST = 64;                                                 /* elements a thread keeps, at most */
+constexpr int SHORT_THREADS = 128, LONG_THREADS = 512, LOOP_THREADS = 512; /* of a block */
+constexpr int LONGEST = 64;                                                /* elements a thread keeps, at most */
 
 struct softmax_params {
     const void *x, *mask; /* mask: NULL when absent */
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
     softmax_registers(const __grid_constant__ softmax_params p)
 {
     constexpr int lanes = LANES ? LANES : 1;
-    __shared__ float part[2][32];
+    __shared__ __align__(16) float part[2][32];
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x;
     const int threads = LANES                  ? LANES
                         : UNITS * W == LONGEST ? LONG_THREADS /* a constant, for addresses take registers too */
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
 template <typename T, int W>
 __global__ void __launch_bounds__(LOOP_THREADS) softmax_loop(const __grid_constant__ softmax_params p)
 {
-    __shared__ float part[2][32];
+    __shared__ __align__(16) float part[2][32];
     const bool masked = p.mask;
     const int64_t start = (int64_t)threadIdx.x * W, step = (int64_t)blockDim.x * W;
     pdl_launch_next();
@@ -179,13 +179,13 @@ static adze_status softmax_launch_loop(adze_stream s, const softmax_params &p)
                   dim3(threads < LOOP_THREADS ? (unsigned)threads : LOOP_THREADS), 0, p);
 }
 
-/* Rows whose threads keep UNITS units of W elements each; short ones share a block of 256 threads. */
+/* Rows whose threads keep UNITS units of W elements each; those of a single warp share a block of eight. */
 template <typename T, bool MASKED, int W, int UNITS>
 static adze_status softmax_launch_block(adze_stream s, const softmax_params &p)
 {
     const int64_t each = 32 * UNITS * W;
     const int64_t threads = UNITS * W == LONGEST ? LONG_THREADS : (p.dim + each - 1) / each * 32;
-    const int64_t rows = threads > 128 || p.rows.count <= adze_cuda_sm_count(s.device) * 2 ? 1 : 256 / threads;
+    const int64_t rows = threads > 32 || p.rows.count <= adze_cuda_sm_count(s.device) * 2 ? 1 : 8;
     return launch("softmax", s, softmax_registers<T, MASKED, 0, W, UNITS>, grid_for(p.rows.count, rows),
                   dim3((unsigned)threads, (unsigned)rows), 0, p);
 }
