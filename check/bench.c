@@ -235,11 +235,6 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, ch
     adze_job_bytes(t->whole, &t->read, &t->written);
     if (!make_proof(t, line, stream, error, error_size))
         return 0;
-    for (int m = 0; m < ADZE_FIELDS_MAX; m++) { /* the call may read an index, so it must not read garbage */
-        const adze_memory *memory = &t->proof->memory[m];
-        if (memory->origin)
-            adze_memory_write(stream, memory->work, memory->origin, memory->bytes);
-    }
     const char *message = try_proof(t->proof);
     if (message) {
         snprintf(error, error_size, "%s", message);
