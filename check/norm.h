@@ -83,8 +83,4 @@
         "x=bf16[3,8] out=none", ADZE_BAD_ARG, "out is absent"                                                        \
     }
 
-#define NORM_BENCH                                                                                                   \
-    "x=$[1,4096] weight=$[4096] eps=1e-6", "x=$[128,4096] weight=$[4096] eps=1e-6",                                  \
-        "x=$[8192,4096] weight=$[4096] eps=1e-6"
-
 #endif
