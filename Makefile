@@ -32,6 +32,8 @@ LIBS := -lm -pthread
 ifdef SAN
 ADZE_CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=all
 LDFLAGS     += -fsanitize=address,undefined
+else
+SO_LDFLAGS  := -Wl,-z,defs
 endif
 
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
@@ -81,7 +83,7 @@ $(B)/libadze.a: $(LIB)
 $(B)/libadze_check.a: $(HARNESS)
 $(SO): $(LIB) $(B)/objects
 	@echo "  LD    $@"
-	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--exclude-libs,ALL $(LDFLAGS) $(LIB) -o $@ $(LIBS)
+	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--exclude-libs,ALL $(SO_LDFLAGS) $(LDFLAGS) $(LIB) -o $@ $(LIBS)
 $(B)/libadze.so: $(SO)
 	@ln -sf $(<F) $(B)/$(SONAME) && ln -sf $(SONAME) $@
 $(B)/adze: $(CLI) $(B)/libadze_check.a $(B)/libadze.a

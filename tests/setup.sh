@@ -47,16 +47,18 @@ if [ -n "$can_install" ] && command -v clang >/dev/null &&
 fi
 
 # Only packages that pip has as wheels. torch is taken where a local build of it is offered (pip's find-links), never
-# from an index: there it comes with gigabytes of CUDA. `build/venv/bin/pip install torch` is the other way to get it.
-if ! cmp -s tests/requirements.txt build/venv/requirements.txt; then
-    echo "setup: build/venv"
-    python3 -m venv build/venv &&
-        build/venv/bin/pip install -q --only-binary :all: -r tests/requirements.txt >>build/setup.log 2>&1 &&
-        cp tests/requirements.txt build/venv/ || echo "setup: build/venv is not complete, see build/setup.log"
-    if [ -f tests/requirements-models.txt ] &&
-        build/venv/bin/pip install -q --no-index --no-deps torch==2.13.0 >>build/setup.log 2>&1; then
-        build/venv/bin/pip install -q --only-binary :all: -r tests/requirements-models.txt >>build/setup.log 2>&1 ||
-            echo "setup: the packages of the model tests are not complete, see build/setup.log"
+# from an index: there it comes with gigabytes of CUDA. `build/venv/bin/pip install -r tests/requirements-models.txt`
+# is the other way to have the model tests.
+if ! cat tests/requirements*.txt | cmp -s - build/venv/complete; then
+    echo 'setup: build/venv'
+    pip() { build/venv/bin/python -m pip install -q --only-binary :all: "$@" >>build/setup.log 2>&1; }
+    if ! python3 -m venv build/venv || ! pip -r tests/requirements.txt; then
+        echo 'setup: build/venv is not complete, see build/setup.log'
+    elif pip --no-index --no-deps "$(grep '^torch==' tests/requirements-models.txt)" &&
+        ! pip -r tests/requirements-models.txt; then
+        echo 'setup: the packages of the model tests are not complete, see build/setup.log'
+    else
+        cat tests/requirements*.txt >build/venv/complete
     fi
 fi
 true
