@@ -4,6 +4,21 @@
 
 #include "kernel.h"
 
+/* 1 / v to the last bits of a double, and a / b of whole numbers for 0 <= a < 2^52: the compiler's own are calls of
+   functions, and a call costs the registers around it. */
+__device__ __forceinline__ double inverse(double v)
+{
+    double r;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(v));
+    r = fma(r, fma(-v, r, 1.0), r);
+    return fma(r, fma(-v, r, 1.0), r);
+}
+__device__ __forceinline__ int64_t divide(int64_t a, int64_t b)
+{
+    const int64_t times = (int64_t)((double)a * inverse((double)b)), rest = a - times * b;
+    return rest < 0 ? times - 1 : rest >= b ? times + 1 : times;
+}
+
 /* A row's index in each of the merged dimensions: found once, used for every tensor. */
 struct row_index {
     int64_t at[4];
@@ -28,7 +43,7 @@ __device__ __forceinline__ row_index row_split(const adze_rows &rows, int64_t ro
 #pragma unroll
     for (int d = 3; d > 0; d--)
         if (d < rows.rank) {
-            const int64_t next = row / rows.size[d];
+            const int64_t next = divide(row, rows.size[d]);
             index.at[d] = row - next * rows.size[d];
             row = next;
         }
