@@ -10,7 +10,7 @@ enum {
     CHUNK = 4096,  /* elements of a chunk, channels first */
     BLOCK = 32,    /* positions of a chunk, channels last */
     TILE = 512,    /* channels of a chunk, channels last */
-    PART = 32768,  /* elements of a part, while there are few parts */
+    PIECE = 32768, /* elements of a part, while there are few parts */
     PARTS = 64,    /* of a group */
     SHARES = 2048, /* parts summed before any is written */
 };
@@ -320,7 +320,7 @@ static void group_shape(group_call *c)
     c->len = c->x.shape[c->x.rank - 1];
     if (c->last_layout) {
         c->chunk = BLOCK;
-        c->parts = min_of(c->count * a->groups / PART, (c->positions + BLOCK - 1) / BLOCK);
+        c->parts = min_of(c->count * a->groups / PIECE, (c->positions + BLOCK - 1) / BLOCK);
     } else {
         adze_tensor x = a->x;
         adze_merge(1, (adze_tensor *[]){&x}, 2);
@@ -333,7 +333,7 @@ static void group_shape(group_call *c)
         c->per_channel = c->positions / c->len;
         /* No lane adds more than 64 terms in a chunk; one of short rows begins with a row. */
         c->chunk = c->sum_len >= CHUNK ? CHUNK : max_of(64 / ((c->sum_len + 63) / 64), 1) * c->sum_len;
-        c->parts = min_of(c->count / PART, (c->count + c->chunk - 1) / c->chunk);
+        c->parts = min_of(c->count / PIECE, (c->count + c->chunk - 1) / c->chunk);
     }
     c->parts = max_of(min_of(c->parts, PARTS), 1);
     const int64_t all = c->last_layout ? c->positions : c->count, chunks = (all + c->chunk - 1) / c->chunk;
