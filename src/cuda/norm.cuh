@@ -458,7 +458,7 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 /* The shapes of norm_registers: lanes of a row or 0 for a block, vectors of a thread, and whether they fit exactly.
  */
 #define NORM_SHAPES(X)                                                                                               \
-    X(8, 1, 1) X(8, 2, 1) X(16, 2, 0) X(16, 2, 1) X(32, 2, 1) X(32, 4, 1) X(0, 2, 1) X(0, 4, 0) X(0, 4, 1) X(0, 8, 0)
+    X(8, 1, 1) X(8, 2, 1) X(16, 2, 0) X(32, 2, 1) X(32, 4, 1) X(0, 2, 0) X(0, 3, 0) X(0, 4, 0) X(0, 4, 1) X(0, 8, 0)
 
 struct norm_shape {
     int lanes, each, full, threads; /* threads of a block; each 0: norm_loop */
@@ -467,31 +467,36 @@ struct norm_shape {
 /* Which shapes a form is compiled for; tables and f32 sides are heavy. */
 constexpr bool norm_has(norm_form form, bool centred, bool heavy, int lanes, int each, int full)
 {
-    return form == PLAIN          ? lanes || each != 4 || !full || centred
-           : form == RESIDUAL_SUM ? lanes == 0 && (each == 8 || each == 2)
-                                  : lanes == 0 && ((each == 4 && !full) || (each == 2 && !heavy));
+    return form == PLAIN          ? lanes || each != 4 || (full && centred)
+           : form == RESIDUAL_SUM ? lanes == 0 && (each == 2 || each == 8)
+                                  : lanes == 0 && !full && (each == 4 || (each == 2 && !heavy));
 }
 
-/* The first shape that the form has and that holds the row, in an order that measurements on an H200 gave. Short rows
-   take a part of a warp or a warp. Up to eight rows a multiprocessor want the shortest chain of work, two vectors a
-   thread, and so do forms with more to load; otherwise a thread holds as many as it can. */
+/* As measurements on an H200 gave it. Short rows take a part of a warp, or a warp. Two vectors a thread are the
+   shortest chain of work, for up to eight rows a multiprocessor and for forms with more to load than a row; otherwise
+   a thread holds more, by what leaves few threads idle. */
 static norm_shape norm_pick(norm_form form, bool centred, bool heavy, int64_t rows, int64_t vectors, int sm_count)
 {
-    static const struct {
-        int lanes, each, full, most; /* vectors of a row, at most */
-    } order[] = {{8, 1, 1, 8},    {8, 2, 1, 16},   {16, 2, 1, 32}, {16, 2, 0, 32},  {32, 2, 1, 64},
-                 {32, 4, 1, 128}, {0, 2, 1, 1024}, {0, 4, 1, 512}, {0, 8, 0, 4096}, {0, 4, 0, 2048}};
     const bool few = rows <= 8 * (int64_t)sm_count;
-    for (const auto &o : order) {
-        if (!norm_has(form, centred, heavy, o.lanes, o.each, o.full) || vectors > o.most || (few && o.lanes == 32))
-            continue;
-        if (o.lanes == 0 && o.each == 2 && !few && (form == PLAIN || (form != RESIDUAL_SUM && vectors > 256)))
-            continue;
-        const int64_t unit = (o.lanes ? o.lanes : 32) * o.each, whole = (vectors + unit - 1) / unit;
-        if (!o.full || vectors % unit == 0)
-            return {o.lanes, o.each, o.full, o.lanes ? SHORT_THREADS : (int)whole * 32};
+    if (form == PLAIN && vectors <= 32)
+        return {vectors == 8 || vectors == 16 ? 8 : 16, vectors == 8 ? 1 : 2, vectors == 8 || vectors == 16,
+                SHORT_THREADS};
+    if (form == PLAIN && !few && (vectors == 64 || vectors == 128))
+        return {32, (int)vectors / 32, 1, SHORT_THREADS};
+    const bool modulated = form == MODULATED || form == BLOCK;
+    int each = modulated                                               ? (heavy || vectors > 256 ? 4 : 2)
+               : few || form == RESIDUAL_SUM || vectors <= 128         ? 2
+               : centred                                               ? (vectors % 128 == 0 ? 4 : 3)
+               : vectors <= 256 || vectors % 256 == 0 || vectors > 600 ? 8
+                                                                       : 3;
+    int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
+    if (threads > LONG_THREADS) {
+        each = modulated ? 4 : 8;
+        threads = (vectors + 32 * each - 1) / (32 * each) * 32;
     }
-    return {0, 0, 0, 0};
+    if (threads > LONG_THREADS)
+        return {0, 0, 0, 0};
+    return {0, each, each == 4 && !modulated, (int)threads};
 }
 
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES>
