@@ -1,7 +1,359 @@
-/* self.c - the checker is checked: kernels broken on purpose, of every op, must each be caught. */
+/* self.c - the checker is checked: the first CPU kernel of every op, broken on purpose, must be caught by a case of
+   the op, and the same kernel, not broken, must pass them all. */
 #include "check.h"
 
-void adze_check_self(adze_tally *tally)
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum fault_kind {
+    CONTROL,    /* nothing is wrong */
+    TAIL,       /* the last element of each row is not written */
+    FIRST_ROW,  /* only the first row is */
+    STRIDE,     /* rows are written as if they followed one another */
+    PAST_END,   /* one element too many is written */
+    INPUT,      /* an input is changed */
+    RACE,       /* one bit differs from run to run */
+    TRUNCATION, /* the result is rounded toward zero */
+    NEXT_VALUE, /* the result is one unit of the last place too high */
+    NO_NAN,     /* a NaN becomes zero */
+    LESS,       /* a bit of .rounding is dropped */
+    MORE,       /* a bit of .rounding is added */
+    IGNORED,    /* a number is taken as zero */
+    DOUBLED     /* a number is taken twice */
+} fault_kind;
+
+typedef struct fault {
+    fault_kind kind;
+    char name[48];
+    int field;   /* LESS and what follows it: of the op */
+    int32_t bit; /* of .rounding */
+    int tried;   /* cases it could have been caught by */
+    int caught;
+} fault;
+
+enum { FAULTS_MAX = 64 };
+
+/* The call that is being judged: a kernel has no other way to know. */
+static struct {
+    const adze_job *job;
+    const adze_kernel *inner;
+    const fault *fault;
+    adze_value *const *want;
+    int runs;
+} now;
+
+static int is_out(const adze_field *f)
 {
-    (void)tally;
+    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+}
+static adze_tensor *tensor_of(void *args, int field)
+{
+    return (adze_tensor *)(void *)((char *)args + now.job->line.op->fields[field].offset);
+}
+
+/* Elements in row-major order; `i` counts them, `at` is the distance from data. */
+typedef struct walk {
+    int64_t i, at, index[5];
+} walk;
+static void walk_next(walk *w, const adze_tensor *t)
+{
+    w->i++;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        w->at += t->stride[d];
+        if (++w->index[d] < t->shape[d])
+            return;
+        w->at -= t->stride[d] * t->shape[d];
+        w->index[d] = 0;
+    }
+}
+static int64_t row_length(const adze_tensor *t)
+{
+    return t->shape[t->rank - 1];
+}
+
+/* The elements of a tensor one after the other, and back; `from` on: only those that the fault left unwritten. */
+static char *gather(const adze_tensor *t)
+{
+    const size_t size = adze_dtype_size(t->dtype);
+    const int64_t count = adze_count(t);
+    char *all = malloc((size_t)count * size + 1);
+    for (walk w = {0}; all && w.i < count; walk_next(&w, t))
+        memcpy(all + (size_t)w.i * size, (char *)t->data + w.at * (int64_t)size, size);
+    return all;
+}
+static void put_back(const adze_tensor *t, const char *all, fault_kind kind)
+{
+    const size_t size = adze_dtype_size(t->dtype);
+    const int64_t count = adze_count(t), n = row_length(t);
+    for (walk w = {0}; w.i < count; walk_next(&w, t))
+        if (kind == TAIL ? w.i % n == n - 1 : w.i >= n)
+            memcpy((char *)t->data + w.at * (int64_t)size, all + (size_t)w.i * size, size);
+}
+
+static adze_status run_unwritten(adze_stream stream, void *args)
+{
+    const adze_field *fields = now.job->line.op->fields;
+    char *before[ADZE_FIELDS_MAX] = {0};
+    for (int f = 0; fields[f].name; f++)
+        if (is_out(&fields[f]) && tensor_of(args, f)->dtype)
+            before[f] = gather(tensor_of(args, f));
+    const adze_status status = now.inner->run(stream, args);
+    for (int f = 0; fields[f].name; f++) {
+        if (before[f])
+            put_back(tensor_of(args, f), before[f], now.fault->kind);
+        free(before[f]);
+    }
+    return status;
+}
+
+static adze_status run_contiguous(adze_stream stream, void *args)
+{
+    const adze_field *fields = now.job->line.op->fields;
+    char *rows[ADZE_FIELDS_MAX] = {0};
+    _Alignas(16) char inner[ADZE_ARGS_MAX];
+    memcpy(inner, args, now.job->line.op->args_size);
+    for (int f = 0; fields[f].name; f++) {
+        adze_tensor *t = tensor_of(inner, f);
+        if (!is_out(&fields[f]) || !t->dtype)
+            continue;
+        t->data = rows[f] = aligned_alloc(64, ((size_t)adze_count(t) * adze_dtype_size(t->dtype) + 64) / 64 * 64);
+        int64_t stride = 1;
+        for (int d = t->rank - 1; d >= 0; d--) {
+            t->stride[d] = stride;
+            stride *= t->shape[d];
+        }
+    }
+    const adze_status status = now.inner->run(stream, inner);
+    for (int f = 0; fields[f].name; f++) {
+        const adze_tensor *t = tensor_of(args, f);
+        if (rows[f])
+            memcpy(t->data, rows[f], (size_t)adze_count(t) * adze_dtype_size(t->dtype));
+        free(rows[f]);
+    }
+    return status;
+}
+
+static double broken_value(int dtype, double got, double want)
+{
+    if (now.fault->kind == NO_NAN)
+        return isnan(got) ? 0 : got;
+    if (!isfinite(want))
+        return got;
+    const double ulp = adze_dtype_ulp(dtype, want);
+    return now.fault->kind == TRUNCATION ? trunc(want / ulp) * ulp : adze_round_to(dtype, want) + ulp;
+}
+
+static void break_values(void *args)
+{
+    const adze_field *fields = now.job->line.op->fields;
+    int n = 0;
+    for (int f = 0; fields[f].name; f++) {
+        if (!is_out(&fields[f]))
+            continue;
+        const adze_value *want = now.want[n++];
+        const adze_tensor *t = tensor_of(args, f);
+        const int64_t count = t->dtype ? adze_count(t) : 0;
+        for (walk w = {0}; w.i < count; walk_next(&w, t))
+            adze_put(t, w.at, broken_value(t->dtype, adze_get(t, w.at), want[w.i].v));
+    }
+}
+
+/* The byte that PAST_END, INPUT and RACE change; NULL where this call has none. */
+static char *byte_to_flip(void *args)
+{
+    const adze_op *op = now.job->line.op;
+    for (int f = 0; op->fields[f].name; f++) {
+        const int out = is_out(&op->fields[f]);
+        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || out != (now.fault->kind != INPUT))
+            continue;
+        const adze_tensor *t = tensor_of(args, f);
+        if (!t->dtype || adze_count(t) == 0)
+            continue;
+        int64_t at = 0;
+        for (int d = 0; d < t->rank && now.fault->kind == PAST_END; d++)
+            at += t->stride[d] > 0 ? (t->shape[d] - 1) * t->stride[d] : 0;
+        at += now.fault->kind == PAST_END;
+        char *byte = (char *)t->data + at * (int64_t)adze_dtype_size(t->dtype);
+        const adze_memory *m = &now.job->memory[now.job->memory_of[f]];
+        if ((m->owners[byte - m->work] & ADZE_OWNED_OUT) == (now.fault->kind == RACE ? ADZE_OWNED_OUT : 0))
+            return byte;
+    }
+    return NULL;
+}
+
+static void change_number(void *args)
+{
+    char *at = (char *)args + now.job->line.op->fields[now.fault->field].offset;
+    int32_t bits;
+    float number;
+    memcpy(&bits, at, sizeof bits);
+    memcpy(&number, at, sizeof number);
+    number = now.fault->kind == DOUBLED ? 2 * number : 0;
+    bits = now.fault->kind == MORE ? bits | now.fault->bit : bits & ~now.fault->bit;
+    if (now.fault->bit)
+        memcpy(at, &bits, sizeof bits);
+    else
+        memcpy(at, &number, sizeof number);
+}
+
+static adze_status broken_run(adze_stream stream, const void *caller)
+{
+    _Alignas(16) char args[ADZE_ARGS_MAX];
+    memcpy(args, caller, now.job->line.op->args_size);
+    now.runs++;
+    if (now.fault->kind == TAIL || now.fault->kind == FIRST_ROW)
+        return run_unwritten(stream, args);
+    if (now.fault->kind == STRIDE)
+        return run_contiguous(stream, args);
+    if (now.fault->kind >= LESS)
+        change_number(args);
+    const adze_status status = now.inner->run(stream, args);
+    if (now.fault->kind == TRUNCATION || now.fault->kind == NEXT_VALUE || now.fault->kind == NO_NAN)
+        break_values(args);
+    if (now.fault->kind == PAST_END || now.fault->kind == INPUT || (now.fault->kind == RACE && now.runs % 2 == 0))
+        *byte_to_flip(args) ^= 1;
+    return status;
+}
+
+/* Whether an output, taken as contiguous, stays in the memory it was given. */
+static int fits_contiguous(void *args)
+{
+    const adze_field *fields = now.job->line.op->fields;
+    for (int f = 0; fields[f].name; f++) {
+        const adze_tensor *t = tensor_of(args, f);
+        if (!is_out(&fields[f]) || !t->dtype)
+            continue;
+        const adze_memory *m = &now.job->memory[now.job->memory_of[f]];
+        const size_t bytes = (size_t)adze_count(t) * adze_dtype_size(t->dtype);
+        if ((size_t)((char *)t->data - m->work) + bytes > m->bytes)
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether the fault can show in this call at all. */
+static int can_show(void *args)
+{
+    const adze_op *op = now.job->line.op;
+    _Alignas(16) char changed[ADZE_ARGS_MAX];
+    float number;
+    int32_t bits;
+    switch (now.fault->kind) {
+    case STRIDE: return fits_contiguous(args);
+    case PAST_END:
+    case INPUT:
+    case RACE: return byte_to_flip(args) != NULL;
+    case LESS:
+    case MORE:
+        memcpy(changed, args, op->args_size);
+        memcpy(&bits, (char *)args + op->fields[now.fault->field].offset, sizeof bits);
+        change_number(changed);
+        return !(bits & now.fault->bit) == (now.fault->kind == MORE) && op->validate(changed) == ADZE_OK;
+    case IGNORED:
+    case DOUBLED:
+        memcpy(&number, (char *)args + op->fields[now.fault->field].offset, sizeof number);
+        return number != 0;
+    default: return 1;
+    }
+}
+
+static int list_faults(const adze_op *op, fault *faults)
+{
+    static const char *const names[] = {"control", "tail", "first_row",  "stride",     "past_end",
+                                        "input",   "race", "truncation", "next_value", "no_nan"};
+    int n = 0;
+    for (int kind = CONTROL; kind <= NO_NAN; kind++) {
+        faults[n] = (fault){.kind = (fault_kind)kind};
+        snprintf(faults[n++].name, sizeof faults->name, "%s", names[kind]);
+    }
+    for (int f = 0; op->fields[f].name && n + 8 <= FAULTS_MAX; f++) {
+        const int rounding = strcmp(op->fields[f].name, "rounding") == 0;
+        for (int bit = 1; rounding && bit <= 8; bit *= 2)
+            for (int more = 0; more < 2; more++) {
+                faults[n] = (fault){.kind = more ? MORE : LESS, .field = f, .bit = bit};
+                snprintf(faults[n++].name, sizeof faults->name, "rounding_%d_%s", bit, more ? "added" : "dropped");
+            }
+        for (int twice = 0; op->fields[f].kind == ADZE_FLOAT && twice < 2; twice++) {
+            faults[n] = (fault){.kind = twice ? DOUBLED : IGNORED, .field = f};
+            snprintf(faults[n++].name, sizeof faults->name, "%s_%s", op->fields[f].name,
+                     twice ? "doubled" : "ignored");
+        }
+    }
+    return n;
+}
+
+/* All faults that no earlier case caught, and the control, on one case. */
+static void try_line(const adze_suite *suite, const char *text, fault *faults, int n, int verbose)
+{
+    static const adze_stream cpu = {ADZE_CPU, NULL};
+    const adze_op *op = suite->op;
+    char error[256];
+    adze_line line;
+    adze_job *job = malloc(sizeof *job);
+    if (!job || !adze_line_parse(&line, op, text, error, sizeof error) ||
+        !adze_job_make(job, &line, cpu, 1, error, sizeof error)) {
+        free(job);
+        return;
+    }
+    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    adze_reference_make(job, want);
+    for (now.inner = op->kernels; now.inner->run; now.inner++)
+        if (adze_can_run(now.inner, cpu) && (!now.inner->accepts || now.inner->accepts(cpu, job->args)))
+            break;
+    adze_kernel broken = *now.inner;
+    broken.run = broken_run;
+    now.job = job;
+    now.want = want;
+    for (int i = 0; i < n && now.inner->run; i++) {
+        now.fault = &faults[i];
+        now.runs = 0;
+        if ((faults[i].caught && i > CONTROL) || !can_show(job->args))
+            continue;
+        adze_verdict v;
+        adze_judge(job, &broken, want, &v);
+        faults[i].tried++;
+        if (!v.why[0])
+            continue;
+        faults[i].caught = 1;
+        if (verbose || i == CONTROL)
+            printf("self: %s.%s caught by '%s': %s\n", op->name, faults[i].name, text, v.why);
+    }
+    adze_reference_free(want);
+    adze_job_free(job);
+    free(job);
+}
+
+static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
+{
+    static const char *const dtypes[] = {"f32", "f16", "bf16"};
+    fault faults[FAULTS_MAX];
+    const int n = list_faults(suite->op, faults);
+    for (const char *const *good = suite->good; *good; good++)
+        for (int d = 0; d < (strchr(*good, '$') ? 3 : 1); d++) {
+            char text[1024];
+            adze_line_expand(text, sizeof text, *good, dtypes[d]);
+            try_line(suite, text, faults, n, verbose);
+        }
+    for (int i = 0; i < n; i++) {
+        /* A bit of .rounding that the op does not know cannot be added either. */
+        if (faults[i].bit && !faults[i].tried && (faults[i].kind == MORE || !faults[i + 1].tried))
+            continue;
+        const int ok = faults[i].caught == (i != CONTROL) && faults[i].tried > 0;
+        ok ? tally->passed++ : tally->failed++;
+        if (!ok)
+            printf("FAIL self: %s.%s is %s by %d cases\n", suite->op->name, faults[i].name,
+                   i == CONTROL ? "caught" : "not caught", faults[i].tried);
+    }
+}
+
+int adze_check_self(const adze_check_options *options, adze_tally *tally)
+{
+    int known = 0;
+    for (const adze_suite *const *s = adze_suites; *s; s++)
+        if (!options->op || strcmp(options->op, (*s)->op->name) == 0) {
+            check_suite(*s, options->verbose, tally);
+            known = 1;
+        }
+    return known;
 }
