@@ -21,43 +21,60 @@ struct act_params {
     adze_rows rows;
 };
 
-template <typename T, bool TIMES, int W, int UNITS>
+/* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. */
+template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params p)
 {
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
-    const int64_t r = (int64_t)group * blockDim.y + threadIdx.y;
-    const int64_t first = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS) + threadIdx.x;
+    const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
+    const int64_t piece = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS);
+    const bool valid = r < p.rows.count;
+    const row_index index = row_split(p.rows, valid ? r : 0);
+    const T *gate = (const T *)p.gate + row_offset(p.rows, GATE, index) + piece * W;
+    const T *value = (const T *)p.value + (TIMES ? row_offset(p.rows, VALUE, index) + piece * W : 0);
+    T *out = (T *)p.out + row_offset(p.rows, OUT, index) + piece * W;
+    const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     pdl_launch_next();
     pdl_wait();
-    if (r >= p.rows.count)
+    if (!valid)
         return;
-    const row_index index = row_split(p.rows, r);
-    const T *gate = (const T *)p.gate + row_offset(p.rows, GATE, index) + first * W;
-    const T *value = (const T *)p.value + (TIMES ? row_offset(p.rows, VALUE, index) + first * W : 0);
-    T *out = (T *)p.out + row_offset(p.rows, OUT, index) + first * W;
-    const int step = (int)blockDim.x * W;
-    unit<T, W> g[UNITS], v[TIMES ? UNITS : 1];
+    unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (first + u * blockDim.x < p.units) {
-            g[u].fetch(gate + u * step);
+    for (int u = 0; u < UNITS; u++) {
+        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        if (at < units) {
+            g[u].fetch(gate + at * W);
             if constexpr (TIMES)
-                v[u].fetch(value + u * step);
+                v[u].fetch(value + at * W);
         }
+    }
+    float y[UNITS * W];
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (first + u * blockDim.x < p.units) {
-            float y[W], factor[W];
-            g[u].get(y);
-            act_all<W>(p.act, y);
-            if constexpr (TIMES) {
-                v[u].get(factor);
+    for (int u = 0; u < UNITS; u++) {
+        float part[W];
+        g[u].get(part);
 #pragma unroll
-                for (int j = 0; j < W; j++)
-                    y[j] = (p.steps ? round_to<T>(y[j]) : y[j]) * factor[j];
-            }
-            store<T, W>(out + u * step, y);
-        }
+        for (int j = 0; j < W; j++)
+            y[u * W + j] = part[j];
+    }
+    act_all<UNITS * W>(p.act, y);
+    if (TIMES && p.steps) {
+#pragma unroll
+        for (int j = 0; j < UNITS * W; j++)
+            y[j] = round_to<T>(y[j]);
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        float part[W], factor[W];
+        if constexpr (TIMES)
+            v[u].get(factor);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            part[j] = TIMES ? y[u * W + j] * factor[j] : y[u * W + j];
+        if (at < units)
+            store<T, W>(out + at * W, part);
+    }
 }
 
 /* Threads for all units: few and small blocks when there is little to do, so that every SM takes part. A row's pieces
@@ -72,8 +89,10 @@ static adze_status act_launch(const char *op, adze_stream s, act_params p, int m
     else
         rows = most / threads;
     p.pieces = (uint32_t)pieces;
-    return launch(op, s, act_rows<T, TIMES, W, UNITS>, (p.rows.count + rows - 1) / rows * pieces,
-                  dim3((unsigned)threads, (unsigned)rows), 0, p);
+    const int64_t blocks = (p.rows.count + rows - 1) / rows * pieces;
+    const dim3 block((unsigned)threads, (unsigned)rows);
+    return rows == 1 ? launch(op, s, act_rows<T, TIMES, W, UNITS, true>, blocks, block, 0, p)
+                     : launch(op, s, act_rows<T, TIMES, W, UNITS, false>, blocks, block, 0, p);
 }
 
 template <typename T, bool TIMES>
@@ -84,10 +103,10 @@ static adze_status act_launch_as(const char *op, adze_stream s, act_params p, in
         return act_launch<T, TIMES, 1, 4>(op, s, p, ACT_THREADS);
     }
     p.units = dim / VEC<T>;
-    const int64_t total = p.units * p.rows.count, sm_count = adze_cuda_sm_count(s.device);
-    if (total <= sm_count * 1024)
-        return act_launch<T, TIMES, VEC<T>, 1>(op, s, p, total <= sm_count * 64 ? 64 : 128);
-    return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
+    /* The erf of gelu wants two units a thread to hide its chain; the others want more threads. */
+    if (p.act == ADZE_ACT_GELU && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
+        return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
+    return act_launch<T, TIMES, VEC<T>, 1>(op, s, p, ACT_THREADS / 2);
 }
 
 /* The tensors are of one shape; those of a call without a value are two. */
