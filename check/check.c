@@ -344,6 +344,8 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     adze_line_expand(text, sizeof text, suite->good[0], "bf16");
     check_bad_calls(op, stream, text);
     check_bad_lines(suite, stream);
+    if (state.options->huge && stream.device != ADZE_CPU)
+        adze_check_huge(suite, stream.device, &state.tally);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         const kernel_row *row = &rows[k - op->kernels];
         if (k->on_cuda != (stream.device != ADZE_CPU))

@@ -80,12 +80,14 @@ typedef struct adze_check_options {
     const char *require; /* NULL, or "cuda" */
     int device;          /* ADZE_CPU, a CUDA device, or ADZE_ALL_DEVICES */
     int verbose, self;
+    int huge; /* also the lines above 2^31 elements, on GPUs */
 } adze_check_options;
 #define ADZE_ALL_DEVICES (-2)
 int adze_check(const adze_check_options *options);
 typedef struct adze_tally {
     int passed, failed, skipped;
 } adze_tally;
+void adze_check_huge(const adze_suite *suite, int device, adze_tally *tally); /* huge.c */
 /* Runs one kernel on one job, twice, and judges it. A failure is described in `why` (empty: passed). */
 typedef struct adze_verdict {
     double worst;  /* error as a share of what is allowed */
@@ -96,7 +98,7 @@ void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *wan
 /* The error of a stored value as a share of what is allowed, and in units of the last place. */
 double adze_error_share(int dtype, double got, adze_value want, double *ulps);
 void adze_reference_free(adze_value **want);
-void adze_reference_make(const adze_job *job, adze_value **want); /* want[ADZE_FIELDS_MAX], by output */
+void adze_reference_make(const adze_job *job, adze_value **want);          /* want[ADZE_FIELDS_MAX], by output */
 int adze_check_self(const adze_check_options *options, adze_tally *tally); /* 0: no such op */
 
 /* gpu.cu, or gpu.c without CUDA: memory of the device in stream; messages are NULL when all is well. */

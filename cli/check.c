@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const char help[] = "adze check [OP] [--device cpu|cuda|N] [--require=cuda] [--self] [-v]\n\n"
+static const char help[] = "adze check [OP] [--device cpu|cuda|N] [--require=cuda] [--self] [--huge] [-v]\n\n"
                            "Runs every kernel that this machine can run on every case, against the definition in\n"
                            "double: limits in units of the last place, guard zones, a bitwise equal second run,\n"
                            "and calls that must be refused.\n\n"
@@ -12,6 +12,7 @@ static const char help[] = "adze check [OP] [--device cpu|cuda|N] [--require=cud
                            "  --device D      one device only (default: the CPU and every GPU)\n"
                            "  --require=cuda  fail where there is no CUDA device\n"
                            "  --self          run kernels that are broken on purpose; each must be caught\n"
+                           "  --huge          also calls above 2^31 elements, on GPUs with the memory for them\n"
                            "  -v              a line per case\n";
 
 int adze_cli_check(int argc, char **argv)
@@ -24,6 +25,8 @@ int adze_cli_check(int argc, char **argv)
         }
         if (strcmp(argv[i], "--self") == 0)
             options.self = 1;
+        else if (strcmp(argv[i], "--huge") == 0)
+            options.huge = 1;
         else if (strcmp(argv[i], "-v") == 0)
             options.verbose = 1;
         else if (strcmp(argv[i], "--require=cuda") == 0)
