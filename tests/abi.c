@@ -1,0 +1,114 @@
+/* abi.c - callers built against another version of adze.h, run with today's library. Their structs end where readable
+   memory ends, so that a byte read past the size they give is a crash. */
+#include <adze.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static int passed, failed;
+
+static void expect(int ok, const char *what)
+{
+    if (ok)
+        passed++;
+    else
+        printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
+}
+
+/* A struct of a version that had nothing after the weight, and one of a version still to come. */
+typedef struct older_args {
+    adze_call call;
+    adze_tensor out, sum, x, residual, weight;
+} older_args;
+typedef struct newer_args {
+    adze_rms_norm_args known;
+    adze_tensor another;
+    double number;
+} newer_args;
+
+static const adze_stream cpu = {ADZE_CPU, NULL};
+enum { ROWS = 3, DIM = 20 };
+static float x[ROWS][DIM], weight[DIM], bias[DIM], today[ROWS][DIM], out[ROWS][DIM];
+
+static const void *at_the_end(const void *args, size_t size)
+{
+    static char *pages;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!pages) {
+        pages = mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (pages == MAP_FAILED || mprotect(pages + 2 * page, page, PROT_NONE) != 0)
+            return NULL;
+    }
+    return memcpy(pages + 2 * page - size, args, size);
+}
+
+static adze_status call(const void *args, size_t size)
+{
+    memset(out, 0x55, sizeof out);
+    return adze_rms_norm(cpu, at_the_end(args, size));
+}
+
+static void check_layout(void)
+{
+    expect(sizeof(adze_tensor) == 96 && offsetof(adze_tensor, shape) == 8 && offsetof(adze_tensor, stride) == 48 &&
+               offsetof(adze_tensor, rank) == 88 && offsetof(adze_tensor, dtype) == 92,
+           "the layout of adze_tensor");
+    expect(sizeof(adze_call) == 24 && offsetof(adze_call, scratch) == 8, "the layout of adze_call");
+    expect(sizeof(adze_stream) == 16 && offsetof(adze_stream, handle) == 8, "the layout of adze_stream");
+    expect(offsetof(adze_norm_args, out) == 24 && offsetof(adze_norm_args, weight) == 24 + 4 * 96 &&
+               offsetof(adze_norm_args, eps) == 24 + 12 * 96 &&
+               offsetof(adze_norm_args, out_dtype) == 24 + 12 * 96 + 12,
+           "the layout of adze_norm_args");
+    expect(ADZE_F32 == 1 && ADZE_F16 == 2 && ADZE_BF16 == 3 && ADZE_F64 == 10 && ADZE_DEVICE == 5 &&
+               ADZE_ACT_SIGMOID == 7,
+           "the numbers of enums");
+    expect(adze_version() == ADZE_VERSION, "the version of the library that runs");
+}
+
+int main(void)
+{
+    for (int i = 0; i < ROWS * DIM; i++)
+        x[i / DIM][i % DIM] = (float)((i * 37) % 23) - 11;
+    for (int i = 0; i < DIM; i++)
+        weight[i] = 1 + (float)i / 8, bias[i] = (float)i;
+    adze_rms_norm_args args = {
+        .call = ADZE_CALL(rms_norm),
+        .out = {out, {ROWS, DIM}, {DIM, 1}, 2, ADZE_F32},
+        .x = {x, {ROWS, DIM}, {DIM, 1}, 2, ADZE_F32},
+        .weight = {weight, {DIM}, {1}, 1, ADZE_F32},
+    };
+    check_layout();
+    expect(call(&args, sizeof args) == ADZE_OK, "today's struct");
+    memcpy(today, out, sizeof out);
+
+    older_args older = {.call = {sizeof older, 0, NULL, 0}, .out = args.out, .x = args.x, .weight = args.weight};
+    expect(call(&older, sizeof older) == ADZE_OK && memcmp(out, today, sizeof out) == 0,
+           "an older struct means what it meant");
+    older.call.size = (uint32_t)offsetof(older_args, weight);
+    for (int i = 0; i < DIM; i++)
+        weight[i] = 100;
+    expect(call(&older, offsetof(older_args, weight)) == ADZE_OK && memcmp(out, today, sizeof out) != 0,
+           "a field beyond the size is absent, whatever its bytes are");
+    for (int i = 0; i < DIM; i++)
+        weight[i] = 1 + (float)i / 8;
+
+    newer_args newer = {.known = args};
+    newer.known.call.size = sizeof newer;
+    expect(call(&newer, sizeof newer) == ADZE_OK && memcmp(out, today, sizeof out) == 0,
+           "a newer struct whose new fields are zero");
+    newer.number = 1;
+    expect(call(&newer, sizeof newer) == ADZE_BAD_ARG && strstr(adze_last_error(), "knows"),
+           "a newer struct with a field that is not known is refused");
+    expect(out[0][0] == out[1][0] && memcmp(out[0], out[1], sizeof out[0]) == 0, "and nothing is written");
+    newer.number = 0, newer.another.dtype = ADZE_F32;
+    expect(call(&newer, sizeof newer) == ADZE_BAD_ARG, "so is one with a tensor that is not known");
+
+    args.bias = (adze_tensor){bias, {DIM}, {1}, 1, ADZE_F32};
+    expect(call(&args, sizeof args) == ADZE_OK && memcmp(out, today, sizeof out) != 0, "a field of today counts");
+    uint32_t none = 0, part = sizeof(adze_call) - 1;
+    expect(call(&none, sizeof none) == ADZE_BAD_ARG, "a size of 0");
+    expect(call(&part, sizeof part) == ADZE_BAD_ARG, "a size below that of adze_call");
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
