@@ -11,9 +11,9 @@ mkdir -p "$logs"
 # The first group builds, one after the other, each on all cores; the second runs side by side.
 builds='build build-clang build-sanitized build-cross'
 steps='check-sve check-cross cuda-compile check check-clang check-self check-sanitized fuzz lint pytest example symbols
-       headers docs bench page'
+       headers docs bench page cuda-graph'
 for program in tests/*.c; do
-    case $program in tests/fuzz_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
+    case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
 
 skip() {
@@ -71,6 +71,12 @@ step_cuda-compile() {
 test_program() {
     cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild -ladze -lm -pthread -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
+}
+# Of a CUDA program; without a GPU it says so and skips.
+step_cuda-graph() {
+    need nvcc
+    nvcc -Iinclude tests/cuda_graph.c -Lbuild -ladze -o "$logs/cuda_graph"
+    LD_LIBRARY_PATH=build "$logs/cuda_graph"
 }
 step_fuzz() {
     [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'

@@ -1,5 +1,5 @@
-/* graph.c - on a GPU: after adze_prepare() the very first call of an op is recorded in a CUDA graph, its replay gives
-   the bits of a plain call, and the current device stays what it was. Built only where CUDA is. */
+/* cuda_graph.c - on a GPU: after adze_prepare() the very first call of an op is recorded in a CUDA graph, its replay
+   gives the bits of a plain call, and the current device stays what it was. Built only where CUDA is. */
 #include "adze.h"
 
 #include <cuda_runtime_api.h>
