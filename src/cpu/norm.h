@@ -71,24 +71,22 @@ INLINE vf norm_value(const norm_call *c, const norm_row *row, int dtype, int64_t
     return row->data[RESIDUAL] && !(c->a->rounding & ADZE_FLOAT_SUM) ? row_round(dtype, h) : h;
 }
 
-/* The sum over the row of h, or of (h - mean)^2, in 64 lanes. */
-INLINE float norm_reduce(const norm_call *c, const norm_row *row, int dtype, int square, float mean)
+/* The sum over the row of h, or of (h - mean)^2, in 64 lanes. What lies beyond the row counts as the mean. */
+INLINE float norm_reduce(const norm_call *c, const norm_row *row, int dtype, int square, float mean, int plain)
 {
-    vf lane[4] = {{0}, {0}, {0}, {0}};
+    vf_total total = {0};
     int64_t i = 0;
-    for (; i + 4 * LANES <= c->dim; i += 4 * LANES)
-        for (int l = 0; l < 4; l++) {
-            const vf h = norm_value(c, row, dtype, i + l * LANES, LANES) - mean;
-            lane[l] = square ? vf_fma(h, h, lane[l]) : lane[l] + h;
-        }
-    for (int l = 0; i < c->dim; i += LANES, l++) {
+    for (; plain && i + 4 * LANES <= c->dim; i += 4 * LANES)
+        for (int set = 0; set < 4; set++)
+            vf_total_add(&total, set, row_load(row->data[X], dtype, i + set * LANES) - mean, square);
+    for (int set = 0; i < c->dim; i += LANES, set = (set + 1) & 3) {
         const int64_t n = c->dim - i < LANES ? c->dim - i : LANES;
-        vf h = norm_value(c, row, dtype, i, n) - mean;
+        vf h = (plain ? norm_load(row->data[X], dtype, i, n) : norm_value(c, row, dtype, i, n)) - mean;
         for (int64_t k = n; k < LANES; k++)
             h[k] = 0;
-        lane[l] = square ? vf_fma(h, h, lane[l]) : lane[l] + h;
+        vf_total_add(&total, set, h, square);
     }
-    return vf_sum((lane[0] + lane[1]) + (lane[2] + lane[3]));
+    return vf_total_sum(&total);
 }
 
 INLINE void norm_write(const norm_call *c, const norm_row *row, int dtype, float mean, float scale, int64_t i,
@@ -126,27 +124,53 @@ INLINE void norm_write(const norm_call *c, const norm_row *row, int dtype, float
         norm_store((void *)row->data[OUT], ADZE_F32, i, y, n, c->stream_out);
 }
 
-INLINE void norm_rows(const norm_call *c, int64_t begin, int64_t end, int dtype, int centred)
+/* Whether a row is x, a weight and, where it is centred, a bias, all of one dtype and rounded once. */
+INLINE int norm_is_plain(const adze_norm_args *a, int centred)
+{
+    const int dtype = a->x.dtype;
+    return a->weight.dtype == dtype && a->bias.dtype == (centred ? dtype : ADZE_NONE) && a->out.dtype == dtype &&
+           !a->residual.dtype && !a->scale.dtype && !a->shift.dtype && !(a->rounding & ADZE_ROUND_NORM) &&
+           a->weight_offset == 0;
+}
+INLINE void norm_write_plain(const norm_call *c, const norm_row *row, int dtype, int centred, float mean, float scale,
+                             int64_t i, int64_t n)
+{
+    vf y = (norm_load(row->data[X], dtype, i, n) - mean) * scale * norm_load(c->a->weight.data, dtype, i, n);
+    if (centred)
+        y += norm_load(c->a->bias.data, dtype, i, n);
+    norm_store((void *)row->data[OUT], dtype, i, y, n, c->stream_out);
+}
+
+INLINE void norm_rows(const norm_call *c, int64_t begin, int64_t end, int dtype, int centred, int plain)
 {
     for (int64_t r = begin; r < end; r++) {
         norm_row row;
-        for (int t = 0; t < NORM_TENSORS; t++) {
+        for (int t = 0; t < (plain ? OUT + 1 : NORM_TENSORS); t++) {
             const adze_tensor *x = c->tensors[t];
             row.data[t] = x->dtype == ADZE_NONE ? NULL
                                                 : (const char *)x->data + adze_row_offset(&c->rows, t, r) *
                                                                               (x->dtype == ADZE_F32 ? 4 : 2);
         }
-        const float mean = centred ? norm_reduce(c, &row, dtype, 0, 0) / (float)c->dim : 0;
-        const float square = norm_reduce(c, &row, dtype, 1, mean) / (float)c->dim;
+        const float mean = centred ? norm_reduce(c, &row, dtype, 0, 0, plain) / (float)c->dim : 0;
+        const float square = norm_reduce(c, &row, dtype, 1, mean, plain) / (float)c->dim;
         const float scale = 1 / sqrtf(square + c->a->eps);
         int64_t i = 0;
-        for (; i + LANES <= c->dim; i += LANES)
-            norm_write(c, &row, dtype, mean, scale, i, LANES);
-        if (i < c->dim)
-            norm_write(c, &row, dtype, mean, scale, i, c->dim - i);
+        for (; plain && i + LANES <= c->dim; i += LANES)
+            norm_write_plain(c, &row, dtype, centred, mean, scale, i, LANES);
+        if (plain && i < c->dim)
+            norm_write_plain(c, &row, dtype, centred, mean, scale, i, c->dim - i);
+        for (; !plain && i < c->dim; i += LANES)
+            norm_write(c, &row, dtype, mean, scale, i, c->dim - i < LANES ? c->dim - i : LANES);
     }
     if (c->stream_out || c->stream_sum)
         row_stream_end();
+}
+INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int dtype, int centred)
+{
+    if (norm_is_plain(c->a, centred))
+        norm_rows(c, begin, end, dtype, centred, 1);
+    else
+        norm_rows(c, begin, end, dtype, centred, 0);
 }
 
 INLINE adze_status norm_run(const adze_norm_args *a, adze_range_fn body)
