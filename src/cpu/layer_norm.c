@@ -3,12 +3,7 @@
 
 static void body(void *context, int64_t begin, int64_t end)
 {
-    const norm_call *c = context;
-    switch (c->a->x.dtype) {
-    case ADZE_F32: norm_range(c, begin, end, ADZE_F32, 1); break;
-    case ADZE_F16: norm_range(c, begin, end, ADZE_F16, 1); break;
-    default: norm_range(c, begin, end, ADZE_BF16, 1); break;
-    }
+    norm_range(context, begin, end, 1);
 }
 
 ADZE_CPU_KERNEL(layer_norm)
