@@ -103,8 +103,8 @@ static adze_status act_launch_as(const char *op, adze_stream s, act_params p, in
         return act_launch<T, TIMES, 1, 4>(op, s, p, ACT_THREADS);
     }
     p.units = dim / VEC<T>;
-    /* The erf of gelu wants two units a thread to hide its chain; the others want more threads. */
-    if (p.act == ADZE_ACT_GELU && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
+    /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
+    if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
         return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
     return act_launch<T, TIMES, VEC<T>, 1>(op, s, p, ACT_THREADS / 2);
 }
