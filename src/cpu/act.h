@@ -4,49 +4,53 @@
 
 #include "cpu/row.h"
 
-/* 2^n e^r for a whole number in the low bits of `whole` and |r| <= 0.35. The polynomial is off by 2^-28; the power of
-   two is applied in two steps, so that results below 2^-126 are rounded and not lost. */
-INLINE vf exp_parts(vf whole, vf r)
-{
-    const vi n = (vi)whole - 0x4b400000, half = n >> 1;
-    vf q = vf_fma(r, vf_all(0x1.6a1a8ep-10f), vf_all(0x1.123fb4p-7f));
-    q = vf_fma(q, r, vf_all(0x1.555916p-5f));
-    q = vf_fma(q, r, vf_all(0x1.55548ap-3f));
-    q = vf_fma(q, r, vf_all(0x1.fffffcp-2f));
-    const vf p = vf_fma(r * r, q, r) + 1;
-    return p * (vf)((vu)(half + 127) << 23) * (vf)((vu)(n - half + 127) << 23);
-}
-/* x / ln 2 to a whole number n, as 1.5 * 2^23 + n: the number is in the low bits. */
+/* x / ln 2 to a whole number n, as BIAS + n: a float whose low bits are n + 191. */
+#define EXP_BIAS (0x1.8p23f + 191)
 INLINE vf exp_whole(vf x)
 {
-    return vf_fma(x, vf_all(0x1.715476p+0f), vf_all(0x1.8p23f));
+    return vf_fma(x, vf_all(0x1.715476p+0f), vf_all(EXP_BIAS));
 }
 /* x - n ln 2; the product with the first part of ln 2 is exact. */
 INLINE vf exp_rest(vf x, vf whole)
 {
-    const vf n = whole - 0x1.8p23f;
+    const vf n = whole - EXP_BIAS;
     return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
-/* e^x for x <= 88, to 2 units. */
+/* 2^n e^r for |r| <= 0.35 and n from -151 to 63. The polynomial is off by 2^-28. The power of two is 2^(n + 64), an
+   exponent of n + 191, and then 2^-64, so that results below 2^-126 are rounded and not lost. */
+INLINE vf exp_parts(vf whole, vf r)
+{
+    const vf square = r * r;
+    const vf low = vf_fma(r, vf_all(0x1.55548ap-3f), vf_all(0x1.fffffcp-2f));
+    const vf high = vf_fma(r, vf_all(0x1.123fb4p-7f), vf_all(0x1.555916p-5f));
+    const vf q = vf_fma(square, vf_fma(square, vf_all(0x1.6a1a8ep-10f), high), low);
+    return (vf_fma(square, q, r) + 1) * (vf)((vu)whole << 23) * 0x1p-64f;
+}
+/* e^x for x <= 44, to 2 units. */
 INLINE vf vf_exp(vf x)
 {
-    x = vf_select(x < -104, vf_all(-104), x);
+    x = vf_select(vf_less(x, vf_all(-104)), vf_all(-104), x);
     const vf whole = exp_whole(x);
     return exp_parts(whole, exp_rest(x, whole));
 }
 
+/* Where the sign bit is set. For zeros and NaN either branch below gives the same. */
+INLINE vi act_sign(vf x)
+{
+    return (vi)x >> 31;
+}
 /* x sigmoid(z) for a z of x's sign, with no cancellation and no overflow: e = exp(-|z|) is at most 1. */
 INLINE vf act_times_sigmoid(vf x, vf z)
 {
     const vf e = vf_exp(-vf_abs(z));
-    return vf_select(x < 0, x * e, x) / (1 + e);
+    return vf_select(act_sign(x), x * e, x) / (1 + e);
 }
 /* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
    polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. a^2 is taken in two parts, the first of them exact. */
 INLINE vf act_gelu(vf x)
 {
     vf a = vf_abs(x);
-    a = vf_select(a > 14.25f, vf_all(14.25f), a);
+    a = vf_select(vf_less(vf_all(14.25f), a), vf_all(14.25f), a);
     const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
     const vf square = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
     const vf whole = exp_whole(square + rest);
@@ -61,11 +65,11 @@ INLINE vf act_gelu(vf x)
     g = vf_fma(g, t, vf_all(-0x1.04c734p-1f));
     g = vf_fma(g, t, vf_all(0x1.754a74p-1f));
     const vf tail = g * w * e;
-    return x * vf_select(x < 0, tail, 1 - tail);
+    return x * vf_select(act_sign(x), tail, 1 - tail);
 }
 INLINE vf act_relu(vf x)
 {
-    return vf_select(x <= 0, vf_all(0), x);
+    return vf_select(vf_less(x, vf_all(0)), vf_all(0), x);
 }
 
 /* act(x), inlined with a constant act. */
@@ -80,7 +84,7 @@ INLINE vf vf_act(int act, vf x)
     case ADZE_ACT_RELU2: return act_relu(x) * act_relu(x);
     case ADZE_ACT_SIGMOID: {
         const vf e = vf_exp(-vf_abs(x));
-        return vf_select(x < 0, e, vf_all(1)) / (1 + e);
+        return vf_select(act_sign(x), e, vf_all(1)) / (1 + e);
     }
     default: return x;
     }
