@@ -6,7 +6,7 @@
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
 B       ?= build$(if $(SAN),/san)
 PREFIX  ?= /usr/local
-CFLAGS  ?= -O2 -g
+CFLAGS  ?= $(if $(SAN),-O1,-O2) -g
 Q       := $(if $(V),,@)
 found    = $(firstword $(foreach c,$1,$(shell command -v $c)))
 ifeq ($(origin CC),default)
