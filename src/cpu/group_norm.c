@@ -70,7 +70,7 @@ INLINE void share_add(share *s, double n, double mean, double square)
 INLINE float first_reduce(const group_call *c, int dtype, int64_t group, int64_t begin, int64_t end, int square,
                           float mean)
 {
-    vf lane[4] = {{0}, {0}, {0}, {0}};
+    vf_total total = {0};
     const int64_t per_group = c->count / c->sum_len;
     for (int64_t n; begin < end; begin += n) {
         const int64_t row = begin / c->sum_len, at = begin - row * c->sum_len;
@@ -78,18 +78,18 @@ INLINE float first_reduce(const group_call *c, int dtype, int64_t group, int64_t
         n = min_of(end - begin, c->sum_len - at);
         int64_t i = 0;
         for (; i + 4 * LANES <= n; i += 4 * LANES)
-            for (int l = 0; l < 4; l++) {
-                const vf v = row_load(data, dtype, i + l * LANES) - mean;
-                lane[l] = square ? vf_fma(v, v, lane[l]) : lane[l] + v;
-            }
-        for (int l = 0; i < n; i += LANES, l++) {
+            for (int set = 0; set < 4; set++)
+                vf_total_add(&total, set, row_load(data, dtype, i + set * LANES) - mean, square);
+        for (int set = 0; set < 4; set++, i += LANES) {
+            if (i >= n)
+                break;
             vf v = group_load(data, dtype, i, n - i) - mean;
             for (int64_t k = n - i; k < LANES; k++)
                 v[k] = 0;
-            lane[l] = square ? vf_fma(v, v, lane[l]) : lane[l] + v;
+            vf_total_add(&total, set, v, square);
         }
     }
-    return vf_sum((lane[0] + lane[1]) + (lane[2] + lane[3]));
+    return vf_total_sum(&total);
 }
 
 INLINE void first_sum(const group_call *c, int dtype, int64_t group, int64_t part, share *s)
@@ -110,11 +110,9 @@ INLINE float group_param(const adze_tensor *t, int dtype, int64_t channel, float
                                   : row_load_tail(t->data, dtype, channel, 1)[0];
 }
 
-/* Sixteen elements, or the n < 16 last: normalised, through act, stored. */
-INLINE void group_write(const group_call *c, int dtype, int act, const char *from, char *to, int64_t i, int64_t n,
-                        vf mean, vf scale, vf bias)
+/* Sixteen normalised elements, or the n < 16 last, through act. */
+INLINE void group_store(const group_call *c, int dtype, int act, char *to, int64_t i, int64_t n, vf y)
 {
-    vf y = vf_fma(group_load(from, dtype, i, n) - mean, scale, bias);
     if (act) {
         if (c->a->rounding & ADZE_ROUND_STEPS)
             y = row_round(dtype, y);
@@ -142,7 +140,7 @@ INLINE void first_write(const group_call *c, int dtype, int act, int64_t group, 
         char *to = group_out_row(c, dtype, group * per_group + row, at);
         n = min_of(end - begin, c->len - at);
         for (int64_t i = 0; i < n; i += LANES)
-            group_write(c, dtype, act, from, to, i, n - i, vf_all(mean), vf_all(scale), vf_all(bias));
+            group_store(c, dtype, act, to, i, n - i, (group_load(from, dtype, i, n - i) - mean) * scale + bias);
     }
 }
 
@@ -219,8 +217,10 @@ INLINE void last_write(const group_call *c, int dtype, int act, int64_t batch, i
         const char *from = group_row(c, &c->rows, dtype, row + r, channel);
         char *to = group_out_row(c, dtype, row + r, channel);
         for (int64_t i = 0; i < n; i += LANES)
-            group_write(c, dtype, act, from, to, i, n - i, row_load(mean, ADZE_F32, i), row_load(scale, ADZE_F32, i),
-                        row_load(bias, ADZE_F32, i));
+            group_store(c, dtype, act, to, i, n - i,
+                        (group_load(from, dtype, i, n - i) - row_load(mean, ADZE_F32, i)) *
+                                row_load(scale, ADZE_F32, i) +
+                            row_load(bias, ADZE_F32, i));
     }
 }
 
