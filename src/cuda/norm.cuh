@@ -153,13 +153,14 @@ __device__ __forceinline__ float norm_total(float v, float *part)
 }
 
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight (PLAIN,
-   RESIDUAL_SUM), or after each step (the others). FULL: a row has exactly as many vectors as its threads hold. */
+   RESIDUAL_SUM), or after each step (the others). FULL: a row has exactly as many vectors as its threads hold.
+   EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES, int LANES, int VECTORS,
-          bool FULL>
+          bool FULL, bool EARLY>
 __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
     norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
-    constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = modulates<FORM> ? VECTORS : 1;
+    constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
     constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
     __shared__ __align__(16) float part[LANES ? 1 : 2][32];
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
@@ -176,15 +177,15 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
     pdl_launch_next();
     pdl_wait();
 
-    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[modulates<FORM> ? 1 : VECTORS];
+    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[EARLY && !modulates<FORM> ? VECTORS : 1];
     side_vector<S, W> scale[SIDES], shift[SIDES];
     norm_fetch<FULL>(x, row[X_ROW], thread, threads, vectors);
     if constexpr (adds<FORM>)
         norm_fetch<FULL>(residual, row[RESIDUAL_ROW], thread, threads, vectors);
-    if constexpr (modulates<FORM>) {
+    if constexpr (modulates<FORM> && EARLY) {
         side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
         side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
-    } else if (flat[WEIGHT]) {
+    } else if (EARLY && flat[WEIGHT]) {
         norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
 
@@ -222,11 +223,11 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
     }
     sum = norm_total<LANES>(sum, part[0]);
     keep_packed(x);
-    if constexpr (modulates<FORM>) {
+    if constexpr (modulates<FORM> && EARLY) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
             keep_packed(scale[v].part), keep_packed(shift[v].part);
-    } else {
+    } else if constexpr (EARLY) {
         keep_packed(weight);
     }
     if (CENTRED) {
@@ -258,7 +259,10 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
             y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
         round_if<T, W>(ROUND, y);
         if constexpr (modulates<FORM>) {
-            scale[v].get(side);
+            if constexpr (EARLY)
+                scale[v].get(side);
+            else
+                load<S, W>((const S *)row[scale_at] + i, side);
             if (TABLES)
                 add_table<T, S, W>(flat[SCALE_TABLE_AT], i, ROUND, side);
 #pragma unroll
@@ -269,7 +273,10 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
             for (int j = 0; j < W; j++)
                 y[j] *= side[j];
             round_if<T, W>(ROUND, y);
-            shift[v].get(side);
+            if constexpr (EARLY)
+                shift[v].get(side);
+            else
+                load<S, W>((const S *)row[shift_at] + i, side);
             if (TABLES)
                 add_table<T, S, W>(flat[SHIFT_TABLE_AT], i, ROUND, side);
 #pragma unroll
@@ -277,7 +284,10 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
                 y[j] += side[j];
         } else {
             if (flat[WEIGHT]) {
-                weight[v].get(side);
+                if constexpr (EARLY)
+                    weight[v].get(side);
+                else
+                    load<T, W>((const T *)flat[WEIGHT] + i, side);
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     y[j] *= side[j] + p.weight_offset;
@@ -505,7 +515,8 @@ static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean
 #define X(l, e, f)                                                                                                   \
     if constexpr (norm_has(FORM, CENTRED, TABLES || sizeof(S) != sizeof(T), l, e, f))                                \
         if (shape.lanes == l && shape.each == e && shape.full == f)                                                  \
-            return launch(op, s, norm_registers<T, S, CENTRED, FORM, ROUND, TABLES, l, e, f>,                        \
+            return launch(op, s,                                                                                     \
+                          norm_registers<T, S, CENTRED, FORM, ROUND, TABLES, l, e, f, !(modulates<FORM> && e == 4)>, \
                           grid_for(p.count, l ? SHORT_THREADS / (l + !l) : 1), dim3((unsigned)shape.threads), 0, p);
     NORM_SHAPES(X)
 #undef X
