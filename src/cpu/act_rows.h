@@ -41,8 +41,8 @@ INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype,
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
         const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
-        char *data[ACT_TENSORS];
-        for (int t = 0; t < ACT_TENSORS; t++)
+        char *data[ACT_TENSORS] = {NULL};
+        for (int t = 0; t < (times ? ACT_TENSORS : VALUE); t++)
             data[t] = (char *)c->tensors[t].data + (adze_row_offset(&c->rows, t, row) + at) * size;
         act_piece(c, data, n, dtype, act, times);
     }
