@@ -45,6 +45,7 @@ enum { VF_PARTS = 4 };
 #endif
 typedef float vf_part __attribute__((vector_size(64 / VF_PARTS)));
 typedef int32_t vi_part __attribute__((vector_size(64 / VF_PARTS)));
+typedef float vf_loose __attribute__((vector_size(64 / VF_PARTS), aligned(4), may_alias));
 typedef float vf_quarter __attribute__((vector_size(16)));
 typedef union vf_split {
     vf v;
@@ -263,7 +264,9 @@ INLINE vf row_load_tail(const void *row, int dtype, int64_t i, int64_t n)
 INLINE void row_store(void *row, int dtype, int64_t i, vf f)
 {
     if (dtype == ADZE_F32) {
-        memcpy((float *)row + i, &f, sizeof f);
+        const vf_split x = {f};
+        for (int p = 0; p < VF_PARTS; p++)
+            *(vf_loose *)((float *)row + i + p * (LANES / VF_PARTS)) = x.part[p];
         return;
     }
     const vh h = dtype == ADZE_BF16 ? f32_to_bf16(f) : f32_to_f16(f);
@@ -276,26 +279,33 @@ INLINE void row_store_tail(void *row, int dtype, int64_t i, vf f, int64_t n)
     row_store(part, dtype, 0, f);
     memcpy((char *)row + (size_t)i * size, part, (size_t)n * size);
 }
-/* A store that does not fill the cache; `row` and i * size are multiples of 32 bytes. */
+/* Stores that do not fill the cache, of 32 bytes on a multiple of 32. */
+INLINE void row_stream_part(char *to, const vf_quarter *q)
+{
+#if defined(__AVX__)
+    _mm256_stream_ps((float *)(void *)to, _mm256_set_m128((__m128)q[1], (__m128)q[0]));
+#elif defined(__x86_64__)
+    _mm_stream_ps((float *)(void *)to, (__m128)q[0]);
+    _mm_stream_ps((float *)(void *)to + 4, (__m128)q[1]);
+#elif defined(__aarch64__)
+    __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(to), "w"(q[0]), "w"(q[1]) : "memory");
+#else
+    memcpy(to, q, 32);
+#endif
+}
 INLINE void row_stream(void *row, int dtype, int64_t i, vf f)
 {
-    char part[64] __attribute__((aligned(64)));
-    row_store(part, dtype, 0, f);
-    char *to = (char *)row + (size_t)i * (dtype == ADZE_F32 ? 4 : 2);
-    for (int at = 0; at < (dtype == ADZE_F32 ? 64 : 32); at += 32) {
-#if defined(__AVX__)
-        _mm256_stream_si256((__m256i *)(void *)(to + at), _mm256_load_si256((const __m256i *)(void *)(part + at)));
-#elif defined(__x86_64__)
-        _mm_stream_si128((__m128i *)(void *)(to + at), _mm_load_si128((const __m128i *)(void *)(part + at)));
-        _mm_stream_si128((__m128i *)(void *)(to + at + 16),
-                         _mm_load_si128((const __m128i *)(void *)(part + at + 16)));
-#elif defined(__aarch64__)
-        const uint8x16_t low = vld1q_u8((const uint8_t *)part + at), high = vld1q_u8((const uint8_t *)part + at + 16);
-        __asm__ volatile("stnp %q1, %q2, [%0]" : : "r"(to + at), "w"(low), "w"(high) : "memory");
-#else
-        memcpy(to + at, part + at, 32);
-#endif
+    if (dtype == ADZE_F32) {
+        const vf_split x = {f};
+        row_stream_part((char *)((float *)row + i), x.quarter);
+        row_stream_part((char *)((float *)row + i + LANES / 2), x.quarter + 2);
+        return;
     }
+    const union {
+        vh v;
+        vf_quarter quarter[2];
+    } h = {dtype == ADZE_BF16 ? f32_to_bf16(f) : f32_to_f16(f)};
+    row_stream_part((char *)((uint16_t *)row + i), h.quarter);
 }
 /* After streaming stores, before another thread may read them. */
 INLINE void row_stream_end(void)
