@@ -339,6 +339,7 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--json")
     parser.add_argument("--lib")
+    parser.add_argument("--commit", help="what the library was built from, where git cannot say")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
     cases = GPU_CASES if on_gpu else CPU_CASES
@@ -363,7 +364,7 @@ def main():
                     torch.cuda.empty_cache()
     if options.json:
         date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        whole = {"adze_compare": 1, "machine": machine(options.device), "commit": commit(), "date": date}
+        whole = {"adze_compare": 1, "machine": machine(options.device), "commit": options.commit or commit(), "date": date}
         with open(options.json, "w") as file:
             json.dump(whole | {"rows": rows}, file, indent=1)
             file.write("\n")
