@@ -1,0 +1,61 @@
+"""The benchmark as a program: what it writes, what it compares, what it refuses. How fast it is, is not judged here.
+
+python3 tests/bench.py build/adze FOLDER
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+# A quick look at a machine with other work to do may find a call faster than the memory it measured a moment before.
+NOISE = "a call cannot be faster than memory is"
+
+
+def main(adze, folder):
+    folder = pathlib.Path(folder)
+    verdicts = []
+
+    def expect(good, what):
+        verdicts.append(bool(good))
+        if not good:
+            print("FAIL", what)
+
+    def bench(*arguments):
+        run = subprocess.run([adze, "bench", "--quick", *arguments], capture_output=True, text=True, timeout=900)
+        errors = [e for e in re.findall(r"^(?:ERROR|FAIL).*", run.stdout, re.M) if NOISE not in e]
+        return run.returncode, errors, run.stdout + run.stderr
+
+    recorded, page = folder / "bench.json", folder / "bench.html"
+    status, errors, text = bench("--json", str(recorded), "--html", str(page))
+    print(text)
+    expect(status in (0, 1) and not errors, f"bench ended with {status}: {errors}")
+    report = json.loads(recorded.read_text())
+    ops = {line.split()[0] for line in re.findall(r"^[a-z_]+ .*%.*$", text, re.M)}
+    expect(report["rows"] and {row["op"] for row in report["rows"]} == ops, "the table and the JSON differ")
+    expect(all(row["us"] > 0 and row["gbps"] > 0 for row in report["rows"]), "a row without a time")
+    expect(all(report["ceilings"][name] > 0 for name in ("read", "copy")), "no ceilings")
+    expect("<svg" in page.read_text(), "the page has no picture")
+
+    def with_times(factor, name):
+        changed = re.sub(r'"us": ([0-9.e+]+)', lambda m: f'"us": {float(m[1]) * factor}', recorded.read_text())
+        path = folder / name
+        path.write_text(changed)
+        return str(path)
+
+    status, errors, text = bench("rms_norm", "--against", with_times(100, "slow.json"))
+    compared = re.search(r"^[1-9]\d* rows compared: 0 slower", text, re.M)
+    expect(compared and not errors, "it was 100 times slower: " + text)
+    status, errors, text = bench("rms_norm", "--against", with_times(0.01, "fast.json"))
+    expect(status == 1 and "SLOWER" in text, "it was 100 times faster: " + text)
+    other = folder / "other.json"
+    other.write_text("{}\n")
+    status, errors, text = bench("rms_norm", "--against", str(other))
+    expect(status == 2 and "was not written by" in text, "a file of another kind: " + text)
+    print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
+    return 0 if all(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
