@@ -13,6 +13,7 @@ static const char *const good[] = {
     "q=$[3,7,32,128] k=$[3,7,8,128] q_weight=$[128] k_weight=$[128] cos=$[3,7,128] sin=$[3,7,128] eps=1e-6 "
     "rounding=3",
     "q=$[2,9,3,128] q_weight=$[128] cos=$[9,128] sin=$[9,128] eps=1e-5", /* without k, without weights */
+    "q=$[2,9,3,128] q_weight=$[128] cos=$[9,128] sin=$[9,128] eps=1e-6 rounding=3",
     "q=$[2,9,3,128] k=$[2,9,3,128] cos=$[9,128] sin=$[9,128] eps=1e-5",
     "q=$[2,9,3,128] k=$[2,9,3,128] k_weight=$[128] cos=$[9,64] sin=$[9,64] eps=1e-5", /* one mean across heads */
     "q=$[2,37,1,2048] k=$[2,37,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,37,2048] sin=f32[2,37,2048] "

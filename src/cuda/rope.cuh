@@ -1,4 +1,4 @@
-/* rope.cuh - rope and qk_norm_rope on CUDA.
+/* rope.cuh - rope and qk_norm_rope on CUDA, for any call; rope_lean.cuh has what models call most.
 
    Everywhere one thread has the W elements at i and the W at i + rotary_dim / 2 of a head, so that it holds whole
    pairs of either kind, and two loads are on their way (W 1, for what is not aligned: one pair).
@@ -12,6 +12,7 @@
 
 #include "launch.cuh"
 #include "reduce.cuh"
+#include "rope_lean.cuh"
 #include "rotary.h"
 #include "vec.cuh"
 
@@ -481,6 +482,9 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_params p
     constexpr int W = VEC<T>;
     const bool aligned = rope_aligned(r, sizeof(T));
     p.lanes = r.rotary_dim / 2 / (aligned ? W : 1);
+    adze_status status;
+    if (aligned && p.lanes > 0 && rope_try_lean<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
+        return status;
     if constexpr (NORM) {
         if (!aligned)
             return rope_launch_rows<T, PAIRS, 1>(op, stream, p);
@@ -489,11 +493,7 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_params p
     } else if (!aligned) {
         return rope_launch_heads<T, PAIRS, 1, 1, NORM>(op, stream, p);
     }
-    /* Few threads in all: one head each, the shortest chain of work. */
-    const int64_t work = r.batch * r.seq * (r.side[0].heads + r.side[1].heads) * p.lanes;
-    if (work <= 512 * (int64_t)adze_cuda_sm_count(stream.device))
-        return rope_launch_heads<T, PAIRS, W, 1, NORM>(op, stream, p);
-    return rope_launch_heads < T, PAIRS, W, NORM ? 2 : 4, NORM > (op, stream, p);
+    return rope_launch_heads<T, PAIRS, W, 2, NORM>(op, stream, p);
 }
 
 template <typename T, bool NORM>

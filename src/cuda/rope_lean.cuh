@@ -1,0 +1,579 @@
+/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: aligned, whole heads, and a form
+   (pairs, tables, rounding) that is compiled. Whatever is a mode is a constant of the kernel.
+
+   A thread has the W elements at i and the W at i + rotary_dim / 2 of a head: whole pairs of either kind, which use
+   the same tables in every head. A block has a token or a part of it, so that the token is the same for all threads.
+   rope_lean: a thread has HEADS heads of q or of k; all its loads are issued before the first is used. A norm is a
+   sum over the lanes of a head, by shuffles. rope_across: one norm over all heads of a token; a thread has a head of
+   q and the same head of k, held packed while the block adds. */
+#ifndef ADZE_CUDA_ROPE_LEAN_CUH
+#define ADZE_CUDA_ROPE_LEAN_CUH
+
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "rotary.h"
+#include "vec.cuh"
+
+#include <stdlib.h>
+
+constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
+
+/* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
+   NO_NORM for rope. */
+constexpr int NO_NORM = 8;
+template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_>
+struct rope_form {
+    typedef TABLE S;
+    static constexpr int PAIRS = PAIRS_, ROUND = ROUND_;
+    static constexpr bool ONCE = ONCE_, NORM = !(ROUND_ & NO_NORM), STEPS = ROUND_ & ADZE_ROUND_STEPS;
+    static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED;
+};
+
+struct rope_lean_side {
+    const void *x, *weight;
+    void *out;
+    int64_t x_stride[2], out_stride[2]; /* of batch and seq, in elements */
+    int32_t x_head, out_head;           /* of heads */
+    int32_t heads, groups;              /* groups: of HEADS heads */
+    float inverse;                      /* 1 / elements of a norm */
+};
+struct rope_lean_params {
+    rope_lean_side side[2];
+    const void *cos, *sin;
+    int64_t cos_stride[2], sin_stride[2];
+    uint32_t seq; /* 0: there is one batch */
+    int32_t lanes;
+    uint32_t inverse_lanes; /* 65536 / lanes, rounded up: exact for the threads of a block */
+    int32_t half;           /* from a thread's first elements to its second */
+    int32_t table_half;     /* the same in a table */
+    int32_t parts_log2;     /* blocks of a token */
+    int32_t part_groups;    /* groups of a block */
+    int32_t const_tables;   /* tables and weights may be read before the dependency wait */
+    float eps, weight_offset;
+};
+
+/* N neighbouring elements of 8 bytes or more, as they were loaded. */
+template <typename T, int N>
+struct rope_words {
+    static constexpr int COUNT = N * (int)sizeof(T) / 4;
+    uint32_t word[COUNT];
+    __device__ __forceinline__ void read(const T *p)
+    {
+        if constexpr (COUNT == 2) {
+            const uint2 v = *reinterpret_cast<const uint2 *>(p);
+            word[0] = v.x, word[1] = v.y;
+        } else {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 4) {
+                const uint4 v = reinterpret_cast<const uint4 *>(p)[i / 4];
+                word[i] = v.x, word[i + 1] = v.y, word[i + 2] = v.z, word[i + 3] = v.w;
+            }
+        }
+    }
+    __device__ __forceinline__ float get(int j) const
+    {
+        if constexpr (sizeof(T) == 4) {
+            return __uint_as_float(word[j]);
+        } else {
+            const uint16_t bits = (uint16_t)(j % 2 ? word[j / 2] >> 16 : word[j / 2]);
+            return to_float(*reinterpret_cast<const T *>(&bits));
+        }
+    }
+    __device__ __forceinline__ void keep()
+    {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            asm volatile("" : "+r"(word[i]));
+    }
+};
+
+/* The columns of both tables that a thread uses. */
+template <typename T, typename FORM>
+struct rope_columns {
+    typedef typename FORM::S S;
+    static constexpr int W = VEC<T>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
+    static constexpr int SETS = FORM::ONCE && !FORM::INTERLEAVED ? 1 : 2;
+    rope_words<S, N> cos[SETS], sin[SETS];
+    __device__ __forceinline__ void read(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
+    {
+        const S *cos_row = (const S *)p.cos + s * p.cos_stride[1] + b * p.cos_stride[0];
+        const S *sin_row = (const S *)p.sin + s * p.sin_stride[1] + b * p.sin_stride[0];
+#pragma unroll
+        for (int i = 0; i < SETS; i++) {
+            cos[i].read(cos_row + lane * N + i * p.table_half);
+            sin[i].read(sin_row + lane * N + i * p.table_half);
+        }
+    }
+    __device__ __forceinline__ float cos_at(int set, int j) const
+    {
+        return cos[set % SETS].get(j * N / W);
+    }
+    __device__ __forceinline__ float sin_at(int set, int j) const
+    {
+        return sin[set % SETS].get(j * N / W);
+    }
+    __device__ __forceinline__ void keep()
+    {
+        if constexpr (sizeof(S) < 4) {
+#pragma unroll
+            for (int i = 0; i < SETS; i++)
+                cos[i].keep(), sin[i].keep();
+        }
+    }
+};
+
+/* Two elements of T in a word. */
+template <typename T>
+struct rope_pair_of;
+template <>
+struct rope_pair_of<bf16> {
+    typedef __nv_bfloat162 type;
+};
+template <>
+struct rope_pair_of<f16> {
+    typedef __half2 type;
+};
+/* a * b, each product rounded. */
+template <typename T>
+__device__ __forceinline__ uint32_t pair_mul(uint32_t a, uint32_t b)
+{
+    typedef typename rope_pair_of<T>::type P;
+    const P y = __hmul2_rn(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&y);
+}
+template <typename T>
+__device__ __forceinline__ uint32_t pair_add(uint32_t a, uint32_t b)
+{
+    typedef typename rope_pair_of<T>::type P;
+    const P y = __hadd2_rn(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&y);
+}
+template <typename T>
+__device__ __forceinline__ uint32_t pair_sub(uint32_t a, uint32_t b)
+{
+    typedef typename rope_pair_of<T>::type P;
+    const P y = __hsub2_rn(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&y);
+}
+
+/* Rotates x and y, the thread's two sets. A model that rounds every step computes in T: the products of two T are
+   exact in float, so rounding them once is the same. */
+template <typename T, typename FORM>
+__device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, rope_words<T, VEC<T>> &x,
+                                                rope_words<T, VEC<T>> &y)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t a = x.word[i], b = y.word[i];
+        if constexpr (FORM::INTERLEAVED) {
+            /* (a0, a1) becomes (a0 c0 - a1 s0, a1 c1 + a0 s1). */
+            const uint32_t turned_a = __byte_perm(a, 0, 0x1032), turned_b = __byte_perm(b, 0, 0x1032);
+            x.word[i] =
+                pair_add<T>(pair_mul<T>(a, t.cos[0].word[i]), pair_mul<T>(turned_a, t.sin[0].word[i]) ^ 0x8000u);
+            y.word[i] =
+                pair_add<T>(pair_mul<T>(b, t.cos[1].word[i]), pair_mul<T>(turned_b, t.sin[1].word[i]) ^ 0x8000u);
+        } else {
+            x.word[i] = pair_sub<T>(pair_mul<T>(a, t.cos[0].word[i]), pair_mul<T>(b, t.sin[0].word[i]));
+            y.word[i] = pair_add<T>(pair_mul<T>(b, t.cos[1].word[i]), pair_mul<T>(a, t.sin[1].word[i]));
+        }
+    }
+}
+template <typename T, typename FORM>
+__device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t, float (&a)[VEC<T>],
+                                                 float (&b)[VEC<T>])
+{
+    constexpr int W = VEC<T>;
+    if constexpr (FORM::INTERLEAVED) {
+#pragma unroll
+        for (int j = 0; j < W; j += 2) {
+            const float a0 = a[j], a1 = a[j + 1], b0 = b[j], b1 = b[j + 1];
+            a[j] = a0 * t.cos_at(0, j) - a1 * t.sin_at(0, j);
+            a[j + 1] = a1 * t.cos_at(0, j + 1) + a0 * t.sin_at(0, j + 1);
+            b[j] = b0 * t.cos_at(1, j) - b1 * t.sin_at(1, j);
+            b[j + 1] = b1 * t.cos_at(1, j + 1) + b0 * t.sin_at(1, j + 1);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            const float x = a[j], y = b[j];
+            a[j] = x * t.cos_at(0, j) - y * t.sin_at(0, j);
+            b[j] = y * t.cos_at(1, j) + x * t.sin_at(1, j);
+        }
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void rope_pack(const float (&f)[VEC<T>], rope_words<T, VEC<T>> &x)
+{
+    packed<T> v;
+    v.set(f);
+    x.word[0] = v.raw.x, x.word[1] = v.raw.y, x.word[2] = v.raw.z, x.word[3] = v.raw.w;
+}
+template <typename T>
+__device__ __forceinline__ void rope_unpack(const rope_words<T, VEC<T>> &x, float (&f)[VEC<T>])
+{
+    const packed<T> v = {make_uint4(x.word[0], x.word[1], x.word[2], x.word[3])};
+    v.get(f);
+}
+template <typename T>
+__device__ __forceinline__ float rope_squares(const rope_words<T, VEC<T>> (&x)[2])
+{
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float f[VEC<T>];
+        rope_unpack<T>(x[i], f);
+#pragma unroll
+        for (int j = 0; j < VEC<T>; j++)
+            sum[i] += f[j] * f[j];
+    }
+    return sum[0] + sum[1];
+}
+
+/* From what was read to what is written, in place. */
+template <typename T, typename FORM>
+__device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_columns<T, FORM> &t,
+                                            const rope_words<T, VEC<T>> (&weight)[2], float scale,
+                                            rope_words<T, VEC<T>> (&x)[2])
+{
+    constexpr int W = VEC<T>;
+    if constexpr (FORM::NORM && FORM::STEPS && FORM::ROUND & ADZE_ROUND_NORM) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float f[W];
+            rope_unpack<T>(x[i], f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[j] *= scale;
+            rope_pack<T>(f, x[i]);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                x[i].word[j] = pair_mul<T>(x[i].word[j], weight[i].word[j]);
+        }
+        rope_turn_words<T, FORM>(t, x[0], x[1]);
+    } else if constexpr (!FORM::NORM && FORM::STEPS) {
+        rope_turn_words<T, FORM>(t, x[0], x[1]);
+    } else {
+        float f[2][W];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            rope_unpack<T>(x[i], f[i]);
+            if constexpr (FORM::NORM) {
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[i][j] = f[i][j] * scale * (weight[i].get(j) + p.weight_offset);
+            }
+            if constexpr (FORM::NORM && FORM::ROUND != 0) {
+                rope_pack<T>(f[i], x[i]);
+                rope_unpack<T>(x[i], f[i]);
+            }
+        }
+        if constexpr (FORM::STEPS) {
+            rope_turn_words<T, FORM>(t, x[0], x[1]);
+        } else {
+            rope_turn_floats<T, FORM>(t, f[0], f[1]);
+            rope_pack<T>(f[0], x[0]);
+            rope_pack<T>(f[1], x[1]);
+        }
+    }
+}
+template <typename T>
+__device__ __forceinline__ void rope_write(T *p, const rope_words<T, VEC<T>> &x)
+{
+    *reinterpret_cast<uint4 *>(p) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
+}
+
+/* The token of a block. */
+struct rope_token {
+    uint32_t b, s;
+};
+__device__ __forceinline__ rope_token rope_locate(const rope_lean_params &p, uint32_t token)
+{
+    if (p.seq == 0)
+        return {0, token};
+    const uint32_t b = token / p.seq;
+    return {b, token - b * p.seq};
+}
+
+/* Blocks of a multiprocessor, at least (0: left to the compiler), where many registers would hold nothing. */
+template <typename FORM, int HEADS>
+constexpr int rope_blocks = FORM::NORM &&HEADS > 1 ? 3 : 0;
+
+template <typename T, typename FORM, int HEADS>
+__global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
+    rope_lean(const __grid_constant__ rope_lean_params p)
+{
+    constexpr int W = VEC<T>;
+    const auto [b, s] = rope_locate(p, blockIdx.x >> p.parts_log2);
+    const int group = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - group * p.lanes;
+    const int part = (int)(blockIdx.x & ((1u << p.parts_log2) - 1));
+    int first = part * p.part_groups + group;
+    const bool k = first >= p.side[0].groups;
+    if (k)
+        first -= p.side[0].groups;
+    first *= HEADS;
+    /* Lanes of a group that is not there have no heads and stay: the shuffles want them. */
+    const int heads = group < p.part_groups ? (k ? p.side[1].heads : p.side[0].heads) - first : 0;
+    const int x_head = k ? p.side[1].x_head : p.side[0].x_head;
+    const int out_head = k ? p.side[1].out_head : p.side[0].out_head;
+    const T *from = (const T *)(k ? p.side[1].x : p.side[0].x) +
+                    b * (k ? p.side[1].x_stride[0] : p.side[0].x_stride[0]) +
+                    s * (k ? p.side[1].x_stride[1] : p.side[0].x_stride[1]) + (int64_t)first * x_head + lane * W;
+    pdl_launch_next();
+    if (!p.const_tables)
+        pdl_wait();
+
+    rope_columns<T, FORM> tables;
+    rope_words<T, W> x[HEADS][2], weight[2];
+    tables.read(p, b, s, lane);
+    if constexpr (FORM::NORM) {
+        const T *row = (const T *)(k ? p.side[1].weight : p.side[0].weight) + lane * W;
+        if (heads > 0) {
+            weight[0].read(row);
+            weight[1].read(row + p.half);
+        }
+    }
+    if (p.const_tables)
+        pdl_wait();
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+        if (h < heads) {
+            x[h][0].read(from + h * x_head);
+            x[h][1].read(from + h * x_head + p.half);
+        }
+
+    float sum[HEADS];
+    if constexpr (FORM::NORM) {
+#pragma unroll
+        for (int h = 0; h < HEADS; h++)
+            sum[h] = h < heads ? rope_squares<T>(x[h]) : 0;
+        for (int mask = p.lanes / 2; mask; mask /= 2)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++)
+                sum[h] += __shfl_xor_sync(~0u, sum[h], mask);
+    }
+    T *to = (T *)(k ? p.side[1].out : p.side[0].out) + b * (k ? p.side[1].out_stride[0] : p.side[0].out_stride[0]) +
+            s * (k ? p.side[1].out_stride[1] : p.side[0].out_stride[1]) + (int64_t)first * out_head + lane * W;
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+        if (h < heads) {
+            tables.keep();
+            float scale = 1;
+            if constexpr (FORM::NORM) {
+                x[h][0].keep(), x[h][1].keep();
+                weight[0].keep(), weight[1].keep();
+                scale = rsqrtf(sum[h] * p.side[0].inverse + p.eps);
+            }
+            rope_finish<T, FORM>(p, tables, weight, scale, x[h]);
+            rope_write<T>(to + h * out_head, x[h][0]);
+            rope_write<T>(to + h * out_head + p.half, x[h][1]);
+        }
+}
+
+template <typename T, typename FORM>
+__global__ void __launch_bounds__(ACROSS_THREADS, sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE ? 1 : 2)
+    rope_across(const __grid_constant__ rope_lean_params p)
+{
+    constexpr int W = VEC<T>;
+    __shared__ float2 part[ACROSS_THREADS / 32];
+    const auto [b, s] = rope_locate(p, blockIdx.x);
+    const int head = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - head * p.lanes;
+    pdl_launch_next();
+    if (!p.const_tables)
+        pdl_wait();
+
+    rope_columns<T, FORM> tables;
+    rope_words<T, W> x[2][2], weight[2][2];
+    tables.read(p, b, s, lane);
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        if (head < p.side[k].heads) {
+            const T *row = (const T *)p.side[k].weight + (head * 2 * p.half + lane * W);
+            weight[k][0].read(row);
+            weight[k][1].read(row + p.half);
+        }
+    if (p.const_tables)
+        pdl_wait();
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        if (head < p.side[k].heads) {
+            const T *row = (const T *)p.side[k].x + b * p.side[k].x_stride[0] + s * p.side[k].x_stride[1] +
+                           (head * p.side[k].x_head + lane * W);
+            x[k][0].read(row);
+            x[k][1].read(row + p.half);
+        }
+
+    float sum[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        sum[k] = warp_sum<32>(head < p.side[k].heads ? rope_squares<T>(x[k]) : 0);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = make_float2(sum[0], sum[1]);
+    __syncthreads();
+    sum[0] = sum[1] = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++)
+        sum[0] += part[w].x, sum[1] += part[w].y;
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        if (head < p.side[k].heads) {
+            tables.keep();
+            x[k][0].keep(), x[k][1].keep();
+            weight[k][0].keep(), weight[k][1].keep();
+            const float scale = rsqrtf(sum[k] * p.side[k].inverse + p.eps);
+            rope_finish<T, FORM>(p, tables, weight[k], scale, x[k]);
+            T *row = (T *)p.side[k].out + b * p.side[k].out_stride[0] + s * p.side[k].out_stride[1] +
+                     (head * p.side[k].out_head + lane * W);
+            rope_write<T>(row, x[k][0]);
+            rope_write<T>(row + p.half, x[k][1]);
+        }
+}
+
+/* ---- the choice ---- */
+
+/* The forms: table dtype (T or f32), pairs, columns once, rounding. Models of Hugging Face round every step and have
+   tables of T; the others have f32. */
+#define ROPE_FORMS(X)                                                                                                \
+    X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
+    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
+    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS)                                                   \
+    X(float, ADZE_ROPE_HALF, true, NO_NORM)                                                                          \
+    X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
+    X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
+    X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
+#define QK_NORM_ROPE_FORMS(X)                                                                                        \
+    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
+    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
+    X(float, ADZE_ROPE_HALF, true, 0)                                                                                \
+    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
+#define ACROSS_FORMS(X)                                                                                              \
+    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
+    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
+
+/* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
+template <typename T>
+static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
+{
+    constexpr int64_t most = 0x7fffffff;
+    const int64_t lanes = r.rotary_dim / 2 / VEC<T>, slip = (65536 + lanes - 1) / lanes * lanes - 65536;
+    bool lean = lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) && slip * ACROSS_THREADS < 65536 &&
+                r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
+    if (norm)
+        lean = lean && r.rotary_dim == r.head_dim && (r.across_heads || (lanes <= 32 && (lanes & (lanes - 1)) == 0));
+    for (int k = 0; k < 2; k++) {
+        const adze_rotary_side &side = r.side[k];
+        rope_lean_side &to = p->side[k];
+        if (side.heads == 0)
+            continue;
+        bool same = side.x == side.out;
+        for (int d = 0; d < 3; d++)
+            same = same && side.x_stride[d] == side.out_stride[d];
+        /* What is not rotated is where it belongs. */
+        lean = lean && (same || r.rotary_dim == r.head_dim) && side.heads <= most / r.head_dim;
+        lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
+               llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
+        lean = lean && (!norm || (side.weight && side.weight_dtype == r.dtype));
+        to.x = side.x, to.out = side.out, to.weight = side.weight;
+        for (int d = 0; d < 2; d++)
+            to.x_stride[d] = side.x_stride[d], to.out_stride[d] = side.out_stride[d];
+        to.x_head = (int32_t)side.x_stride[2], to.out_head = (int32_t)side.out_stride[2];
+        to.heads = (int32_t)side.heads;
+    }
+    p->cos = r.cos, p->sin = r.sin;
+    for (int d = 0; d < 2; d++)
+        p->cos_stride[d] = r.cos_stride[d], p->sin_stride[d] = r.sin_stride[d];
+    p->seq = r.batch > 1 ? (uint32_t)r.seq : 0;
+    p->lanes = (int32_t)lanes;
+    p->inverse_lanes = (uint32_t)((65536 + lanes - 1) / lanes);
+    p->half = (int32_t)(r.rotary_dim / 2);
+    p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
+    p->eps = r.eps;
+    p->weight_offset = r.weight_offset;
+    return lean;
+}
+
+template <typename T, typename FORM, int HEADS>
+static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
+{
+    constexpr int most = HEADS == 1 ? LEAN_THREADS : LEAN_THREADS / 2;
+    for (auto &side : p.side)
+        side.groups = (side.heads + HEADS - 1) / HEADS;
+    const int groups = p.side[0].groups + p.side[1].groups;
+    for (p.part_groups = groups; p.part_groups * p.lanes > most && p.part_groups > 1; p.parts_log2++)
+        p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
+    return launch(op, stream, rope_lean<T, FORM, HEADS>, tokens << p.parts_log2,
+                  dim3((unsigned)(p.part_groups * p.lanes + 31) / 32 * 32), 0, p);
+}
+
+/* One head a thread while the card has room for all threads, and for f32, whose heads are twice as long; else two. */
+template <typename T, typename FORM>
+static adze_status rope_pick_heads(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
+{
+    if constexpr (sizeof(T) < 4) {
+        const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
+        if (threads > 2048 * (int64_t)adze_cuda_sm_count(stream.device))
+            return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
+    }
+    return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
+}
+
+template <typename T, typename FORM>
+static adze_status rope_launch_across(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
+{
+    const int heads = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
+    return launch(op, stream, rope_across<T, FORM>, tokens, dim3((unsigned)(heads * p.lanes + 31) / 32 * 32), 0, p);
+}
+
+/* Whether a call has a form. Floats are not rounded. Tables of T with a column per element may have both halves in
+   one place. */
+template <typename T, typename FORM>
+static bool rope_has_form(const adze_rotary &r, bool norm)
+{
+    constexpr bool f32_table = sizeof(typename FORM::S) == 4;
+    const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
+    return FORM::PAIRS == r.pairs && FORM::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
+           (FORM::ONCE == (r.once != 0) || (!FORM::ONCE && !FORM::INTERLEAVED && !f32_table)) &&
+           (sizeof(T) == 4 || (FORM::ROUND & ~NO_NORM) == round) &&
+           (FORM::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
+}
+
+/* Takes an aligned call, if it is one of those; false: it is not. */
+template <typename T, bool NORM>
+static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
+                          bool const_tables, adze_status *status)
+{
+    rope_lean_params p = {};
+    if (!rope_lean_of<T>(r, NORM, &p))
+        return false;
+    const int64_t tokens = r.batch * r.seq;
+    const int most = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
+    p.side[0].inverse = inverse[0], p.side[1].inverse = inverse[1];
+    p.const_tables = const_tables;
+    if (r.across_heads && most > ACROSS_THREADS / p.lanes)
+        return false;
+#define TRY(kernel, table, pairs, once, round)                                                                       \
+    {                                                                                                                \
+        typedef rope_form<table, pairs, once, round> form;                                                           \
+        if constexpr (sizeof(T) < 4 || !form::STEPS)                                                                 \
+            if (rope_has_form<T, form>(r, NORM)) {                                                                   \
+                *status = kernel<T, form>(op, stream, p, tokens);                                                    \
+                return true;                                                                                         \
+            }                                                                                                        \
+    }
+#define TRY_HEADS(...)  TRY(rope_pick_heads, __VA_ARGS__)
+#define TRY_ACROSS(...) TRY(rope_launch_across, __VA_ARGS__)
+    if constexpr (!NORM) {
+        ROPE_FORMS(TRY_HEADS)
+    } else if (r.across_heads) {
+        ACROSS_FORMS(TRY_ACROSS)
+    } else {
+        QK_NORM_ROPE_FORMS(TRY_HEADS)
+    }
+#undef TRY_ACROSS
+#undef TRY_HEADS
+#undef TRY
+    return false;
+}
+
+#endif
