@@ -54,15 +54,17 @@ fi
 
 # Layers look down only. Each line: files, and the headers of this tree that they may include.
 layer() {
-    report "layers: $1 may include $2" "$(files $1 | xargs -r grep -nE '^ *# *include "' | grep -vE "\"($2)\"")"
+    report "layers: $1 may include $2" "$(files ":(glob)$1" | xargs -r grep -nE '^ *# *include "' | grep -vE "\"($2)\"")"
 }
-layer 'src/*.c' '[a-z_0-9]+\.h|(ops|cpu)/[a-z_0-9]+\.h'
-layer 'src/ops/*' '[a-z_0-9]+\.h|ops/[a-z_0-9]+\.h'
-layer 'src/cpu/*' '[a-z_0-9]+\.h|cpu/[a-z_0-9]+\.h'
-layer 'src/cuda/*' '[a-z_0-9]+\.cuh|[a-z_0-9]+\.h|cuda/[a-z_0-9]+\.cuh'
-layer 'check/*' '[a-z_0-9]+\.h'
-layer 'cli/*' 'adze\.h|check\.h|bench\.h|cli\.h|html\.h'
-layer 'bind/*' 'adze\.h|adze_kernel\.h|[a-z_0-9]+\.h'
+own() { files "$@" | sed 's|.*/||; s|\.|\\.|' | paste -sd'|'; }
+base=$(own ':(glob)src/*.h' 'include/*.h')
+layer 'src/*.[ch]' "$base"
+layer 'src/ops/*' "$base|ops/[a-z_0-9]+\.h"
+layer 'src/cpu/*' "$base|cpu/[a-z_0-9]+\.h"
+layer 'src/cuda/*' "$base|(cuda/)?[a-z_0-9]+\.cuh"
+layer 'check/*' "$base|$(own 'check/*.h')"
+layer 'cli/*' "adze\.h|$(own 'check/*.h' 'cli/*.h')"
+layer 'bind/*' "$(own 'include/*.h' 'bind/*.h')"
 layer 'examples/*.c' 'adze\.h'
 
 text=$(files '*.[ch]' '*.cu' '*.cuh' '*.py' '*.sh' '*.md' '*.in' '*.toml' Makefile .ci/run)
