@@ -10,7 +10,7 @@
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
-#include "vec.cuh"
+#include "unit.cuh"
 
 enum {
     WHOLE_THREADS = 512,
@@ -45,23 +45,9 @@ struct group_params {
     adze_rows rows; /* of x and out */
 };
 
-/* W elements as they were read. */
-template <typename T, int W>
-struct held {
-    packed<T> v;
-    __device__ __forceinline__ void load(const T *p) { v = load_packed(p); }
-    __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
-};
-template <typename T>
-struct held<T, 1> {
-    T v;
-    __device__ __forceinline__ void load(const T *p) { v = *p; }
-    __device__ __forceinline__ void get(float (&f)[1]) const { f[0] = to_float(v); }
-};
-
 /* Brings the next unit to v[0]: a loop that is not unrolled walks registers this way, and its code stays small. */
-template <typename H, int N>
-__device__ __forceinline__ void held_next(H (&v)[N])
+template <typename U, int N>
+__device__ __forceinline__ void next_unit(U (&v)[N])
 {
 #pragma unroll
     for (int k = 0; k + 1 < N; k++)
@@ -130,7 +116,7 @@ __device__ __forceinline__ const T *group_at(const group_params &p, const group_
 
 /* The sum of v, or of (v - mean)^2, over the units of a block; every thread gets it. */
 template <typename T, int W, int N, bool SQUARE>
-__device__ __forceinline__ float group_sum(const held<T, W> (&v)[N], int units, float mean, float *part)
+__device__ __forceinline__ float group_sum(const unit<T, W> (&v)[N], int units, float mean, float *part)
 {
     float sum[W] = {};
 #pragma unroll
@@ -193,21 +179,21 @@ __global__ void __launch_bounds__(WHOLE_THREADS, 1) group_whole(const __grid_con
     pdl_wait();
     for (int64_t group = blockIdx.x; group < p.all; group += gridDim.x) {
         const group_start start = group_begin(p, group, 0);
-        held<T, W> v[WHOLE_UNITS<W>];
+        unit<T, W> v[WHOLE_UNITS<W>];
 #pragma unroll
         for (int k = 0; k < WHOLE_UNITS<W>; k++) {
-            const int unit = (int)(threadIdx.x + k * blockDim.x);
-            if (unit < units)
-                v[k].load(group_at<T>(p, start, unit * W));
+            const int u = (int)(threadIdx.x + k * blockDim.x);
+            if (u < units)
+                v[k].fetch(group_at<T>(p, start, u * W));
         }
         const float mean = group_sum<T, W, WHOLE_UNITS<W>, false>(v, units, 0, part[0]) * p.inverse;
         const float square = group_sum<T, W, WHOLE_UNITS<W>, true>(v, units, mean, part[1]);
         const float rstd = rsqrtf(square * p.inverse + p.eps);
 #pragma unroll 1
-        for (int unit = (int)threadIdx.x; unit < units; unit += (int)blockDim.x, held_next(v)) {
+        for (int u = (int)threadIdx.x; u < units; u += (int)blockDim.x, next_unit(v)) {
             float f[W];
             v[0].get(f);
-            group_store<T, W>(p, group_find(p, start, unit * W), f, mean, rstd);
+            group_store<T, W>(p, group_find(p, start, u * W), f, mean, rstd);
         }
     }
 }
@@ -239,12 +225,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 3) group_slices(const __grid_cons
         for (int64_t at = begin; at < end; at += ROW_THREADS * ROW_UNITS) {
             const int units = end - at < ROW_THREADS * ROW_UNITS ? (int)(end - at) : ROW_THREADS * ROW_UNITS;
             const group_start start = group_begin(p, group, at * W);
-            held<T, W> v[ROW_UNITS];
+            unit<T, W> v[ROW_UNITS];
 #pragma unroll
             for (int k = 0; k < ROW_UNITS; k++) {
-                const int unit = (int)threadIdx.x + k * ROW_THREADS;
-                if (unit < units)
-                    v[k].load(group_at<T>(p, start, unit * W));
+                const int u = (int)threadIdx.x + k * ROW_THREADS;
+                if (u < units)
+                    v[k].fetch(group_at<T>(p, start, u * W));
             }
             const double n = units * W;
             const float mean =
@@ -300,19 +286,19 @@ __global__ void __launch_bounds__(ROW_THREADS, 3) group_write(const __grid_const
         const int64_t group = divide(i, pieces), at = (i - group * pieces) * (ROW_THREADS * ROW_UNITS);
         const int units = p.units - at < ROW_THREADS * ROW_UNITS ? (int)(p.units - at) : ROW_THREADS * ROW_UNITS;
         const group_start start = group_begin(p, group, at * W);
-        held<T, W> v[ROW_UNITS];
+        unit<T, W> v[ROW_UNITS];
 #pragma unroll
         for (int k = 0; k < ROW_UNITS; k++) {
-            const int unit = (int)threadIdx.x + k * ROW_THREADS;
-            if (unit < units)
-                v[k].load(group_at<T>(p, start, unit * W));
+            const int u = (int)threadIdx.x + k * ROW_THREADS;
+            if (u < units)
+                v[k].fetch(group_at<T>(p, start, u * W));
         }
         const float2 stats = p.stats[group];
 #pragma unroll 1
-        for (int unit = (int)threadIdx.x; unit < units; unit += ROW_THREADS, held_next(v)) {
+        for (int u = (int)threadIdx.x; u < units; u += ROW_THREADS, next_unit(v)) {
             float f[W];
             v[0].get(f);
-            group_store<T, W>(p, group_find(p, start, unit * W), f, stats.x, stats.y);
+            group_store<T, W>(p, group_find(p, start, u * W), f, stats.x, stats.y);
         }
     }
 }
@@ -425,7 +411,7 @@ __global__ void __launch_bounds__(LAST_THREADS, 1) last_write(const __grid_const
                 v[k] = load_packed((const T *)p.x + column * W +
                                    row_offset(p.rows, 0, row_split(p.rows, entry * p.positions + at + k * p.height)));
 #pragma unroll 1
-        for (int k = 0; k < WRITE_UNITS && at + k * p.height < end; k++, held_next(v)) {
+        for (int k = 0; k < WRITE_UNITS && at + k * p.height < end; k++, next_unit(v)) {
             float f[W];
             v[0].get(f);
 #pragma unroll
