@@ -1,6 +1,9 @@
-/* rope.h - rope and qk_norm_rope on the CPU. Threads take ranges of tokens. Within a range, sixteen tokens at a time
-   share their tables from the cache, and rows are walked in the order in which they lie in memory. A normalised row
-   is read twice: for its mean of squares, and from the cache to be written. */
+/* rope.h - rope and qk_norm_rope on the CPU. Threads take ranges of tokens. A head that is normalised becomes floats
+   in a buffer of the first cache, weighted and rounded, and is rotated on its way from there to the output; one that
+   is not is rotated on its way from the input. Modes are constants in the loops: compilers keep these wide vectors in
+   registers only where no branch comes between. Tables become floats once per token, in the order of the elements
+   that they turn and with sin's sign in them; some tokens are kept, so that heads may be walked in the order in which
+   they lie in memory. */
 #ifndef ADZE_CPU_ROPE_H
 #define ADZE_CPU_ROPE_H
 
@@ -9,137 +12,268 @@
 
 #include <stdlib.h>
 
-enum { ROPE_TOKENS = 16 };
+/* Pairs that are rotated at a time, tokens that are walked together, and floats of their tables. */
+enum { ROPE_PAIRS = 1024, ROPE_TOKENS = 16, ROPE_FLOATS = 8 * ROPE_PAIRS };
 #define NO_INLINE static __attribute__((noinline, unused))
 
 typedef struct rope_call {
     adze_rotary r;
-    int stream[2]; /* by side */
+    int stream[2];      /* by side */
+    int64_t most;       /* pairs of a token's tables at a time, a multiple of the lanes */
+    int64_t slots_mask; /* tokens whose tables are kept, less one; a power of 2 less one */
 } rope_call;
 
+typedef struct rope_space { /* of a thread */
+    float y[2 * ROPE_PAIRS + LANES] __attribute__((aligned(64)));
+    float tables[ROPE_FLOATS] __attribute__((aligned(64))); /* per token: cos of both sets of elements, then sin */
+    int64_t token[ROPE_TOKENS], first[ROPE_TOKENS];         /* whose, and from which pair on */
+} rope_space;
+
 typedef struct rope_row { /* one head of one token */
-    const char *x, *weight, *cos, *sin;
+    const char *x, *weight;
     char *out;
     int weight_f32, stream;
     float scale;
 } rope_row;
 
-/* A tensor whose dtype is q's or f32. */
-INLINE vf rope_param(const void *data, int f32, int dtype)
+INLINE int64_t rope_padded(int64_t n)
 {
-    return f32 ? row_load(data, ADZE_F32, 0) : row_load(data, dtype, 0);
+    return (n + LANES - 1) / LANES * LANES;
+}
+INLINE vf rope_load(const void *data, int dtype, int64_t i, int64_t n)
+{
+    return n == LANES ? row_load(data, dtype, i) : row_load_tail(data, dtype, i, n);
 }
 
-/* Sixteen normalised and weighted elements. */
-INLINE vf rope_value(const adze_rotary *r, const rope_row *row, const char *x, const char *weight, int dtype,
-                     int normed)
+/* What is rotated: from x to floats, n of them from element i on. WEIGHT is the weight's dtype. */
+INLINE vf rope_value(const adze_rotary *r, const rope_row *row, int dtype, int weight, int round_norm,
+                     int round_value, int64_t i, int64_t n)
 {
-    vf v = row_load(x, dtype, 0);
-    if (!normed)
-        return v;
-    v *= row->scale;
-    if (r->rounding & ADZE_ROUND_NORM)
-        v = row_round(dtype, v);
-    if (weight)
-        v *= rope_param(weight, row->weight_f32, dtype) + r->weight_offset;
-    return r->rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS) ? row_round(dtype, v) : v;
+    vf v = rope_load(row->x, dtype, i, n) * row->scale;
+    v = round_norm ? row_round(dtype, v) : v;
+    v = weight ? v * (rope_load(row->weight, weight, i, n) + r->weight_offset) : v;
+    return round_value ? row_round(dtype, v) : v;
 }
-INLINE vf rope_turn(const adze_rotary *r, int dtype, vf x, vf c, vf y, vf s)
+INLINE void rope_values_as(const adze_rotary *r, const rope_row *row, int dtype, int weight, int round_norm,
+                           int round_value, int64_t i, int64_t n, float *y)
 {
-    if (r->rounding & ADZE_ROUND_STEPS)
-        return row_round(dtype, x * c) + row_round(dtype, y * s);
-    return vf_fma(x, c, y * s);
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES)
+        row_store(y, ADZE_F32, j, rope_value(r, row, dtype, weight, round_norm, round_value, i + j, LANES));
+    if (j < n)
+        row_store(y, ADZE_F32, j, rope_value(r, row, dtype, weight, round_norm, round_value, i + j, n - j));
 }
-INLINE void rope_store(char *out, int dtype, vf v, int stream)
+NO_INLINE void rope_values(const adze_rotary *r, const rope_row *row, int64_t i, int64_t n, float *y)
 {
-    if (stream)
-        row_stream(out, dtype, 0, v);
+    const int round_norm = (r->rounding & ADZE_ROUND_NORM) != 0;
+    const int round_value = (r->rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS)) != 0;
+    const int weight = !row->weight ? ADZE_NONE : row->weight_f32 ? ADZE_F32 : r->dtype;
+#define KEY(dtype, weight, norm, value) (((dtype * 4 + weight) * 2 + norm) * 2 + value)
+#define VALUES(dtype, weight, norm, value)                                                                           \
+case KEY(dtype, weight, norm, value):                                                                                \
+    rope_values_as(r, row, dtype, weight, norm, value, i, n, y);                                                     \
+    break;
+#define VALUES_ALL(dtype, weight)                                                                                    \
+    VALUES(dtype, weight, 0, 0)                                                                                      \
+    VALUES(dtype, weight, 0, 1) VALUES(dtype, weight, 1, 0) VALUES(dtype, weight, 1, 1)
+    switch (r->dtype == ADZE_F32 ? KEY(ADZE_F32, weight, 0, 0) : KEY(r->dtype, weight, round_norm, round_value)) {
+        VALUES(ADZE_F32, ADZE_NONE, 0, 0)
+        VALUES(ADZE_F32, ADZE_F32, 0, 0)
+        VALUES_ALL(ADZE_F16, ADZE_NONE)
+        VALUES_ALL(ADZE_F16, ADZE_F32)
+        VALUES_ALL(ADZE_F16, ADZE_F16)
+        VALUES_ALL(ADZE_BF16, ADZE_NONE)
+        VALUES_ALL(ADZE_BF16, ADZE_F32)
+        VALUES_ALL(ADZE_BF16, ADZE_BF16)
+    }
+#undef VALUES_ALL
+#undef VALUES
+#undef KEY
+}
+
+/* Where n pairs are: their first set of elements and their second, in the source and in the head. Pairs of neighbours
+   are one set of 2 n elements. */
+typedef struct rope_part {
+    const void *source; /* x, or the floats made from it */
+    const float *cos, *sin;
+    int64_t from[2], to[2], n;
+    int64_t second; /* where the second set's tables are, after the first's */
+} rope_part;
+
+INLINE void rope_store(const rope_row *row, int dtype, int64_t i, vf v, int64_t n)
+{
+    if (n < LANES)
+        row_store_tail(row->out, dtype, i, v, n);
+    else if (row->stream)
+        row_stream(row->out, dtype, i, v);
     else
-        row_store(out, dtype, 0, v);
+        row_store(row->out, dtype, i, v);
+}
+INLINE vf rope_turn(int dtype, int steps, vf x, vf y, const float *cos, const float *sin)
+{
+    const vf c = row_load(cos, ADZE_F32, 0), s = row_load(sin, ADZE_F32, 0);
+    return steps ? row_round(dtype, x * c) + row_round(dtype, y * s) : vf_fma(x, c, y * s);
+}
+typedef uint64_t rope_pairs_of __attribute__((vector_size(64))); /* neighbours, which shifts exchange */
+/* n lanes from j on. */
+INLINE void rope_rotate_lanes(const rope_part *p, const rope_row *row, int source, int dtype, int pairs, int steps,
+                              int64_t j, int64_t n)
+{
+    const vf x = rope_load(p->source, source, p->from[0] + j, n);
+    if (pairs == ADZE_ROPE_INTERLEAVED) {
+        const rope_pairs_of y = (rope_pairs_of)x >> 32 | (rope_pairs_of)x << 32;
+        rope_store(row, dtype, p->to[0] + j, rope_turn(dtype, steps, x, (vf)y, p->cos + j, p->sin + j), n);
+        return;
+    }
+    const vf y = rope_load(p->source, source, p->from[1] + j, n);
+    const float *cos = p->cos + p->second, *sin = p->sin + p->second;
+    rope_store(row, dtype, p->to[0] + j, rope_turn(dtype, steps, x, y, p->cos + j, p->sin + j), n);
+    rope_store(row, dtype, p->to[1] + j, rope_turn(dtype, steps, y, x, cos + j, sin + j), n);
+}
+INLINE void rope_rotate_as(const rope_part *p, const rope_row *row, int source, int dtype, int pairs, int steps)
+{
+    const int64_t n = pairs == ADZE_ROPE_HALF ? p->n : 2 * p->n;
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES)
+        rope_rotate_lanes(p, row, source, dtype, pairs, steps, j, LANES);
+    if (j < n)
+        rope_rotate_lanes(p, row, source, dtype, pairs, steps, j, n - j);
+}
+INLINE void rope_rotate(const adze_rotary *r, const rope_part *p, const rope_row *row, int normed)
+{
+    const int steps = r->dtype != ADZE_F32 && r->rounding & ADZE_ROUND_STEPS ? 1 : 0;
+#define KEY(dtype, pairs, steps) ((dtype * 2 + pairs) * 2 + steps)
+#define ROTATE(dtype, pairs, steps)                                                                                  \
+case KEY(dtype, pairs, steps): rope_rotate_as(p, row, normed ? ADZE_F32 : dtype, dtype, pairs, steps); break;
+    switch (KEY(r->dtype, r->pairs, steps)) {
+        ROTATE(ADZE_F32, ADZE_ROPE_HALF, 0)
+        ROTATE(ADZE_F32, ADZE_ROPE_INTERLEAVED, 0)
+        ROTATE(ADZE_F16, ADZE_ROPE_HALF, 0)
+        ROTATE(ADZE_F16, ADZE_ROPE_HALF, 1)
+        ROTATE(ADZE_F16, ADZE_ROPE_INTERLEAVED, 0)
+        ROTATE(ADZE_F16, ADZE_ROPE_INTERLEAVED, 1)
+        ROTATE(ADZE_BF16, ADZE_ROPE_HALF, 0)
+        ROTATE(ADZE_BF16, ADZE_ROPE_HALF, 1)
+        ROTATE(ADZE_BF16, ADZE_ROPE_INTERLEAVED, 0)
+        ROTATE(ADZE_BF16, ADZE_ROPE_INTERLEAVED, 1)
+    }
+#undef ROTATE
+#undef KEY
 }
 
-/* The last elements of a row are copied here, to be computed sixteen at a time like the others. */
-typedef char rope_pad[64] __attribute__((aligned(64)));
-INLINE const char *rope_padded(rope_pad pad, const char *data, int64_t bytes)
+/* n floats to elements from i on. */
+NO_INLINE void rope_put(char *out, int dtype, int64_t i, int64_t n, const float *y)
 {
-    if (!data)
-        return NULL;
-    memset(pad, 0, sizeof(rope_pad));
-    memcpy(pad, data, (size_t)bytes);
-    return pad;
+    for (int64_t j = 0; j < n; j += LANES) {
+        const vf v = row_load(y, ADZE_F32, j);
+        const int64_t m = n - j < LANES ? n - j : LANES;
+        switch (dtype) {
+        case ADZE_F32: row_store_tail(out, ADZE_F32, i + j, v, m); break;
+        case ADZE_F16: row_store_tail(out, ADZE_F16, i + j, v, m); break;
+        default: row_store_tail(out, ADZE_BF16, i + j, v, m); break;
+        }
+    }
 }
 
-/* Two sets of sixteen elements that are rotated together, and their tables: with pairs (i, i + half) the second is
-   the partner of the first; with pairs (2 i, 2 i + 1) it is the first's neighbour. */
-INLINE void rope_write(const adze_rotary *r, const rope_row *row, int dtype, int normed, int pairs)
+/* n columns of a table from i on as floats. */
+INLINE void rope_columns_as(const char *table, int dtype, int64_t i, int64_t n, float *to)
 {
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2, half = r->rotary_dim / 2;
-    const int table_f32 = r->table_dtype == ADZE_F32;
-    const int64_t table = table_f32 ? 4 : 2, weight = row->weight_f32 ? 4 : 2;
-    rope_pad pad[10];
-    for (int64_t i = 0; i < half; i += LANES) {
-        const int64_t left = half - i < LANES ? half - i : LANES; /* pairs */
-        const int64_t at[2] = {pairs == ADZE_ROPE_HALF ? i : 2 * i,
-                               pairs == ADZE_ROPE_HALF ? half + i : 2 * i + LANES};
-        const int64_t low = left < LANES / 2 ? 2 * left : LANES;
-        const int64_t n[2] = {pairs == ADZE_ROPE_HALF ? left : low, pairs == ADZE_ROPE_HALF ? left : 2 * left - low};
-        const char *x[2], *w[2], *cos[2], *sin[2];
-        char *out[2];
-        for (int p = 0; p < 2; p++) {
-            const int64_t column = r->once ? i : at[p];
-            x[p] = row->x + at[p] * size;
-            w[p] = row->weight ? row->weight + at[p] * weight : NULL;
-            cos[p] = row->cos + column * table;
-            sin[p] = row->sin + column * table;
-            out[p] = row->out + at[p] * size;
-            if (left < LANES) {
-                const int64_t columns = r->once ? left : n[p];
-                x[p] = rope_padded(pad[p], x[p], n[p] * size);
-                w[p] = rope_padded(pad[2 + p], w[p], n[p] * weight);
-                cos[p] = rope_padded(pad[4 + p], cos[p], columns * table);
-                sin[p] = rope_padded(pad[6 + p], sin[p], columns * table);
-                out[p] = pad[8 + p];
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES)
+        row_store(to, ADZE_F32, j, row_load(table, dtype, i + j));
+    if (j < n)
+        row_store(to, ADZE_F32, j, row_load_tail(table, dtype, i + j, n - j));
+}
+NO_INLINE void rope_columns(const char *table, int dtype, int64_t i, int64_t n, float *to)
+{
+    switch (dtype) {
+    case ADZE_F32: rope_columns_as(table, ADZE_F32, i, n, to); break;
+    case ADZE_F16: rope_columns_as(table, ADZE_F16, i, n, to); break;
+    default: rope_columns_as(table, ADZE_BF16, i, n, to); break;
+    }
+}
+
+/* A table of n pairs from `first` on: two sets of `padded` columns, in the order of the elements. */
+NO_INLINE void rope_expand(const adze_rotary *r, const char *table, int64_t first, int64_t n, int64_t padded,
+                           float *to)
+{
+    const int64_t half = r->rotary_dim / 2;
+    if (r->pairs == ADZE_ROPE_HALF) {
+        rope_columns(table, r->table_dtype, first, n, to);
+        rope_columns(table, r->table_dtype, r->once ? first : half + first, n, to + padded);
+    } else if (!r->once) {
+        rope_columns(table, r->table_dtype, 2 * first, 2 * n, to);
+    } else {
+        rope_columns(table, r->table_dtype, first, n, to);
+        for (int64_t j = padded - LANES; j >= 0; j -= LANES) {
+            const vf v = row_load(to, ADZE_F32, j);
+            row_store(to, ADZE_F32, 2 * j, vf_twice_low(v));
+            row_store(to, ADZE_F32, 2 * j + LANES, vf_twice_high(v));
+        }
+    }
+}
+/* The first of each pair is turned by -sin. */
+INLINE void rope_sign(const adze_rotary *r, int64_t n, float *sin)
+{
+    const vu even = {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0};
+    const vu sign = (even | (uint32_t)(r->pairs == ADZE_ROPE_HALF)) << 31;
+    for (int64_t j = 0; j < (r->pairs == ADZE_ROPE_HALF ? n : 2 * n); j += LANES)
+        row_store(sin, ADZE_F32, j, (vf)((vu)row_load(sin, ADZE_F32, j) ^ sign));
+}
+
+/* The tables of n pairs of token (b, s) from `first` on, made when they are not there yet. */
+INLINE const float *rope_tables(const rope_call *c, rope_space *space, int64_t b, int64_t s, int64_t first, int64_t n)
+{
+    const adze_rotary *r = &c->r;
+    const int64_t token = b * r->seq + s, slot = token & c->slots_mask, size = r->table_dtype == ADZE_F32 ? 4 : 2;
+    float *cos = space->tables + slot * 4 * c->most, *sin = cos + 2 * c->most;
+    if (space->token[slot] != token || space->first[slot] != first) {
+        const char *cos_row = (const char *)r->cos + (b * r->cos_stride[0] + s * r->cos_stride[1]) * size;
+        const char *sin_row = (const char *)r->sin + (b * r->sin_stride[0] + s * r->sin_stride[1]) * size;
+        rope_expand(r, cos_row, first, n, rope_padded(n), cos);
+        rope_expand(r, sin_row, first, n, rope_padded(n), sin);
+        rope_sign(r, n, sin);
+        space->token[slot] = token;
+        space->first[slot] = first;
+    }
+    return cos;
+}
+
+INLINE void rope_write(const rope_call *c, const rope_row *row, rope_space *space, int64_t b, int64_t s, int normed)
+{
+    const adze_rotary *r = &c->r;
+    const int64_t half = r->rotary_dim / 2;
+    for (int64_t first = 0; first < half; first += ROPE_PAIRS) {
+        const int64_t n = half - first < ROPE_PAIRS ? half - first : ROPE_PAIRS;
+        const int neighbours = r->pairs == ADZE_ROPE_INTERLEAVED;
+        const float *cos = rope_tables(c, space, b, s, first, n);
+        rope_part part = {.source = row->x, .cos = cos, .sin = cos + 2 * c->most, .n = n, .second = rope_padded(n)};
+        part.to[0] = part.from[0] = neighbours ? 2 * first : first;
+        part.to[1] = part.from[1] = half + first;
+        if (normed) {
+            part.source = space->y;
+            part.from[0] = 0;
+            part.from[1] = n;
+            if (neighbours || n == half) {
+                rope_values(r, row, part.to[0], 2 * n, space->y);
+            } else {
+                rope_values(r, row, part.to[0], n, space->y);
+                rope_values(r, row, part.to[1], n, space->y + n);
             }
         }
-        const int stream = row->stream && left == LANES;
-        const vf a = rope_value(r, row, x[0], w[0], dtype, normed), b = rope_value(r, row, x[1], w[1], dtype, normed);
-        vf c[2], s[2], y[2];
-        for (int p = 0; p < 2; p++)
-            c[p] = rope_param(cos[p], table_f32, dtype), s[p] = rope_param(sin[p], table_f32, dtype);
-        if (pairs == ADZE_ROPE_HALF) {
-            y[0] = -b, y[1] = a;
+        rope_rotate(r, &part, row, normed);
+    }
+    if (!normed && row->x == row->out)
+        return;
+    for (int64_t i = r->rotary_dim; i < r->head_dim; i += 2 * ROPE_PAIRS) {
+        const int64_t n = r->head_dim - i < 2 * ROPE_PAIRS ? r->head_dim - i : 2 * ROPE_PAIRS;
+        if (normed) {
+            rope_values(r, row, i, n, space->y);
+            rope_put(row->out, r->dtype, i, n, space->y);
         } else {
-            const vi even = {-1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1, 0};
-            y[0] = __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-            y[1] = __builtin_shufflevector(b, b, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-            y[0] = vf_select(even, -y[0], y[0]), y[1] = vf_select(even, -y[1], y[1]);
-            if (r->once)
-                c[0] = vf_twice_low(c[0]), c[1] = vf_twice_high(c[1]), s[0] = vf_twice_low(s[0]),
-                s[1] = vf_twice_high(s[1]);
+            const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
+            memcpy(row->out + i * size, row->x + i * size, (size_t)(n * size));
         }
-        rope_store(out[0], dtype, rope_turn(r, dtype, a, c[0], y[0], s[0]), stream);
-        rope_store(out[1], dtype, rope_turn(r, dtype, b, c[1], y[1], s[1]), stream);
-        for (int p = 0; p < 2 && left < LANES; p++)
-            memcpy(row->out + at[p] * size, out[p], (size_t)(n[p] * size));
-    }
-    for (int64_t i = r->rotary_dim; i < r->head_dim && (normed || row->x != row->out); i += LANES) {
-        const int64_t n = r->head_dim - i < LANES ? r->head_dim - i : LANES;
-        const char *x = row->x + i * size, *w = row->weight ? row->weight + i * weight : NULL;
-        if (n < LANES)
-            x = rope_padded(pad[0], x, n * size), w = rope_padded(pad[1], w, n * weight);
-        row_store_tail(row->out, dtype, i, rope_value(r, row, x, w, dtype, normed), n);
-    }
-}
-
-INLINE void rope_write_any(const adze_rotary *r, const rope_row *row, int normed)
-{
-    switch (2 * r->dtype + r->pairs) {
-    case 2 * ADZE_F32 + ADZE_ROPE_HALF: rope_write(r, row, ADZE_F32, normed, ADZE_ROPE_HALF); break;
-    case 2 * ADZE_F32 + ADZE_ROPE_INTERLEAVED: rope_write(r, row, ADZE_F32, normed, ADZE_ROPE_INTERLEAVED); break;
-    case 2 * ADZE_F16 + ADZE_ROPE_HALF: rope_write(r, row, ADZE_F16, normed, ADZE_ROPE_HALF); break;
-    case 2 * ADZE_F16 + ADZE_ROPE_INTERLEAVED: rope_write(r, row, ADZE_F16, normed, ADZE_ROPE_INTERLEAVED); break;
-    case 2 * ADZE_BF16 + ADZE_ROPE_HALF: rope_write(r, row, ADZE_BF16, normed, ADZE_ROPE_HALF); break;
-    default: rope_write(r, row, ADZE_BF16, normed, ADZE_ROPE_INTERLEAVED); break;
     }
 }
 
@@ -147,21 +281,19 @@ INLINE void rope_write_any(const adze_rotary *r, const rope_row *row, int normed
 INLINE float rope_squares(const adze_rotary *r, const char *x, int dtype, int64_t head_stride, int64_t heads)
 {
     const int64_t size = dtype == ADZE_F32 ? 4 : 2;
-    vf lane[4] = {{0}, {0}, {0}, {0}};
+    vf_total total = {0};
     for (int64_t h = 0; h < heads; h++) {
         const char *head = x + h * head_stride * size;
         int64_t i = 0;
         for (; i + 4 * LANES <= r->head_dim; i += 4 * LANES)
-            for (int l = 0; l < 4; l++) {
-                const vf v = row_load(head, dtype, i + l * LANES);
-                lane[l] = vf_fma(v, v, lane[l]);
-            }
-        for (int l = 0; i < r->head_dim; i += LANES, l++) {
-            const vf v = row_load_tail(head, dtype, i, r->head_dim - i < LANES ? r->head_dim - i : LANES);
-            lane[l] = vf_fma(v, v, lane[l]);
-        }
+            for (int set = 0; set < 4; set++)
+                vf_total_add(&total, set, row_load(head, dtype, i + set * LANES), 1);
+        for (; i + LANES <= r->head_dim; i += LANES)
+            vf_total_add(&total, 0, row_load(head, dtype, i), 1);
+        if (i < r->head_dim)
+            vf_total_add(&total, 1, row_load_tail(head, dtype, i, r->head_dim - i), 1);
     }
-    return vf_sum((lane[0] + lane[1]) + (lane[2] + lane[3]));
+    return vf_total_sum(&total);
 }
 /* 1 / sqrt(mean of squares + eps) over some heads. */
 NO_INLINE float rope_norm(const adze_rotary *r, const char *x, int64_t head_stride, int64_t heads)
@@ -175,21 +307,17 @@ NO_INLINE float rope_norm(const adze_rotary *r, const char *x, int64_t head_stri
     return 1 / sqrtf(sum / (float)(heads * r->head_dim) + r->eps);
 }
 
-typedef void (*rope_row_fn)(const adze_rotary *r, const rope_row *row);
-
 /* Head h of token (b, s); `scale` is used when the norm is one across heads. */
-INLINE void rope_head(const rope_call *c, int k, int64_t b, int64_t s, int64_t h, float scale, int normed,
-                      rope_row_fn write)
+INLINE void rope_head(const rope_call *c, rope_space *space, int k, int64_t b, int64_t s, int64_t h, float scale,
+                      int normed)
 {
     const adze_rotary *r = &c->r;
     const adze_rotary_side *side = &r->side[k];
-    const int64_t size = r->dtype == ADZE_F32 ? 4 : 2, table = r->table_dtype == ADZE_F32 ? 4 : 2;
+    const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
     const int64_t x_at = b * side->x_stride[0] + s * side->x_stride[1] + h * side->x_stride[2];
     const int64_t out_at = b * side->out_stride[0] + s * side->out_stride[1] + h * side->out_stride[2];
     rope_row row = {.x = (const char *)side->x + x_at * size,
                     .out = (char *)side->out + out_at * size,
-                    .cos = (const char *)r->cos + (b * r->cos_stride[0] + s * r->cos_stride[1]) * table,
-                    .sin = (const char *)r->sin + (b * r->sin_stride[0] + s * r->sin_stride[1]) * table,
                     .stream = c->stream[k],
                     .scale = scale};
     if (normed && !r->across_heads)
@@ -198,13 +326,15 @@ INLINE void rope_head(const rope_call *c, int k, int64_t b, int64_t s, int64_t h
         row.weight_f32 = side->weight_dtype == ADZE_F32;
         row.weight = (const char *)side->weight + (r->across_heads ? h * r->head_dim : 0) * (row.weight_f32 ? 4 : 2);
     }
-    write(r, &row);
+    rope_write(c, &row, space, b, s, normed);
 }
 
-INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int normed, rope_row_fn write)
+INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int normed)
 {
     const adze_rotary *r = &c->r;
     const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
+    rope_space space;
+    memset(space.token, 0xff, sizeof space.token);
     for (int64_t t = begin, n; t < end; t += n) {
         const int64_t b = t / r->seq, first = t % r->seq;
         n = end - t < ROPE_TOKENS ? end - t : ROPE_TOKENS;
@@ -215,14 +345,14 @@ INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int norm
             if (!across && llabs(side->x_stride[1]) < llabs(side->x_stride[2])) {
                 for (int64_t h = 0; h < side->heads; h++)
                     for (int64_t s = first; s < first + n; s++)
-                        rope_head(c, k, b, s, h, 1, normed, write);
+                        rope_head(c, &space, k, b, s, h, 1, normed);
                 continue;
             }
             for (int64_t s = first; s < first + n && side->heads; s++) {
                 const char *token = (const char *)side->x + (b * side->x_stride[0] + s * side->x_stride[1]) * size;
                 const float scale = across ? rope_norm(r, token, side->x_stride[2], side->heads) : 1;
                 for (int64_t h = 0; h < side->heads; h++)
-                    rope_head(c, k, b, s, h, scale, normed, write);
+                    rope_head(c, &space, k, b, s, h, scale, normed);
             }
         }
     }
@@ -243,6 +373,9 @@ INLINE adze_status rope_run(const adze_qk_norm_rope_args *a, adze_range_fn body)
     rope_call c = {.r = adze_rotary_of(a)};
     c.stream[0] = rope_streams(&c.r, &a->q_out, &a->q);
     c.stream[1] = rope_streams(&c.r, &a->k_out, &a->k);
+    c.most = c.r.rotary_dim / 2 < ROPE_PAIRS ? rope_padded(c.r.rotary_dim / 2) : ROPE_PAIRS;
+    while (c.slots_mask < ROPE_TOKENS - 1 && 2 * (c.slots_mask + 1) * 4 * c.most <= ROPE_FLOATS)
+        c.slots_mask = 2 * c.slots_mask + 1;
     const int64_t width = (c.r.side[0].heads + c.r.side[1].heads) * c.r.head_dim;
     adze_parallel_for(width ? c.r.batch * c.r.seq : 0, row_grain(width), body, &c);
     return ADZE_OK;

@@ -39,21 +39,23 @@ INLINE void table_reduce(vd angle, vf8 *rest, vi8 *quarter)
     const double magic = 0x1.8p52; /* leaves the rounded quotient in the lowest bits */
     const vd sum = angle * SINCOS_QUARTERS + magic, k = sum - magic;
     const vd left = (((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C) - k * SINCOS_PI_2D;
-    const vl small = (vl)(angle <= SINCOS_LIMIT) & (vl)(angle >= -SINCOS_LIMIT);
-    *rest = __builtin_convertvector((vd)((vl)left | ~small), vf8); /* all bits set are a NaN */
+    *rest = __builtin_convertvector(left, vf8);
     *quarter = __builtin_convertvector((vl)sum, vi8);
 }
 
 INLINE void table_sincos(const vd *angle, vf *cosine, vf *sine)
 {
+    const vf8 rounded[2] = {__builtin_convertvector(angle[0], vf8), __builtin_convertvector(angle[1], vf8)};
     vf8 rest[2];
     vi8 quarter[2];
     vf r;
-    vu q;
+    vu q, magnitude;
     table_reduce(angle[0], &rest[0], &quarter[0]);
     table_reduce(angle[1], &rest[1], &quarter[1]);
+    memcpy(&magnitude, rounded, sizeof magnitude);
     memcpy(&r, rest, sizeof r);
     memcpy(&q, quarter, sizeof q);
+    r = (vf)((vi)r | vu_above(magnitude & 0x7fffffffu, SINCOS_LIMIT_BITS)); /* all bits set are a NaN */
     const vf t = r * r;
     const vf s = r + (r * t) * (SINCOS_S0 + t * (SINCOS_S1 + t * SINCOS_S2));
     const vf c = 1 - (0.5f * t - (t * t) * (SINCOS_C0 + t * (SINCOS_C1 + t * SINCOS_C2)));

@@ -22,7 +22,8 @@ __device__ __forceinline__ void table_sincos(double angle, float *cosine, float 
 {
     const double k = rint(angle * SINCOS_QUARTERS);
     const double rest = ((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C;
-    const float r = fabs(angle) <= SINCOS_LIMIT ? (float)(rest - k * SINCOS_PI_2D) : __int_as_float(0x7fffffff);
+    const float r =
+        fabsf((float)angle) <= SINCOS_LIMIT ? (float)(rest - k * SINCOS_PI_2D) : __int_as_float(0x7fffffff);
     const float t = r * r;
     const float s = r + (r * t) * (SINCOS_S0 + t * (SINCOS_S1 + t * SINCOS_S2));
     const float c = 1 - (0.5f * t - (t * t) * (SINCOS_C0 + t * (SINCOS_C1 + t * SINCOS_C2)));

@@ -67,7 +67,7 @@ static void reference(const void *args, adze_value *const *out)
             double angle = adze_get(&a->pos, adze_row_offset(&rows, 0, row) + axis) * adze_get(&a->freq, i);
             if (!a->double_angle)
                 angle = (float)angle;
-            if (fabs(angle) > SINCOS_LIMIT)
+            if (fabsf((float)angle) > SINCOS_LIMIT)
                 angle = NAN;
             const adze_value exact = adze_exact(angle);
             adze_value value[2] = {adze_fn(exact, cos(angle), 0, 1.25), adze_fn(exact, sin(angle), 0, 1.25)};
