@@ -29,7 +29,7 @@ INLINE vf exp_parts(vf whole, vf r)
 /* e^x for x <= 44, to 2 units. */
 INLINE vf vf_exp(vf x)
 {
-    x = vf_select(vf_less(x, vf_all(-104)), vf_all(-104), x);
+    x = vf_max(vf_all(-104), x); /* in this order NaN stays */
     const vf whole = exp_whole(x);
     return exp_parts(whole, exp_rest(x, whole));
 }
@@ -49,8 +49,7 @@ INLINE vf act_times_sigmoid(vf x, vf z)
    polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. a^2 is taken in two parts, the first of them exact. */
 INLINE vf act_gelu(vf x)
 {
-    vf a = vf_abs(x);
-    a = vf_select(vf_less(vf_all(14.25f), a), vf_all(14.25f), a);
+    const vf a = -vf_max(vf_all(-14.25f), -vf_abs(x));
     const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
     const vf square = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
     const vf whole = exp_whole(square + rest);
@@ -69,7 +68,7 @@ INLINE vf act_gelu(vf x)
 }
 INLINE vf act_relu(vf x)
 {
-    return vf_select(vf_less(x, vf_all(0)), vf_all(0), x);
+    return vf_max(vf_all(0), x); /* in this order NaN stays */
 }
 
 /* act(x), inlined with a constant act. */

@@ -2,7 +2,7 @@
    are kept for the last pass where they fit; longer rows compute them again. */
 #include "cpu/act.h"
 
-enum { X, OUT, MASK, SOFTMAX_TENSORS, KEPT = 8192 };
+enum { X, OUT, MASK, SOFTMAX_TENSORS, KEPT = 32768 };
 
 typedef struct softmax_call {
     const adze_softmax_args *a;
@@ -33,33 +33,47 @@ INLINE vf softmax_value(const softmax_call *c, const softmax_row *row, int dtype
     return y;
 }
 
+INLINE void max_add(vf_total *t, int set, vf v)
+{
+    const vf_split most = {vf_max(v, vf_join(t->part[set]))};
+    for (int i = 0; i < VF_PARTS; i++)
+        t->part[set][i] = most.part[i];
+}
 INLINE float softmax_max(const softmax_call *c, const softmax_row *row, int dtype)
 {
-    vf lane[4];
-    for (int l = 0; l < 4; l++)
-        lane[l] = vf_all(-INFINITY);
+    vf_total t;
+    for (int l = 0; l < 2; l++)
+        for (int i = 0; i < VF_PARTS; i++)
+            t.part[l][i] = -INFINITY - (vf_part){0};
     int64_t i = 0;
-    for (; i + 4 * LANES <= c->dim; i += 4 * LANES)
-        for (int l = 0; l < 4; l++)
-            lane[l] = vf_max(softmax_value(c, row, dtype, i + l * LANES, LANES), lane[l]);
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
+        for (int l = 0; l < 2; l++)
+            max_add(&t, l, softmax_value(c, row, dtype, i + l * LANES, LANES));
     for (; i < c->dim; i += LANES)
-        lane[0] = vf_max(softmax_value(c, row, dtype, i, c->dim - i < LANES ? c->dim - i : LANES), lane[0]);
-    return vf_max_lane(vf_max(vf_max(lane[0], lane[1]), vf_max(lane[2], lane[3])));
+        max_add(&t, 0, softmax_value(c, row, dtype, i, c->dim - i < LANES ? c->dim - i : LANES));
+    return vf_max_lane(vf_max(vf_join(t.part[0]), vf_join(t.part[1])));
 }
 
-/* The sum of exp(y - max), in 32 lanes; `kept` takes the terms. */
+/* exp(y - max) of up to sixteen elements; `kept` takes them. */
+INLINE vf softmax_terms(const softmax_call *c, const softmax_row *row, int dtype, float max, float *kept, int64_t i,
+                        int64_t n)
+{
+    const vf p = vf_exp(softmax_value(c, row, dtype, i, n) - max);
+    if (kept)
+        row_store(kept, ADZE_F32, i, p);
+    return p;
+}
+/* The sum of exp(y - max), in 32 lanes. */
 INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtype, float max, float *kept)
 {
-    vf lane[2] = {{0}, {0}};
-    int64_t l = 0;
-    for (int64_t i = 0; i < c->dim; i += LANES, l ^= 1) {
-        const int64_t n = c->dim - i < LANES ? c->dim - i : LANES;
-        const vf p = vf_exp(softmax_value(c, row, dtype, i, n) - max);
-        if (kept)
-            row_store(kept, ADZE_F32, i, p);
-        lane[l] += p;
-    }
-    return vf_sum(lane[0] + lane[1]);
+    vf_total t = {{{{0}}}};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
+        for (int l = 0; l < 2; l++)
+            vf_total_add(&t, l, softmax_terms(c, row, dtype, max, kept, i + l * LANES, LANES), 0);
+    for (; i < c->dim; i += LANES)
+        vf_total_add(&t, 0, softmax_terms(c, row, dtype, max, kept, i, c->dim - i < LANES ? c->dim - i : LANES), 0);
+    return vf_total_sum(&t);
 }
 
 INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dtype, float max, float inverse,
