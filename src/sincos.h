@@ -11,11 +11,11 @@
 #define SINCOS_PI_2C 0x1.184698p-44
 #define SINCOS_PI_2D 0x1.3198a2e037073p-69
 /* Minimax on [-pi/4, pi/4]: sin r = r + r^3 S(r^2), cos r = 1 - r^2 / 2 + r^4 C(r^2). */
-#define SINCOS_S0 -0x1.555546p-3f
+#define SINCOS_S0 (-0x1.555546p-3f)
 #define SINCOS_S1 0x1.11076p-7f
-#define SINCOS_S2 -0x1.994e5cp-13f
+#define SINCOS_S2 (-0x1.994e5cp-13f)
 #define SINCOS_C0 0x1.55554ap-5f
-#define SINCOS_C1 -0x1.6c0c8ap-10f
+#define SINCOS_C1 (-0x1.6c0c8ap-10f)
 #define SINCOS_C2 0x1.9a020ap-16f
 
 #endif
