@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 /* The ops of the library. A new op is one word here. */
-#define ADZE_OPS(X) X(rms_norm) X(layer_norm) X(group_norm) X(activation) X(glu) X(softmax) X(rope) X(qk_norm_rope) X(rope_table)
+#define ADZE_OPS(X)                                                                                                  \
+    X(rms_norm) X(layer_norm) X(group_norm) X(activation) X(glu) X(softmax) X(rope) X(qk_norm_rope) X(rope_table)
 
 #define X(name) extern const adze_op adze_op_##name;
 ADZE_OPS(X)
@@ -53,7 +54,8 @@ void adze_put(const adze_tensor *t, int64_t at, double value);
 double adze_round_to(int dtype, double value);           /* to nearest even, as a store would */
 double adze_dtype_ulp(int dtype, double value);          /* the distance of neighbours at |value| */
 void adze_like(adze_tensor *out, const adze_tensor *in); /* the shape and dtype of in */
-/* Tensors of one shape as fewer dimensions: neighbours from dimension `first` on become one where all strides allow. */
+/* Tensors of one shape as fewer dimensions: neighbours from dimension `first` on become one where all strides allow.
+ */
 void adze_merge(int n, adze_tensor *const *tensors, int first);
 
 /* The leading dimensions of x, merged where every tensor's strides allow it. Tensors of lower rank or with

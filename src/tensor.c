@@ -239,7 +239,7 @@ adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t
                  x->rank);
     for (int d = 0; d < t->rank; d++) {
         const int64_t due = x->shape[d + x->rank - t->rank];
-        ADZE_REQUIRE(t->shape[d] == due || (t->shape[d] == 1 && d < t->rank - 1), ADZE_BAD_ARG,
+        ADZE_REQUIRE(t->shape[d] == due || (d < t->rank - 1 && t->shape[d] == 1), ADZE_BAD_ARG,
                      "%s: %s has %lld in dimension %d, it must have %lld%s", op, name, (long long)t->shape[d], d,
                      (long long)due, d < t->rank - 1 ? " or 1" : "");
     }

@@ -37,7 +37,7 @@ INLINE vf vf_exp(vf x)
 /* Where the sign bit is set. For zeros and NaN either branch below gives the same. */
 INLINE vi act_sign(vf x)
 {
-    return (vi)x >> 31;
+    return (vi)x >> 31; // cppcheck-suppress shiftTooManyBitsSigned
 }
 /* x sigmoid(z) for a z of x's sign, with no cancellation and no overflow: e = exp(-|z|) is at most 1. */
 INLINE vf act_times_sigmoid(vf x, vf z)

@@ -80,7 +80,7 @@ INLINE vi vf_less(vf a, vf b)
 }
 INLINE vi vu_above(vu a, uint32_t limit)
 {
-    return (vi)(limit - a) >> 31;
+    return (vi)(limit - a) >> 31; // cppcheck-suppress shiftTooManyBitsSigned
 }
 INLINE vf vf_max(vf a, vf b) /* NaN may be lost */
 {

@@ -1,4 +1,4 @@
-/* norm.cuh - rms_norm and layer_norm on CUDA.
+/* norm.cuh - rms_norm and layer_norm on CUDA. Over 600 lines: two kernels that share their calls, and the choice.
 
    norm_registers: the calls that models make. A row is held in registers, packed, from the one time it is read until
    it is written: VECTORS 16-byte vectors in each of its threads. LANES > 0: so many lanes of a warp share a row, and

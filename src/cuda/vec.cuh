@@ -111,7 +111,8 @@ struct packed<f16> {
     }
 };
 
-/* The compiler may not carry unpacked floats past this point: they take twice the registers and cost a shift to get. */
+/* The compiler may not carry unpacked floats past this point: they take twice the registers and cost a shift to get.
+ */
 template <typename T, int N>
 __device__ __forceinline__ void keep_packed(packed<T> (&v)[N])
 {
