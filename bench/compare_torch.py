@@ -364,7 +364,12 @@ def main():
                     torch.cuda.empty_cache()
     if options.json:
         date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        whole = {"adze_compare": 1, "machine": machine(options.device), "commit": options.commit or commit(), "date": date}
+        whole = {
+            "adze_compare": 1,
+            "machine": machine(options.device),
+            "commit": options.commit or commit(),
+            "date": date,
+        }
         with open(options.json, "w") as file:
             json.dump(whole | {"rows": rows}, file, indent=1)
             file.write("\n")
