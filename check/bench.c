@@ -481,7 +481,7 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
         t->attempt[n++] = *a;
     }
     t->attempts = n;
-    double *samples = calloc((size_t)(2 * effort->samples * (n + 1)), sizeof *samples);
+    double *samples = calloc((size_t)effort->samples * 2 * (size_t)(n + 1), sizeof *samples);
     int taken = effort->samples;
     if (!message && !cpu)
         message = time_on_gpu(t, effort, samples);
