@@ -2,25 +2,23 @@
 
    A group is rows of `len` elements: those of its channels when channels come first, its part of each position's row
    when they come last. group_whole: a block holds a group in registers, reads it once and writes it. Larger groups
-   take scratch and several kernels: the mean and the squared deviations of slices (group_slices, or last_slices for
-   whole rows of channels last), their combination (by each block of group_write, or by group_combine), and the result
-   (group_write, last_write). Slices are cut by the shape and combined in double in a fixed order, so that two runs
-   give the same bits. The result is written from the end, which was read last and may still be in the second level
-   of cache. */
+   take three kernels and scratch between them: the mean and the squared deviations of slices (group_slices, or
+   last_slices for whole rows of channels last), their combination, and the result (group_write, last_write). Slices
+   are cut by the shape and combined in double in a fixed order, so that two runs give the same bits. The result is
+   written from the end, which was read last and may still be in the second level of cache. */
 #include "act.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
-#include "unit.cuh"
+#include "vec.cuh"
 
 enum {
-    WHOLE_THREADS = 640,
+    WHOLE_THREADS = 512,
     ROW_THREADS = 256,
     ROW_UNITS = 4,
     LAST_THREADS = 512,
     LAST_UNITS = 8,
     WRITE_UNITS = 4,
-    STAGED = 512,      /* channels of a group whose weight and bias go through shared memory */
     LAST_GROUPS = 256, /* at most, for last_slices: their sums lie in shared memory */
 };
 
@@ -39,17 +37,31 @@ struct group_params {
     int64_t rows_per_group, rows_per_channel;
     int64_t positions;
     int64_t slices, slice_units; /* units of a slice; positions in last_slices */
-    int64_t pieces, piece;       /* written at once: of a group, or of an entry's positions; positions of one */
-    int32_t groups, columns, height, slice_width; /* slice_width: elements of a group in a unit of a slice */
-    float eps, inverse;                           /* 1 / count */
+    int64_t pieces, piece;       /* last_write: pieces of the positions of a batch entry, and their size */
+    int32_t groups, columns, height;
+    float eps, inverse; /* 1 / count */
     int32_t act;
     bool last, steps, weight_f32, bias_f32;
     adze_rows rows; /* of x and out */
 };
 
+/* W elements as they were read. */
+template <typename T, int W>
+struct held {
+    packed<T> v;
+    __device__ __forceinline__ void load(const T *p) { v = load_packed(p); }
+    __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
+};
+template <typename T>
+struct held<T, 1> {
+    T v;
+    __device__ __forceinline__ void load(const T *p) { v = *p; }
+    __device__ __forceinline__ void get(float (&f)[1]) const { f[0] = to_float(v); }
+};
+
 /* Brings the next unit to v[0]: a loop that is not unrolled walks registers this way, and its code stays small. */
-template <typename U, int N>
-__device__ __forceinline__ void next_unit(U (&v)[N])
+template <typename H, int N>
+__device__ __forceinline__ void held_next(H (&v)[N])
 {
 #pragma unroll
     for (int k = 0; k + 1 < N; k++)
@@ -61,20 +73,19 @@ __device__ __forceinline__ void next_unit(U (&v)[N])
 struct group_start {
     int64_t row, at;       /* of x; an element of the row */
     int64_t channel, into; /* channels first: the row's, and which row of it; last: the group's first */
-    int64_t first;         /* channel of the group */
 };
 /* (a + b) / size and the rest, for a < size and b < 2^30. */
 __device__ __forceinline__ int64_t step_over(int64_t a, uint32_t b, int64_t size, int64_t &rest)
 {
+    int64_t times;
     rest = a + b;
-    if (rest < size) /* always, where rows are long */
-        return 0;
-    if (size > 0x40000000) {
-        rest -= size;
-        return 1;
+    if (size <= 0x40000000) {
+        times = (uint32_t)rest / (uint32_t)size;
+        rest = (uint32_t)rest - (uint32_t)times * (uint32_t)size;
+    } else {
+        times = rest >= size;
+        rest -= times * size;
     }
-    const uint32_t times = (uint32_t)rest / (uint32_t)size;
-    rest = (uint32_t)rest - times * (uint32_t)size;
     return times;
 }
 __device__ __forceinline__ group_start group_begin(const group_params &p, int64_t group, int64_t element)
@@ -83,7 +94,7 @@ __device__ __forceinline__ group_start group_begin(const group_params &p, int64_
     group_start start;
     start.row = row + (p.last ? entry * p.positions : group * p.rows_per_group);
     start.at = element - row * p.len;
-    start.first = start.channel = (group - entry * p.groups) * p.per_group;
+    start.channel = (group - entry * p.groups) * p.per_group;
     start.into = 0;
     if (!p.last) {
         const int64_t channel = divide(row, p.rows_per_channel);
@@ -119,7 +130,7 @@ __device__ __forceinline__ const T *group_at(const group_params &p, const group_
 
 /* The sum of v, or of (v - mean)^2, over the units of a block; every thread gets it. */
 template <typename T, int W, int N, bool SQUARE>
-__device__ __forceinline__ float group_sum(const unit<T, W> (&v)[N], int units, float mean, float *part)
+__device__ __forceinline__ float group_sum(const held<T, W> (&v)[N], int units, float mean, float *part)
 {
     float sum[W] = {};
 #pragma unroll
@@ -139,66 +150,33 @@ __device__ __forceinline__ float group_sum(const unit<T, W> (&v)[N], int units, 
     return row_sum(sum[0], part);
 }
 
-/* Weight and bias of a group, on their way to shared memory while x is on its way to registers. */
-struct group_stage {
-    float weight[STAGED], bias[STAGED];
-};
-template <typename T>
-__device__ __forceinline__ void group_fill(const group_params &p, const group_start &start, group_stage &stage)
-{
-    if (p.per_group > STAGED)
-        return;
-    for (int c = (int)threadIdx.x; c < p.per_group; c += (int)blockDim.x) {
-        float weight[1] = {1}, bias[1] = {0};
-        if (p.weight)
-            load_param<T, 1>(p.weight, p.weight_f32, start.first + c, weight);
-        if (p.bias)
-            load_param<T, 1>(p.bias, p.bias_f32, start.first + c, bias);
-        stage.weight[c] = weight[0], stage.bias[c] = bias[0];
-    }
-}
-/* Weight and bias of W neighbouring elements. */
-template <typename T, int W>
-__device__ __forceinline__ void group_affine(const group_params &p, const group_stage &stage, int64_t first,
-                                             int64_t channel, float (&weight)[W], float (&bias)[W])
-{
-    const int c = (int)(channel - first);
-    if (p.per_group <= STAGED && p.last) {
-        load<float, W>(stage.weight + c, weight);
-        load<float, W>(stage.bias + c, bias);
-        return;
-    }
-    float w[1] = {1}, b[1] = {0};
-    if (p.per_group <= STAGED) {
-        w[0] = stage.weight[c], b[0] = stage.bias[c];
-    } else if (!p.last) {
-        if (p.weight)
-            load_param<T, 1>(p.weight, p.weight_f32, channel, w);
-        if (p.bias)
-            load_param<T, 1>(p.bias, p.bias_f32, channel, b);
-    }
-#pragma unroll
-    for (int j = 0; j < W; j++)
-        weight[j] = w[0], bias[j] = b[0];
-    if (p.per_group > STAGED && p.last) {
-        if (p.weight)
-            load_param<T, W>(p.weight, p.weight_f32, channel, weight);
-        if (p.bias)
-            load_param<T, W>(p.bias, p.bias_f32, channel, bias);
-    }
-}
-
 /* The norm of W elements, through act, stored. */
 template <typename T, int W>
-__device__ __forceinline__ void group_store(const group_params &p, const group_stage &stage, const group_start &start,
-                                            uint32_t element, float (&f)[W], float mean, float rstd)
+__device__ __forceinline__ void group_store(const group_params &p, const group_place &place, float (&f)[W],
+                                            float mean, float rstd)
 {
-    const group_place place = group_find(p, start, element);
     float weight[W], bias[W];
-    group_affine<T, W>(p, stage, start.first, place.channel, weight, bias);
+    if (p.last) {
+        if (p.weight)
+            load_param<T, W>(p.weight, p.weight_f32, place.channel, weight);
+        if (p.bias)
+            load_param<T, W>(p.bias, p.bias_f32, place.channel, bias);
+    } else {
+        float one[1];
+        if (p.weight)
+            load_param<T, 1>(p.weight, p.weight_f32, place.channel, one);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            weight[j] = one[0];
+        if (p.bias)
+            load_param<T, 1>(p.bias, p.bias_f32, place.channel, one);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            bias[j] = one[0];
+    }
 #pragma unroll
     for (int j = 0; j < W; j++) {
-        f[j] = (f[j] - mean) * (rstd * weight[j]) + bias[j];
+        f[j] = (f[j] - mean) * (p.weight ? rstd * weight[j] : rstd) + (p.bias ? bias[j] : 0);
         if (p.steps)
             f[j] = round_to<T>(f[j]);
     }
@@ -210,31 +188,27 @@ template <typename T, int W>
 __global__ void __launch_bounds__(WHOLE_THREADS, 1) group_whole(const __grid_constant__ group_params p)
 {
     __shared__ __align__(16) float part[2][32];
-    __shared__ __align__(16) group_stage stage;
     const int units = (int)p.units;
     pdl_launch_next();
     pdl_wait();
     for (int64_t group = blockIdx.x; group < p.all; group += gridDim.x) {
         const group_start start = group_begin(p, group, 0);
-        unit<T, W> v[WHOLE_UNITS<W>];
+        held<T, W> v[WHOLE_UNITS<W>];
 #pragma unroll
         for (int k = 0; k < WHOLE_UNITS<W>; k++) {
-            const int u = (int)(threadIdx.x + k * blockDim.x);
-            if (u < units)
-                v[k].fetch(group_at<T>(p, start, u * W));
+            const int unit = (int)(threadIdx.x + k * blockDim.x);
+            if (unit < units)
+                v[k].load(group_at<T>(p, start, unit * W));
         }
-        group_fill<T>(p, start, stage);
-        __syncthreads();
         const float mean = group_sum<T, W, WHOLE_UNITS<W>, false>(v, units, 0, part[0]) * p.inverse;
         const float square = group_sum<T, W, WHOLE_UNITS<W>, true>(v, units, mean, part[1]);
         const float rstd = rsqrtf(square * p.inverse + p.eps);
 #pragma unroll 1
-        for (int u = (int)threadIdx.x; u < units; u += (int)blockDim.x, next_unit(v)) {
+        for (int unit = (int)threadIdx.x; unit < units; unit += (int)blockDim.x, held_next(v)) {
             float f[W];
             v[0].get(f);
-            group_store<T, W>(p, stage, start, u * W, f, mean, rstd);
+            group_store<T, W>(p, group_find(p, start, unit * W), f, mean, rstd);
         }
-        __syncthreads();
     }
 }
 
@@ -265,12 +239,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 3) group_slices(const __grid_cons
         for (int64_t at = begin; at < end; at += ROW_THREADS * ROW_UNITS) {
             const int units = end - at < ROW_THREADS * ROW_UNITS ? (int)(end - at) : ROW_THREADS * ROW_UNITS;
             const group_start start = group_begin(p, group, at * W);
-            unit<T, W> v[ROW_UNITS];
+            held<T, W> v[ROW_UNITS];
 #pragma unroll
             for (int k = 0; k < ROW_UNITS; k++) {
-                const int u = (int)threadIdx.x + k * ROW_THREADS;
-                if (u < units)
-                    v[k].fetch(group_at<T>(p, start, u * W));
+                const int unit = (int)threadIdx.x + k * ROW_THREADS;
+                if (unit < units)
+                    v[k].load(group_at<T>(p, start, unit * W));
             }
             const double n = units * W;
             const float mean =
@@ -292,70 +266,54 @@ __device__ __forceinline__ double warp_sum_double(double v)
     return v;
 }
 
-/* What a warp makes of a group's slices: the mean, and 1 / deviation. */
-__device__ __forceinline__ float2 group_combined(const group_params &p, int64_t group)
-{
-    const int64_t each = p.slice_units * p.slice_width;
-    const float2 *slices = p.slice + group * p.slices;
-    const double inverse_count = inverse((double)p.count);
-    double sum = 0, square = 0;
-    for (int64_t k = threadIdx.x % 32; k < p.slices; k += 32) {
-        const int64_t n = p.count - k * each < each ? p.count - k * each : each;
-        sum += (double)n * slices[k].x;
-    }
-    const double mean = warp_sum_double(sum) * inverse_count;
-    for (int64_t k = threadIdx.x % 32; k < p.slices; k += 32) {
-        const int64_t n = p.count - k * each < each ? p.count - k * each : each;
-        square += slices[k].y + (double)n * (slices[k].x - mean) * (slices[k].x - mean);
-    }
-    square = warp_sum_double(square);
-    return make_float2((float)mean, rsqrtf((float)(square * inverse_count) + p.eps));
-}
+/* A warp has a group. */
 __global__ void __launch_bounds__(32) group_combine(const __grid_constant__ group_params p)
 {
     pdl_launch_next();
     pdl_wait();
+    const int64_t each = p.slice_units * (p.count / p.units);
     for (int64_t group = blockIdx.x; group < p.all; group += gridDim.x) {
-        const float2 stats = group_combined(p, group);
+        double sum = 0, square = 0;
+        for (int64_t k = threadIdx.x; k < p.slices; k += 32) {
+            const int64_t n = p.count - k * each < each ? p.count - k * each : each;
+            sum += (double)n * p.slice[group * p.slices + k].x;
+        }
+        const double mean = warp_sum_double(sum) * inverse((double)p.count);
+        for (int64_t k = threadIdx.x; k < p.slices; k += 32) {
+            const int64_t n = p.count - k * each < each ? p.count - k * each : each;
+            const float2 slice = p.slice[group * p.slices + k];
+            square += slice.y + (double)n * (slice.x - mean) * (slice.x - mean);
+        }
+        square = warp_sum_double(square);
         if (threadIdx.x == 0)
-            p.stats[group] = stats;
+            p.stats[group] = make_float2((float)mean, rsqrtf((float)(square * inverse((double)p.count)) + p.eps));
     }
 }
 
-/* The first warp combines the slices while the other loads are on their way. */
 template <typename T, int W>
-__global__ void __launch_bounds__(ROW_THREADS, 2) group_write(const __grid_constant__ group_params p)
+__global__ void __launch_bounds__(ROW_THREADS, 3) group_write(const __grid_constant__ group_params p)
 {
-    __shared__ __align__(16) group_stage stage;
-    __shared__ float2 stats;
+    const int64_t pieces = (p.units + ROW_THREADS * ROW_UNITS - 1) / (ROW_THREADS * ROW_UNITS);
     pdl_launch_next();
     pdl_wait();
-    for (int64_t i = p.all * p.pieces - 1 - blockIdx.x; i >= 0; i -= gridDim.x) {
-        const int64_t group = divide(i, p.pieces), at = (i - group * p.pieces) * (ROW_THREADS * ROW_UNITS);
+    for (int64_t i = p.all * pieces - 1 - blockIdx.x; i >= 0; i -= gridDim.x) {
+        const int64_t group = divide(i, pieces), at = (i - group * pieces) * (ROW_THREADS * ROW_UNITS);
         const int units = p.units - at < ROW_THREADS * ROW_UNITS ? (int)(p.units - at) : ROW_THREADS * ROW_UNITS;
         const group_start start = group_begin(p, group, at * W);
-        unit<T, W> v[ROW_UNITS];
+        held<T, W> v[ROW_UNITS];
 #pragma unroll
         for (int k = 0; k < ROW_UNITS; k++) {
-            const int u = (int)threadIdx.x + k * ROW_THREADS;
-            if (u < units)
-                v[k].fetch(group_at<T>(p, start, u * W));
+            const int unit = (int)threadIdx.x + k * ROW_THREADS;
+            if (unit < units)
+                v[k].load(group_at<T>(p, start, unit * W));
         }
-        group_fill<T>(p, start, stage);
-        if (threadIdx.x < 32) {
-            const float2 combined = group_combined(p, group);
-            if (threadIdx.x == 0)
-                stats = combined;
-        }
-        __syncthreads();
-        const float mean = stats.x, rstd = stats.y;
+        const float2 stats = p.stats[group];
 #pragma unroll 1
-        for (int u = (int)threadIdx.x; u < units; u += ROW_THREADS, next_unit(v)) {
+        for (int unit = (int)threadIdx.x; unit < units; unit += ROW_THREADS, held_next(v)) {
             float f[W];
             v[0].get(f);
-            group_store<T, W>(p, stage, start, u * W, f, mean, rstd);
+            group_store<T, W>(p, group_find(p, start, unit * W), f, stats.x, stats.y);
         }
-        __syncthreads();
     }
 }
 
@@ -467,7 +425,7 @@ __global__ void __launch_bounds__(LAST_THREADS, 1) last_write(const __grid_const
                 v[k] = load_packed((const T *)p.x + column * W +
                                    row_offset(p.rows, 0, row_split(p.rows, entry * p.positions + at + k * p.height)));
 #pragma unroll 1
-        for (int k = 0; k < WRITE_UNITS && at + k * p.height < end; k++, next_unit(v)) {
+        for (int k = 0; k < WRITE_UNITS && at + k * p.height < end; k++, held_next(v)) {
             float f[W];
             v[0].get(f);
 #pragma unroll
@@ -539,9 +497,8 @@ static adze_status run_rows(adze_stream s, group_params p)
     const int64_t each = ceil_div(chunks, row_slices(p.all, p.count));
     p.slices = ceil_div(chunks, each);
     p.slice_units = each * ROW_THREADS * ROW_UNITS;
-    p.slice_width = W;
-    p.pieces = chunks;
     ADZE_CHECK(launch("group_norm", s, group_slices<T, W>, grid_for(p.all * p.slices, 1), dim3(ROW_THREADS), 0, p));
+    ADZE_CHECK(launch("group_norm", s, group_combine, grid_for(p.all, 1), dim3(32), 0, p));
     return launch("group_norm", s, group_write<T, W>, grid_for(p.all * chunks, 1), dim3(ROW_THREADS), 0, p);
 }
 
@@ -551,7 +508,7 @@ static adze_status run_last(adze_stream s, group_params p)
     const unsigned threads = (unsigned)(p.columns * p.height + 31) / 32 * 32;
     const int64_t entries = p.all / p.groups, chunks = ceil_div(p.positions, LAST_UNITS * p.height);
     const int64_t each = ceil_div(chunks, last_slices_of(entries, p.positions));
-    p.slice_width = (int32_t)p.per_group;
+    p.units = p.positions;
     p.slices = ceil_div(chunks, each);
     p.slice_units = each * LAST_UNITS * p.height;
     const int64_t rounds =

@@ -15,8 +15,6 @@ __device__ __forceinline__ double inverse(double v)
 }
 __device__ __forceinline__ int64_t divide(int64_t a, int64_t b)
 {
-    if ((uint64_t)(a | b) <= 0xffffffffu)
-        return (uint32_t)a / (uint32_t)b;
     const int64_t times = (int64_t)((double)a * inverse((double)b)), rest = a - times * b;
     return rest < 0 ? times - 1 : rest >= b ? times + 1 : times;
 }
