@@ -152,12 +152,19 @@ __device__ __forceinline__ float norm_total(float v, float *part)
         return row_sum(v, part);
 }
 
+/* On sm_75 the compiler must be told that one block may have all registers, or it spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#    define NORM_BLOCKS , 1
+#else
+#    define NORM_BLOCKS
+#endif
+
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight (PLAIN,
    RESIDUAL_SUM), or after each step (the others). FULL: a row has exactly as many vectors as its threads hold.
    EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES, int LANES, int VECTORS,
           bool FULL, bool EARLY>
-__global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
+__global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOCKS)
     norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
     constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
