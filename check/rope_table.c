@@ -61,7 +61,7 @@ static const char *const bench[] = {"pos=i64[4096,1] freq=f32[64]",
 static void fill(void *args)
 {
     adze_rope_table_args *a = args;
-    const int64_t axes = a->pos.shape[a->pos.rank - 1], n = adze_count(&a->pos);
+    const int64_t axes = a->pos.rank > 0 ? a->pos.shape[a->pos.rank - 1] : 0, n = adze_count(&a->pos);
     for (int64_t i = 0; a->axis.dtype && i < a->axis.shape[0]; i++)
         ((int32_t *)a->axis.data)[i] = (int32_t)((i * 7 + i / 3) % (axes > 0 ? axes : 1));
     for (int64_t i = 10; a->pos.rank == 2 && a->pos.stride[0] == axes && i < n; i += 17)
