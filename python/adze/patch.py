@@ -1,0 +1,485 @@
+"""adze.patch: gives the modules of a live model faster forwards, instance by instance, and takes them back again."""
+
+import contextlib
+import dataclasses
+import fnmatch
+import importlib
+import re
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .fingerprint import fingerprint, unwrapped
+
+OPS = ("norm", "rope", "act", "fuse")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_MISSING = object()
+
+
+# ---- What rules are made of ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How one kind of module is replaced.
+
+    fingerprints: what must be known of the module's source, as {what: fingerprints}. "forward" is the class's forward,
+      "self._norm" another method of the class, "rotate_half" a global of the forward, "apply_rotary_pos_emb/rotate_half"
+      a global of that function. A rule without "forward" is for every forward that uses the globals it names.
+    build(module, ctx): a new function `forward(self, ...)` with the parameters of the original, or a str: why not.
+    facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an activation's name), or
+      a str: why not.
+    """
+
+    name: str
+    op: str
+    fingerprints: Mapping[str, frozenset[str]]
+    build: Callable[[nn.Module, "Context"], Callable | str]
+    facts: Callable[[nn.Module, "Context"], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a rule may ask while it builds."""
+
+    numerics: str
+    ops: frozenset[str]
+    path: str
+    original: Callable  # the function that the module's forward was
+    plan: "_Plan"
+
+    @property
+    def match(self):
+        return self.numerics == "match"
+
+    def rounding(self, bits):
+        """The rounding to ask an op for: the model's own, or none but the last."""
+        return bits if self.match else 0
+
+    def facts(self, child, op):
+        """What the rule of a child module says about it, or a str: why it cannot be said."""
+        return self.plan.facts(child, op)
+
+
+# Read by rules while a forward runs; all that they ask is known when a graph is traced.
+
+
+def plain_weight(weight):
+    return weight is None or type(weight) is nn.Parameter or type(weight) is torch.Tensor
+
+
+def usable(x, *others):
+    """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
+    if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
+        return False
+    if x.dtype not in _DTYPES or (x.device.type != "cpu" and x.device.type != "cuda"):
+        return False
+    if x.dim() < 1 or x.dim() > 5 or x.stride(-1) != 1 or torch.is_autocast_enabled(x.device.type):
+        return False
+    grad = torch.is_grad_enabled()
+    if grad and x.requires_grad:
+        return False
+    for other in others:
+        if other is None:
+            continue
+        if not plain_weight(other) or other.device != x.device:
+            return False
+        if (other.dtype != x.dtype and other.dtype != torch.float32) or other.stride(-1) != 1:
+            return False
+        if grad and other.requires_grad:
+            return False
+    return True
+
+
+def plain(child, cls):
+    """Whether a child is exactly of this class, and its call would run nothing but its own or adze's forward."""
+    if type(child) is not cls or child._forward_hooks or child._forward_pre_hooks:
+        return False
+    if child._backward_hooks or child._backward_pre_hooks:
+        return False
+    own = child.__dict__
+    if "_hf_hook" in own or "_diffusers_hook" in own:
+        return False
+    return "forward" not in own or is_adze(own["forward"]) or own["forward"].__func__ is cls.forward
+
+
+def is_adze(forward):
+    """Whether a module's instance forward was put there by a patch."""
+    return getattr(getattr(forward, "__func__", None), "adze_site", None) is not None
+
+
+def shim(module, numerics, names):
+    """A module with the globals of another and some of them replaced, for clones of its functions.
+
+    It is registered as adze._shims.<numerics>.<module>, because Dynamo looks up the globals of a traced function there."""
+    name = f"adze._shims.{numerics}.{module.__name__}"
+    made = sys.modules.get(name) or types.ModuleType(name, f"{module.__name__}, with functions of adze")
+    keep = {"__name__": name, "__doc__": made.__doc__}
+    made.__dict__.update({**module.__dict__, **keep, **names})
+    sys.modules[name] = made
+    return made
+
+
+def clone(function, module):
+    """The same function with the globals of another module."""
+    made = types.FunctionType(
+        function.__code__, module.__dict__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# ---- Where a forward is kept ----
+
+
+def _place(module):
+    """The dict and key of a module's own forward: accelerate's and diffusers' hooks keep it behind theirs."""
+    own = module.__dict__
+    if "_hf_hook" in own and "_old_forward" in own:
+        return own, "_old_forward"
+    refs = getattr(own.get("_diffusers_hook"), "_fn_refs", None)
+    if refs:
+        return refs[0].__dict__, "forward" if refs[0].original_forward is None else "original_forward"
+    return own, "forward"
+
+
+class _Site:
+    """One module: the forward it had, and the functions that patches have put over it."""
+
+    def __init__(self, module):
+        self.module = module
+        self.before = _MISSING
+        self.layers = []  # (handle, function or None); the last one whose handle is enabled counts
+
+    def look(self):
+        """Takes note of what stands there now, unless it is adze's."""
+        holder, key = _place(self.module)
+        current = holder.get(key, _MISSING)
+        if not is_adze(current):
+            self.before = current
+        elif current.__func__.adze_site is not self and not self.layers:  # the module is a copy of a patched one
+            was = current.__func__.adze_site.before
+            self.before = was if was is _MISSING else types.MethodType(was.__func__, self.module)
+            self.settle()
+
+    @property
+    def function(self):
+        """The function that the module's forward is without adze, or None if it is not a method of the module."""
+        if self.before is _MISSING:
+            return type(self.module).forward
+        return (
+            getattr(self.before, "__func__", None) if getattr(self.before, "__self__", None) is self.module else None
+        )
+
+    def settle(self):
+        """Puts the right forward in its place, unless a stranger's stands there."""
+        holder, key = _place(self.module)
+        current = holder.get(key, _MISSING)
+        ours = current is self.before or is_adze(current)
+        if not ours and getattr(current, "__func__", None) is not type(self.module).forward:
+            return
+        active = [function for handle, function in self.layers if handle.enabled]
+        if active and active[-1] is not None:
+            active[-1].adze_site = self
+            holder[key] = types.MethodType(active[-1], self.module)
+        elif self.before is not _MISSING:
+            holder[key] = self.before
+        elif holder is self.module.__dict__ and key == "forward":
+            holder.pop(key, None)
+        else:
+            holder[key] = types.MethodType(type(self.module).forward, self.module)
+
+
+_sites = weakref.WeakValueDictionary()  # id of a module -> its site, which keeps the module alive
+
+
+def _site_of(module):
+    site = _sites.get(id(module))
+    if site is None:
+        _sites[id(module)] = site = _Site(module)
+    site.look()
+    return site
+
+
+# ---- Which rule a module gets ----
+
+
+def _rules():
+    """The rules of the libraries that are loaded."""
+    found = list(importlib.import_module(".patch_torch", __package__).RULES)
+    for library in ("transformers", "diffusers"):
+        if library in sys.modules:
+            found += importlib.import_module(f".{library}", __package__).RULES
+    return found
+
+
+def _source_of(forward, what):
+    """The function that `what` names for a class whose forward this is, as in Rule.fingerprints; None if there is none."""
+    function = unwrapped(forward)
+    for name in what.split("/"):
+        function = unwrapped(getattr(function, "__globals__", {}).get(name))
+    return function
+
+
+def _mismatch(rule, cls, function):
+    """None if the rule is made for this source, "" if it is for something else, or which part is not known."""
+    code = getattr(unwrapped(function), "__code__", None)
+    if "forward" in rule.fingerprints:
+        if fingerprint(function) not in rule.fingerprints["forward"]:
+            return ""
+    elif code is None or not all(what.split("/")[0] in code.co_names for what in rule.fingerprints):
+        return ""
+    for what, known in rule.fingerprints.items():
+        if what != "forward":
+            part = getattr(cls, what[5:], None) if what.startswith("self.") else _source_of(function, what)
+            found = fingerprint(part)
+            if found not in known:
+                return f"{what} is {found}, which rule {rule.name} does not know"
+    return None
+
+
+def looks_like(module):
+    """The op that a module seems to call for, by its name and what it uses; None for others, such as a Linear."""
+    name = type(module).__name__
+    if re.search(r"norm", name, re.I) and not re.search(r"batch|instance|spectral", name, re.I):
+        return "norm" if not any(True for _ in module.children()) else "fuse"
+    code = getattr(unwrapped(type(module).forward), "__code__", None)
+    if code is not None and any(n.startswith(("apply_rotary", "apply_rope")) for n in code.co_names):
+        return "rope"
+    if re.search(r"(Activation|GELU|SiLU|GELUTanh|MLP|FeedForward)$", name):
+        return "act"
+    children = list(module.children())
+    if re.search(r"(Layer|Block)$", name) and any(looks_like(c) == "norm" for c in children):
+        return "fuse"
+    return None
+
+
+class _Plan:
+    """Decides for every module of a model, once."""
+
+    def __init__(self, ops, numerics, exclude):
+        self.ops, self.numerics, self.exclude = ops, numerics, exclude
+        self.rules = _rules()
+        self.excluded = set()
+
+    def known(self, cls, function):
+        """The rules made for this source, and why others of its kind are not."""
+        fitting, reasons = [], []
+        for rule in self.rules:
+            mismatch = _mismatch(rule, cls, function)
+            if mismatch is None:
+                fitting.append(rule)
+            elif mismatch:
+                reasons.append(mismatch)
+        return fitting, reasons
+
+    def facts(self, child, op):
+        if child is None:
+            return "there is none"
+        if child in self.excluded:
+            return "excluded"
+        function = _site_of(child).function
+        if function is None or fingerprint(function) != fingerprint(type(child).forward):
+            return f"{type(child).__name__} has a forward of its own"
+        for rule in self.known(type(child), function)[0]:
+            if rule.op == op and rule.facts is not None:
+                return rule.facts(child, self.context(child, "", function))
+        return f"{type(child).__name__}.forward is {fingerprint(function)}, which no rule knows"
+
+    def context(self, module, path, function):
+        return Context(self.numerics, self.ops, path, function, self)
+
+    def choose(self, module, path, site):
+        """(rule or None, function or None, why not), or None for a module that is nobody's business."""
+        cls = type(module)
+        kind = looks_like(module)
+        if module in self.excluded:
+            return kind and (None, None, "excluded")
+        function = site.function
+        if function is None or (function is not cls.forward and fingerprint(function) != fingerprint(cls.forward)):
+            fitting, _ = self.known(cls, cls.forward)
+            return (kind or fitting) and (None, None, "has a forward of its own")
+        fitting, reasons = self.known(cls, function)
+        matched = bool(fitting)
+        for rule in fitting:
+            if rule.op not in self.ops:
+                reasons.append(f"{rule.op} was not asked for")
+                continue
+            made = rule.build(module, self.context(module, path, function))
+            if callable(made):
+                made.__name__ = made.__qualname__ = "forward"
+                return rule, made, None
+            reasons.append(made)
+        if not matched and not reasons:
+            if kind is None:
+                return None
+            reasons = [f"forward is {fingerprint(function)}, which no rule knows"]
+        return fitting[0] if matched else None, None, "; ".join(dict.fromkeys(reasons))
+
+
+# ---- What the user holds ----
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a report."""
+
+    path: str
+    cls: str
+    rule: str | None  # what replaced the module, or None
+    reason: str  # why not
+    known: bool = True  # whether a rule was made for this source
+
+
+class Handle:
+    """What a patch has done to a model, and the way back."""
+
+    def __init__(self, roots, numerics):
+        self.roots, self.numerics = roots, numerics
+        self.enabled = True
+        self.rows = []
+        self.sites = []
+
+    @property
+    def patched(self):
+        """Paths of the modules that run a forward of this patch (while it is enabled)."""
+        return [row.path for row in self.rows if row.rule]
+
+    def enable(self):
+        self._set(True)
+
+    def disable(self):
+        """Gives every module its original forward, until enable()."""
+        self._set(False)
+
+    def remove(self):
+        """Gives every module its original forward, for good."""
+        self._set(False)
+        for site in self.sites:
+            site.layers = [layer for layer in site.layers if layer[0] is not self]
+        self.sites = []
+
+    def _set(self, enabled):
+        self.enabled = enabled
+        for site in self.sites:
+            site.settle()
+        self.forget_compiled()
+
+    def forget_compiled(self):
+        """Drops what transformers keeps of a compiled forward: it was compiled from other functions."""
+        for root in self.roots.values():
+            for module in root.modules():
+                module.__dict__.pop("_compiled_call", None)
+                module.__dict__.pop("_last_compile_config", None)
+                if module.__dict__.get("_compiled_call_impl") is not None:
+                    warnings.warn(
+                        f"adze: a {type(module).__name__} was compiled before; patch first, then compile",
+                        stacklevel=4,
+                    )
+
+    def report(self):
+        """A table: modules, what replaced them, or why nothing did. Modules of no interest are not in it."""
+        counts = {}
+        for row in self.rows:
+            path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.path)
+            what = row.rule if row.rule else f"- {row.reason}"
+            counts[path, row.cls, what] = counts.get((path, row.cls, what), 0) + 1
+        lines = [("module", "", "class", "adze")]
+        lines += [(path, f"x{n}" if n > 1 else "", cls, what) for (path, cls, what), n in counts.items()]
+        widths = [max(len(line[i]) for line in lines) for i in range(3)]
+        text = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]) for line in lines]
+        state = "" if self.sites and self.enabled else ", not in use now"
+        text.append(
+            f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
+        )
+        return "\n".join(text)
+
+    __str__ = report
+
+
+def _roots(model):
+    if isinstance(model, nn.Module):
+        return {"": model}
+    parts = getattr(model, "components", None)
+    if isinstance(parts, Mapping):
+        return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    raise TypeError(f"adze.patch takes a module or a pipeline, not a {type(model).__name__}")
+
+
+def _named_modules(roots):
+    seen = set()
+    for prefix, root in roots.items():
+        for path, module in root.named_modules(memo=seen, prefix=prefix):
+            yield path, module
+
+
+def _install(model, ops, numerics, exclude, strict, over):
+    ops = frozenset(OPS if ops is None else ops)
+    if ops - set(OPS):
+        raise ValueError(f"ops are {', '.join(OPS)}; not {', '.join(sorted(ops - set(OPS)))}")
+    if numerics not in ("match", "fast"):
+        raise ValueError(f'numerics is "match" or "fast", not {numerics!r}')
+    exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+    handle = Handle(_roots(model), numerics)
+    plan = _Plan(ops, numerics, exclude)
+    modules = list(_named_modules(handle.roots))
+    for path, module in modules:
+        parts = path.split(".")
+        above = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        if any(fnmatch.fnmatchcase(part, pattern) for pattern in exclude for part in above):
+            plan.excluded.add(module)
+    chosen = []
+    for path, module in modules:
+        site = _site_of(module)
+        rule, function, reason = plan.choose(module, path, site) or (None, None, None)
+        chosen.append((site, function))
+        if function or reason:
+            known = rule is not None or reason == "excluded"
+            handle.rows.append(Row(path, type(module).__name__, rule.name if function else None, reason or "", known))
+    unknown = [row for row in handle.rows if not row.known]
+    if strict and unknown:
+        lines = "\n".join(f"  {row.path} ({row.cls}): {row.reason}" for row in unknown)
+        raise RuntimeError(f"adze.patch: {len(unknown)} modules look like targets and match no rule:\n{lines}")
+    for site, function in chosen:
+        if not over:
+            for earlier, _ in site.layers:
+                earlier.sites = [s for s in earlier.sites if s is not site]
+            site.layers = []
+        if function or site.layers:
+            site.layers.append((handle, function))
+            handle.sites.append(site)
+        site.settle()
+    handle.forget_compiled()
+    return handle
+
+
+def patch(
+    model: Any,
+    ops: Iterable[str] | None = None,
+    numerics: str = "match",
+    exclude: Iterable[str] = (),
+    strict: bool = False,
+) -> Handle:
+    """Replaces forwards of a model's or a pipeline's modules, in place, by faster ones, and returns the way back.
+
+    ops: some of "norm", "rope", "act", "fuse"; None is all. numerics: "match" rounds where the model does, "fast" once.
+    exclude: patterns of module paths, such as "vision_tower.*". strict: raise when a module that looks like a target is not
+    known. Only instances change: no class, parameter, buffer, submodule or global. A second patch of a module replaces the
+    first."""
+    return _install(model, ops, numerics, exclude, strict, over=False)
+
+
+@contextlib.contextmanager
+def patched(model, ops=None, numerics="match", exclude=(), strict=False):
+    """adze.patch for a `with` block; afterwards the model is as it was, also if that was patched."""
+    handle = _install(model, ops, numerics, exclude, strict, over=True)
+    try:
+        yield handle
+    finally:
+        handle.remove()
