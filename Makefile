@@ -89,6 +89,16 @@ $(B)/libadze.so: $(SO)
 $(B)/adze: $(CLI) $(B)/libadze_check.a $(B)/libadze.a
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LIBS)
+# The Python package's native part: the static library and the bindings, with nothing of Python or torch on the line.
+# bind/ is compiled with -fexceptions: torch's errors pass through it.
+BIND    := $(call objects,bind)
+EXT     := $(B)/_adze.abi3.so
+$(BIND): ADZE_CFLAGS += -fexceptions
+$(EXT): $(BIND) $(B)/libadze.a
+	@echo "  LD    $@"
+	$(Q)$(CC) -shared -Wl,--exclude-libs,ALL $(LDFLAGS) $^ -o $@ $(LIBS) -ldl
+python: $(EXT)
+	@cp $< python/adze/
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
@@ -110,7 +120,7 @@ $(foreach i,$(ISAS.$(ARCH)),$(eval $(call isa_rule,$i)))
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli $(CUDA_INC) $(DEFINE) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
 $(B)/check/bench.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
 $(B)/check/bench.o: $(B)/commit
 
@@ -121,7 +131,7 @@ ifneq ($(filter-out clean format lint test $(if $(wildcard $(B)/adze),install),$
 $(shell mkdir -p '$(B)')
 $(call stamp,flags,$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) $(CUDA_INC) $(LDFLAGS) $(LIBS) $(NVCC) $(NVFLAGS) \
   $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION))
-$(call stamp,objects,$(LIB) $(HARNESS) $(CLI))
+$(call stamp,objects,$(LIB) $(HARNESS) $(CLI) $(BIND))
 $(call stamp,commit,$(COMMIT))
 endif
 $(B)/flags $(B)/objects $(B)/commit:
@@ -156,5 +166,5 @@ install: $(if $(wildcard $(B)/adze),,all)
 
 clean:
 	rm -rf $(B)
-.PHONY: all run check test lint format fat cuda-compile cuda-objects install clean
+.PHONY: all python run check test lint format fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -58,7 +58,7 @@ static int is_tensor(const adze_field *f)
 }
 static int is_out(const adze_field *f)
 {
-    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
 }
 
 static int first_input(const adze_op *op)

@@ -14,7 +14,7 @@ static const char *const dtypes[] = {"f32", "f16", "bf16"};
 
 static int is_out(const adze_field *f)
 {
-    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
 }
 
 /* One array per output field; NULL where it is absent. */

@@ -146,12 +146,12 @@ static void complete_outputs(adze_line *line)
     const adze_op *op = line->op;
     memcpy(due, line->args, sizeof due);
     for (int f = 0; op->fields[f].name; f++)
-        if (op->fields[f].kind == ADZE_OUT || op->fields[f].kind == ADZE_OUT_OPTIONAL)
+        if (op->fields[f].kind >= ADZE_OUT && op->fields[f].kind <= ADZE_OUT_OPTIONAL)
             ((adze_tensor *)(void *)(due + op->fields[f].offset))->dtype = ADZE_NONE;
     if (op->validate(line->args) == ADZE_OK)
         op->outputs(due);
     for (int f = 0; op->fields[f].name; f++) {
-        if ((op->fields[f].kind != ADZE_OUT && op->fields[f].kind != ADZE_OUT_OPTIONAL) || line->given[f])
+        if (op->fields[f].kind < ADZE_OUT || op->fields[f].kind > ADZE_OUT_OPTIONAL || line->given[f])
             continue;
         adze_tensor *t = adze_line_tensor(line, f);
         *t = *(adze_tensor *)(void *)(due + op->fields[f].offset);

@@ -45,7 +45,7 @@ static struct {
 
 static int is_out(const adze_field *f)
 {
-    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
 }
 static adze_tensor *tensor_of(void *args, int field)
 {

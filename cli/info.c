@@ -133,6 +133,7 @@ static const char *kind_name(const adze_field *f)
     case ADZE_IN: return "input";
     case ADZE_OPTIONAL: return "input, may be absent";
     case ADZE_OUT: return "output";
+    case ADZE_OUT_IF: return "output, with its input";
     case ADZE_OUT_OPTIONAL: return "output, may be absent";
     case ADZE_FLOAT: return "float";
     default: return f->words ? "word" : "int";

@@ -14,7 +14,8 @@ extern "C" {
 typedef enum adze_kind {
     ADZE_IN = 1,
     ADZE_OPTIONAL,     /* an input that may be absent */
-    ADZE_OUT,          /* must be there exactly when outputs() gives it a dtype */
+    ADZE_OUT,          /* always there */
+    ADZE_OUT_IF,       /* must be there exactly when outputs() gives it a dtype */
     ADZE_OUT_OPTIONAL, /* the same, but the caller may do without it */
     ADZE_FLOAT,
     ADZE_INT

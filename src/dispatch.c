@@ -63,7 +63,7 @@ static int is_tensor(const adze_field *f)
 }
 static int is_out(const adze_field *f)
 {
-    return f->kind == ADZE_OUT || f->kind == ADZE_OUT_OPTIONAL;
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
 }
 static const adze_tensor *tensor_at(const adze_field *f, const char *args)
 {
@@ -400,6 +400,26 @@ adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_st
 adze_status adze_dispatch(const adze_op *op, adze_stream s, const void *caller)
 {
     return adze_dispatch_to(op, NULL, s, caller);
+}
+
+adze_status adze_dispatch_outputs(const adze_op *op, void *args)
+{
+    for (const adze_field *f = op->fields; f->name; f++)
+        if (is_out(f))
+            ((adze_tensor *)(void *)((char *)args + f->offset))->dtype = ADZE_NONE;
+        else if (is_tensor(f))
+            ADZE_CHECK(check_tensor(op, f, tensor_at(f, args)));
+    ADZE_CHECK(op->validate(args));
+    op->outputs(args);
+    for (const adze_field *f = op->fields; f->name; f++) {
+        adze_tensor *t = (void *)((char *)args + f->offset);
+        int64_t stride = 1;
+        for (int d = is_out(f) && t->dtype ? t->rank - 1 : -1; d >= 0; d--) {
+            t->stride[d] = stride;
+            stride *= t->shape[d] > 1 ? t->shape[d] : 1;
+        }
+    }
+    return ADZE_OK;
 }
 
 adze_status adze_dispatch_scratch(const adze_op *op, adze_stream s, const void *caller, size_t *bytes)

@@ -21,6 +21,9 @@ extern const adze_op *const adze_ops[]; /* the same, ended by NULL */
 adze_status adze_dispatch(const adze_op *op, adze_stream stream, const void *args);
 adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *kernel, adze_stream stream, const void *args);
 adze_status adze_dispatch_scratch(const adze_op *op, adze_stream stream, const void *args, size_t *bytes);
+/* For who allocates: checks the inputs, then writes each output's dtype, shape and dense strides; NONE where there is
+   none. The args are of this library's version. */
+adze_status adze_dispatch_outputs(const adze_op *op, void *args);
 adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const adze_op *adze_find_op(const char *name, size_t length);
 

@@ -64,7 +64,7 @@ layer 'src/cpu/*' "$base|cpu/[a-z_0-9]+\.h"
 layer 'src/cuda/*' "$base|(cuda/)?[a-z_0-9]+\.cuh"
 layer 'check/*' "$base|$(own 'check/*.h')"
 layer 'cli/*' "adze\.h|$(own 'check/*.h' 'cli/*.h')"
-layer 'bind/*' "$(own 'include/*.h' 'bind/*.h')"
+layer 'bind/*' "$base|$(own 'bind/*.h')"
 layer 'examples/*.c' 'adze\.h'
 
 text=$(files '*.[ch]' '*.cu' '*.cuh' '*.py' '*.sh' '*.md' '*.in' '*.toml' Makefile .ci/run)

@@ -3,7 +3,7 @@
 
 static const adze_field fields[] = {
     ADZE_FIELD(qk_norm_rope, ADZE_OUT, q_out),
-    ADZE_FIELD(qk_norm_rope, ADZE_OUT, k_out),
+    ADZE_FIELD(qk_norm_rope, ADZE_OUT_IF, k_out),
     ADZE_FIELD(qk_norm_rope, ADZE_IN, q),
     ADZE_FIELD(qk_norm_rope, ADZE_OPTIONAL, k),
     ADZE_FIELD(qk_norm_rope, ADZE_OPTIONAL, q_weight),

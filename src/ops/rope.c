@@ -3,7 +3,7 @@
 
 static const adze_field fields[] = {
     ADZE_FIELD(rope, ADZE_OUT, q_out),
-    ADZE_FIELD(rope, ADZE_OUT, k_out),
+    ADZE_FIELD(rope, ADZE_OUT_IF, k_out),
     ADZE_FIELD(rope, ADZE_IN, q),
     ADZE_FIELD(rope, ADZE_OPTIONAL, k),
     ADZE_FIELD(rope, ADZE_IN, cos),

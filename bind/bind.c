@@ -1,0 +1,98 @@
+/* bind.c - what the bindings share: numbers, shapes, outputs, scratch and the call itself, for any op. */
+#include "bind.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+void bind_fail(bind_call *call, const char *format, ...)
+{
+    if (call->error[0])
+        return;
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(call->error, sizeof call->error, format, ap);
+    va_end(ap);
+}
+
+/* A status of the library, as this call's error. */
+static int took(bind_call *call, adze_status status)
+{
+    if (status != ADZE_OK)
+        bind_fail(call, "%s", adze_last_error());
+    return call->error[0] == 0;
+}
+
+void bind_number(bind_call *call, const adze_field *f, double value)
+{
+    if (f->kind == ADZE_FLOAT)
+        *(float *)(void *)(call->args + f->offset) = (float)value;
+    else if (value >= INT32_MIN && value <= INT32_MAX)
+        *(int32_t *)(void *)(call->args + f->offset) = (int32_t)value;
+    else
+        bind_fail(call, "%s: %s is %.0f, it must fit in 32 bits", call->op->name, f->name, value);
+}
+
+void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride)
+{
+    adze_tensor *t = bind_tensor(call, f);
+    if (rank > 5) {
+        bind_fail(call, "%s: %s has rank %lld, at most 5 is possible", call->op->name, f->name, (long long)rank);
+        return;
+    }
+    t->rank = (int32_t)rank;
+    int64_t dense = 1;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        t->shape[d] = shape[d];
+        t->stride[d] = stride ? stride[d] : dense;
+        dense *= shape[d] > 1 ? shape[d] : 1;
+    }
+}
+
+int bind_outputs(bind_call *call, bind_form form)
+{
+    if (call->error[0] || !took(call, adze_dispatch_outputs(call->op, call->args)))
+        return 0;
+    for (const adze_field *f = call->op->fields; f->name; f++) {
+        if (!bind_is_out(f))
+            continue;
+        adze_tensor *t = bind_tensor(call, f);
+        if (bind_returns(f, form) && t->dtype == ADZE_NONE)
+            bind_fail(call, "%s: the arguments give %s no value", call->op->name, f->name);
+        if (!bind_returns(f, form) && t->dtype != ADZE_NONE && f->kind == ADZE_OUT_IF)
+            bind_fail(call, "%s: the arguments give %s too; take the form that returns it", call->op->name, f->name);
+        if (!bind_returns(f, form))
+            *t = (adze_tensor){.dtype = ADZE_NONE};
+    }
+    return call->error[0] == 0;
+}
+
+int bind_scratch(bind_call *call, size_t *bytes)
+{
+    *bytes = 0;
+    return !call->op->scratch || took(call, adze_dispatch_scratch(call->op, call->stream, call->args, bytes));
+}
+
+int bind_run(bind_call *call, void *scratch, size_t bytes)
+{
+    adze_call *head = (void *)call->args;
+    head->scratch = scratch;
+    head->scratch_size = bytes;
+    return took(call, adze_dispatch(call->op, call->stream, call->args));
+}
+
+const char *bind_describe(int index)
+{
+    static _Thread_local char text[4096];
+    static const char *const kinds[] = {"", "in", "optional", "out", "out_if", "out_optional", "float", "int"};
+    for (int i = 0; i <= index; i++)
+        if (!adze_ops[i])
+            return NULL;
+    const adze_op *op = adze_ops[index];
+    int n = snprintf(text, sizeof text, "%s", op->name);
+    for (const adze_field *f = op->fields; f->name; f++) {
+        n += snprintf(text + n, sizeof text - (size_t)n, ";%s %s", kinds[f->kind], f->name);
+        for (const adze_word *w = f->words; w && w->name; w++)
+            n += snprintf(text + n, sizeof text - (size_t)n, " %s=%d", w->name, w->value);
+    }
+    return text;
+}

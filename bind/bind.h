@@ -1,0 +1,69 @@
+/* bind.h - what the bindings share: the args of a call, filled field by field from an op's table. */
+#ifndef ADZE_BIND_H
+#define ADZE_BIND_H
+
+#include "kernel.h"
+
+#include <string.h>
+
+enum { BIND_ARGS = 4096, BIND_FIELDS = 32, BIND_ERROR = 256 };
+
+/* The forms in which an op with outputs that may be absent is offered: without them, with all of them, and with the
+   caller's own outputs. */
+typedef enum bind_form { BIND_PLAIN, BIND_ALL, BIND_OUT } bind_form;
+
+typedef struct bind_call {
+    _Alignas(16) char args[BIND_ARGS];
+    const adze_op *op;
+    adze_stream stream;
+    char error[BIND_ERROR]; /* empty: nothing has failed */
+} bind_call;
+
+static inline void bind_begin(bind_call *call, const adze_op *op)
+{
+    memset(call->args, 0, op->args_size);
+    call->op = op;
+    call->stream = (adze_stream){ADZE_CPU, NULL};
+    call->error[0] = 0;
+    ((adze_call *)(void *)call->args)->size = (uint32_t)op->args_size;
+}
+
+static inline int bind_is_tensor(const adze_field *f)
+{
+    return f->kind <= ADZE_OUT_OPTIONAL;
+}
+static inline int bind_is_out(const adze_field *f)
+{
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
+}
+static inline adze_tensor *bind_tensor(bind_call *call, const adze_field *f)
+{
+    return (void *)(call->args + f->offset);
+}
+
+/* Whether the op has outputs that may be absent, and so a form of its own with all of them. */
+static inline const adze_field *bind_last_optional(const adze_op *op)
+{
+    const adze_field *last = NULL;
+    for (const adze_field *f = op->fields; f->name; f++)
+        if (f->kind == ADZE_OUT_IF || f->kind == ADZE_OUT_OPTIONAL)
+            last = f;
+    return last;
+}
+static inline int bind_returns(const adze_field *f, bind_form form)
+{
+    return f->kind == ADZE_OUT || (bind_is_out(f) && form == BIND_ALL);
+}
+
+__attribute__((format(printf, 2, 3))) void bind_fail(bind_call *call, const char *format, ...);
+void bind_number(bind_call *call, const adze_field *f, double value);
+void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride);
+/* One line per op: name and fields, as `kind name` with the words of an int in brackets. For the Python package. */
+const char *bind_describe(int index);
+/* What outputs() gives, held against what the form returns. */
+int bind_outputs(bind_call *call, bind_form form);
+/* The op's call, once every tensor has its memory; `scratch` is asked only when the op needs some. */
+int bind_scratch(bind_call *call, size_t *bytes);
+int bind_run(bind_call *call, void *scratch, size_t bytes);
+
+#endif

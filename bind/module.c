@@ -1,0 +1,38 @@
+/* module.c - the library as a Python extension module, so that Python finds and loads it: the stable ABI's few types
+   are declared here, and no header of Python is needed. What it offers is called through ctypes. */
+#include "bind.h"
+
+#ifndef ADZE_MODULE
+#    define ADZE_MODULE _adze
+#endif
+#define CAT_(a, b) a##b
+#define CAT(a, b)  CAT_(a, b)
+#define TEXT_(x)   #x
+#define TEXT(x)    TEXT_(x)
+
+typedef struct module_definition { /* PyModuleDef of the stable ABI */
+    intptr_t references;
+    void *type, *init;
+    intptr_t index;
+    void *copy;
+    const char *name, *doc;
+    intptr_t size;
+    void *methods, *slots, *traverse, *clear, *free;
+} module_definition;
+
+enum { PYTHON_ABI_VERSION = 3 };
+extern void *PyModule_Create2(module_definition *definition, int version) __attribute__((weak));
+
+ADZE_API void *CAT(PyInit_, ADZE_MODULE)(void);
+void *CAT(PyInit_, ADZE_MODULE)(void)
+{
+    static module_definition definition = {.references = 1, .name = TEXT(ADZE_MODULE), .size = -1};
+    return PyModule_Create2 ? PyModule_Create2(&definition, PYTHON_ABI_VERSION) : NULL;
+}
+
+/* What the op at an index is: see bind_describe(). NULL after the last one. */
+ADZE_API const char *adze_describe(int index);
+const char *adze_describe(int index)
+{
+    return bind_describe(index);
+}
