@@ -32,7 +32,8 @@ class Rule:
     fingerprints: what must be known of the module's source, as {what: fingerprints}. "forward" is the class's forward,
       "self._norm" another method of the class, "rotate_half" a global of the forward, "apply_rotary_pos_emb/rotate_half"
       a global of that function. A rule without "forward" is for every forward that uses the globals it names.
-    build(module, ctx): a new function `forward(self, ...)` with the parameters of the original, or a str: why not.
+    build(module, ctx): a new function `forward(self, ...)` with the parameters of the original, or a str: why not. An
+      attribute adze_note of the function is a remark for the report.
     facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an activation's name), or
       a str: why not.
     """
@@ -252,10 +253,10 @@ def looks_like(module):
     code = getattr(unwrapped(type(module).forward), "__code__", None)
     if code is not None and any(n.startswith(("apply_rotary", "apply_rope")) for n in code.co_names):
         return "rope"
-    if re.search(r"(Activation|GELU|SiLU|GELUTanh|MLP|FeedForward)$", name):
+    children = dict(module.named_children())
+    if re.search(r"(Activation|GELU|SiLU|GELUTanh)$", name) or ("down_proj" in children and "gate_proj" in children):
         return "act"
-    children = list(module.children())
-    if re.search(r"(Layer|Block)$", name) and any(looks_like(c) == "norm" for c in children):
+    if re.search(r"(Layer|Block)$", name) and any(looks_like(child) == "norm" for child in children.values()):
         return "fuse"
     return None
 
@@ -280,8 +281,8 @@ class _Plan:
         return fitting, reasons
 
     def facts(self, child, op):
-        if child is None:
-            return "there is none"
+        if not isinstance(child, nn.Module):
+            return "not a module"
         if child in self.excluded:
             return "excluded"
         function = _site_of(child).function
@@ -314,7 +315,7 @@ class _Plan:
             made = rule.build(module, self.context(module, path, function))
             if callable(made):
                 made.__name__ = made.__qualname__ = "forward"
-                return rule, made, None
+                return rule, made, getattr(made, "adze_note", None)
             reasons.append(made)
         if not matched and not reasons:
             if kind is None:
@@ -333,11 +334,11 @@ class Row:
     path: str
     cls: str
     rule: str | None  # what replaced the module, or None
-    reason: str  # why not
+    reason: str  # why not, or when not
     known: bool = True  # whether a rule was made for this source
 
 
-class Handle:
+class PatchHandle:
     """What a patch has done to a model, and the way back."""
 
     def __init__(self, roots, numerics):
@@ -388,7 +389,7 @@ class Handle:
         counts = {}
         for row in self.rows:
             path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.path)
-            what = row.rule if row.rule else f"- {row.reason}"
+            what = f"{row.rule} {row.reason}".rstrip() if row.rule else f"- {row.reason}"
             counts[path, row.cls, what] = counts.get((path, row.cls, what), 0) + 1
         lines = [("module", "", "class", "adze")]
         lines += [(path, f"x{n}" if n > 1 else "", cls, what) for (path, cls, what), n in counts.items()]
@@ -415,8 +416,7 @@ def _roots(model):
 def _named_modules(roots):
     seen = set()
     for prefix, root in roots.items():
-        for path, module in root.named_modules(memo=seen, prefix=prefix):
-            yield path, module
+        yield from root.named_modules(memo=seen, prefix=prefix)
 
 
 def _install(model, ops, numerics, exclude, strict, over):
@@ -426,7 +426,7 @@ def _install(model, ops, numerics, exclude, strict, over):
     if numerics not in ("match", "fast"):
         raise ValueError(f'numerics is "match" or "fast", not {numerics!r}')
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
-    handle = Handle(_roots(model), numerics)
+    handle = PatchHandle(_roots(model), numerics)
     plan = _Plan(ops, numerics, exclude)
     modules = list(_named_modules(handle.roots))
     for path, module in modules:
@@ -465,7 +465,7 @@ def patch(
     numerics: str = "match",
     exclude: Iterable[str] = (),
     strict: bool = False,
-) -> Handle:
+) -> PatchHandle:
     """Replaces forwards of a model's or a pipeline's modules, in place, by faster ones, and returns the way back.
 
     ops: some of "norm", "rope", "act", "fuse"; None is all. numerics: "match" rounds where the model does, "fast" once.
@@ -483,3 +483,13 @@ def patched(model, ops=None, numerics="match", exclude=(), strict=False):
         yield handle
     finally:
         handle.remove()
+
+
+class _CallableModule(types.ModuleType):
+    """adze.patch is this module as soon as something has imported it, and still the function to call."""
+
+    def __call__(self, *args, **kwargs):
+        return patch(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from . import ops
 from .patch import Rule, plain, usable
@@ -101,6 +100,13 @@ def act_usable(act, match, x, *others):
     return (act.once or not match or x.dtype == torch.float32) and usable(x, *others)
 
 
+def act_note(act, ctx, forward):
+    """The forward, with a remark for the report where it will not always be used."""
+    if ctx.match and not act.once:
+        forward.adze_note = "in f32 (the model rounds half precision after each step)"
+    return forward
+
+
 def act_build(facts):
     """A Rule's build for activations of which facts(module, ctx) knows the Act."""
 
@@ -115,7 +121,7 @@ def act_build(facts):
         def forward(self, input):
             return run(self, input)
 
-        return forward
+        return act_note(act, ctx, forward)
 
     return build
 

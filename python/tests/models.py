@@ -1,0 +1,113 @@
+"""Tiny transformers models with random weights, built without a network, and inputs for them."""
+
+import torch
+import transformers as hf
+
+_LM = dict(
+    vocab_size=128, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128,
+)  # fmt: skip
+_HEAD = dict(_LM, head_dim=64)
+_FALCON = dict(vocab_size=128, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, bias=False)
+_NEOX = dict(vocab_size=128, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
+_TOWER = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2)
+_VISION = dict(_TOWER, image_size=32, patch_size=8)
+_T5 = dict(vocab_size=128, d_model=128, d_kv=64, d_ff=256, num_layers=2, num_heads=2)
+
+LANGUAGE = {
+    "llama": lambda: hf.LlamaConfig(**_LM),
+    "mistral": lambda: hf.MistralConfig(**_HEAD, sliding_window=16),
+    "qwen2": lambda: hf.Qwen2Config(**_LM),
+    "qwen3": lambda: hf.Qwen3Config(**_HEAD),
+    "gemma": lambda: hf.GemmaConfig(**_HEAD),
+    "gemma2": lambda: hf.Gemma2Config(**_HEAD, sliding_window=16, query_pre_attn_scalar=64),
+    "gemma3": lambda: hf.Gemma3TextConfig(**_HEAD, sliding_window=16),
+    "phi3": lambda: hf.Phi3Config(**_LM, pad_token_id=0),
+    "phi": lambda: hf.PhiConfig(**{**_LM, "num_key_value_heads": 4}),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=128, n_positions=128, n_embd=256, n_layer=2, n_head=4),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(**_NEOX),
+    "gpt_neox_sequential": lambda: hf.GPTNeoXConfig(**_NEOX, use_parallel_residual=False),
+    "falcon": lambda: hf.FalconConfig(**_FALCON, multi_query=True, parallel_attn=True, alibi=False),
+    "falcon_two_norms": lambda: hf.FalconConfig(**_FALCON, num_kv_heads=2, new_decoder_architecture=True, alibi=False),
+    "falcon_sequential": lambda: hf.FalconConfig(**_FALCON, multi_query=False, parallel_attn=False, alibi=False),
+    "olmo2": lambda: hf.Olmo2Config(**_LM, pad_token_id=0),
+    "gpt_oss": lambda: hf.GptOssConfig(**_HEAD, num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
+    "mixtral": lambda: hf.MixtralConfig(**_LM, num_local_experts=4, num_experts_per_tok=2),
+}  # fmt: skip
+
+OTHER = {
+    "clip": lambda: hf.CLIPModel(
+        hf.CLIPConfig(
+            text_config=dict(
+                _TOWER, vocab_size=128, max_position_embeddings=32, bos_token_id=0, eos_token_id=2, pad_token_id=1
+            ),
+            vision_config=_VISION,
+            projection_dim=64,
+        )
+    ),
+    "siglip": lambda: hf.SiglipModel(
+        hf.SiglipConfig(
+            text_config=dict(_TOWER, vocab_size=128, max_position_embeddings=16), vision_config=_VISION
+        )
+    ),
+    "paligemma": lambda: hf.PaliGemmaForConditionalGeneration(
+        hf.PaliGemmaConfig(
+            vision_config=dict(_VISION, model_type="siglip_vision_model"),
+            text_config=dict(_HEAD, model_type="gemma"),
+            projection_dim=256,
+            image_token_index=100,
+            hidden_size=256,
+        )
+    ),
+    "t5": lambda: hf.T5EncoderModel(hf.T5Config(**_T5, feed_forward_proj="gated-gelu")),
+    "umt5": lambda: hf.UMT5EncoderModel(hf.UMT5Config(**_T5)),
+}  # fmt: skip
+
+
+def build(name, dtype=torch.float32, attention=None):
+    """The model of this name, the same weights every time, in eval mode. Norms have weights that are not all alike."""
+    torch.manual_seed(0)
+    if name in LANGUAGE:
+        more = {"attn_implementation": attention} if attention else {}
+        model = hf.AutoModelForCausalLM.from_config(LANGUAGE[name](), **more)
+    else:
+        model = OTHER[name]()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype).eval()
+
+
+def inputs(name, batch=2, seq=24, dtype=torch.float32):
+    """Arguments for a call; language models get a batch padded on the left."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 99, (batch, seq), generator=generator)
+    if name in ("clip", "siglip"):
+        return {"input_ids": ids[:, :8], "pixel_values": torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)}
+    mask = torch.ones_like(ids)
+    if name == "paligemma":
+        ids[:, :16] = 100
+        pixels = torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)
+        return {"input_ids": ids, "pixel_values": pixels, "attention_mask": mask}
+    if batch > 1:
+        mask[0, : seq // 3] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generate(model, arguments, tokens=16, cache=None):
+    """Greedy tokens."""
+    with torch.no_grad():
+        return model.generate(
+            **arguments, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=None,
+            pad_token_id=0, cache_implementation=cache, **({"disable_compile": True} if cache else {}),
+        )  # fmt: skip
+
+
+def output(model, arguments):
+    """What a call returns, as one tensor."""
+    with torch.no_grad():
+        result = model(**arguments)
+    for name in ("logits", "logits_per_image", "last_hidden_state"):
+        if getattr(result, name, None) is not None:
+            return getattr(result, name)
+    raise ValueError(f"no tensor in {type(result).__name__}")
