@@ -1,0 +1,320 @@
+"""Attention of diffusers' transformers with the norms and the rotation of queries and keys in one launch.
+
+The forward of an attention module hands everything to its processor. Processors stay what they are: the forwards here do
+the work of the processor that was known when the model was patched, and call it when it is another one now."""
+
+import sys
+
+import torch
+
+from . import ops
+from .fingerprint import fingerprint
+from .patch import plain, usable
+
+
+def _processor(module, known, **calls):
+    """The class of the module's processor and what known says of its source, or a str: why not. calls: functions that the
+    processor calls, by the names it has for them, and their fingerprints."""
+    cls = type(module.processor)
+    if isinstance(module.processor, torch.nn.Module):
+        return f"{cls.__name__} has weights of its own"
+    found = fingerprint(cls.__call__)
+    if found not in known:
+        return f"{cls.__name__} is {found}, which no rule knows"
+    for name, prints in calls.items():
+        found_part = fingerprint(cls.__call__.__globals__.get(name))
+        if found_part not in prints:
+            return f"{name} of {cls.__name__} is {found_part}, which no rule knows"
+    return cls, known[found]
+
+
+def _same_norms(ctx, *children):
+    """The one Norm of several modules, or a str: why there is none."""
+    norm, *others = [ctx.facts(child, "norm") for child in children]
+    if isinstance(norm, str):
+        return norm
+    if any(other != norm for other in others):
+        return "queries and keys have different norms"
+    if norm.op != "rms_norm" or norm.bias or not norm.weight:
+        return "queries and keys have a norm that is not an RMS norm with a weight"
+    return norm
+
+
+def _takes(norm, q, k, q_norm, k_norm, *tables):
+    """Whether adze's ops can do what these norms would do to q and k, and rotate by the tables."""
+    if not (plain(q_norm, norm.cls) and plain(k_norm, norm.cls)) or q.dtype != k.dtype:
+        return False
+    if not usable(q, q_norm.weight, *tables) or not usable(k, k_norm.weight):
+        return False
+    return norm.dtype == "x" or (q_norm.weight.dtype == q.dtype and k_norm.weight.dtype == q.dtype)
+
+
+def _norm_rope(norm, rounding, q, k, q_norm, k_norm, cos, sin, q_out=None, k_out=None, across_heads=False):
+    return ops.qk_norm_rope(
+        q,
+        k,
+        q_norm.weight,
+        k_norm.weight,
+        cos,
+        sin,
+        eps=norm.eps,
+        across_heads=across_heads,
+        interleaved=True,
+        rounding=norm.rounding | rounding,
+        q_out=q_out,
+        k_out=k_out,
+    )
+
+
+def _attend(dispatch, processor, q, k, v, mask):
+    out = dispatch(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=0.0,
+        is_causal=False,
+        backend=processor._attention_backend,
+        parallel_config=processor._parallel_config,
+    )
+    return out.flatten(2, 3).to(q.dtype)
+
+
+def _space(first, second):
+    """Room for two streams of tokens, and the two parts of it."""
+    room = first.new_empty(first.shape[0], first.shape[1] + second.shape[1], *first.shape[2:])
+    return room, room[:, : first.shape[1]], room[:, first.shape[1] :]
+
+
+def ltx(module, ctx):
+    """LTXAttention: the norm and the rotation see all heads as one."""
+    found = _processor(module, {"4469db9a3a49": None}, apply_rotary_emb={"0b5cb0cc9d65"})
+    norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
+    if isinstance(norm, str):
+        return norm
+    cls, original, rounding = found[0], ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+
+    def forward(
+        self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
+    ):
+        crossed = encoder_hidden_states is not None or attention_mask is not None or image_rotary_emb is None
+        if crossed or kwargs or type(self.processor) is not cls:
+            return original(self, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
+        cos, sin = image_rotary_emb
+        q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
+        if cos.dim() != 3 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
+            return original(self, hidden_states, None, None, image_rotary_emb)
+        q, k = _norm_rope(norm, rounding, q.unsqueeze(2), k.unsqueeze(2), self.norm_q, self.norm_k, cos, sin)
+        heads = self.heads
+        q, k = q.squeeze(2).unflatten(2, (heads, -1)), k.squeeze(2).unflatten(2, (heads, -1))
+        out = _attend(dispatch, self.processor, q, k, v.unflatten(2, (heads, -1)), None)
+        return self.to_out[1](self.to_out[0](out))
+
+    return forward
+
+
+def flux(module, ctx):
+    """FluxAttention: per head, text before image, one table for both."""
+    found = _processor(
+        module,
+        dict.fromkeys(("0eef6316eb6c", "73a81882accf", "0d0669b5b7b3")),
+        apply_rotary_emb={"d721cd933375"},
+        _get_qkv_projections={"2fb77e970978"},
+    )
+    both = module.added_kv_proj_dim is not None
+    children = [module.norm_q, module.norm_k, *([module.norm_added_q, module.norm_added_k] if both else [])]
+    norm = found if isinstance(found, str) else _same_norms(ctx, *children)
+    if isinstance(norm, str):
+        return norm
+    cls, original, rounding = found[0], ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    project = cls.__call__.__globals__["_get_qkv_projections"]
+
+    def forward(
+        self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
+    ):
+        text = encoder_hidden_states
+        if kwargs or image_rotary_emb is None or (text is not None) != both or type(self.processor) is not cls:
+            return original(self, hidden_states, text, attention_mask, image_rotary_emb, **kwargs)
+        cos, sin = image_rotary_emb
+        head = (-1, self.head_dim)
+        q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
+        takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
+        if takes and both:
+            takes = _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
+        if not takes:
+            return original(self, hidden_states, text, attention_mask, image_rotary_emb)
+        q, k, v = q.unflatten(-1, head), k.unflatten(-1, head), v.unflatten(-1, head)
+        if not both:
+            q, k = _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin)
+            return _attend(dispatch, self.processor, q, k, v, attention_mask)
+        text_q, text_k, text_v = text_q.unflatten(-1, head), text_k.unflatten(-1, head), text_v.unflatten(-1, head)
+        n = text_q.shape[1]
+        all_q, q_text, q_image = _space(text_q, q)
+        all_k, k_text, k_image = _space(text_k, k)
+        _norm_rope(
+            norm, rounding, text_q, text_k, self.norm_added_q, self.norm_added_k, cos[:n], sin[:n], q_text, k_text
+        )
+        _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos[n:], sin[n:], q_image, k_image)
+        out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), attention_mask)
+        image = self.to_out[1](self.to_out[0](out[:, n:].contiguous()))
+        return image, self.to_add_out(out[:, :n].contiguous())
+
+    return forward
+
+
+def wan(module, ctx):
+    """WanAttention: the norm sees all heads as one, the rotation each. Its tables hold each angle twice; without a float
+    table the rotation rounds every step."""
+    found = _processor(
+        module,
+        dict.fromkeys(("aadcf2d55292", "4a6610989d62")),
+        _get_qkv_projections={"40abaa60dde9", "9e2dcd84a66c"},
+    )
+    norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
+    if isinstance(norm, str):
+        return norm
+    cls, original = found[0], ctx.original
+    value, steps = ctx.rounding(ops.ROUND_VALUE), ctx.rounding(ops.ROUND_STEPS)
+    dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    project = cls.__call__.__globals__["_get_qkv_projections"]
+
+    def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, rotary_emb=None, **kwargs):
+        crossed = encoder_hidden_states is not None or self.add_k_proj is not None or rotary_emb is None
+        if crossed or kwargs or type(self.processor) is not cls:
+            return original(self, hidden_states, encoder_hidden_states, attention_mask, rotary_emb, **kwargs)
+        cos, sin = rotary_emb
+        q, k, v = project(self, hidden_states, None)
+        if cos.dim() != 4 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
+            return original(self, hidden_states, None, attention_mask, rotary_emb)
+        heads = (self.heads, -1)
+        q, k, v = q.unflatten(2, heads), k.unflatten(2, heads), v.unflatten(2, heads)
+        rounding = steps if cos.dtype == q.dtype else value
+        cos, sin = cos.squeeze(2), sin.squeeze(2)
+        q, k = _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, across_heads=True)
+        out = _attend(dispatch, self.processor, q, k, v, attention_mask)
+        return self.to_out[1](self.to_out[0](out))
+
+    return forward
+
+
+def hunyuan_video(module, ctx, cls):
+    """Attention with a HunyuanVideoAttnProcessor2_0: image before text, and the image alone is rotated. Without
+    projections for the text both have the same norms."""
+    own = module.add_q_proj is not None
+    children = [module.norm_q, module.norm_k, *([module.norm_added_q, module.norm_added_k] if own else [])]
+    norm = _same_norms(ctx, *children)
+    if isinstance(norm, str):
+        return norm
+    rotation = fingerprint(sys.modules["diffusers.models.embeddings"].apply_rotary_emb)
+    if rotation != "d721cd933375":
+        return f"apply_rotary_emb is {rotation}, which no rule knows"
+    original, rounding = ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    out_proj, text_proj = getattr(module, "to_out", None) is not None, getattr(module, "to_add_out", None) is not None
+
+    def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, **cross_attention_kwargs):
+        text, tables = encoder_hidden_states, cross_attention_kwargs.get("image_rotary_emb")
+        if tables is None or text is None or len(cross_attention_kwargs) > 1 or type(self.processor) is not cls:
+            return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        cos, sin = tables
+        q_norm, k_norm = (self.norm_added_q, self.norm_added_k) if own else (self.norm_q, self.norm_k)
+        n, heads = hidden_states.shape[1], (self.heads, -1)
+        if own:
+            q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
+            text_q, text_k, text_v = self.add_q_proj(text), self.add_k_proj(text), self.add_v_proj(text)
+        else:
+            tokens = torch.cat([hidden_states, text], dim=1)
+            q, k, v = self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
+            q, text_q, k, text_k = q[:, :n], q[:, n:], k[:, :n], k[:, n:]
+        takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
+        if not takes or not _takes(norm, text_q, text_k, q_norm, k_norm):
+            return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        q, k, v = q.unflatten(2, heads), k.unflatten(2, heads), v.unflatten(2, heads)
+        text_q, text_k = text_q.unflatten(2, heads), text_k.unflatten(2, heads)
+        if own:
+            v = torch.cat([v, text_v.unflatten(2, heads)], dim=1)
+        all_q, q_image, q_text = _space(q, text_q)
+        all_k, k_image, k_text = _space(k, text_k)
+        _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, q_image, k_image)
+        ops.rms_norm(text_q, q_norm.weight, eps=norm.eps, rounding=norm.rounding, out=q_text)
+        ops.rms_norm(text_k, k_norm.weight, eps=norm.eps, rounding=norm.rounding, out=k_text)
+        out = _attend(dispatch, self.processor, all_q, all_k, v, attention_mask)
+        image, text = out[:, :n], out[:, n:]
+        if out_proj:
+            image = self.to_out[1](self.to_out[0](image))
+        return image, self.to_add_out(text) if text_proj else text
+
+    return forward
+
+
+def _table(freqs):
+    """cos and sin of a table of complex numbers."""
+    cos, sin = torch.view_as_real(freqs).movedim(-1, 0).contiguous()
+    return cos, sin
+
+
+def qwen_image(module, ctx, cls, joint_mask):
+    """Attention with a QwenDoubleStreamAttnProcessor2_0: text before image, a complex table for each, one angle a pair.
+    joint_mask: the processor makes the mask from the text's, else it is given one."""
+    found = _processor(module, _SHARED, apply_rotary_emb_qwen={"d0a8a3132733"})
+    children = (module.norm_q, module.norm_k, module.norm_added_q, module.norm_added_k)
+    norm = found if isinstance(found, str) else _same_norms(ctx, *children)
+    if isinstance(norm, str):
+        return norm
+    original, rounding = ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    names = frozenset(("image_rotary_emb", "encoder_hidden_states_mask"))
+    dropout = len(module.to_out) > 1
+
+    def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, **cross_attention_kwargs):
+        text, tables = encoder_hidden_states, cross_attention_kwargs.get("image_rotary_emb")
+        odd = tables is None or text is None or (joint_mask and attention_mask is not None)
+        if odd or any(name not in names for name in cross_attention_kwargs) or type(self.processor) is not cls:
+            return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
+        text_q, text_k, text_v = self.add_q_proj(text), self.add_k_proj(text), self.add_v_proj(text)
+        takes = _takes(norm, q, k, self.norm_q, self.norm_k)
+        takes = takes and _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
+        takes = takes and all(t.dtype == torch.complex64 and t.dim() == 2 and t.device == q.device for t in tables)
+        if not takes:
+            return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        mask, text_mask = attention_mask, cross_attention_kwargs.get("encoder_hidden_states_mask")
+        if joint_mask and text_mask is not None:
+            seen = text_mask.new_ones((q.shape[0], q.shape[1]), dtype=torch.bool)
+            mask = torch.cat([text_mask, seen], dim=1)[:, None, None, :]
+        n, head = text.shape[1], (-1, self.inner_dim // self.heads)
+        q, k, v = q.unflatten(-1, head), k.unflatten(-1, head), v.unflatten(-1, head)
+        text_q, text_k, text_v = text_q.unflatten(-1, head), text_k.unflatten(-1, head), text_v.unflatten(-1, head)
+        all_q, q_text, q_image = _space(text_q, q)
+        all_k, k_text, k_image = _space(text_k, k)
+        cos, sin = _table(tables[0])
+        _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, q_image, k_image)
+        cos, sin = _table(tables[1])
+        _norm_rope(norm, rounding, text_q, text_k, self.norm_added_q, self.norm_added_k, cos, sin, q_text, k_text)
+        out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), mask)
+        image = self.to_out[0](out[:, n:].contiguous())
+        if dropout:
+            image = self.to_out[1](image)
+        return image, self.to_add_out(out[:, :n].contiguous())
+
+    return forward
+
+
+_SHARED = {  # processors of diffusers' shared Attention class
+    "0bfe089db8c1": hunyuan_video,
+    "6f5c67f5d1d8": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
+    "0f7a9a45842f": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
+    "877a2053986b": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    "43f54bee3437": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    "8401876b6c0f": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    "6282583a6d41": lambda module, ctx, cls: "nothing is rotated",  # AttnProcessor2_0
+    "7834604f5d15": lambda module, ctx, cls: "nothing is rotated",  # JointAttnProcessor2_0
+}
+
+
+def shared(module, ctx):
+    """diffusers.models.attention_processor.Attention, by its processor."""
+    found = _processor(module, _SHARED)
+    return found if isinstance(found, str) else found[1](module, ctx, found[0])

@@ -1,0 +1,297 @@
+"""Replacements for diffusers' norms, with and without modulation, and for its activations."""
+
+import torch
+from torch import nn
+
+from . import ops
+from .patch import plain, usable
+from .patch_torch import Act, Norm, act_usable
+
+# ---- Norms of one input ----
+
+
+def rms_norm(module, ctx):
+    """diffusers.models.normalization.RMSNorm: as T5's, with an optional bias."""
+    if len(module.dim) != 1:
+        return f"a norm over {len(module.dim)} dimensions"
+    if module.bias is not None and ctx.match:
+        return "its bias is added to a rounded product"
+    weight = module.weight is not None
+    bits = ctx.rounding(ops.ROUND_NORM) if weight else 0
+    return Norm(type(module), "rms_norm", module.eps, 0.0, bits, "weight" if weight else "x", weight)
+
+
+def float_layer_norm(module, ctx):
+    """diffusers.models.normalization.FP32LayerNorm."""
+    if len(module.normalized_shape) != 1:
+        return f"a norm over {len(module.normalized_shape)} dimensions"
+    weight, bias = module.weight is not None, module.bias is not None
+    return Norm(type(module), "layer_norm", module.eps, weight=weight, bias=bias)
+
+
+def build_norm(facts):
+    """A Rule's build for norms whose parameter is called inputs or hidden_states."""
+
+    def build(module, ctx):
+        norm, original = facts(module, ctx), ctx.original
+        if isinstance(norm, str):
+            return norm
+
+        def run(self, x):
+            weight = self.weight if norm.weight else None
+            bias = self.bias if norm.bias else None
+            return norm.run(x, weight, bias) if usable(x, weight, bias) else original(self, x)
+
+        def of_inputs(self, inputs):
+            return run(self, inputs)
+
+        def of_hidden_states(self, hidden_states):
+            return run(self, hidden_states)
+
+        return of_inputs if original.__code__.co_varnames[1] == "inputs" else of_hidden_states
+
+    return build
+
+
+# ---- Norm and modulation ----
+
+
+def _alike(x, *others):
+    return all(other is None or other.dtype == x.dtype for other in others)
+
+
+def modulated(child, norm, steps, x, scale, shift, scale_table=None, shift_table=None):
+    """child(x) * (1 + scale + scale_table) + shift + shift_table; in one launch where the child is a plain norm.
+    steps: the rounding that rounds each of these steps."""
+    if plain(child, norm.cls) and x.dim() == 3 and scale.dim() == 3 and scale.shape[0] == x.shape[0]:
+        weight = child.weight if norm.weight else None
+        bias = child.bias if norm.bias else None
+        if usable(x, weight, bias, scale, shift, scale_table, shift_table):
+            options = norm.options(x, weight)
+            if _alike(x, scale, shift, scale_table, shift_table) and options["out_dtype"] == x.dtype:
+                options["rounding"] |= steps
+                op = ops.rms_norm if norm.op == "rms_norm" else ops.layer_norm
+                options |= {"scale": scale, "shift": shift, "scale_table": scale_table, "shift_table": shift_table}
+                return op(x, weight, bias=bias, **options)
+    if scale_table is not None:
+        scale, shift = scale_table + scale, shift_table + shift
+    return child(x) * (1 + scale) + shift
+
+
+def added(child, norm, steps, x, residual, gate=None, scale=None, shift=None, scale_table=None, shift_table=None):
+    """modulated(...) of residual + gate * x, and that sum; in one launch where the child is a plain norm."""
+    if plain(child, norm.cls) and x.dim() == 3 and x.shape == residual.shape:
+        weight = child.weight if norm.weight else None
+        bias = child.bias if norm.bias else None
+        if usable(x, weight, bias, residual, gate, scale, shift, scale_table, shift_table):
+            options = norm.options(x, weight)
+            alike = _alike(x, residual, gate, scale, shift, scale_table, shift_table)
+            if alike and options["out_dtype"] == x.dtype:
+                options["rounding"] |= steps
+                op = ops.rms_norm if norm.op == "rms_norm" else ops.layer_norm
+                options |= {"scale": scale, "shift": shift, "scale_table": scale_table, "shift_table": shift_table}
+                return op(x, weight, bias=bias, residual=residual, gate=gate, **options)
+    total = residual + (x if gate is None else gate * x)
+    if scale is None:
+        return child(total), total
+    return modulated(child, norm, steps, total, scale, shift, scale_table, shift_table), total
+
+
+def gated(fast, residual, x, gate):
+    """residual + gate * x; the product is not rounded when fast."""
+    if fast and x.dtype == residual.dtype == gate.dtype:
+        return torch.addcmul(residual, x, gate)
+    return residual + gate * x
+
+
+def ada_zero(module, ctx):
+    """AdaLayerNormZero."""
+    norm, steps = ctx.facts(module.norm, "norm"), ctx.rounding(ops.ROUND_STEPS)
+    if isinstance(norm, str):
+        return norm
+
+    def forward(self, x, timestep=None, class_labels=None, hidden_dtype=None, emb=None):
+        if self.emb is not None:
+            emb = self.emb(timestep, class_labels, hidden_dtype=hidden_dtype)
+        shift, scale, gate, *mlp = self.linear(self.silu(emb)).chunk(6, dim=1)
+        return modulated(self.norm, norm, steps, x, scale[:, None], shift[:, None]), gate, *mlp
+
+    return forward
+
+
+def ada_zero_single(module, ctx):
+    """AdaLayerNormZeroSingle."""
+    norm, steps = ctx.facts(module.norm, "norm"), ctx.rounding(ops.ROUND_STEPS)
+    if isinstance(norm, str):
+        return norm
+
+    def forward(self, x, emb=None):
+        shift, scale, gate = self.linear(self.silu(emb)).chunk(3, dim=1)
+        return modulated(self.norm, norm, steps, x, scale[:, None], shift[:, None]), gate
+
+    return forward
+
+
+def ada_zero_twice(module, ctx):
+    """SD35AdaLayerNormZeroX: one norm, modulated for two attentions."""
+    norm, steps = ctx.facts(module.norm, "norm"), ctx.rounding(ops.ROUND_STEPS)
+    if isinstance(norm, str):
+        return norm
+
+    def forward(self, hidden_states, emb=None):
+        rows = self.linear(self.silu(emb)).chunk(9, dim=1)
+        one = modulated(self.norm, norm, steps, hidden_states, rows[1][:, None], rows[0][:, None])
+        two = modulated(self.norm, norm, steps, hidden_states, rows[7][:, None], rows[6][:, None])
+        return one, *rows[2:6], two, rows[8]
+
+    return forward
+
+
+def ada_continuous(module, ctx):
+    """AdaLayerNormContinuous: its linear gives the scale first."""
+    norm, steps = ctx.facts(module.norm, "norm"), ctx.rounding(ops.ROUND_STEPS)
+    if isinstance(norm, str):
+        return norm
+
+    def forward(self, x, conditioning_embedding):
+        emb = self.linear(self.silu(conditioning_embedding).to(x.dtype))
+        scale, shift = emb.chunk(2, dim=1)
+        return modulated(self.norm, norm, steps, x, scale[:, None], shift[:, None])
+
+    return forward
+
+
+def two_parts(child, norm, steps, x, count, first, rest):
+    """modulated(...) with one (scale, shift) for the first count tokens and another for the rest."""
+    parts = (x[:, :count], *first), (x[:, count:], *rest)
+    return torch.cat(
+        [modulated(child, norm, steps, part, scale[:, None], shift[:, None]) for part, scale, shift in parts], 1
+    )
+
+
+def ada_zero_token_replace(module, ctx):
+    """HunyuanVideoTokenReplaceAdaLayerNormZero: tokens of the first frame have modulations of their own."""
+    norm, steps = ctx.facts(module.norm, "norm"), ctx.rounding(ops.ROUND_STEPS)
+    if isinstance(norm, str):
+        return norm
+
+    def forward(self, hidden_states, emb, token_replace_emb, first_frame_num_tokens):
+        rows = self.linear(self.silu(emb)).chunk(6, dim=1)
+        replaced = self.linear(self.silu(token_replace_emb)).chunk(6, dim=1)
+        out = two_parts(self.norm, norm, steps, hidden_states, first_frame_num_tokens, replaced[1::-1], rows[1::-1])
+        return out, *rows[2:], *replaced[2:]
+
+    return forward
+
+
+def ada_zero_single_token_replace(module, ctx):
+    """HunyuanVideoTokenReplaceAdaLayerNormZeroSingle."""
+    norm, steps = ctx.facts(module.norm, "norm"), ctx.rounding(ops.ROUND_STEPS)
+    if isinstance(norm, str):
+        return norm
+
+    def forward(self, hidden_states, emb, token_replace_emb, first_frame_num_tokens):
+        rows = self.linear(self.silu(emb)).chunk(3, dim=1)
+        replaced = self.linear(self.silu(token_replace_emb)).chunk(3, dim=1)
+        out = two_parts(self.norm, norm, steps, hidden_states, first_frame_num_tokens, replaced[1::-1], rows[1::-1])
+        return out, rows[2], replaced[2]
+
+    return forward
+
+
+# ---- Group norms ----
+
+
+def grouped(child, x, act, rounding):
+    """A plain GroupNorm's output and its activation, or None where adze's op cannot have x."""
+    weight, bias = child.weight, child.bias
+    if x.dim() > 2 and x.stride(1) == 1 and x.stride(-1) != 1:
+        last = x.movedim(1, -1)
+        if usable(last, weight, bias):
+            out = ops.group_norm(
+                last, child.num_groups, weight, bias, eps=child.eps, act=act, channels_last=True, rounding=rounding
+            )
+            return out.movedim(-1, 1)
+    elif x.dim() > 1 and usable(x, weight, bias):
+        return ops.group_norm(x, child.num_groups, weight, bias, eps=child.eps, act=act, rounding=rounding)
+    return None
+
+
+def group_norm(module, ctx):
+    """torch.nn.GroupNorm, which takes NCHW and channels-last tensors."""
+    original = ctx.original
+
+    def forward(self, input):
+        out = grouped(self, input, None, 0)
+        return original(self, input) if out is None else out
+
+    return forward
+
+
+# ---- Activations ----
+
+
+def _glu(act, module, ctx):
+    steps, original = ctx.rounding(ops.ROUND_STEPS), ctx.original
+
+    def run(self, x):
+        both = self.proj(x)
+        if usable(both):
+            return ops.glu(both, act=act, value_first=True, rounding=steps)
+        value, gate = both.chunk(2, dim=-1)
+        return value * (nn.functional.gelu(gate) if act == "gelu" else nn.functional.silu(gate))
+
+    def geglu(self, hidden_states, *args, **kwargs):
+        return original(self, hidden_states, *args, **kwargs) if args or kwargs else run(self, hidden_states)
+
+    def swiglu(self, hidden_states):
+        return run(self, hidden_states)
+
+    return geglu if act == "gelu" else swiglu
+
+
+def geglu(module, ctx):
+    return _glu("gelu", module, ctx)
+
+
+def swiglu(module, ctx):
+    if type(module.activation) is not nn.SiLU:
+        return f"its activation is a {type(module.activation).__name__}"
+    return _glu("silu", module, ctx)
+
+
+def gelu(module, ctx):
+    """A Linear and a GELU."""
+    act = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}[module.approximate]
+
+    def forward(self, hidden_states):
+        hidden_states = self.proj(hidden_states)
+        return ops.activation(hidden_states, act) if usable(hidden_states) else self.gelu(hidden_states)
+
+    return forward
+
+
+def approximate_gelu(module, ctx):
+    """A Linear and x * sigmoid(1.702 x), of which bf16 and f16 models round every step: matched in f32 alone."""
+    act, match = Act(type(module), "quick_gelu", once=False), ctx.match
+
+    def forward(self, x):
+        x = self.proj(x)
+        return ops.activation(x, act.name) if act_usable(act, match, x) else x * torch.sigmoid(1.702 * x)
+
+    return forward
+
+
+def linear_activation(module, ctx):
+    """A Linear and an activation module."""
+    act, match = ctx.facts(module.activation, "act"), ctx.match
+    if isinstance(act, str):
+        return act
+
+    def forward(self, hidden_states):
+        hidden_states = self.proj(hidden_states)
+        if plain(self.activation, act.cls) and act_usable(act, match, hidden_states):
+            return ops.activation(hidden_states, act.name)
+        return self.activation(hidden_states)
+
+    return forward
