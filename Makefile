@@ -4,6 +4,7 @@
 #   make test         everything that can be tested here     make fat             every GPU architecture
 #   make check        kernels against their definitions      make check SAN=1     with sanitizers
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
+#   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
 B       ?= build$(if $(SAN),/san)
 PREFIX  ?= /usr/local
 CFLAGS  ?= $(if $(SAN),-O1,-O2) -g
@@ -90,15 +91,21 @@ $(B)/adze: $(CLI) $(B)/libadze_check.a $(B)/libadze.a
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) $^ -o $@ $(LIBS)
 # The Python package's native part: the static library and the bindings, with nothing of Python or torch on the line.
-# bind/ is compiled with -fexceptions: torch's errors pass through it.
+# bind/ is compiled with -fexceptions: torch's errors pass through it. A wheel for others is linked by PY_LD, against an
+# older libc than this machine's.
 BIND    := $(call objects,bind)
 EXT     := $(B)/_adze.abi3.so
+PY_LD   ?= $(CC)
 $(BIND): ADZE_CFLAGS += -fexceptions
-$(EXT): $(BIND) $(B)/libadze.a
+$(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/flags
 	@echo "  LD    $@"
-	$(Q)$(CC) -shared -Wl,--exclude-libs,ALL $(LDFLAGS) $^ -o $@ $(LIBS) -ldl
+	$(Q)$(PY_LD) -shared $(if $(SAN),,-s) -Wl,--version-script=bind/exports.map $(LDFLAGS) $(BIND) $(B)/libadze.a -o $@ $(LIBS) -ldl
 python: $(EXT)
-	@cp $< python/adze/
+	@cmp -s $< python/adze/$(<F) || cp $< python/adze/
+wheel:
+	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
+	PY_LD="$(CURDIR)/$(B)/wheel/bin/python -m ziglang cc -target $(ARCH)-linux-gnu.2.28" ADZE_WHEEL=manylinux_2_28_$(ARCH) \
+	  $(B)/wheel/bin/pip wheel -q --no-deps -w dist .
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
@@ -130,7 +137,7 @@ stamp = $(if $(findstring <$(strip $2)>,<$(strip $(file <$(B)/$1))>),,$(file >$(
 ifneq ($(filter-out clean format lint test $(if $(wildcard $(B)/adze),install),$(or $(MAKECMDGOALS),all)),)
 $(shell mkdir -p '$(B)')
 $(call stamp,flags,$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) $(CUDA_INC) $(LDFLAGS) $(LIBS) $(NVCC) $(NVFLAGS) \
-  $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION))
+  $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION) $(PY_LD))
 $(call stamp,objects,$(LIB) $(HARNESS) $(CLI) $(BIND))
 $(call stamp,commit,$(COMMIT))
 endif
@@ -166,5 +173,5 @@ install: $(if $(wildcard $(B)/adze),,all)
 
 clean:
 	rm -rf $(B)
-.PHONY: all python run check test lint format fat cuda-compile cuda-objects install clean
+.PHONY: all python wheel run check test lint format fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

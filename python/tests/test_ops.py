@@ -1,0 +1,302 @@
+"""The torch operators: schemas, values, errors, fakes, compile. That kernels are exact is judged in C; here it is
+whether a call arrives as it was meant."""
+
+import gc
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+import adze  # noqa: E402
+from adze import _ops, fake, ops  # noqa: E402
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+OPS = ["rms_norm", "layer_norm", "group_norm", "activation", "glu", "softmax", "rope", "qk_norm_rope", "rope_table"]
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got, want):
+    """Rounded once from float arithmetic of at most 64 steps on terms as large as the row's largest value: a swapped,
+    dropped or misread argument is off by far more. Exact limits are the business of `adze check`."""
+    assert got.shape == want.shape
+    row = want.abs().amax(-1, keepdim=True).clamp_min(1)
+    limit = 0.5 * torch.finfo(got.dtype).eps * want.abs() + 64 * 2**-24 * row
+    assert ((got.double() - want).abs() <= limit + torch.finfo(got.dtype).tiny).all()
+
+
+def table(seq, dim):
+    angle = torch.arange(seq)[:, None] * 1000.0 ** -(torch.arange(dim // 2) / dim)
+    return torch.cat([angle.cos()] * 2, -1), torch.cat([angle.sin()] * 2, -1)
+
+
+def samples(dtype):
+    """Arguments of each overload."""
+    x, r, w = randn(2, 3, 64, dtype=dtype), randn(2, 3, 64, dtype=dtype, seed=1), randn(64, dtype=dtype, seed=2)
+    scale = randn(2, 1, 64, dtype=dtype, seed=3)
+    q, k = randn(2, 5, 4, 16, dtype=dtype), randn(2, 5, 2, 16, dtype=dtype, seed=1)
+    cos, sin = table(5, 16)
+    image = randn(2, 8, 4, 4, dtype=dtype)
+    pos, freq = torch.arange(6)[:, None], torch.linspace(1, 0.01, 8)
+    empty = torch.empty_like
+    return [
+        ("rms_norm.default", (x, None, w), {"eps": 1e-6}),
+        ("rms_norm.sum", (x, r, w), {"eps": 1e-6, "rounding": 3}),
+        ("rms_norm.out", (x, r, w), {"eps": 1e-6, "out": empty(x), "sum": empty(x)}),
+        ("layer_norm.default", (x, None, w, w), {"eps": 1e-6, "scale": scale, "shift": scale}),
+        ("layer_norm.sum", (x, r), {"eps": 1e-6, "out_dtype": 1}),
+        ("layer_norm.out", (x,), {"eps": 1e-6, "out": empty(x)}),
+        ("group_norm.default", (image, None, None, 1e-5, 4), {"act": 1}),
+        ("group_norm.out", (image, None, None, 1e-5, 4), {"out": empty(image)}),
+        ("activation.default", (x, 2), {}),
+        ("activation.out", (x, 3), {"out": empty(x)}),
+        ("glu.default", (x,), {"act": 1}),
+        ("glu.out", (x, r), {"act": 2, "out": empty(x)}),
+        ("softmax.default", (x, None, 0.5), {}),
+        ("softmax.out", (x,), {"out": empty(x)}),
+        ("rope.default", (q, None, cos, sin), {}),
+        ("rope.k_out", (q, k, cos, sin), {"rounding": 2}),
+        ("rope.out", (q, k, cos, sin), {"q_out": empty(q), "k_out": empty(k)}),
+        ("qk_norm_rope.default", (q, None, None, None, cos, sin, 1e-6), {}),
+        ("qk_norm_rope.k_out", (q, k, None, None, cos, sin, 1e-6), {}),
+        ("qk_norm_rope.out", (q, k, None, None, cos, sin, 1e-6), {"q_out": empty(q), "k_out": empty(k)}),
+        ("rope_table.default", (pos, freq), {"columns": 1, "out_dtype": 3}),
+        ("rope_table.out", (pos, freq), {"cos": torch.empty(6, 8), "sin": torch.empty(6, 8)}),
+    ]
+
+
+def overload(name):
+    packet, which = name.split(".")
+    return getattr(getattr(_ops.ops, packet), which)
+
+
+def test_every_overload_is_sampled():
+    registered = {f"{op}.{form}" for op in OPS for form in getattr(_ops.ops, op).overloads()}
+    assert registered == {name for name, _, _ in samples(torch.float32)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at", range(22))
+def test_opcheck(at, dtype):
+    name, args, kwargs = samples(dtype)[at]
+    torch.library.opcheck(overload(name), args, kwargs)
+
+
+@pytest.mark.parametrize("at", range(22))
+def test_fake_is_what_comes_out(at):
+    name, args, kwargs = samples(torch.bfloat16)[at]
+    real = overload(name)(*args, **kwargs)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        imagined = overload(name)(*args, **kwargs)
+    for a, b in zip(*([t] if isinstance(t, torch.Tensor) else t or [] for t in (real, imagined)), strict=True):
+        assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values(dtype):
+    x, r, w = (randn(3, 5, 64, dtype=dtype, seed=s) for s in range(3))
+    w = w[0, 0]
+    d, e = x.double(), w.double()
+    close(adze.rms_norm(x, w, eps=1e-5), F.rms_norm(d, (64,), e, 1e-5))
+    close(adze.layer_norm(x, w, w, eps=1e-5), F.layer_norm(d, (64,), e, e, 1e-5))
+    out, total = adze.rms_norm(x, w, residual=r, eps=1e-5)
+    assert torch.equal(total, x + r)
+    close(out, F.rms_norm((x + r).double(), (64,), e, 1e-5))
+    assert torch.equal(adze.rms_norm(x, w, residual=r, eps=1e-5, need_sum=False), out)
+    gamma, beta = randn(3, 1, 64, dtype=dtype, seed=4), randn(3, 1, 64, dtype=dtype, seed=5)
+    close(
+        adze.layer_norm(x, scale=gamma, shift=beta, eps=1e-5),
+        F.layer_norm(d, (64,), eps=1e-5) * (1 + gamma.double()) + beta.double(),
+    )
+    close(adze.activation(x, "gelu_new"), F.gelu(d, approximate="tanh"))
+    close(adze.glu(torch.cat([r, x], -1), act="gelu", value_first=True), r.double() * F.gelu(d))
+    close(adze.glu(x, r), F.silu(d) * r.double())
+    close(adze.softmax(x, scale=0.3), (d * torch.tensor(0.3).double()).softmax(-1))
+    image = randn(2, 8, 4, 6, dtype=dtype)
+    want = F.silu(F.group_norm(image.double(), 4, e[:8], e[8:16]))
+    close(adze.group_norm(image, 4, w[:8], w[8:16], act="silu"), want)
+    last = image.permute(0, 2, 3, 1)
+    got = adze.group_norm(last.contiguous(), 4, w[:8], w[8:16], act="silu", channels_last=True)
+    close(got.permute(0, 3, 1, 2), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_values(dtype):
+    q, k = randn(2, 5, 4, 16, dtype=dtype), randn(2, 5, 2, 16, dtype=dtype, seed=1)
+    cos, sin = table(5, 16)
+
+    def rotated(x):
+        a, b = x.double().chunk(2, -1)
+        return x.double() * cos.double()[:, None] + torch.cat([-b, a], -1) * sin.double()[:, None]
+
+    for got, want in zip(adze.rope(q, k, cos, sin), (rotated(q), rotated(k)), strict=True):
+        close(got, want)
+    first = adze.rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin, heads_first=True)
+    for a, b in zip(first, adze.rope(q, k, cos, sin), strict=True):
+        assert torch.equal(a.transpose(1, 2), b)
+    assert torch.equal(adze.rope(q, None, cos, sin), adze.rope(q, k, cos, sin)[0])
+    w = randn(16, dtype=dtype, seed=3)
+    for got, x in zip(
+        adze.qk_norm_rope(q, k, w, w, cos, sin, eps=1e-6, rounding=adze.ROUND_VALUE), (q, k), strict=True
+    ):
+        close(got, rotated(adze.rms_norm(x, w, eps=1e-6)))
+    freq = 1000.0 ** -(torch.arange(8) / 16)
+    for got, want in zip(adze.rope_table(torch.arange(5)[:, None], freq, columns="halves"), (cos, sin), strict=True):
+        close(got, want.double())
+
+
+def test_out_forms():
+    x, r, w = randn(2, 64), randn(2, 64, seed=1), randn(64, seed=2)
+    out, total = torch.empty(2, 64), torch.empty(2, 64)
+    got = adze.rms_norm(x, w, residual=r, out=out, sum_out=total)
+    assert got[0] is out and got[1] is total
+    assert all(map(torch.equal, got, adze.rms_norm(x, w, residual=r)))
+    for f in (lambda **kw: adze.activation(x, "silu", **kw), lambda **kw: adze.softmax(x, **kw), lambda **kw: adze.glu(x, r, **kw)):  # fmt: skip
+        assert f(out=out) is out and torch.equal(out, f())
+    q, cos = randn(1, 3, 2, 8), randn(3, 8)
+    own = q.clone()
+    assert adze.rope(own, None, cos, cos, q_out=own) is own and torch.equal(own, adze.rope(q, None, cos, cos))
+    with pytest.raises(ValueError, match="sum_out is given without out"):
+        adze.rms_norm(x, residual=r, sum_out=total)
+
+
+def test_views_need_no_copy():
+    qkv = randn(2, 7, 3 * 64, dtype=torch.bfloat16)
+    six = randn(2, 6 * 64, dtype=torch.bfloat16, seed=1)
+    scale, shift = six.unsqueeze(1).chunk(6, -1)[1:3]
+    x = qkv[..., 64:128]
+    want = adze.layer_norm(x.contiguous(), scale=scale.contiguous(), shift=shift.contiguous())
+    assert torch.equal(adze.layer_norm(x, scale=scale, shift=shift), want)
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda x: adze.rms_norm(x, torch.ones(63)), "rms_norm: weight has 63 elements"),
+        (lambda x: adze.rms_norm(x.t()), "contiguous|stride"),
+        (lambda x: adze.rms_norm(x.to(torch.int64)), "rms_norm: x is i64"),
+        (lambda x: adze.rms_norm(x.to(torch.complex64)), "rms_norm: x has a dtype that adze does not have"),
+        (lambda x: adze.rms_norm(x[None, None, None, None]), "rms_norm: x has rank 6"),
+        (lambda x: adze.rms_norm(x, eps=-1.0), "eps is -1"),
+        (lambda x: adze.rms_norm(x, rounding=1 << 40), "rounding is 1099511627776, it must fit in 32 bits"),
+        (lambda x: adze.rms_norm(x, rounding=64), "rounding"),
+        (lambda x: adze.rms_norm(x, x, out=torch.empty(2, 2)), "weight"),
+        (lambda x: adze.rms_norm(x, out=torch.empty(2, 2)), "out has 2 in dimension 0"),
+        (lambda x: _ops.ops.rope.default(x[:, None], x[:, None], x, x), "the arguments give k_out too"),
+        (lambda x: _ops.ops.rms_norm.sum(x), "the arguments give sum no value"),
+    ],
+)
+def test_errors_are_sentences(call, sentence):
+    with pytest.raises(RuntimeError, match=sentence):
+        call(randn(4, 64))
+
+
+def test_unknown_words():
+    with pytest.raises(ValueError, match="act is 'tanhh', known are silu"):
+        adze.activation(randn(2, 4), "tanhh")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        adze.nothing  # noqa: B018
+
+
+def test_names_of_the_table():
+    """The words of ops.py are those of the library."""
+    described = {}
+    for line in iter(map(_ops.library.adze_describe, range(100)).__next__, None):
+        name, *fields = line.decode().split(";")
+        described[name] = [field.split() for field in fields]
+    assert sorted(described) == sorted(OPS)
+    words = {f[1]: dict(w.split("=") for w in f[2:]) for fields in described.values() for f in fields if f[2:]}
+    assert {name: str(number) for name, number in ops.ACTS.items()} == words["act"]
+    assert {name: str(number) for name, number in ops.COLUMNS.items()} == words["columns"]
+
+
+def test_no_silent_gradients():
+    x = randn(2, 8).requires_grad_()
+    for call in (lambda: adze.rms_norm(x), lambda: adze.activation(x, "silu"), lambda: adze.glu(x)):
+        with pytest.raises(RuntimeError, match="adze has no gradients"):
+            call()
+        with torch.no_grad():
+            call()
+        with torch.inference_mode():
+            call()
+    with pytest.raises(Exception, match="adze has no gradients"):
+        torch.compile(lambda y: _ops.ops.rms_norm(y), backend="aot_eager", fullgraph=True)(x)
+
+
+def test_compile_fullgraph_dynamic():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def block(x, r, w, cos, sin):
+        y, r = adze.rms_norm(x * 2, w, residual=r)
+        q = y.view(*y.shape[:-1], 4, 16)
+        q, k = adze.qk_norm_rope(q, q, None, None, cos, sin)
+        return adze.glu(q.flatten(-2)) + r[..., :32], adze.softmax(k), adze.activation(r, "gelu")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=True)
+    for seq in (3, 5, 8):
+        args = (randn(2, seq, 64), randn(2, seq, 64, seed=1), randn(64), *table(seq, 16))
+        assert all(map(torch.equal, compiled(*args), block(*args)))
+    assert len(graphs) == 1
+
+
+def test_inductor():
+    def block(x, w):
+        return adze.rms_norm(x * 2 + 1, w).transpose(0, 1).relu()
+
+    x, w = randn(6, 64), randn(64)
+    assert torch.equal(torch.compile(block, fullgraph=True)(x, w), block(x, w))
+
+
+def test_threads_agree():
+    x, w = randn(512, 256, dtype=torch.bfloat16), randn(256, dtype=torch.bfloat16, seed=1)
+    want, wrong = adze.rms_norm(x, w), []
+
+    def work():
+        for _ in range(20):
+            if not torch.equal(adze.rms_norm(x, w), want):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def test_nothing_leaks():
+    x, w = randn(64, 256), randn(256)
+
+    def round_trip():
+        for _ in range(500):
+            adze.rms_norm(x, w, residual=x)
+            with pytest.raises(RuntimeError):
+                adze.rms_norm(x, w[:3])
+        gc.collect()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    round_trip()
+    before = round_trip()
+    for _ in range(4):
+        after = round_trip()
+    assert after - before < 4096, f"{after - before} KiB in 2000 calls and 2000 errors"
+
+
+def test_import_needs_nothing():
+    code = "import sys, adze; print(adze.__version__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [adze.__version__, "False"]
+
+
+def test_fakes_are_for_all():
+    assert set(fake.DTYPES) == {code for code in ops.DTYPES.values() if code}
