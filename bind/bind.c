@@ -8,6 +8,7 @@ void bind_fail(bind_call *call, const char *format, ...)
 {
     if (call->error[0])
         return;
+    call->status = ADZE_BAD_ARG;
     va_list ap;
     va_start(ap, format);
     vsnprintf(call->error, sizeof call->error, format, ap);
@@ -17,8 +18,10 @@ void bind_fail(bind_call *call, const char *format, ...)
 /* A status of the library, as this call's error. */
 static int took(bind_call *call, adze_status status)
 {
-    if (status != ADZE_OK)
+    if (status != ADZE_OK && !call->error[0]) {
         bind_fail(call, "%s", adze_last_error());
+        call->status = status;
+    }
     return call->error[0] == 0;
 }
 
@@ -78,6 +81,49 @@ int bind_run(bind_call *call, void *scratch, size_t bytes)
     head->scratch = scratch;
     head->scratch_size = bytes;
     return took(call, adze_dispatch(call->op, call->stream, call->args));
+}
+
+const adze_field *bind_find(const adze_op *op, const char *name, size_t length)
+{
+    const adze_field *f = op->fields;
+    while (f->name && (strlen(f->name) != length || memcmp(f->name, name, length) != 0))
+        f++;
+    return f->name ? f : NULL;
+}
+
+int bind_prepare(bind_call *call)
+{
+    static _Atomic int prepared[64];
+    const int device = call->stream.device;
+    if (device < 0 || device >= 64 || prepared[device])
+        return 1;
+    prepared[device] = took(call, adze_prepare(device));
+    return prepared[device];
+}
+
+/* Data is never read here; it lies far apart, so that nothing overlaps. */
+const char *bind_describe_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch)
+{
+    static _Thread_local bind_call call;
+    bind_begin(&call, adze_ops[index]);
+    call.stream.device = 0;
+    const adze_tensor *in = tensors;
+    for (const adze_field *f = call.op->fields; f->name; f++) {
+        if (!bind_is_tensor(f)) {
+            bind_number(&call, f, *numbers++);
+            continue;
+        }
+        bind_shape(&call, f, in->rank, in->shape, NULL);
+        adze_tensor *t = bind_tensor(&call, f);
+        t->dtype = in++->dtype;
+        t->data = (void *)(uintptr_t)((uint64_t)(in - tensors) << 52);
+    }
+    if (call.error[0] || !took(&call, adze_dispatch_outputs(call.op, call.args)) || !bind_scratch(&call, scratch))
+        return call.error;
+    for (const adze_field *f = call.op->fields; f->name; f++)
+        if (bind_is_tensor(f))
+            *tensors++ = *bind_tensor(&call, f);
+    return NULL;
 }
 
 const char *bind_describe(int index)

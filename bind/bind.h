@@ -17,6 +17,7 @@ typedef struct bind_call {
     const adze_op *op;
     adze_stream stream;
     char error[BIND_ERROR]; /* empty: nothing has failed */
+    adze_status status;     /* of the error */
 } bind_call;
 
 static inline void bind_begin(bind_call *call, const adze_op *op)
@@ -25,6 +26,7 @@ static inline void bind_begin(bind_call *call, const adze_op *op)
     call->op = op;
     call->stream = (adze_stream){ADZE_CPU, NULL};
     call->error[0] = 0;
+    call->status = ADZE_OK;
     ((adze_call *)(void *)call->args)->size = (uint32_t)op->args_size;
 }
 
@@ -60,6 +62,14 @@ void bind_number(bind_call *call, const adze_field *f, double value);
 void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride);
 /* One line per op: name and fields, as `kind name` with the words of an int in brackets. For the Python package. */
 const char *bind_describe(int index);
+/* The table's tensor or number of that name, or NULL. */
+const adze_field *bind_find(const adze_op *op, const char *name, size_t length);
+/* Loads the kernels of the stream's device at its first call: a later capture finds them there. */
+int bind_prepare(bind_call *call);
+/* For who allocates before the call: given the table's tensors in order, without data, and its numbers in order,
+   writes dtype and shape of the outputs, NONE where there is none, and the bytes of scratch on CUDA. NULL, or why the
+   call is refused. */
+const char *bind_describe_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch);
 /* What outputs() gives, held against what the form returns. */
 int bind_outputs(bind_call *call, bind_form form);
 /* The op's call, once every tensor has its memory; `scratch` is asked only when the op needs some. */
