@@ -29,13 +29,14 @@ _MISSING = object()
 class Rule:
     """How one kind of module is replaced.
 
-    fingerprints: what must be known of the module's source, as {what: fingerprints}. "forward" is the class's forward,
-      "self._norm" another method of the class, "rotate_half" a global of the forward, "apply_rotary_pos_emb/rotate_half"
-      a global of that function. A rule without "forward" is for every forward that uses the globals it names.
+    fingerprints: what must be known of the module's source, as {what: fingerprints}. "forward" is the class's
+      forward, "self._norm" another method of the class, "rotate_half" a global of the forward,
+      "apply_rotary_pos_emb/rotate_half" a global of that function. A rule without "forward" is for every forward
+      that uses the globals it names.
     build(module, ctx): a new function `forward(self, ...)` with the parameters of the original, or a str: why not. An
       attribute adze_note of the function is a remark for the report.
-    facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an activation's name), or
-      a str: why not.
+    facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an Act), or a str:
+      why not.
     """
 
     name: str
@@ -118,7 +119,7 @@ def is_adze(forward):
 def shim(module, numerics, names):
     """A module with the globals of another and some of them replaced, for clones of its functions.
 
-    It is registered as adze._shims.<numerics>.<module>, because Dynamo looks up the globals of a traced function there."""
+    It is registered as adze._shims.<numerics>.<module>: Dynamo imports the module of a function that it traces."""
     name = f"adze._shims.{numerics}.{module.__name__}"
     made = sys.modules.get(name) or types.ModuleType(name, f"{module.__name__}, with functions of adze")
     keep = {"__name__": name, "__doc__": made.__doc__}
@@ -150,6 +151,12 @@ def _place(module):
     return own, "forward"
 
 
+def own_forward(module):
+    """The forward that a module has of its own, behind any hook; None if it is the class's."""
+    holder, key = _place(module)
+    return holder.get(key)
+
+
 class _Site:
     """One module: the forward it had, and the functions that patches have put over it."""
 
@@ -178,6 +185,11 @@ class _Site:
             getattr(self.before, "__func__", None) if getattr(self.before, "__self__", None) is self.module else None
         )
 
+    def active(self):
+        """The function that is to run instead of the original, or None."""
+        enabled = [function for handle, function in self.layers if handle.enabled]
+        return enabled[-1] if enabled else None
+
     def settle(self):
         """Puts the right forward in its place, unless a stranger's stands there."""
         holder, key = _place(self.module)
@@ -185,10 +197,10 @@ class _Site:
         ours = current is self.before or is_adze(current)
         if not ours and getattr(current, "__func__", None) is not type(self.module).forward:
             return
-        active = [function for handle, function in self.layers if handle.enabled]
-        if active and active[-1] is not None:
-            active[-1].adze_site = self
-            holder[key] = types.MethodType(active[-1], self.module)
+        active = self.active()
+        if active is not None:
+            active.adze_site = self
+            holder[key] = types.MethodType(active, self.module)
         elif self.before is not _MISSING:
             holder[key] = self.before
         elif holder is self.module.__dict__ and key == "forward":
@@ -221,7 +233,7 @@ def _rules():
 
 
 def _source_of(forward, what):
-    """The function that `what` names for a class whose forward this is, as in Rule.fingerprints; None if there is none."""
+    """The function that `what` names, as in Rule.fingerprints, where this is the forward; None if there is none."""
     function = unwrapped(forward)
     for name in what.split("/"):
         function = unwrapped(getattr(function, "__globals__", {}).get(name))
@@ -413,10 +425,20 @@ def _roots(model):
     raise TypeError(f"adze.patch takes a module or a pipeline, not a {type(model).__name__}")
 
 
-def _named_modules(roots):
+def named_modules(model):
     seen = set()
-    for prefix, root in roots.items():
+    for prefix, root in _roots(model).items():
         yield from root.named_modules(memo=seen, prefix=prefix)
+
+
+def active_handles(model):
+    """The handles whose functions run in a model now."""
+    found = {}
+    for _, module in named_modules(model):
+        forward = own_forward(module)
+        if is_adze(forward) and forward.__func__.adze_site.module is module:
+            found.update((id(handle), handle) for handle, _ in forward.__func__.adze_site.layers if handle.enabled)
+    return list(found.values())
 
 
 def _install(model, ops, numerics, exclude, strict, over):
@@ -428,7 +450,7 @@ def _install(model, ops, numerics, exclude, strict, over):
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     handle = PatchHandle(_roots(model), numerics)
     plan = _Plan(ops, numerics, exclude)
-    modules = list(_named_modules(handle.roots))
+    modules = list(named_modules(model))
     for path, module in modules:
         parts = path.split(".")
         above = [".".join(parts[: i + 1]) for i in range(len(parts))]
@@ -468,10 +490,12 @@ def patch(
 ) -> PatchHandle:
     """Replaces forwards of a model's or a pipeline's modules, in place, by faster ones, and returns the way back.
 
-    ops: some of "norm", "rope", "act", "fuse"; None is all. numerics: "match" rounds where the model does, "fast" once.
-    exclude: patterns of module paths, such as "vision_tower.*". strict: raise when a module that looks like a target is not
-    known. Only instances change: no class, parameter, buffer, submodule or global. A second patch of a module replaces the
-    first."""
+    ops: some of "norm", "rope", "act", "fuse"; None is all.
+    numerics: "match" rounds where the model does, "fast" once.
+    exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
+    strict: raise when a module that looks like a target is not known.
+
+    Only instances change: no class, parameter, buffer, submodule or global. A second patch replaces the first."""
     return _install(model, ops, numerics, exclude, strict, over=False)
 
 

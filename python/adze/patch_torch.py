@@ -75,7 +75,7 @@ def add_norm(child, norm, x, residual):
 
 
 def norm_add(child, norm, x, residual, steps):
-    """residual + child(x); in one launch where the child is a plain norm. steps: the rounding that rounds child(x)."""
+    """residual + child(x); in one launch where the child is a plain norm. steps: the rounding of child(x)."""
     if plain(child, norm.cls) and x.shape == residual.shape:
         weight = child.weight if norm.weight else None
         bias = child.bias if norm.bias else None

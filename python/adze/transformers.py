@@ -202,7 +202,7 @@ def _rope_rule(apply, make):
 
 
 def _qk_norm_rope(heads_first):
-    """An attention that norms q and k per head, before (heads_first) or after it puts heads first, and rotates them."""
+    """An attention that norms q and k per head, with heads first or not, and rotates them."""
 
     def build(module, ctx):
         q_facts, k_facts = ctx.facts(module.q_norm, "norm"), ctx.facts(module.k_norm, "norm")

@@ -4,12 +4,12 @@ import torch
 import transformers as hf
 
 _LM = dict(
-    vocab_size=128, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128,
+    vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, max_position_embeddings=128,
 )  # fmt: skip
 _HEAD = dict(_LM, head_dim=64)
-_FALCON = dict(vocab_size=128, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, bias=False)
-_NEOX = dict(vocab_size=128, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
+_FALCON = dict(vocab_size=128, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, bias=False)
+_NEOX = dict(vocab_size=128, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
 _TOWER = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2)
 _VISION = dict(_TOWER, image_size=32, patch_size=8)
 _T5 = dict(vocab_size=128, d_model=128, d_kv=64, d_ff=256, num_layers=2, num_heads=2)
@@ -23,12 +23,14 @@ LANGUAGE = {
     "gemma2": lambda: hf.Gemma2Config(**_HEAD, sliding_window=16, query_pre_attn_scalar=64),
     "gemma3": lambda: hf.Gemma3TextConfig(**_HEAD, sliding_window=16),
     "phi3": lambda: hf.Phi3Config(**_LM, pad_token_id=0),
-    "phi": lambda: hf.PhiConfig(**{**_LM, "num_key_value_heads": 4}),
-    "gpt2": lambda: hf.GPT2Config(vocab_size=128, n_positions=128, n_embd=256, n_layer=2, n_head=4),
+    "phi": lambda: hf.PhiConfig(**{**_LM, "num_key_value_heads": 2}),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=128, n_positions=128, n_embd=128, n_layer=2, n_head=2),
     "gpt_neox": lambda: hf.GPTNeoXConfig(**_NEOX),
     "gpt_neox_sequential": lambda: hf.GPTNeoXConfig(**_NEOX, use_parallel_residual=False),
     "falcon": lambda: hf.FalconConfig(**_FALCON, multi_query=True, parallel_attn=True, alibi=False),
-    "falcon_two_norms": lambda: hf.FalconConfig(**_FALCON, num_kv_heads=2, new_decoder_architecture=True, alibi=False),
+    "falcon_two_norms": lambda: hf.FalconConfig(
+        **_FALCON, num_kv_heads=1, new_decoder_architecture=True, alibi=False
+    ),
     "falcon_sequential": lambda: hf.FalconConfig(**_FALCON, multi_query=False, parallel_attn=False, alibi=False),
     "olmo2": lambda: hf.Olmo2Config(**_LM, pad_token_id=0),
     "gpt_oss": lambda: hf.GptOssConfig(**_HEAD, num_local_experts=4, num_experts_per_tok=2, sliding_window=16),
@@ -54,9 +56,9 @@ OTHER = {
         hf.PaliGemmaConfig(
             vision_config=dict(_VISION, model_type="siglip_vision_model"),
             text_config=dict(_HEAD, model_type="gemma"),
-            projection_dim=256,
+            projection_dim=128,
             image_token_index=100,
-            hidden_size=256,
+            hidden_size=128,
         )
     ),
     "t5": lambda: hf.T5EncoderModel(hf.T5Config(**_T5, feed_forward_proj="gated-gelu")),
@@ -65,7 +67,7 @@ OTHER = {
 
 
 def build(name, dtype=torch.float32, attention=None):
-    """The model of this name, the same weights every time, in eval mode. Norms have weights that are not all alike."""
+    """The model of this name, the same weights every time, in eval mode; vectors among them are not constant."""
     torch.manual_seed(0)
     if name in LANGUAGE:
         more = {"attn_implementation": attention} if attention else {}
@@ -78,7 +80,7 @@ def build(name, dtype=torch.float32, attention=None):
     return model.to(dtype).eval()
 
 
-def inputs(name, batch=2, seq=24, dtype=torch.float32):
+def inputs(name, batch=2, seq=20, dtype=torch.float32):
     """Arguments for a call; language models get a batch padded on the left."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 99, (batch, seq), generator=generator)
