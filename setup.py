@@ -1,4 +1,4 @@
-"""Builds the native part with make, and names the wheel: one for every Python, nothing in it is bound to a version."""
+"""Builds the native part with make, and names the wheel: one for every Python."""
 
 import os
 import subprocess

@@ -14,6 +14,7 @@ builds='build build-clang build-sanitized build-cross'
 steps='check-sve check-cross cuda-compile check check-clang check-self check-sanitized fuzz lint pytest example symbols
        headers docs cuda-graph'
 quiet='bench page'
+for file in python/tests/test_*.py; do steps="py-$(basename "$file" .py | sed 's/^test_//') $steps"; done
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
@@ -35,7 +36,7 @@ other_arch() { # into $arch
     esac
 }
 
-step_build() { build all; }
+step_build() { build all python; }
 step_build-clang() { need clang && build CC=clang CUDA=0 B=build/clang all; }
 step_build-sanitized() { build SAN=1 all; }
 step_build-cross() {
@@ -73,6 +74,12 @@ step_cuda-compile() {
 test_program() {
     cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild -ladze -lm -pthread -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
+}
+# A file of python/tests. Steps run side by side, so each has one thread of torch's.
+test_python() {
+    need pytest
+    PYTHONPATH=python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 pytest -q -p no:cacheprovider -p no:logging -rs \
+        "python/tests/test_$1.py" || [ $? = 5 ] # 5: the module was skipped
 }
 # Of a CUDA program; without a GPU it says so and skips.
 step_cuda-graph() {
@@ -155,7 +162,10 @@ step_page() {
 # Runs one step and leaves its counts: those of its last counting line, or one for the whole step.
 run_step() {
     local step=$1 log=$logs/$1.log start=$SECONDS status counts passed=0 failed=0 skipped=0 word note=
-    if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi
+    case $step in
+    py-*) set -- --python "${step#py-}" ;;
+    *) if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi ;;
+    esac
     timeout -k 10 "${STEP_SECONDS:-1200}" bash "$0" "$@" >"$log" 2>&1
     status=$?
     if [ $status = 77 ]; then
@@ -182,6 +192,11 @@ case ${1-} in
 --step)
     set -e
     "step_$2"
+    exit
+    ;;
+--python)
+    set -e
+    test_python "$2"
     exit
     ;;
 --program)

@@ -211,7 +211,7 @@ def test_frequencies(name, seq_len, theta):
         rope_parameters={"rope_type": kind, "rope_theta": theta, **parameters},
     )
     init = ROPE_INIT_FUNCTIONS.get(kind) or modeling_llama.LlamaRotaryEmbedding.compute_default_rope_parameters
-    want, want_scale = init(config, "cpu", seq_len=seq_len)
+    want, want_scale = init(config, device="cpu", seq_len=seq_len)
     freq, scale = frequencies(number, parameters, theta, 64, 4096, seq_len or 0)
     assert torch.equal(freq, freq.float().double())
     assert ulps(freq.float(), want) <= 1
