@@ -60,6 +60,8 @@ static inline int bind_returns(const adze_field *f, bind_form form)
 __attribute__((format(printf, 2, 3))) void bind_fail(bind_call *call, const char *format, ...);
 void bind_number(bind_call *call, const adze_field *f, double value);
 void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride);
+/* torch.c: NULL, or a sentence; a second call does nothing. torch must have been imported. */
+ADZE_API const char *adze_torch_register(void);
 /* One line per op: name and fields, as `kind name` with the words of an int in brackets. For the Python package. */
 const char *bind_describe(int index);
 /* The table's tensor or number of that name, or NULL. */

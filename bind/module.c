@@ -1,5 +1,6 @@
-/* module.c - the library as a Python extension module, so that Python finds and loads it: the stable ABI's few types
-   are declared here, and no header of Python is needed. What it offers is called through ctypes. */
+/* module.c - the library as a Python extension module: importing it, after torch, registers the operators. The stable
+   ABI's few types are declared here, and no header of Python is needed. What else it offers is called through ctypes.
+ */
 #include "bind.h"
 
 #ifndef ADZE_MODULE
@@ -22,12 +23,21 @@ typedef struct module_definition { /* PyModuleDef of the stable ABI */
 
 enum { PYTHON_ABI_VERSION = 3 };
 extern void *PyModule_Create2(module_definition *definition, int version) __attribute__((weak));
+extern void PyErr_SetString(void *type, const char *message) __attribute__((weak));
+extern void *PyExc_ImportError __attribute__((weak));
 
 ADZE_API void *CAT(PyInit_, ADZE_MODULE)(void);
 void *CAT(PyInit_, ADZE_MODULE)(void)
 {
     static module_definition definition = {.references = 1, .name = TEXT(ADZE_MODULE), .size = -1};
-    return PyModule_Create2 ? PyModule_Create2(&definition, PYTHON_ABI_VERSION) : NULL;
+    if (!PyModule_Create2 || !PyErr_SetString)
+        return NULL;
+    const char *const problem = adze_torch_register();
+    if (problem) {
+        PyErr_SetString(PyExc_ImportError, problem);
+        return NULL;
+    }
+    return PyModule_Create2(&definition, PYTHON_ABI_VERSION);
 }
 
 /* What the op at an index is: see bind_describe(). NULL after the last one. */

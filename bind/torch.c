@@ -376,9 +376,7 @@ static int register_op(library definitions, const library *backends, int n_backe
     return 1;
 }
 
-/* After `import torch`. NULL, or a sentence; a second call does nothing. The libraries are never freed: that would
-   take the operators away. */
-ADZE_API const char *adze_torch_register(void);
+/* The libraries are never freed: that would take the operators away. */
 const char *adze_torch_register(void)
 {
     static char sentence[256];
