@@ -108,7 +108,10 @@ static void take_tensor(tvm_call *c, const adze_field *f, const any *a)
     } else if (where != c->call.stream.device)
         bind_fail(&c->call, "%s: %s and %s are on different devices", op, f->name, c->first->name);
     adze_tensor *t = bind_tensor(&c->call, f);
-    bind_shape(&c->call, f, from->rank, from->shape, from->stride);
+    int empty = 0; /* then strides mean nothing: some libraries have zeros there */
+    for (int32_t d = 0; d < from->rank; d++)
+        empty |= from->shape[d] == 0;
+    bind_shape(&c->call, f, from->rank, from->shape, empty ? NULL : from->stride);
     t->data = from->data ? (char *)from->data + from->byte_offset : NULL;
     t->dtype = dtype_of(from->element);
     if (t->dtype == ADZE_NONE)

@@ -73,8 +73,8 @@ def dtype_code(name, known=("float32", "float16", "bfloat16")):
 def returns(op, tensors, numbers):
     """The Tensors that a call returns, and the bytes of scratch that it needs on CUDA.
 
-    tensors: Tensors of the inputs that are there. numbers: pairs of name and value. A call that would be refused raises
-    ValueError with the library's sentence."""
+    tensors: Tensors of the inputs that are there. numbers: pairs of name and value. A call that would be refused
+    raises ValueError with the library's sentence."""
     table = OPS[op]
     order = list(table.tensors)
     views = (_Tensor * len(order))()

@@ -1,0 +1,114 @@
+"""Calls of every op, for any binding that has its functions: inputs are NumPy arrays, results compare by bits."""
+
+import numpy as np
+
+
+def _calls():
+    random = np.random.default_rng(0)
+
+    def randn(*shape):
+        return random.standard_normal(shape, np.float32)
+
+    x, r, w, b = randn(2, 3, 65), randn(2, 3, 65), randn(65), randn(65)
+    rows, row = [randn(2, 1, 65) for _ in range(3)], [randn(65) for _ in range(3)]
+    q, k, q_weight, k_weight = randn(2, 5, 4, 16), randn(2, 5, 2, 16), randn(16), randn(16)
+    angle = np.arange(5)[:, None] * np.float32(1000) ** -(np.arange(8, dtype=np.float32) / 8)
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    image, large = randn(2, 8, 5, 4), randn(1, 4, 128, 128)
+    channels, bias = randn(8), randn(8)
+    pos, freq = np.arange(12, dtype=np.int32).reshape(3, 2, 2), np.linspace(1, 0.01, 6, dtype=np.float32)
+    axis = np.array([0, 0, 1, 1, 0, 1], np.int32)
+    modulated = dict(
+        zip(("gate", "scale", "shift", "gate_table", "scale_table", "shift_table"), rows + row, strict=True)
+    )
+    return [
+        ("rms_norm", (x,), {}),
+        ("rms_norm", (x, w), {"eps": 1e-3, "weight_offset": 1.0, "rounding": 1}),
+        ("rms_norm", (x, w), {"residual": r}),
+        ("rms_norm", (x, w), {"residual": r, "need_sum": False, "rounding": 8}),
+        ("rms_norm", (x, w), {"residual": r, "bias": b, "rounding": 2, **modulated}),
+        ("rms_norm", (x, w), {"out_dtype": "float32"}),
+        ("rms_norm", (x[:0], w), {"residual": r[:0]}),
+        ("layer_norm", (x, w, b), {}),
+        ("layer_norm", (x,), {"residual": r, "eps": 1e-6}),
+        ("layer_norm", (x,), {"scale": rows[0], "shift": rows[1]}),
+        ("group_norm", (image, 4, channels, bias), {"act": "silu"}),
+        ("group_norm", (image.transpose(0, 2, 3, 1).copy(), 2), {"channels_last": True, "eps": 1e-3}),
+        ("group_norm", (large, 1), {}),
+        ("activation", (x, "gelu_new"), {}),
+        ("activation", (x, "relu2"), {}),
+        ("glu", (x[..., :64].copy(),), {"value_first": True, "act": "gelu"}),
+        ("glu", (x, r), {"rounding": 2}),
+        ("softmax", (x,), {}),
+        ("softmax", (x, r[:1]), {"scale": 0.125}),
+        ("rope", (q, None, cos, sin), {}),
+        ("rope", (q, k, cos, sin), {"interleaved": True, "rounding": 2}),
+        ("rope", (q, k, cos[:, :4].copy(), sin[:, :4].copy()), {"rotary_dim": 8}),
+        ("rope", (q.transpose(0, 2, 1, 3).copy(), None, cos, sin), {"heads_first": True}),
+        ("qk_norm_rope", (q, None, None, None, cos, sin), {"eps": 1e-3}),
+        ("qk_norm_rope", (q, k, q_weight, k_weight, cos, sin), {"weight_offset": 1.0, "rounding": 1}),
+        ("qk_norm_rope", (q, k, randn(64), randn(32), cos, sin), {"across_heads": True}),
+        ("rope_table", (pos[..., :1].copy(), freq), {}),
+        ("rope_table", (pos, freq, axis), {"columns": "pairs", "scale": 0.5, "dtype": "bfloat16"}),
+        ("rope_table", (pos, freq, axis), {"columns": "halves", "double_angle": True, "dtype": "float16"}),
+    ]
+
+
+CALLS = _calls()
+IDS = [f"{name}-{i}" for i, (name, _, _) in enumerate(CALLS)]
+TABLES = {"rope": (2, 3), "qk_norm_rope": (4, 5), "rope_table": (0, 1, 2)}  # arguments that keep their dtype
+
+
+def arguments(call, dtype, array):
+    """The arguments of a call, its floats rounded to a dtype, each array as another library has it."""
+    name, args, kwargs = call
+
+    def convert(value, keep=False):
+        if not isinstance(value, np.ndarray):
+            return value
+        return array(value if keep else value.astype(dtype))
+
+    args = [convert(value, i in TABLES.get(name, ())) for i, value in enumerate(args)]
+    return args, {key: convert(value) for key, value in kwargs.items()}
+
+
+def bits(result):
+    """The results as a list of dtype, shape and bytes."""
+    arrays = result if isinstance(result, (tuple, list)) else [result]
+    return [(a.dtype.name, a.shape, a.tobytes()) for a in map(numpy_of, arrays)]
+
+
+def numpy_of(array):
+    """A NumPy array of what NumPy, JAX or torch hold."""
+    if type(array).__module__ != "torch":
+        return np.asarray(array)
+    import ml_dtypes
+    import torch
+
+    if array.dtype == torch.bfloat16:
+        return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return array.numpy()
+
+
+def torch_of(array):
+    """An empty array's strides are zero in torch, which the last one may not be: it is made anew."""
+    import torch
+
+    if array.size == 0:
+        return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name))
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def expected(call, dtype):
+    """What adze.ops gives, whose own values test_ops.py judges."""
+    import torch
+
+    from adze import ops
+
+    args, kwargs = arguments(call, dtype, torch_of)
+    for key in ("dtype", "out_dtype"):
+        if key in kwargs:
+            kwargs[key] = getattr(torch, kwargs[key])
+    return bits(getattr(ops, call[0])(*args, **kwargs))

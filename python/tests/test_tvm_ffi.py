@@ -1,0 +1,139 @@
+"""The functions called through TVM FFI, with NumPy arrays and torch tensors: values, views, outputs, refusals."""
+
+import numpy as np
+import pytest
+
+tvm_ffi = pytest.importorskip("tvm_ffi")
+import ml_dtypes  # noqa: E402
+
+import adze.tvm_ffi  # noqa: E402
+from adze import _native  # noqa: E402
+from calls import CALLS, IDS, arguments, bits, expected, torch_of  # noqa: E402
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_same_bits_as_torch(call, dtype):
+    pytest.importorskip("torch")
+    want = expected(call, dtype)
+    function = getattr(adze.tvm_ffi, call[0])
+    for array in (lambda a: a), torch_of:
+        args, kwargs = arguments(call, dtype, array)
+        got = function(*args, **kwargs)
+        for result in got if isinstance(got, tuple) else [got]:
+            assert type(result) is type(args[0])
+        assert bits(got) == want
+
+
+def test_value():
+    """Against the formula in double: a sum of six squares, a root, a division and two products, each rounded once."""
+    x, w = X.astype(np.float64), np.linspace(0.5, 2, 6, dtype=np.float32)
+    want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
+    assert (np.abs(adze.tvm_ffi.rms_norm(X, w) - want) <= 8 * 2**-24 * np.abs(want)).all()
+
+
+def test_wide_positions():
+    cos, _ = adze.tvm_ffi.rope_table(np.arange(5)[:, None], np.array([1.0, 0.1]), double_angle=True)
+    want = np.cos(np.arange(5)[:, None] * np.array([1.0, 0.1])).astype(np.float32)
+    assert np.abs(cos - want).max() <= 2**-24
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_views(dtype):
+    wide = np.zeros((4, 3, 8), dtype)
+    wide[:, 1, 1:7] = X
+    view, plain = wide[::-1, 1, 1:7], X[::-1].astype(dtype)
+    assert bits(adze.tvm_ffi.softmax(view)) == bits(adze.tvm_ffi.softmax(plain))
+    out = np.zeros_like(wide)
+    assert adze.tvm_ffi.softmax(view, out=out[:, 2, 2:]) is not None
+    assert bits(out[:, 2, 2:].copy()) == bits(adze.tvm_ffi.softmax(plain))
+    out[:, 2, 2:] = 0
+    assert not out.any()
+    frozen = X.astype(dtype)
+    frozen.flags.writeable = False
+    assert bits(adze.tvm_ffi.softmax(frozen)) == bits(adze.tvm_ffi.softmax(X.astype(dtype)))
+
+
+def test_outputs_of_the_caller():
+    w, out, total = np.ones(6, np.float32), np.empty_like(X), np.empty_like(X)
+    want = bits(adze.tvm_ffi.rms_norm(X, w, residual=X))
+    got = adze.tvm_ffi.rms_norm(X, w, residual=X, out=out, sum_out=total)
+    assert got[0] is out and got[1] is total and bits(got) == want
+    assert adze.tvm_ffi.rms_norm(X, w, residual=X, out=out) is out and bits(out) == want[:1]
+    x = X.copy()
+    assert adze.tvm_ffi.activation(x, "silu", out=x) is x and bits(x) == bits(adze.tvm_ffi.activation(X, "silu"))
+
+
+@pytest.mark.parametrize(
+    "error, call, sentence",
+    [
+        (ValueError, lambda f: f.rms_norm(X, X[0, :5].copy()), "rms_norm: weight has 5 elements, it must have 6"),
+        (ValueError, lambda f: f.softmax(X.T), "softmax: x has stride 6 in its last dimension, it must be 1"),
+        (ValueError, lambda f: f.softmax(X, out=X[:2].copy()), "softmax: out has 2 in dimension 0, it must have 4"),
+        (
+            ValueError,
+            lambda f: f.softmax(X.reshape(1, 1, 1, 1, 4, 6)),
+            "softmax: x has rank 6, at most 5 is possible",
+        ),
+        (ValueError, lambda f: f.softmax(X.astype(complex)), "softmax: x is complex128, a dtype that adze does not"),
+        (ValueError, lambda f: f.activation(X, "tanhish"), "adze: act is 'tanhish', known are silu, "),
+        (ValueError, lambda f: f.rms_norm(X, out_dtype="int8"), "adze: out_dtype is int8, known are "),
+        (ValueError, lambda f: f.rms_norm(X, residual=X, sum_out=X), "adze: sum_out is given without out"),
+        (ValueError, lambda f: f.rope(X, X, X, X, k_out=X), "adze: k_out is given without q_out"),
+        (ValueError, lambda f: f.softmax(X, scale=0), "adze: softmax's scale is 0"),
+        (TypeError, lambda f: f.rms_norm([1.0]), "rms_norm: x is a list, it must be a NumPy array or a torch tensor"),
+    ],
+)
+def test_refused(error, call, sentence):
+    with pytest.raises(error) as raised:
+        call(adze.tvm_ffi)
+    assert str(raised.value).startswith(sentence)
+
+
+OUT = np.empty_like(X)
+
+
+@pytest.mark.parametrize(
+    "op, args, sentence",
+    [
+        ("softmax", (OUT, X, None, 1.0, 0), "softmax: 5 arguments are given, it has 4"),
+        ("softmax", (), "softmax: x is absent"),
+        ("softmax", (None, X), "softmax: out is absent"),
+        ("softmax", (OUT, 3), "softmax: x is not a tensor"),
+        ("softmax", (OUT, X, None, "large"), "softmax: scale is not a number"),
+        ("softmax", (OUT, X.astype(np.int16)), "softmax: x has a dtype that adze does not have"),
+        ("softmax", (OUT[:, :4], OUT[:, 2:]), "softmax: out overlaps x and is not the same view"),
+        ("activation", (OUT, X, 1.5), "activation: act is not an integer"),
+        ("activation", (OUT, X, 2**40), "activation: act is 1099511627776, it must fit in 32 bits"),
+        ("activation", (OUT, X, 99), "activation: act is 99"),
+    ],
+)
+def test_function_refuses(op, args, sentence):
+    with pytest.raises(ValueError) as raised:
+        tvm_ffi.load_module(_native.PATH).get_function(op)(*args)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_function_takes_what_ends_early():
+    tvm_ffi.load_module(_native.PATH).get_function("activation")(OUT, tvm_ffi.from_dlpack(X), True)
+    assert bits(OUT) == bits(adze.tvm_ffi.activation(X, "silu"))
+    tvm_ffi.load_module(_native.PATH).get_function("softmax")(OUT, X)
+    assert bits(OUT) == bits(adze.tvm_ffi.softmax(X))
+
+
+def test_no_gradients():
+    torch = pytest.importorskip("torch")
+    x = torch.ones(2, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="adze has no gradients"):
+        adze.tvm_ffi.softmax(x)
+    with torch.no_grad():
+        assert not adze.tvm_ffi.softmax(x).requires_grad
+
+
+def test_other_devices_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises((ValueError, BufferError, RuntimeError)):
+        adze.tvm_ffi.softmax(torch.empty(2, 4, device="meta"))
