@@ -26,6 +26,8 @@ def _text(node):
                 and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
             ):
                 value = _without_docstring(value)
+            if isinstance(node, ast.JoinedStr):  # Python 3.12 has empty strings in some
+                value = [part for part in value if getattr(part, "value", None) != ""]
             fields.append(f"{name}={_text(value)}")
         return f"{type(node).__name__}({','.join(fields)})"
     if isinstance(node, list):
