@@ -377,6 +377,10 @@ class PatchHandle:
         for site in self.sites:
             site.layers = [layer for layer in site.layers if layer[0] is not self]
         self.sites = []
+        for module in [module for root in self.roots.values() for module in root.modules()]:
+            forward = own_forward(module)
+            if is_adze(forward) and forward.__func__.adze_site.module is not module:
+                _site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
 
     def _set(self, enabled):
         self.enabled = enabled

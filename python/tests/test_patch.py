@@ -1,0 +1,517 @@
+"""The patch itself: only instances change, everything comes back, and what others do to a model still works."""
+
+import copy
+import functools
+import gc
+import inspect
+import pickle
+import sys
+import types
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+from torch import nn  # noqa: E402
+
+import adze  # noqa: E402
+import models  # noqa: E402
+from adze.fingerprint import fingerprint  # noqa: E402
+from adze.patch import Rule, _mismatch, is_adze, own_forward  # noqa: E402
+from adze.verify import ulps  # noqa: E402
+
+
+@pytest.fixture
+def llama():
+    return models.build("llama")
+
+
+INPUTS = models.inputs("llama")
+
+
+def snapshot(model):
+    """Every object that a patch could touch, by identity: dicts of modules and of their classes, and globals."""
+    seen, homes = [], set()
+    for path, module in model.named_modules():
+        seen.append((path, type(module), [(key, id(value)) for key, value in module.__dict__.items()]))
+        for key in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+            seen.append((path, key, [(name, id(value)) for name, value in module.__dict__[key].items()]))
+        for cls in type(module).__mro__[:-1]:
+            seen.append((cls, [(key, id(value)) for key, value in vars(cls).items()]))
+            homes.add(cls.__module__)
+    for home in sorted(homes):
+        seen.append((home, [(key, id(value)) for key, value in vars(sys.modules[home]).items()]))
+    seen.append([(key, value.data_ptr(), value._version) for key, value in model.state_dict().items()])
+    return seen
+
+
+def patched_paths(model):
+    return [path for path, module in model.named_modules() if is_adze(own_forward(module))]
+
+
+def logits(model):
+    return models.output(model, INPUTS)
+
+
+# ---- In and out ----
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2", "falcon", "clip"])
+def test_remove_leaves_everything_as_it_was(name):
+    model = models.build(name)
+    models.output(model, models.inputs(name))
+    before = snapshot(model)
+    handle = adze.patch(model)
+    assert patched_paths(model) == handle.patched != []
+    models.output(model, models.inputs(name))
+    handle.remove()
+    assert snapshot(model) == before
+
+
+def test_a_second_model_is_untouched(llama):
+    other = models.build("llama")
+    before, expected = snapshot(other), logits(other)
+    adze.patch(llama)
+    logits(llama)
+    assert snapshot(other) == before
+    assert torch.equal(logits(other), expected)
+
+
+def test_disable_and_enable(llama):
+    before, expected = snapshot(llama), logits(llama)
+    handle = adze.patch(llama)
+    found = logits(llama)
+    handle.disable()
+    assert snapshot(llama) == before
+    assert torch.equal(logits(llama), expected)
+    handle.enable()
+    assert patched_paths(llama) == handle.patched
+    assert torch.equal(logits(llama), found)
+    handle.enable()
+    handle.remove()
+    handle.enable()
+    handle.remove()
+    assert snapshot(llama) == before
+
+
+def test_a_second_patch_replaces_the_first(llama):
+    before = snapshot(llama)
+    first = adze.patch(llama)
+    second = adze.patch(llama, ops={"norm"})
+    assert patched_paths(llama) == second.patched == [path for path in first.patched if path.endswith("norm")]
+    assert first.report().endswith("not in use now")
+    first.disable()
+    first.enable()
+    first.remove()
+    assert patched_paths(llama) == second.patched
+    second.remove()
+    assert snapshot(llama) == before
+
+
+def test_a_patch_over_a_disabled_one(llama):
+    before = snapshot(llama)
+    first = adze.patch(llama)
+    first.disable()
+    second = adze.patch(llama)
+    first.enable()
+    second.remove()
+    assert snapshot(llama) == before
+
+
+def test_nested_contexts(llama):
+    before = snapshot(llama)
+    with adze.patched(llama) as outer:
+        with adze.patched(llama, ops={"act"}) as inner:
+            assert patched_paths(llama) == inner.patched
+        assert patched_paths(llama) == outer.patched
+        with pytest.raises(ZeroDivisionError), adze.patched(llama):
+            raise ZeroDivisionError
+        assert patched_paths(llama) == outer.patched
+    assert snapshot(llama) == before
+
+
+def test_the_outer_patch_may_go_first(llama):
+    before = snapshot(llama)
+    outer = adze.patch(llama)
+    with adze.patched(llama, ops={"norm"}):
+        outer.remove()
+    assert snapshot(llama) == before
+
+
+def test_a_dropped_handle_keeps_its_patch_and_leaks_nothing():
+    model = models.build("llama")
+    paths = adze.patch(model).patched
+    gc.collect()
+    assert patched_paths(model) == paths
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+# ---- What is asked for ----
+
+
+def test_ops(llama):
+    by_op = {op: set(adze.patch(llama, ops=[op]).patched) for op in ("norm", "rope", "act", "fuse")}
+    assert by_op["rope"] == {f"model.layers.{i}.self_attn" for i in range(2)}
+    assert by_op["fuse"] == {f"model.layers.{i}" for i in range(2)}
+    assert by_op["act"] == {f"model.layers.{i}.mlp{part}" for i in range(2) for part in ("", ".act_fn")}
+    assert set(adze.patch(llama).patched) == set().union(*by_op.values())
+    with pytest.raises(ValueError, match="norms"):
+        adze.patch(llama, ops={"norms"})
+    with pytest.raises(ValueError, match="exact"):
+        adze.patch(llama, numerics="exact")
+    with pytest.raises(TypeError, match="not a str"):
+        adze.patch("llama")
+
+
+def test_exclude(llama):
+    handle = adze.patch(llama, exclude=["model.layers.0", "*.mlp.act_fn", "model.layers.1.post_attention_layernorm"])
+    assert set(handle.patched) == {"model.layers.1.self_attn", "model.layers.1.input_layernorm", "model.norm"}
+    assert "excluded" in handle.report()
+
+
+def test_report(llama):
+    lines = [line.split() for line in adze.patch(llama).report().splitlines()]
+    assert ["model.norm", "LlamaRMSNorm", "rms_norm"] in lines
+    assert ["model.layers.*.self_attn", "x2", "LlamaAttention", "rope"] in lines
+    assert not any("Linear" in word for line in lines for word in line)
+
+
+def test_fast_rounds_once():
+    model = models.build("llama", torch.bfloat16)
+    norm = model.model.norm
+    x = torch.randn(64, 128).bfloat16()
+    with torch.no_grad():
+        exact = (nn.functional.rms_norm(x.double(), (128,), norm.weight.double(), norm.variance_epsilon)).bfloat16()
+        with adze.patched(model, numerics="fast"):
+            fast = norm(x)
+        with adze.patched(model):
+            match = norm(x)
+        original = norm(x)
+    assert (ulps(fast, exact) == 0).float().mean() > (ulps(original, exact) == 0).float().mean()
+    assert torch.equal(match, original)
+
+
+class StrangeNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return x / x.norm(dim=-1, keepdim=True) * self.weight
+
+
+def test_unknown_source_is_left_alone_and_reported():
+    model = nn.Sequential(nn.Linear(8, 8), StrangeNorm(), nn.LayerNorm(8))
+    handle = adze.patch(model)
+    assert handle.patched == ["2"]
+    assert f"forward is {fingerprint(StrangeNorm.forward)}, which no rule knows" in handle.report()
+    handle.remove()
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match=r"1 modules look like[^$]*1 \(StrangeNorm\): forward is [0-9a-f]{12}"):
+        adze.patch(model, strict=True)
+    assert snapshot(model) == before
+    assert adze.patch(model, strict=True, exclude=["1"]).patched == ["2"]
+
+
+def test_every_part_of_a_fingerprint_must_be_known():
+    class Norm(nn.Module):
+        def _norm(self, x):
+            return x
+
+        def forward(self, x):
+            return self._norm(x)
+
+    forward, part = (fingerprint(f) for f in (Norm.forward, Norm._norm))
+    known = Rule("r", "norm", {"forward": frozenset([forward]), "self._norm": frozenset([part])}, lambda m, c: "no")
+    other = Rule("r", "norm", {"forward": frozenset([forward]), "self._norm": frozenset(["0"])}, lambda m, c: "no")
+    stranger = Rule("r", "norm", {"forward": frozenset(["0"])}, lambda m, c: "no")
+    assert _mismatch(known, Norm, Norm.forward) is None
+    assert part in _mismatch(other, Norm, Norm.forward)
+    assert _mismatch(stranger, Norm, Norm.forward) == ""
+
+
+def test_parameters_are_the_originals():
+    for name in (*models.LANGUAGE, *models.OTHER):
+        model = models.build(name)
+        adze.patch(model)
+        for path, module in model.named_modules():
+            forward = own_forward(module)
+            if is_adze(forward):
+                ours = inspect.signature(forward.__func__).parameters.values()
+                theirs = inspect.signature(type(module).forward).parameters.values()
+                facts = [[(p.name, p.kind, p.default) for p in side] for side in (ours, theirs)]
+                assert facts[0] == facts[1], f"{name} {path}"
+                assert forward.__name__ == "forward"
+
+
+# ---- Copies ----
+
+
+def test_deepcopy(llama):
+    handle = adze.patch(llama)
+    expected = logits(llama)
+    twin = copy.deepcopy(llama)
+    assert patched_paths(twin) == handle.patched
+    assert all(own_forward(m).__self__ is m for m in twin.modules() if is_adze(own_forward(m)))
+    handle.remove()
+    assert patched_paths(twin) == handle.patched
+    assert torch.equal(logits(twin), expected)
+    adze.patch(twin).remove()
+    assert patched_paths(twin) == []
+    assert not any("forward" in module.__dict__ for module in twin.modules())
+
+
+def test_pickle():
+    model = models.build("gpt2")
+    expected = models.output(model, INPUTS)
+    pickle.loads(pickle.dumps(model))
+    handle = adze.patch(model)
+    back = pickle.loads(pickle.dumps(model))
+    assert handle.patched and patched_paths(back) == []
+    assert torch.equal(models.output(back, INPUTS), expected)
+    again = adze.patch(back)
+    assert again.patched == handle.patched
+
+
+def test_save_pretrained(llama, tmp_path):
+    expected = logits(llama)
+    handle = adze.patch(llama)
+    llama.save_pretrained(tmp_path)
+    handle.remove()
+    keys = list(llama.state_dict())
+    back = type(llama).from_pretrained(tmp_path).eval()
+    assert list(back.state_dict()) == keys
+    assert torch.equal(logits(back), expected)
+
+
+# ---- Others who replace forwards ----
+
+
+def test_over_a_forward_that_kernelize_left(llama):
+    for module in llama.modules():
+        if type(module).__name__ in ("LlamaRMSNorm", "SiLUActivation"):
+            module.forward = types.MethodType(type(module).forward, module)
+    before = snapshot(llama)
+    handle = adze.patch(llama)
+    assert "model.norm" in handle.patched
+    handle.remove()
+    assert snapshot(llama) == before
+
+
+def test_under_a_forward_that_kernelize_puts_later(llama):
+    expected = logits(llama)
+    handle = adze.patch(llama)
+    for module in llama.modules():
+        if type(module).__name__ == "LlamaRMSNorm":
+            module.forward = types.MethodType(type(module).forward, module)
+    assert "model.norm" not in patched_paths(llama)
+    torch.testing.assert_close(logits(llama), expected)
+    handle.remove()
+    assert patched_paths(llama) == []
+    assert torch.equal(logits(llama), expected)
+
+
+def test_a_strangers_forward_stays(llama):
+    llama.model.norm.forward = functools.partial(type(llama.model.norm).forward, llama.model.norm)
+    stays = llama.model.norm.forward
+    handle = adze.patch(llama)
+    assert "model.norm" not in handle.patched and "a forward of its own" in handle.report()
+    assert llama.model.norm.forward is stays
+    mlp = llama.model.layers[0].mlp
+    mlp.forward = later = lambda x: x * 0
+    handle.disable()
+    handle.enable()
+    handle.remove()
+    assert mlp.forward is later and llama.model.norm.forward is stays
+
+
+def test_compiled_calls_of_transformers_are_dropped(llama):
+    handle = adze.patch(llama)
+    for change in (handle.disable, handle.enable, handle.remove):
+        llama._compiled_call = llama._last_compile_config = "of other functions"
+        change()
+        assert "_compiled_call" not in llama.__dict__ and "_last_compile_config" not in llama.__dict__
+
+
+def test_accelerate_hooks_before_and_after():
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.hooks import remove_hook_from_module
+
+    expected = logits(models.build("llama"))
+    early = models.build("llama")
+    handle = adze.patch(early)
+    accelerate.cpu_offload(early, execution_device=torch.device("cpu"))
+    torch.testing.assert_close(logits(early), expected)
+    assert patched_paths(early) == handle.patched
+    handle.disable()
+    assert patched_paths(early) == []
+    assert torch.equal(logits(early), expected)
+    handle.enable()
+    remove_hook_from_module(early, recurse=True)
+    assert patched_paths(early) == handle.patched
+    handle.remove()
+    assert torch.equal(logits(early), expected)
+
+    late = models.build("llama")
+    accelerate.cpu_offload(late, execution_device=torch.device("cpu"))
+    before = [(path, list(m.__dict__.items())) for path, m in late.named_modules()]
+    handle = adze.patch(late)
+    assert handle.patched == patched_paths(late) != []
+    assert late.model.norm.__dict__["forward"].func.__name__ == "new_forward"
+    torch.testing.assert_close(logits(late), expected)
+    handle.remove()
+    after = [(path, list(m.__dict__.items())) for path, m in late.named_modules()]
+    assert [[(k, id(v)) for k, v in d] for _, d in before] == [[(k, id(v)) for k, v in d] for _, d in after]
+    assert torch.equal(logits(late), expected)
+
+
+@pytest.mark.parametrize("first", ["patch", "lora"])
+def test_lora(first):
+    peft = pytest.importorskip("peft")
+    settings = dict(target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"], modules_to_save=["norm"], r=4)
+
+    def with_lora(model):
+        torch.manual_seed(3)
+        return peft.get_peft_model(model, peft.LoraConfig(**settings, init_lora_weights=False)).eval()
+
+    expected = logits(with_lora(models.build("llama")))
+    plain = logits(models.build("llama"))
+    model = models.build("llama")
+    if first == "patch":
+        handle = adze.patch(model)
+        model = with_lora(model)
+        lost = {"base_model.model." + path for path in handle.patched} - set(patched_paths(model))
+        assert lost and all(path.endswith("norm") for path in lost)
+        assert any(path.endswith("modules_to_save.default") for path in patched_paths(model))
+    else:
+        model = with_lora(model)
+        handle = adze.patch(model)
+        assert not any(path.endswith("norm") for path in handle.patched)
+        assert any(path.endswith("modules_to_save.default") for path in handle.patched)
+    torch.testing.assert_close(logits(model), expected)
+    with model.disable_adapter():
+        torch.testing.assert_close(logits(model), plain)
+    handle.remove()
+    assert patched_paths(model) == []
+    assert torch.equal(logits(model), expected)
+
+
+def test_hooks_still_fire(llama):
+    calls = []
+    watched = ["model.layers.0", "model.layers.0.self_attn", "model.layers.0.post_attention_layernorm", "model.norm"]
+    for path in watched:
+        module = llama.get_submodule(path)
+        module.register_forward_hook(lambda m, args, out, path=path: calls.append((path, type(out))))
+    expected = logits(llama)
+    without, calls = calls, []
+    adze.patch(llama)
+    found = logits(llama)
+    assert calls == without and len(calls) == len(watched)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_hook_may_change_what_a_fused_norm_returns(llama):
+    llama.model.layers[0].post_attention_layernorm.register_forward_hook(lambda m, args, out: out * 0)
+    expected = logits(llama)
+    adze.patch(llama)
+    torch.testing.assert_close(logits(llama), expected)
+
+
+def test_hidden_states(llama):
+    with torch.no_grad():
+        expected = llama(**INPUTS, output_hidden_states=True).hidden_states
+        adze.patch(llama)
+        found = llama(**INPUTS, output_hidden_states=True).hidden_states
+        assert len(found) == len(expected) == 3
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+# ---- Gradients, autocast, weights of other kinds ----
+
+
+def gradients(model, checkpointing):
+    model.train()
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing})
+    model.zero_grad()
+    result = model(**INPUTS, labels=INPUTS["input_ids"], use_cache=False)
+    result.loss.backward()
+    return result.loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("checkpointing", [None, False, True])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_training_is_the_models_own(name, checkpointing):
+    loss, expected = gradients(models.build(name), checkpointing)
+    model = models.build(name)
+    adze.patch(model)
+    found_loss, found = gradients(model, checkpointing)
+    if checkpointing:  # reentrant checkpoints run the forward without gradients first, and that may be adze's
+        torch.testing.assert_close(found_loss, loss)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient)
+    else:
+        assert torch.equal(found_loss, loss)
+        assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_autocast_is_the_models_own(llama):
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = logits(llama)
+        adze.patch(llama)
+        found = logits(llama)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_mixed_weights_keep_the_models_dtype():
+    model = models.build("llama", torch.bfloat16)
+    model.model.norm.float()
+    x = torch.randn(3, 5, 128).bfloat16()
+    with torch.no_grad():
+        expected = model.model.norm(x)
+        adze.patch(model)
+        found = model.model.norm(x)
+    assert found.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+def test_other_tensors_go_to_the_original(llama):
+    norm = llama.model.norm
+    strange = [torch.randn(2, 128).double(), torch.randn(2, 128).as_subclass(Wrapped), torch.randn(128, 2).t()]
+    with torch.no_grad():
+        expected = [norm(x) for x in strange]
+        adze.patch(llama)
+        for x, y in zip(strange, expected, strict=True):
+            assert torch.equal(norm(x), y) and type(norm(x)) is type(y) and norm(x).dtype == y.dtype
+        assert norm(torch.randn(1, 1, 1, 1, 2, 128)).dim() == 6
+        norm.to("meta")
+        assert norm(torch.randn(2, 128, device="meta")).device.type == "meta"
+
+
+def test_pipelines_are_objects_with_components(llama):
+    pipeline = types.SimpleNamespace(components={"text": llama, "steps": 4, "norm": nn.LayerNorm(8)})
+    handle = adze.patch(pipeline)
+    assert "norm" in handle.patched and "text.model.norm" in handle.patched
+    handle.remove()
+    assert patched_paths(llama) == []
+
+
+def test_verify(llama):
+    result = adze.verify(llama, **INPUTS)
+    assert patched_paths(llama) == []
+    assert {row.path for row in result.rows} == {*adze.patch(llama).patched, ""}
+    assert "LlamaRMSNorm" in str(result) and all(row.original > 0 and row.patched > 0 for row in result.rows)
+    site = llama.model.norm.forward.__func__.adze_site
+    site.layers[-1] = (site.layers[-1][0], lambda self, hidden_states: hidden_states * 0)
+    site.settle()
+    row = next(row for row in adze.verify(llama, **INPUTS).rows if row.path == "model.norm")
+    assert row.equal == 0.0 and row.worst > 1000
