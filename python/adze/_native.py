@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import operator
 import pathlib
 from typing import NamedTuple
 
@@ -67,6 +68,12 @@ def dtype_code(name, known=("float32", "float16", "bfloat16")):
     if name not in known:
         raise ValueError(f"adze: out_dtype is {name}, known are {', '.join(known)}")
     return DTYPES[name]
+
+
+def numbers_of(op, values):
+    """The numbers of a call as Python's own, by name."""
+    kinds = OPS[op].numbers
+    return {name: (float if kinds[name] == "float" else operator.index)(value) for name, value in values.items()}
 
 
 @functools.lru_cache(4096)

@@ -33,6 +33,7 @@ def _call(op, tensors, numbers, unwanted=()):
     """The outputs of an op, without those that nobody wants. Scratch is an output of its own, also where none is
     used: what is traced does not know where it will run."""
     _register()
+    numbers = _native.numbers_of(op, numbers)
     arrays = {name: jnp.asarray(array) for name, array in tensors.items() if array is not None}
     given = tuple(_native.Tensor(name, a.dtype.name, a.shape) for name, a in arrays.items())
     outputs, scratch = _native.returns(op, given, tuple(numbers.items()))
@@ -40,7 +41,6 @@ def _call(op, tensors, numbers, unwanted=()):
     count = len(outputs)
     if scratch:
         outputs.append(_native.Tensor("scratch", "uint8", (scratch,)))
-    kinds = _native.OPS[op].numbers
     call = jax.ffi.ffi_call(
         f"adze_{op}",
         [jax.ShapeDtypeStruct(output.shape, jnp.dtype(output.dtype)) for output in outputs],
@@ -50,7 +50,7 @@ def _call(op, tensors, numbers, unwanted=()):
         *arrays.values(),
         inputs=" ".join(arrays),
         outputs=" ".join(output.name for output in outputs),
-        **{name: (np.float32 if kinds[name] == "float" else np.int32)(value) for name, value in numbers.items()},
+        **{name: (np.float32 if isinstance(value, float) else np.int32)(value) for name, value in numbers.items()},
     )
     return results[0] if count == 1 else tuple(results[:count])
 

@@ -88,7 +88,7 @@ def _function(op):
 
 def _call(op, tensors, numbers, outputs, unwanted=()):
     """outputs: those of the caller by name; when the first is None, all that the call returns are made here."""
-    table = _native.OPS[op]
+    table, numbers = _native.OPS[op], _native.numbers_of(op, numbers)
     given = {name: t for name, t in tensors.items() if t is not None}
     first = next(iter(outputs))
     outs = {name: t for name, t in outputs.items() if t is not None}

@@ -61,7 +61,9 @@ def test_numpy_arguments_and_static_numbers():
     want = bits(adze.jax.softmax(on_cpu(X), scale=0.5))
     assert bits(jax.jit(lambda x: adze.jax.softmax(x, scale=0.5))(X)) == want
     with pytest.raises(jax.errors.ConcretizationTypeError):
-        jax.jit(lambda x, scale: adze.jax.softmax(x, scale=scale))(X, 0.5)
+        jax.jit(lambda x, eps: adze.jax.rms_norm(x, eps=eps))(X, 0.5)
+    with pytest.raises(TypeError):
+        adze.jax.rms_norm(X, rounding=1.5)
 
 
 def test_wide_positions():

@@ -1,5 +1,7 @@
 """The functions called through TVM FFI, with NumPy arrays and torch tensors: values, views, outputs, refusals."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -133,7 +135,48 @@ def test_no_gradients():
         assert not adze.tvm_ffi.softmax(x).requires_grad
 
 
-def test_other_devices_are_refused():
-    torch = pytest.importorskip("torch")
-    with pytest.raises((ValueError, BufferError, RuntimeError)):
-        adze.tvm_ffi.softmax(torch.empty(2, 4, device="meta"))
+class Edited:
+    """An array whose DLTensor says something else: {offset of a field: its type and value}."""
+
+    def __init__(self, array, fields):
+        self.array, self.fields = array, fields
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self):
+        capsule = self.array.__dlpack__()
+        tensor = adze.tvm_ffi._capsule_pointer(capsule, b"dltensor")
+        for offset, (kind, value) in self.fields.items():
+            kind.from_address(tensor + offset).value = value
+        return capsule
+
+
+def on(array, device, index=0):
+    return Edited(array, {8: (ctypes.c_int32, device), 12: (ctypes.c_int32, index)})
+
+
+@pytest.mark.parametrize(
+    "error, out, x, sentence",
+    [
+        (ValueError, on(OUT, 7), X, "softmax: out is on a device of another kind (7)"),
+        (ValueError, OUT, on(X, 2), "softmax: x and out are on different devices"),
+        (ValueError, on(OUT, 2, 62), on(X, 2, 63), "softmax: x and out are on different devices"),
+        (RuntimeError, on(OUT, 2, 63), on(X, 2, 63), "prepare: there is no CUDA device 63"),
+        (ValueError, OUT, Edited(X, {22: (ctypes.c_uint16, 2)}), "softmax: x has a dtype that adze does not have"),
+    ],
+)
+def test_devices(error, out, x, sentence):
+    """Device 63 of CUDA is one that is not there."""
+    with pytest.raises(error) as raised:
+        tvm_ffi.load_module(_native.PATH).get_function("softmax")(out, x)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_dense_and_offset():
+    """No strides means dense; host memory that CUDA knows is the CPU's; data may start after its pointer."""
+    want = bits(adze.tvm_ffi.softmax(X[1:]))
+    out = np.empty_like(X[1:])
+    fields = {0: (ctypes.c_size_t, X.ctypes.data), 32: (ctypes.c_size_t, 0), 40: (ctypes.c_uint64, 24)}
+    tvm_ffi.load_module(_native.PATH).get_function("softmax")(on(out, 3), Edited(X[1:], fields))
+    assert bits(out) == want
