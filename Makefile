@@ -5,6 +5,7 @@
 #   make check        kernels against their definitions      make check SAN=1     with sanitizers
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
+#   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
 B       ?= build$(if $(SAN),/san)
 PREFIX  ?= /usr/local
 CFLAGS  ?= $(if $(SAN),-O1,-O2) -g
@@ -106,6 +107,16 @@ wheel:
 	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
 	PY_LD="$(CURDIR)/$(B)/wheel/bin/python -m ziglang cc -target $(ARCH)-linux-gnu.2.28" ADZE_WHEEL=manylinux_2_28_$(ARCH) \
 	  $(B)/wheel/bin/pip wheel -q --no-deps -w dist .
+# A kernel repository of the Hugging Face Hub: the variants of a backend from its own library, each time with all sources.
+HUB     ?= build/hub/adze
+HUB_PY  ?= $(firstword $(wildcard $(B)/wheel/bin/python) python3)
+hub:
+	$(MAKE) B=$(B)/hub-cpu CUDA=0 hub-backend
+	$(if $(filter 1,$(CUDA)),$(MAKE) B=$(B)/hub-cuda CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" hub-backend)
+hub-backend: $(B)/libadze.a
+	$(Q)$(HUB_PY) hub/pack.py $(HUB) --lib $< --arch $(ARCH) --ld "$(PY_LD)" --libs "$(LIBS) -ldl" \
+	  --cc "$(CC) $(CFLAGS) $(filter-out -MMD -MP,$(ADZE_CFLAGS))" --repo-id "$(HUB_REPO)" --archs "$(CUDA_ARCHS)" \
+	  --ptx "$(CUDA_PTX)" --cuda "$(if $(filter 1,$(CUDA)),$(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\),.*/\1\2/p'))"
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
@@ -173,5 +184,5 @@ install: $(if $(wildcard $(B)/adze),,all)
 
 clean:
 	rm -rf $(B)
-.PHONY: all python wheel run check test lint format fat cuda-compile cuda-objects install clean
+.PHONY: all python wheel hub hub-backend run check test lint format fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,220 @@
+"""Writes a kernel repository for the Hugging Face Hub: one backend's variants, and the sources. `make hub` calls it.
+
+A variant is a folder that the kernels library loads as it is: Python files, the native part, metadata.json. The
+sources are laid out for kernel-builder, which compiles .cpp and .cu: C files are renamed, and compiled as C (-xc).
+"""
+
+import argparse
+import base64
+import hashlib
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE, HUB = ROOT / "python/adze", ROOT / "hub"
+VERSION = 1  # of the package's interface: the Hub's branch v1
+SOURCES = ["include/*.h", "src/**/*.[ch]", "src/**/*.cu*", "bind/*.[ch]"]
+OPS_PY = """import torch
+from . import {id}
+ops = torch.ops.{id}
+
+
+def add_op_namespace_prefix(op_name: str):
+    return f"{id}::{{op_name}}"
+"""
+FRAMEWORKS = {  # variant: Python depends on, the native part's suffix, files of the package, the folder with the rest
+    "torch-stable-abi210": ([], ".abi3.so", ["ops.py", "fake.py"], "torch-ext"),
+    "tvm-ffi01": (["tvm-ffi"], ".so", ["_native.py", "tvm_ffi.py"], "tvm-ffi-ext"),
+}
+ISAS = {  # those of the Makefile
+    "avx2": ("__x86_64__", "arch=x86-64-v3"),
+    "avx512": ("__x86_64__", "arch=x86-64-v4,prefer-vector-width=512"),
+    "sve": ("__aarch64__", "arch=armv8.2-a+sve"),
+}
+C_FLAGS = ["-xc", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
+CPU_FLAGS = ["-O3", "-Wno-psabi", "-fno-math-errno", "-ffp-contract=fast", "-DADZE_ISA="]
+CUDA_FLAGS = [
+    "-O3",
+    "-DADZE_CUDA=1",
+    "-Xcompiler=-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions",
+]
+
+
+def release():
+    number = int(re.search(r"define ADZE_VERSION (\d+)", (ROOT / "include/adze.h").read_text())[1])
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def sources():
+    return sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)})
+
+
+def tree():
+    """Seven digits that are this tree's alone: git's, marked when files differ from it, or the sources' own."""
+    git = ["git", "-C", str(ROOT)]
+    found = subprocess.run([*git, "rev-parse", "HEAD^{tree}"], capture_output=True, text=True)
+    if found.returncode:
+        return hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()[:7]
+    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    return found.stdout[:7] + ("_dirty" if changed.stdout else "")
+
+
+def link(options, ident, folder):
+    """The bindings under their own name, with the library: one file for both frameworks."""
+    cc, ld = shlex.split(options.cc), shlex.split(options.ld)
+    if ld == cc[:1] and importlib.util.find_spec("ziglang"):
+        ld = [sys.executable, "-m", "ziglang", "cc", "-target", f"{options.arch}-linux-gnu.2.28"]
+    elif ld == cc[:1]:
+        print("hub: ziglang is not here: the native part needs this machine's glibc or a newer one")
+    names = ["-fexceptions", "-Ibind", f"-DADZE_NAMESPACE={ident}", f"-DADZE_MODULE={ident}"]
+    bindings, library = folder / "bind.o", folder / "native"
+    files = sorted(map(str, (ROOT / "bind").glob("*.c")))
+    subprocess.run([*cc, *names, "-nostdlib", "-r", *files, "-o", bindings], cwd=ROOT, check=True)
+    script = "-Wl,--version-script=bind/exports.map"
+    command = [*ld, "-shared", "-s", script, bindings, options.lib, "-o", library, *shlex.split(options.libs)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return library
+
+
+def archs(options):
+    """75 is 7.5; one that is there as PTX too serves every newer GPU."""
+    ptx = options.ptx.split()
+    return [re.sub(r"(\d[af]?)$", r".\1", a) + ("+PTX" if a in ptx else "") for a in options.archs.split()]
+
+
+def digest(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    hashes = {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).digest() for p in files}
+    return {"algorithm": "sha256", "files": {name: base64.b64encode(h).decode() for name, h in hashes.items()}}
+
+
+def write_variant(folder, framework, ident, backend, native):
+    depends, suffix, package, rest = FRAMEWORKS[framework]
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(HUB / rest, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in package:
+        text = (PACKAGE / name).read_text()
+        (folder / name).write_text(text.replace('"_adze.abi3.so"', f'"{ident}{suffix}"'))
+    if rest == "torch-ext":
+        (folder / "_ops.py").write_text(OPS_PY.format(id=ident))
+    shutil.copy(native, folder / (ident + suffix))
+    metadata = {
+        "name": "adze", "id": ident, "version": VERSION, "license": "Apache-2.0", "python-depends": depends,
+        "backend": backend, "digest": digest(folder),
+    }  # fmt: skip
+    (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
+
+
+def as_cpp(path):
+    return re.sub(r"\.c$", ".cpp", path)
+
+
+def write_sources(out):
+    """The tree as kernel-builder wants it, and its path in the repository for each file."""
+    paths = []
+    for path in sources():
+        paths.append(as_cpp(str(path.relative_to(ROOT))))
+        (out / paths[-1]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, out / paths[-1])
+    for path in [p for p in paths if p.startswith("src/cpu/") and p.endswith(".cpp")]:
+        for isa, (machine, target) in ISAS.items():
+            paths.append(path.replace(".cpp", f"_{isa}.cpp"))
+            (out / paths[-1]).write_text(
+                f'#ifdef {machine}\n#pragma GCC target("{target}")\n#undef ADZE_ISA\n#define ADZE_ISA _{isa}\n'
+                f'#include "{pathlib.Path(path).name}"\n#else\ntypedef int nothing_for_this_machine;\n#endif\n'
+            )
+    return sorted(paths)
+
+
+def build_toml(paths, repo_id):
+    """A component has one set of flags. Headers are listed too: what is not listed is not there when it is built."""
+
+    def table(name, /, **values):
+        lines = [f"[{name}]", *(f"{key.replace('_', '-')} = {json.dumps(v)}" for key, v in values.items())]
+        return "\n".join(lines) + "\n"
+
+    def pick(pattern):
+        return [p for p in paths if re.fullmatch(pattern, p)]
+
+    headers, include = pick(r"(include|src)/.*\.(h|cuh)"), ["include", "src", "bind"]
+    names = ["-DADZE_NAMESPACE=TORCH_EXTENSION_NAME", "-DADZE_MODULE=TORCH_EXTENSION_NAME", "-fexceptions", "-O2"]
+    text = [
+        table("general", name="adze", version=VERSION, edition=5, license="Apache-2.0", backends=["cpu", "cuda"]),
+        table("torch", src=pick("bind/.*") + headers, include=include, cxx_flags=C_FLAGS + names),
+        table("torch.stable-abi", cpu="2.10", cuda="2.10"),
+    ]
+    if repo_id:
+        text.insert(1, table("general.hub", repo_id=repo_id))
+    for backend, cuda in ("cpu", "-DADZE_CUDA=0"), ("cuda", "-DADZE_CUDA=1"):
+        common = {"backend": backend, "depends": ["torch"], "include": include}
+        kernels, base = pick(r"src/cpu/.*\.cpp"), pick(r"src/(ops/)?[^/]*\.cpp")
+        text += [
+            table(f"kernel.{backend}_base", **common, src=base, cxx_flags=[*C_FLAGS, "-O2", cuda]),
+            table(f"kernel.{backend}_kernels", **common, src=kernels, cxx_flags=[*C_FLAGS, *CPU_FLAGS, cuda]),
+        ]
+    hopper = pick(r"src/cuda/.*_sm90\.cu")
+    every = [p for p in pick(r"src/cuda/.*\.cu") if p not in hopper]
+    text.append(table("kernel.cuda_gpu", **common, src=every, cuda_flags=CUDA_FLAGS))
+    if hopper:
+        only = {"cuda_capabilities": ["9.0a"], "cuda_flags": CUDA_FLAGS}
+        text.append(table("kernel.cuda_sm90", **common, src=hopper, **only))
+    return "\n".join(text)
+
+
+def write_repository(out, repo_id):
+    for name in ("include", "src", "bind", "torch-ext", "benchmarks"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    shutil.copytree(HUB / "torch-ext", out / "torch-ext/adze", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FRAMEWORKS["torch-stable-abi210"][2]:
+        shutil.copy(PACKAGE / name, out / "torch-ext/adze")
+    (out / "benchmarks").mkdir()
+    shutil.copy(HUB / "benchmark.py", out / "benchmarks")
+    (out / "build.toml").write_text(build_toml(write_sources(out), repo_id))
+    card = (HUB / "CARD.md").read_text().replace("{{ release }}", release())
+    (out / "CARD.md").write_text(card)
+    values = {"repo_id": repo_id or "ORGANISATION/adze", "version": str(VERSION)}
+    (out / "README.md").write_text(re.sub(r"{{ (\w+) }}", lambda found: values[found[1]], card))
+    for path in (HUB / "flake.nix", ROOT / "LICENSE"):
+        shutil.copy(path, out)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=pathlib.Path, help="the repository's folder")
+    parser.add_argument("--lib", required=True, help="libadze.a of the backend")
+    parser.add_argument("--arch", required=True, help="x86_64 or aarch64")
+    parser.add_argument("--cc", required=True, help="the C compiler with its flags")
+    parser.add_argument(
+        "--ld", required=True, help="the linker; the compiler itself stands for ziglang, if it is here"
+    )
+    parser.add_argument("--libs", required=True, help="what the library needs")
+    parser.add_argument("--cuda", default="", help="CUDA's version as 130; none: the CPU backend")
+    parser.add_argument("--archs", default="", help="GPU architectures in the library, as 75 80 90a")
+    parser.add_argument("--ptx", default="", help="those that are there as PTX")
+    parser.add_argument("--repo-id", default="", help="ORGANISATION/NAME on the Hub")
+    options = parser.parse_args()
+
+    backend = {"type": "cuda", "archs": archs(options)} if options.cuda else {"type": "cpu"}
+    suffix = tree()
+    ident = f"_adze_{backend['type']}_{suffix}"
+    for old in options.out.glob("build/*/metadata.json"):
+        if not json.loads(old.read_text())["id"].endswith(f"_{suffix}"):
+            shutil.rmtree(old.parent)
+    with tempfile.TemporaryDirectory() as folder:
+        native = link(options, ident, pathlib.Path(folder))
+        for framework in FRAMEWORKS:
+            name = f"{framework}-{'cu' + options.cuda if options.cuda else 'cpu'}-{options.arch}-linux"
+            write_variant(options.out / "build" / name, framework, ident, backend, native)
+            print(f"hub: {options.out / 'build' / name}")
+    write_repository(options.out, options.repo_id)
+
+
+if __name__ == "__main__":
+    main()
