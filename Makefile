@@ -109,7 +109,7 @@ wheel:
 	  $(B)/wheel/bin/pip wheel -q --no-deps -w dist .
 # A kernel repository of the Hugging Face Hub: the variants of a backend from its own library, each time with all sources.
 HUB     ?= build/hub/adze
-HUB_PY  ?= $(firstword $(wildcard $(B)/wheel/bin/python) python3)
+export HUB_PY ?= $(firstword $(wildcard $(B)/wheel/bin/python) python3)
 hub:
 	$(MAKE) B=$(B)/hub-cpu CUDA=0 hub-backend
 	$(if $(filter 1,$(CUDA)),$(MAKE) B=$(B)/hub-cuda CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" hub-backend)
