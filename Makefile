@@ -102,7 +102,7 @@ $(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/flags
 	@echo "  LD    $@"
 	$(Q)$(PY_LD) -shared $(if $(SAN),,-s) -Wl,--version-script=bind/exports.map $(LDFLAGS) $(BIND) $(B)/libadze.a -o $@ $(LIBS) -ldl
 python: $(EXT)
-	@cmp -s $< python/adze/$(<F) || cp $< python/adze/
+	@cmp -s $< python/adze/$(<F) || { cp $< python/adze/.new.so && mv python/adze/.new.so python/adze/$(<F); }
 wheel:
 	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
 	PY_LD="$(CURDIR)/$(B)/wheel/bin/python -m ziglang cc -target $(ARCH)-linux-gnu.2.28" ADZE_WHEEL=manylinux_2_28_$(ARCH) \

@@ -44,6 +44,8 @@ void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_
     }
     t->rank = (int32_t)rank;
     int64_t dense = 1;
+    for (int d = 0; d < t->rank; d++)
+        stride = shape[d] ? stride : NULL; /* an empty tensor may have any strides, and needs none */
     for (int d = t->rank - 1; d >= 0; d--) {
         t->shape[d] = shape[d];
         t->stride[d] = stride ? stride[d] : dense;

@@ -171,20 +171,14 @@ static void make_outputs(torch_call *c, bind_form form)
 /* The stream of the tensors, and the device's kernels loaded: a later capture finds them there. */
 static void take_stream(torch_call *c)
 {
-    static _Atomic int prepared[64];
     if (c->call.error[0] || c->device_type == torch.cpu)
         return;
     c->call.stream.device = c->device_index;
     if (c->device_type != torch.cuda || !torch.aoti_torch_get_current_cuda_stream ||
-        torch.aoti_torch_get_current_cuda_stream(c->device_index, &c->call.stream.handle)) {
+        torch.aoti_torch_get_current_cuda_stream(c->device_index, &c->call.stream.handle))
         bind_fail(&c->call, "%s: torch has no CUDA stream for its tensors", c->call.op->name);
-        return;
-    }
-    if (c->device_index >= 0 && c->device_index < 64 && !prepared[c->device_index]) {
-        if (adze_prepare(c->device_index) != ADZE_OK)
-            bind_fail(&c->call, "%s", adze_last_error());
-        prepared[c->device_index] = 1;
-    }
+    else
+        bind_prepare(&c->call);
 }
 
 static void run(torch_call *c)

@@ -27,10 +27,10 @@ else
     skip 'clang-format 14 is not here'
 fi
 if of_version clang-tidy 14; then
-    tidy() { clang-tidy --quiet "$1" -- -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -Icheck -Icli -DADZE_CUDA=0 -DADZE_ISA= \
+    tidy() { clang-tidy --quiet "$1" -- -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -Icheck -Icli -Ibind -DADZE_CUDA=0 -DADZE_ISA= \
         -DADZE_COMMIT='""'; }
     export -f tidy
-    report clang-tidy "$(files 'src/*.c' 'check/*.c' 'cli/*.c' 'examples/*.c' | grep -v '^src/cpu/' |
+    report clang-tidy "$(files 'src/*.c' 'check/*.c' 'cli/*.c' 'bind/*.c' 'examples/*.c' | grep -v '^src/cpu/' |
         xargs -P "$(nproc)" -I{} bash -c 'tidy {}' 2>/dev/null | grep -E 'error:|warning:' | sort -u)"
 else
     skip 'clang-tidy 14 is not here'
@@ -40,8 +40,8 @@ fi
 if command -v cppcheck >/dev/null; then
     report cppcheck "$(cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
         --suppress=missingIncludeSystem --suppress=nullPointerArithmetic:check/check.c \
-        --suppress=bufferAccessOutOfBounds:check/ceiling.c -Iinclude -Isrc -Icheck -Icli -DADZE_CUDA=0 -DADZE_ISA= -D__aarch64__ -D__linux__ \
-        -j "$(nproc)" --template='{file}:{line}: {message} [{id}]' src check cli examples tests 2>&1)"
+        --suppress=bufferAccessOutOfBounds:check/ceiling.c -Iinclude -Isrc -Icheck -Icli -Ibind -DADZE_CUDA=0 -DADZE_ISA= -D__aarch64__ -D__linux__ \
+        -j "$(nproc)" --template='{file}:{line}: {message} [{id}]' src check cli bind examples tests 2>&1)"
 else
     skip 'cppcheck is not here'
 fi

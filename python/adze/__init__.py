@@ -13,8 +13,8 @@ _HOME = {
         "ROUND_NORM ROUND_STEPS ROUND_VALUE FLOAT_SUM",
         "patch": "patch patched PatchHandle",
         "verify": "verify",
-        "compile": "compile_pass",
-        "graph": "graph",
+        "inductor": "compile",
+        "graphs": "graph GraphHandle",
     }.items()
     for name in names.split()
 }

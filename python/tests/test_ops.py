@@ -181,6 +181,12 @@ def test_views_need_no_copy():
     assert torch.equal(adze.layer_norm(x, scale=scale, shift=shift), want)
 
 
+def test_empty():
+    for x in (torch.empty(0, 64), torch.empty(64, 0).t(), torch.empty(3, 0, 64).as_strided((3, 0, 64), (0, 0, 0))):
+        assert adze.rms_norm(x, torch.ones(64)).shape == x.shape
+        assert adze.activation(x, "silu").shape == x.shape
+
+
 @pytest.mark.parametrize(
     "call, sentence",
     [

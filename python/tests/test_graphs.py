@@ -1,0 +1,75 @@
+"""adze.graph: without a GPU it must run the module itself; with one, its graphs must follow inputs and weights."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import adze  # noqa: E402
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.calls = 0
+
+    def forward(self, x, *, scale=1.0, residual=None):
+        self.calls += 1
+        h = self.linear(x) * scale
+        out = adze.rms_norm(h, eps=1e-6) if not torch.is_grad_enabled() else h
+        return {"out": out if residual is None else out + residual}
+
+
+def test_on_the_cpu_the_module_runs():
+    step = Step()
+    graph = adze.graph(step)
+    x = torch.randn(4, 64)
+    with torch.no_grad():
+        assert torch.equal(graph(x)["out"], step(x)["out"])
+        assert torch.equal(graph(x, residual=x)["out"], step(x, residual=x)["out"])
+    assert step.calls == 4 and not graph.captured and graph.linear is step.linear
+    graph(x.requires_grad_())["out"].sum().backward()
+    assert x.grad is not None
+    graph.disable()
+    assert not graph.enabled and graph.report().startswith("0 graphs")
+    graph.enable()
+    assert graph.enabled
+
+
+@gpu
+def test_graphs_follow_inputs_shapes_and_weights():
+    step = Step().cuda()
+    graph = adze.graph(step, limit=2)
+    with torch.no_grad():
+        for rows in (4, 8, 4, 16):
+            for scale in (1.0, 1.0):
+                x = torch.randn(rows, 64, device="cuda")
+                torch.testing.assert_close(graph(x, scale=scale)["out"], step(x, scale=scale)["out"])
+        assert len(graph.captured) == 2
+        before = step.calls
+        first = graph(torch.ones(4, 64, device="cuda"))["out"]
+        assert step.calls == before
+        graph(torch.zeros(4, 64, device="cuda"))
+        torch.testing.assert_close(first, step(torch.ones(4, 64, device="cuda"))["out"])
+        step.linear.weight.mul_(2)
+        x = torch.randn(4, 64, device="cuda")
+        torch.testing.assert_close(graph(x)["out"], step(x)["out"])
+        step.linear.weight = torch.nn.Parameter(step.linear.weight * 3)
+        torch.testing.assert_close(graph(x)["out"], step(x)["out"])
+    graph.disable()
+    graph.reset()
+    assert not graph.captured
+
+
+@gpu
+def test_what_cannot_be_captured_runs():
+    class Host(torch.nn.Module):
+        def forward(self, x):
+            return x * x.sum().item()
+
+    graph = adze.graph(Host())
+    x = torch.ones(3, device="cuda")
+    with torch.no_grad():
+        assert graph(x).tolist() == [3, 3, 3] and graph(x).tolist() == [3, 3, 3]
+    assert len(graph.refused) == 1
