@@ -19,6 +19,7 @@ from .fingerprint import fingerprint, unwrapped
 
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DEVICES = ("cpu", "cuda")
 _MISSING = object()
 
 
@@ -69,6 +70,11 @@ class Context:
         return self.plan.facts(child, op)
 
 
+def known(**fingerprints):
+    """A Rule's {"forward": ..., "self._norm": ...} of forward="...", _norm="..."; spaces separate fingerprints."""
+    return {("self." if what[0] == "_" else "") + what: frozenset(f.split()) for what, f in fingerprints.items()}
+
+
 # Read by rules while a forward runs; all that they ask is known when a graph is traced.
 
 
@@ -80,9 +86,10 @@ def usable(x, *others):
     """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
         return False
-    if x.dtype not in _DTYPES or (x.device.type != "cpu" and x.device.type != "cuda"):
+    device = x.device
+    if x.dtype not in _DTYPES or device.type not in _DEVICES or torch.is_autocast_enabled(device.type):
         return False
-    if x.dim() < 1 or x.dim() > 5 or x.stride(-1) != 1 or torch.is_autocast_enabled(x.device.type):
+    if not 1 <= x.dim() <= 5 or x.stride(-1) != 1:
         return False
     grad = torch.is_grad_enabled()
     if grad and x.requires_grad:
@@ -90,7 +97,7 @@ def usable(x, *others):
     for other in others:
         if other is None:
             continue
-        if not plain_weight(other) or other.device != x.device:
+        if not plain_weight(other) or other.device != device:
             return False
         if (other.dtype != x.dtype and other.dtype != torch.float32) or other.stride(-1) != 1:
             return False
@@ -466,8 +473,9 @@ def _install(model, ops, numerics, exclude, strict, over):
         rule, function, reason = plan.choose(module, path, site) or (None, None, None)
         chosen.append((site, function))
         if function or reason:
-            known = rule is not None or reason == "excluded"
-            handle.rows.append(Row(path, type(module).__name__, rule.name if function else None, reason or "", known))
+            name = rule.name if function else None
+            settled = rule is not None or reason == "excluded"
+            handle.rows.append(Row(path, type(module).__name__, name, reason or "", settled))
     unknown = [row for row in handle.rows if not row.known]
     if strict and unknown:
         lines = "\n".join(f"  {row.path} ({row.cls}): {row.reason}" for row in unknown)

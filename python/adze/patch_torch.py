@@ -63,15 +63,28 @@ def norm_build(facts):
     return build
 
 
-def add_norm(child, norm, x, residual):
-    """child(residual + x) and that sum; in one launch where the child is a plain norm."""
-    if plain(child, norm.cls) and x.shape == residual.shape:
+def _add_norm(child, norm, x, residual, need_sum):
+    if plain(child, norm.cls) and x.shape == residual.shape and residual.dtype == x.dtype:
         weight = child.weight if norm.weight else None
         bias = child.bias if norm.bias else None
-        if usable(x, weight, bias) and usable(residual) and residual.dtype == x.dtype and residual.device == x.device:
-            return norm.run(x, weight, bias, residual=residual)
-    total = residual + x
-    return child(total), total
+        if usable(x, weight, bias, residual):
+            return norm.run(x, weight, bias, residual=residual, need_sum=need_sum)
+    return None
+
+
+def add_norm(child, norm, x, residual):
+    """child(residual + x) and that sum; in one launch where the child is a plain norm."""
+    both = _add_norm(child, norm, x, residual, True)
+    if both is None:
+        total = residual + x
+        return child(total), total
+    return both
+
+
+def norm_of_sum(child, norm, x, residual):
+    """child(residual + x); in one launch where the child is a plain norm."""
+    normed = _add_norm(child, norm, x, residual, False)
+    return child(residual + x) if normed is None else normed
 
 
 def norm_add(child, norm, x, residual, steps):

@@ -61,6 +61,11 @@ OTHER = {
             hidden_size=128,
         )
     ),
+    "bert": lambda: hf.BertModel(hf.BertConfig(**_TOWER, vocab_size=128, max_position_embeddings=32)),
+    "vit": lambda: hf.ViTModel(hf.ViTConfig(**_VISION)),
+    "cohere": lambda: hf.AutoModelForCausalLM.from_config(hf.CohereConfig(**_LM, pad_token_id=0, eos_token_id=1)),
+    "glm": lambda: hf.AutoModelForCausalLM.from_config(hf.GlmConfig(**_HEAD, pad_token_id=0, eos_token_id=1)),
+    "helium": lambda: hf.AutoModelForCausalLM.from_config(hf.HeliumConfig(**_HEAD, pad_token_id=0, eos_token_id=1)),
     "t5": lambda: hf.T5EncoderModel(hf.T5Config(**_T5, feed_forward_proj="gated-gelu")),
     "umt5": lambda: hf.UMT5EncoderModel(hf.UMT5Config(**_T5)),
 }  # fmt: skip
@@ -86,6 +91,8 @@ def inputs(name, batch=2, seq=20, dtype=torch.float32):
     ids = torch.randint(3, 99, (batch, seq), generator=generator)
     if name in ("clip", "siglip"):
         return {"input_ids": ids[:, :8], "pixel_values": torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)}
+    if name == "vit":
+        return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)}
     mask = torch.ones_like(ids)
     if name == "paligemma":
         ids[:, :16] = 100

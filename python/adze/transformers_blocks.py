@@ -1,0 +1,310 @@
+"""Rules for the blocks of transformers: a residual sum and the norm beside it are one launch."""
+
+from torch.nn import functional as F
+
+from .ops import ROUND_STEPS
+from .patch import Rule, known
+from .patch_torch import add_norm, norm_add, norm_of_sum
+
+
+def _block(**norms):
+    """The build of a block, from a function that makes its forward of these of its norms; names are attributes."""
+
+    def with_forward(make):
+        def build(module, ctx):
+            known = {name: ctx.facts(getattr(module, attribute), "norm") for name, attribute in norms.items()}
+            unknown = [f"{norms[name]}: {norm}" for name, norm in known.items() if isinstance(norm, str)]
+            return "; ".join(unknown) if unknown else make(ctx, **known)
+
+        return build
+
+    return with_forward
+
+
+def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=False):
+    """Attributes of dropouts, and whether the MLP returns something beside its output."""
+
+    @_block(after_attention="post_attention_layernorm")
+    def build(ctx, after_attention):
+        def forward(
+            self,
+            hidden_states,
+            attention_mask=None,
+            position_ids=None,
+            past_key_values=None,
+            use_cache=False,
+            position_embeddings=None,
+            **kwargs,
+        ):
+            attended, _ = self.self_attn(
+                hidden_states=self.input_layernorm(hidden_states),
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+            if attention_dropout:
+                attended = getattr(self, attention_dropout)(attended)
+            normed, total = add_norm(self.post_attention_layernorm, after_attention, attended, hidden_states)
+            out = self.mlp(normed)
+            if mlp_returns_a_pair:
+                out, _ = out
+            if mlp_dropout:
+                out = getattr(self, mlp_dropout)(out)
+            return total + out
+
+        return forward
+
+    return build
+
+
+@_block(after_attention="post_attention_layernorm")
+def _mixtral_layer(ctx, after_attention):
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        **kwargs,
+    ):
+        attended, _ = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states),
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        normed, total = add_norm(self.post_attention_layernorm, after_attention, attended, hidden_states)
+        return total + self.mlp(normed)
+
+    return forward
+
+
+@_block(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+def _gemma2_layer(ctx, after_attention, after_mlp):
+    steps = ctx.rounding(ROUND_STEPS)
+
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        **kwargs,
+    ):
+        attended, _ = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states),
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        total = norm_add(self.post_attention_layernorm, after_attention, attended, hidden_states, steps)
+        out = self.mlp(self.pre_feedforward_layernorm(total))
+        return norm_add(self.post_feedforward_layernorm, after_mlp, out, total, steps)
+
+    return forward
+
+
+@_block(before_mlp="ln_2")
+def _gpt2_block(ctx, before_mlp):
+    original = ctx.original
+
+    def forward(
+        self,
+        hidden_states,
+        past_key_values=None,
+        attention_mask=None,
+        encoder_hidden_states=None,
+        encoder_attention_mask=None,
+        use_cache=False,
+        **kwargs,
+    ):
+        if encoder_hidden_states is not None:
+            return original(
+                self, hidden_states, past_key_values, attention_mask, encoder_hidden_states, encoder_attention_mask,
+                use_cache, **kwargs,
+            )  # fmt: skip
+        attended, _ = self.attn(
+            self.ln_1(hidden_states),
+            past_key_values=past_key_values,
+            attention_mask=attention_mask,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        normed, total = add_norm(self.ln_2, before_mlp, attended, hidden_states)
+        return total + self.mlp(normed)
+
+    return forward
+
+
+@_block(before_mlp="post_attention_layernorm")
+def _gpt_neox_sequential(ctx, before_mlp):
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_ids=None,
+        use_cache=False,
+        layer_past=None,
+        position_embeddings=None,
+        **kwargs,
+    ):
+        attended, _ = self.attention(
+            self.input_layernorm(hidden_states),
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            layer_past=layer_past,
+            use_cache=use_cache,
+            position_embeddings=position_embeddings,
+            **kwargs,
+        )
+        attended = self.post_attention_dropout(attended)
+        normed, total = add_norm(self.post_attention_layernorm, before_mlp, attended, hidden_states)
+        return self.post_mlp_dropout(self.mlp(normed)) + total
+
+    return forward
+
+
+_PARALLEL = "attention and MLP run beside each other: no sum feeds a norm of this block"
+
+
+def _gpt_neox_layer(module, ctx):
+    return _PARALLEL if module.use_parallel_residual else _gpt_neox_sequential(module, ctx)
+
+
+@_block(before_mlp="post_attention_layernorm")
+def _falcon_sequential(ctx, before_mlp):
+    def forward(
+        self,
+        hidden_states,
+        alibi,
+        attention_mask,
+        position_ids=None,
+        layer_past=None,
+        use_cache=False,
+        output_attentions=False,
+        position_embeddings=None,
+        **kwargs,
+    ):
+        attended, weights = self.self_attention(
+            self.input_layernorm(hidden_states),
+            layer_past=layer_past,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            alibi=alibi,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            position_embeddings=position_embeddings,
+        )
+        attended = F.dropout(attended, p=self.config.attention_dropout, training=self.training)
+        normed, total = add_norm(self.post_attention_layernorm, before_mlp, attended, hidden_states)
+        out = F.dropout(self.mlp(normed), p=self.config.hidden_dropout, training=self.training)
+        return total + out, weights
+
+    return forward
+
+
+def _falcon_layer(module, ctx):
+    parallel = module.config.parallel_attn or module.config.new_decoder_architecture
+    return _PARALLEL if parallel else _falcon_sequential(module, ctx)
+
+
+@_block(before_mlp="layer_norm2")
+def _clip_layer(ctx, before_mlp):
+    def forward(self, hidden_states, attention_mask, **kwargs):
+        attended, _ = self.self_attn(
+            hidden_states=self.layer_norm1(hidden_states), attention_mask=attention_mask, **kwargs
+        )
+        normed, total = add_norm(self.layer_norm2, before_mlp, attended, hidden_states)
+        return total + self.mlp(normed)
+
+    return forward
+
+
+@_block(before_mlp="norm2")
+def _vision_block(ctx, before_mlp):
+    def forward(self, hidden_states, cu_seqlens, position_embeddings=None, **kwargs):
+        attended = self.attn(
+            self.norm1(hidden_states), cu_seqlens=cu_seqlens, position_embeddings=position_embeddings, **kwargs
+        )
+        normed, total = add_norm(self.norm2, before_mlp, attended, hidden_states)
+        return total + self.mlp(normed)
+
+    return forward
+
+
+@_block(before_mlp="layernorm_after")
+def _vit_layer(ctx, before_mlp):
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
+        normed, total = add_norm(self.layernorm_after, before_mlp, self.dropout(attended), hidden_states)
+        return self.dropout(self.mlp(normed)) + total
+
+    return forward
+
+
+@_block(norm="LayerNorm")
+def _bert_output(ctx, norm):
+    def forward(self, hidden_states, input_tensor):
+        return norm_of_sum(self.LayerNorm, norm, self.dropout(self.dense(hidden_states)), input_tensor)
+
+    return forward
+
+
+@_block(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+def _olmo2_layer(ctx, after_attention, after_mlp):
+    steps = ctx.rounding(ROUND_STEPS)
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=False,
+        position_embeddings=None,
+        **kwargs,
+    ):
+        attended, _ = self.self_attn(
+            hidden_states=hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            position_embeddings=position_embeddings,
+            **kwargs,
+        )
+        total = norm_add(self.post_attention_layernorm, after_attention, attended, hidden_states, steps)
+        return norm_add(self.post_feedforward_layernorm, after_mlp, self.mlp(total), total, steps)
+
+    return forward
+
+
+def _rule(forward, build, name="add + norm", **more):
+    return Rule(name, "fuse", known(forward=forward, **more), build)
+
+
+BLOCKS = [
+    _rule("a1ddc4ac03d4", _llama_layer()),
+    _rule("23480905dfec", _llama_layer("resid_attn_dropout", "resid_mlp_dropout")),  # Phi-3
+    _rule("6fecae92e720", _llama_layer(mlp_returns_a_pair=True)),  # GPT-OSS
+    _rule("7194402088ba", _mixtral_layer),
+    _rule("87f11a77ab8a", _gpt2_block),
+    _rule("4c409d8d95b1", _gpt_neox_layer),
+    _rule("08a6b03d7013", _falcon_layer, dropout_add="1af5cb306303"),
+    _rule("0d556a2f1c8a bc357afd87fb", lambda module, ctx: _PARALLEL),  # Phi, Cohere
+    _rule("502a38643dce", _clip_layer),
+    _rule("216dd4d525c8", _vision_block),  # Qwen 2 VL
+    _rule("82ae2e5f2143", _vit_layer),
+    _rule("ad561672d865", _bert_output),
+    _rule("b1e3ffe85e38", _gemma2_layer, "norm + add"),
+    _rule("c27740dcce2a", _olmo2_layer, "norm + add"),
+]

@@ -1,0 +1,154 @@
+"""Rules for the rotary positions of transformers: a part of any attention, and whole attentions that norm q and k."""
+
+import sys
+
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from . import ops
+from .fingerprint import unwrapped
+from .ops import ROUND_STEPS
+from .patch import Rule, clone, known, plain, shim, usable
+
+_HALF = "276f273e524c"  # rotate_half: cat((-x2, x1)) of the halves
+_PAIRS = "106bc618e139 08a627792aa5"  # rotate_half: the same of neighbours
+
+
+def _rotatable(q, k, cos, sin, unsqueeze_dim):
+    if unsqueeze_dim not in (1, 2) or q.dim() != 4 or cos.dim() != 3:
+        return False
+    return usable(q, k, cos, sin) and (k is None or k.dtype == q.dtype)
+
+
+def _rotation(interleaved=False, columns="all", steps=True, casts=False):
+    """Makes a function in the place of apply_rotary_pos_emb, of the original and the numerics.
+
+    columns: which of a table's the original uses: "all", the "first" half, or all, which are "half" as many as it
+    rotates. steps: it does not go to float by itself, and so rounds each step if the table is of q's dtype. casts: it
+    gives the result q's dtype if the table is not."""
+
+    def make(fallback, match):
+        def rotate(q, k, cos, sin, unsqueeze_dim):
+            if (steps and not casts and cos.dtype != q.dtype) or not _rotatable(q, k, cos, sin, unsqueeze_dim):
+                return None
+            width = cos.shape[-1]
+            rounding = ROUND_STEPS if match and steps and cos.dtype == q.dtype else 0
+            if columns == "first":
+                cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+            return ops.rope(
+                q, k, cos, sin, interleaved=interleaved, rotary_dim=2 * width if columns == "half" else width,
+                heads_first=unsqueeze_dim == 1, rounding=rounding,
+            )  # fmt: skip
+
+        def of_two(q, k, cos, sin, unsqueeze_dim=1):
+            rotated = rotate(q, k, cos, sin, unsqueeze_dim)
+            return fallback(q, k, cos, sin, unsqueeze_dim) if rotated is None else rotated
+
+        def of_one(x, cos, sin, unsqueeze_dim=1):
+            rotated = rotate(x, None, cos, sin, unsqueeze_dim)
+            return fallback(x, cos, sin, unsqueeze_dim) if rotated is None else rotated
+
+        return of_one if fallback.__code__.co_argcount == 4 else of_two
+
+    return make
+
+
+def _rope(make):
+    """Builds a clone of a forward, whatever it is, that sees another apply_rotary_pos_emb among its globals."""
+
+    def build(module, ctx):
+        if unwrapped(ctx.original) is not ctx.original:
+            return "its forward is decorated"
+        home = sys.modules[ctx.original.__globals__["__name__"]]
+        apply = make(unwrapped(home.apply_rotary_pos_emb), ctx.match)
+        return clone(ctx.original, shim(home, ctx.numerics, {"apply_rotary_pos_emb": apply}))
+
+    return build
+
+
+def _functions(apply, **called):
+    """Fingerprints of apply_rotary_pos_emb and of what it calls."""
+    called = {f"apply_rotary_pos_emb/{name}": frozenset(f.split()) for name, f in called.items()}
+    return {**known(apply_rotary_pos_emb=apply), **called}
+
+
+def _rope_rule(make, *functions, **called):
+    return Rule("rope", "rope", _functions(*functions, **called), _rope(make))
+
+
+def _qk_norm_rope(heads_first):
+    """An attention that norms q and k per head, with heads first or not, and rotates them."""
+
+    def build(module, ctx):
+        q_facts, k_facts = ctx.facts(module.q_norm, "norm"), ctx.facts(module.k_norm, "norm")
+        if isinstance(q_facts, str) or q_facts != k_facts:
+            return f"q_norm: {q_facts}; k_norm: {k_facts}"
+        if q_facts.op != "rms_norm" or not q_facts.weight or q_facts.dtype == "weight":
+            return f"q_norm is a {q_facts.op} that does not fit"
+        names = ctx.original.__globals__
+        eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
+        norm, rounding = q_facts, q_facts.rounding | ctx.rounding(ROUND_STEPS)
+
+        def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+            tokens = hidden_states.shape[:-1]
+            heads = (*tokens, -1, self.head_dim)
+            q, k = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
+            v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+            cos, sin = position_embeddings
+            q_norm, k_norm = self.q_norm, self.k_norm
+            if (
+                plain(q_norm, norm.cls)
+                and plain(k_norm, norm.cls)
+                and cos.dtype == q.dtype
+                and _rotatable(q, k, cos, sin, 2)
+                and usable(q, q_norm.weight, k_norm.weight)
+                and q_norm.weight.dtype == k_norm.weight.dtype
+                and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
+            ):
+                q, k = ops.qk_norm_rope(
+                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps, weight_offset=norm.weight_offset,
+                    rotary_dim=cos.shape[-1], rounding=rounding,
+                )  # fmt: skip
+                q, k = q.transpose(1, 2), k.transpose(1, 2)
+            else:
+                if heads_first:
+                    q, k = q_norm(q.transpose(1, 2)), k_norm(k.transpose(1, 2))
+                else:
+                    q, k = q_norm(q).transpose(1, 2), k_norm(k).transpose(1, 2)
+                q, k = rotate(q, k, cos, sin)
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, self.layer_idx)
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+            dropout = self.attention_dropout if self.training else 0.0
+            out, weights = attend(
+                self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling,
+                sliding_window=self.sliding_window, **kwargs,
+            )  # fmt: skip
+            return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+
+        forward.__defaults__ = ctx.original.__defaults__
+        return forward
+
+    return build
+
+
+def _qk_norm_rope_rule(forward, heads_first):
+    functions = _functions("94429b6fde58", rotate_half=_HALF)
+    return Rule("qk_norm_rope", "fuse", {**known(forward=forward), **functions}, _qk_norm_rope(heads_first))
+
+
+_FIRST = _rotation(interleaved=True, columns="first")
+_FIRST_IN_FLOAT = _rotation(interleaved=True, columns="first", steps=False)
+
+ROPES = [
+    _qk_norm_rope_rule("073636057285", heads_first=False),  # Qwen 3
+    _qk_norm_rope_rule("32363b9ffab9", heads_first=True),  # Gemma 3
+    _rope_rule(_rotation(), "94429b6fde58", rotate_half=_HALF),  # Llama
+    _rope_rule(_rotation(), "c950f673def0 c3637329993d da62159b117d", rotate_half=_HALF),  # GPT-NeoX, Phi-3, Nemotron
+    _rope_rule(_rotation(), "8a0e785186a9", rotate_half=_HALF),  # Gemma 3n, 4: of one tensor
+    _rope_rule(_rotation(casts=True), "49e489c4d599", rotate_half=_HALF),  # Olmo
+    _rope_rule(_rotation(steps=False), "e08f89abcf39", rotate_half=_HALF),  # ModernBERT, ESM
+    _rope_rule(_FIRST, "162fb0bf4909 6c3bc657116d", rotate_half=_PAIRS),  # GLM, Helium
+    _rope_rule(_FIRST_IN_FLOAT, "97bd3a5d9bc0", rotate_half=_PAIRS),  # Ernie 4.5
+    _rope_rule(_rotation(interleaved=True, steps=False), "07986d674ac8", rotate_half=_PAIRS),  # Cohere
+    _rope_rule(_rotation(columns="half"), "17a644668dfc", _apply_rotary_emb="c54764ec1041"),  # GPT-OSS
+]
