@@ -8,6 +8,8 @@
 
 enum { LINE = 64, PIECE = 1 << 16, CPU_TRIES = 3, GPU_TRIES = 5, GPU_PASSES = 8 };
 typedef uint64_t vec __attribute__((vector_size(16)));
+/* A line in registers: without it gcc at -O2 sends each through the stack, at half the rate. */
+#define UNROLL _Pragma("GCC unroll 4")
 
 typedef struct pass_call {
     adze_pass pass;
@@ -35,9 +37,11 @@ static inline void stream_line(char *to, const vec *v)
 static uint64_t read_piece(const char *from, int64_t bytes)
 {
     vec sum[4] = {{0}};
-    for (int64_t at = 0; at < bytes; at += LINE)
+    for (int64_t at = 0; at < bytes; at += LINE) {
+        UNROLL
         for (int i = 0; i < 4; i++)
             sum[i] |= *(const vec *)(const void *)(from + at + 16 * i);
+    }
     const vec all = (sum[0] | sum[1]) | (sum[2] | sum[3]);
     return all[0] | all[1];
 }
@@ -46,14 +50,17 @@ static void write_piece(const pass_call *c, int64_t from, int64_t bytes)
 {
     for (int64_t at = from; at < from + bytes; at += LINE) {
         vec v[4] = {{0}};
-        for (int i = 0; i < 4 && c->pass != ADZE_WRITE; i++)
-            v[i] = *(const vec *)(const void *)(c->a + at + 16 * i);
-        for (int i = 0; i < 4 && c->pass == ADZE_TWO_READS; i++)
-            v[i] ^= *(const vec *)(const void *)(c->b + at + 16 * i);
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            if (c->pass != ADZE_WRITE)
+                v[i] = *(const vec *)(const void *)(c->a + at + 16 * i);
+            if (c->pass == ADZE_TWO_READS)
+                v[i] ^= *(const vec *)(const void *)(c->b + at + 16 * i);
+            if (!c->stream)
+                *(vec *)(void *)(c->out + at + 16 * i) = v[i];
+        }
         if (c->stream)
             stream_line(c->out + at, v);
-        else
-            memcpy(c->out + at, v, LINE);
     }
 #if defined(__x86_64__)
     _mm_sfence();
