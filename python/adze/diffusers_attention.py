@@ -1,7 +1,7 @@
 """Attention of diffusers' transformers with the norms and the rotation of queries and keys in one launch.
 
-The forward of an attention module hands everything to its processor. Processors stay what they are: the forwards here do
-the work of the processor that was known when the model was patched, and call it when it is another one now."""
+The forward of an attention module hands everything to its processor. Processors stay what they are: the forwards here
+do the work of the processor that was known when the model was patched, and call it when it is another one now."""
 
 import sys
 
@@ -13,8 +13,8 @@ from .patch import plain, usable
 
 
 def _processor(module, known, **calls):
-    """The class of the module's processor and what known says of its source, or a str: why not. calls: functions that the
-    processor calls, by the names it has for them, and their fingerprints."""
+    """The class of the module's processor and what known says of its source, or a str: why not. calls: functions that
+    the processor calls, by the names it has for them, and their fingerprints."""
     cls = type(module.processor)
     if isinstance(module.processor, torch.nn.Module):
         return f"{cls.__name__} has weights of its own"
@@ -50,20 +50,35 @@ def _takes(norm, q, k, q_norm, k_norm, *tables):
 
 
 def _norm_rope(norm, rounding, q, k, q_norm, k_norm, cos, sin, q_out=None, k_out=None, across_heads=False):
-    return ops.qk_norm_rope(
-        q,
-        k,
-        q_norm.weight,
-        k_norm.weight,
-        cos,
-        sin,
-        eps=norm.eps,
-        across_heads=across_heads,
-        interleaved=True,
-        rounding=norm.rounding | rounding,
-        q_out=q_out,
-        k_out=k_out,
-    )
+    weights, rounding = (q_norm.weight, k_norm.weight), norm.rounding | rounding
+    options = {"eps": norm.eps, "across_heads": across_heads, "interleaved": True, "rounding": rounding}
+    return ops.qk_norm_rope(q, k, *weights, cos, sin, **options, q_out=q_out, k_out=k_out)
+
+
+def _norm_only(norm, q, k, q_norm, k_norm, q_out=None, k_out=None):
+    options = {"eps": norm.eps, "rounding": norm.rounding}
+    q = ops.rms_norm(q, q_norm.weight, **options, out=q_out)
+    return q, ops.rms_norm(k, k_norm.weight, **options, out=k_out)
+
+
+def _joined(norm, rounding, *streams):
+    """Queries and keys of two streams of tokens (q, k, their norms, cos, sin), normed and, with a table, rotated.
+    The ops write where the attention reads; a compiler is left to see to that by itself."""
+    outs = [(None, None)] * 2
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        q, first, second = streams[0][0], streams[0][0].shape[1], streams[1][0].shape[1]
+        q_room, k_room = (q.new_empty(q.shape[0], first + second, *q.shape[2:]) for _ in range(2))
+        outs = [(q_room[:, :first], k_room[:, :first]), (q_room[:, first:], k_room[:, first:])]
+    done = []
+    for (*stream, cos, sin), (q_out, k_out) in zip(streams, outs, strict=True):
+        if cos is None:
+            done.append(_norm_only(norm, *stream, q_out, k_out))
+        else:
+            done.append(_norm_rope(norm, rounding, *stream, cos, sin, q_out, k_out))
+    if not compiling:
+        return q_room, k_room
+    return torch.cat([done[0][0], done[1][0]], dim=1), torch.cat([done[0][1], done[1][1]], dim=1)
 
 
 def _attend(dispatch, processor, q, k, v, mask):
@@ -78,12 +93,6 @@ def _attend(dispatch, processor, q, k, v, mask):
         parallel_config=processor._parallel_config,
     )
     return out.flatten(2, 3).to(q.dtype)
-
-
-def _space(first, second):
-    """Room for two streams of tokens, and the two parts of it."""
-    room = first.new_empty(first.shape[0], first.shape[1] + second.shape[1], *first.shape[2:])
-    return room, room[:, : first.shape[1]], room[:, first.shape[1] :]
 
 
 def ltx(module, ctx):
@@ -151,12 +160,12 @@ def flux(module, ctx):
             return _attend(dispatch, self.processor, q, k, v, attention_mask)
         text_q, text_k, text_v = text_q.unflatten(-1, head), text_k.unflatten(-1, head), text_v.unflatten(-1, head)
         n = text_q.shape[1]
-        all_q, q_text, q_image = _space(text_q, q)
-        all_k, k_text, k_image = _space(text_k, k)
-        _norm_rope(
-            norm, rounding, text_q, text_k, self.norm_added_q, self.norm_added_k, cos[:n], sin[:n], q_text, k_text
+        all_q, all_k = _joined(
+            norm,
+            rounding,
+            (text_q, text_k, self.norm_added_q, self.norm_added_k, cos[:n], sin[:n]),
+            (q, k, self.norm_q, self.norm_k, cos[n:], sin[n:]),
         )
-        _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos[n:], sin[n:], q_image, k_image)
         out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), attention_mask)
         image = self.to_out[1](self.to_out[0](out[:, n:].contiguous()))
         return image, self.to_add_out(out[:, :n].contiguous())
@@ -165,8 +174,8 @@ def flux(module, ctx):
 
 
 def wan(module, ctx):
-    """WanAttention: the norm sees all heads as one, the rotation each. Its tables hold each angle twice; without a float
-    table the rotation rounds every step."""
+    """WanAttention: the norm sees all heads as one, the rotation each. Its tables hold each angle twice; without a
+    float table the rotation rounds every step."""
     found = _processor(
         module,
         dict.fromkeys(("aadcf2d55292", "4a6610989d62")),
@@ -235,11 +244,8 @@ def hunyuan_video(module, ctx, cls):
         text_q, text_k = text_q.unflatten(2, heads), text_k.unflatten(2, heads)
         if own:
             v = torch.cat([v, text_v.unflatten(2, heads)], dim=1)
-        all_q, q_image, q_text = _space(q, text_q)
-        all_k, k_image, k_text = _space(k, text_k)
-        _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, q_image, k_image)
-        ops.rms_norm(text_q, q_norm.weight, eps=norm.eps, rounding=norm.rounding, out=q_text)
-        ops.rms_norm(text_k, k_norm.weight, eps=norm.eps, rounding=norm.rounding, out=k_text)
+        image, words = (q, k, self.norm_q, self.norm_k, cos, sin), (text_q, text_k, q_norm, k_norm, None, None)
+        all_q, all_k = _joined(norm, rounding, image, words)
         out = _attend(dispatch, self.processor, all_q, all_k, v, attention_mask)
         image, text = out[:, :n], out[:, n:]
         if out_proj:
@@ -256,7 +262,7 @@ def _table(freqs):
 
 
 def qwen_image(module, ctx, cls, joint_mask):
-    """Attention with a QwenDoubleStreamAttnProcessor2_0: text before image, a complex table for each, one angle a pair.
+    """Attention with a QwenDoubleStreamAttnProcessor2_0: text before image, a complex table for each of them.
     joint_mask: the processor makes the mask from the text's, else it is given one."""
     found = _processor(module, _SHARED, apply_rotary_emb_qwen={"d0a8a3132733"})
     children = (module.norm_q, module.norm_k, module.norm_added_q, module.norm_added_k)
@@ -287,12 +293,8 @@ def qwen_image(module, ctx, cls, joint_mask):
         n, head = text.shape[1], (-1, self.inner_dim // self.heads)
         q, k, v = q.unflatten(-1, head), k.unflatten(-1, head), v.unflatten(-1, head)
         text_q, text_k, text_v = text_q.unflatten(-1, head), text_k.unflatten(-1, head), text_v.unflatten(-1, head)
-        all_q, q_text, q_image = _space(text_q, q)
-        all_k, k_text, k_image = _space(text_k, k)
-        cos, sin = _table(tables[0])
-        _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, q_image, k_image)
-        cos, sin = _table(tables[1])
-        _norm_rope(norm, rounding, text_q, text_k, self.norm_added_q, self.norm_added_k, cos, sin, q_text, k_text)
+        words = (text_q, text_k, self.norm_added_q, self.norm_added_k, *_table(tables[1]))
+        all_q, all_k = _joined(norm, rounding, words, (q, k, self.norm_q, self.norm_k, *_table(tables[0])))
         out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), mask)
         image = self.to_out[0](out[:, n:].contiguous())
         if dropout:

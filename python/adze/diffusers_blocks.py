@@ -1,12 +1,12 @@
 """Blocks of diffusers' transformers and UNets: residual, gate, norm and modulation in one launch.
 
-Children are called as the blocks call them; only plain norms are computed here (diffusers_norms.added, .modulated)."""
+Children are called as the blocks call them; only plain norms are computed here (added and modulated)."""
 
 import torch
 from torch import nn
 
 from . import ops
-from .diffusers_norms import added, gated, grouped, modulated
+from .diffusers_norms import added, dense, gated, grouped, modulated
 from .patch import plain, usable
 
 
@@ -89,7 +89,9 @@ def flux(module, ctx):
 
 
 def _side_by_side(act_module, act, first, x):
-    """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself."""
+    """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself, as compilers do."""
+    if torch.compiler.is_compiling():
+        return torch.cat([first, act_module(x)], dim=2)
     if plain(act_module, act.cls) and usable(x) and x.dtype == first.dtype:
         room = x.new_empty(*x.shape[:-1], first.shape[-1] + x.shape[-1])
         ops.activation(x, act.name, out=room[..., first.shape[-1] :])
@@ -192,6 +194,7 @@ def basic(module, ctx):
                 class_labels,
                 added_cond_kwargs,
             )
+        hidden_states = dense(hidden_states)
         gate = scale = shift = mlp_gate = None
         if zero:
             x, gate, shift, scale, mlp_gate = self.norm1(
@@ -217,12 +220,13 @@ def basic(module, ctx):
 
 
 def _float_norm(child, norm, x, residual=None, gate=None, scale=None, shift=None, tables=(None, None, None)):
-    """The norm of residual + gate * x, modulated, in float with one rounding; with a residual, and the rounded sum. gate,
-    scale and shift have a row of a table each, to be added."""
+    """The norm of residual + gate * x, modulated, in float with one rounding; with a residual, and the rounded sum.
+    gate, scale and shift have a row of a table each, to be added."""
     gate_table, scale_table, shift_table = tables
     if plain(child, norm.cls) and (residual is None or (x.shape == residual.shape and x.dtype == residual.dtype)):
         weight = child.weight if norm.weight else None
         bias = child.bias if norm.bias else None
+        x, residual = dense(x), residual if residual is None else dense(residual)
         if usable(x, weight, bias, residual, gate, gate_table, scale, scale_table, shift, shift_table):
             options = {"gate": gate, "gate_table": gate_table, "scale": scale, "scale_table": scale_table}
             options |= {"shift": shift, "shift_table": shift_table, "residual": residual}
@@ -419,6 +423,7 @@ def hunyuan_video_refiner(module, ctx):
     norm, steps, fast = made
 
     def forward(self, hidden_states, temb, attention_mask=None):
+        hidden_states = dense(hidden_states)
         x = self.norm1(hidden_states)
         x = self.attn(hidden_states=x, encoder_hidden_states=None, attention_mask=attention_mask)
         gate, mlp_gate = self.norm_out(temb)

@@ -60,12 +60,18 @@ def _alike(x, *others):
     return all(other is None or other.dtype == x.dtype for other in others)
 
 
+def dense(x):
+    """x with a contiguous last dimension: what comes from a convolution has its channels apart."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def modulated(child, norm, steps, x, scale, shift, scale_table=None, shift_table=None):
     """child(x) * (1 + scale + scale_table) + shift + shift_table; in one launch where the child is a plain norm.
     steps: the rounding that rounds each of these steps."""
     if plain(child, norm.cls) and x.dim() == 3 and scale.dim() == 3 and scale.shape[0] == x.shape[0]:
         weight = child.weight if norm.weight else None
         bias = child.bias if norm.bias else None
+        x = dense(x)
         if usable(x, weight, bias, scale, shift, scale_table, shift_table):
             options = norm.options(x, weight)
             if _alike(x, scale, shift, scale_table, shift_table) and options["out_dtype"] == x.dtype:
@@ -83,6 +89,7 @@ def added(child, norm, steps, x, residual, gate=None, scale=None, shift=None, sc
     if plain(child, norm.cls) and x.dim() == 3 and x.shape == residual.shape:
         weight = child.weight if norm.weight else None
         bias = child.bias if norm.bias else None
+        x, residual = dense(x), dense(residual)
         if usable(x, weight, bias, residual, gate, scale, shift, scale_table, shift_table):
             options = norm.options(x, weight)
             alike = _alike(x, residual, gate, scale, shift, scale_table, shift_table)

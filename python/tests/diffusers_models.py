@@ -1,4 +1,4 @@
-"""Small diffusers models without downloads, and what to call them with: as their own tests have them, and a size up."""
+"""Small diffusers models without downloads, and their inputs: as their own tests have them, and a size up."""
 
 import diffusers
 import torch
@@ -9,7 +9,7 @@ def randn(*shape):
 
 
 def _ltx(wide):
-    heads, head_dim, cross, layers = (4, 64, 256, 2) if wide else (2, 8, 16, 1)
+    heads, head_dim, cross = (4, 64, 256) if wide else (2, 8, 16)
     model = diffusers.LTXVideoTransformer3DModel(
         in_channels=4,
         out_channels=4,
@@ -17,7 +17,7 @@ def _ltx(wide):
         attention_head_dim=head_dim,
         cross_attention_dim=cross,
         caption_channels=cross,
-        num_layers=layers,
+        num_layers=2,
     )
     return model, {
         "hidden_states": randn(2, 2 * 4 * 4, 4),
@@ -56,7 +56,7 @@ def _flux(wide):
 def _sd3(wide, dual=(0,), qk_norm="rms_norm"):
     head_dim = 64 if wide else 8
     model = diffusers.SD3Transformer2DModel(
-        sample_size=8,
+        sample_size=4,
         patch_size=1,
         in_channels=4,
         num_layers=2,
@@ -71,8 +71,8 @@ def _sd3(wide, dual=(0,), qk_norm="rms_norm"):
         qk_norm=qk_norm,
     )
     return model, {
-        "hidden_states": randn(2, 4, 8, 8),
-        "encoder_hidden_states": randn(2, 15, 32),
+        "hidden_states": randn(2, 4, 4, 4),
+        "encoder_hidden_states": randn(2, 7, 32),
         "pooled_projections": randn(2, 64),
         "timestep": torch.tensor([100, 700]),
     }
@@ -187,7 +187,7 @@ def _sd15(wide):
         sample_size=16,
     )
     return model, {
-        "sample": randn(2, 4, 8, 8),
+        "sample": randn(2, 4, 4, 4),
         "timestep": torch.tensor([10]),
         "encoder_hidden_states": randn(2, 7, cross),
     }
@@ -211,7 +211,7 @@ def _sdxl(wide):
         cross_attention_dim=cross,
     )
     return model, {
-        "sample": randn(2, 4, 8, 8),
+        "sample": randn(2, 4, 4, 4),
         "timestep": torch.tensor([10]),
         "encoder_hidden_states": randn(2, 7, cross),
         "added_cond_kwargs": {"text_embeds": randn(2, 32), "time_ids": randn(2, 6)},
@@ -227,6 +227,7 @@ MODELS = {
     "sd35": _sd3,
     "dit": _dit,
     "wan": _wan,
+    "wan_cast": _wan,
     "hunyuan_video": _hunyuan,
     "hunyuan_video_token_replace": lambda wide: _hunyuan(wide, "token_replace"),
     "qwen_image": _qwen_image,
@@ -242,11 +243,16 @@ def cast(value, dtype):
 
 
 def make(name, wide=True, dtype=torch.float32, seed=0):
-    """The model in eval mode with random weights, norms and tables included, and its inputs."""
+    """The model in eval mode with random weights, those of norms too, and its inputs. What from_pretrained keeps in
+    float stays so; in wan_cast everything is cast."""
     torch.manual_seed(seed)
     model, inputs = MODELS[name](wide)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval().requires_grad_(False).to(dtype), cast(inputs, dtype)
+    model.eval().requires_grad_(False)
+    kept = () if name == "wan_cast" else model._keep_in_fp32_modules or ()
+    for tensor in model.parameters():
+        if tensor.ndim == 1:
+            tensor.add_(torch.randn_like(tensor) * 0.2)
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not any(part in kept for part in path.split(".")):
+            tensor.data = tensor.to(dtype)
+    return model, cast(inputs, dtype)

@@ -1,0 +1,739 @@
+"""diffusers' models with adze: what is replaced, that it computes the same, and that all around it still works."""
+
+import collections
+import contextlib
+import importlib
+import inspect
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+from torch import nn  # noqa: E402
+
+import adze  # noqa: E402
+import diffusers_models  # noqa: E402
+from adze.fingerprint import fingerprint  # noqa: E402
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+FUSED = "gate + add + norm + modulation"
+MODULATED = "layer_norm + modulation"
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def output(model, inputs):
+    return model(**inputs, return_dict=False)[0]
+
+
+def tensors(value, name=""):
+    """(name, tensor) of a nest of inputs or outputs, in order."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from tensors(item, f"{name}.{i}")
+
+
+# ---- Numbers ----
+
+
+class Tally:
+    """How far outputs of ops are from the model's own, by kind of module: few elements do not hide among many."""
+
+    def __init__(self):
+        self.counts = {}
+
+    def compare(self, kind, what, expected, found):
+        assert expected.shape == found.shape and expected.dtype == found.dtype, f"{kind} {what}"
+        if not expected.is_floating_point():
+            assert torch.equal(expected, found), f"{kind} {what}"
+            return
+        a, b = expected.double(), found.double()
+        largest = a.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # sums cancel: their terms are of a row's size
+        if expected.dtype == torch.float32:
+            # Both sides sum a row in at least 16 lanes and take a root of the sum (dim / 32 + 2 roundings each), then
+            # round at most 16 times each; a rounding is half a unit, 2^-24.
+            limit = (expected.shape[-1] / 16 + 4 + 32) * 2.0**-24 * largest
+        else:
+            limit = torch.exp2(torch.floor(torch.log2(largest)) - (7 if expected.dtype == torch.bfloat16 else 10))
+        worst = ((a - b).abs() - limit).max().item()
+        assert worst <= 0, f"{kind} {what}: {worst:.3g} beyond the limit"
+        if expected.dtype != torch.float32:
+            equal, total = self.counts.get(kind, (0, 0))
+            self.counts[kind] = equal + int((a == b).sum()), total + a.numel()
+
+    def judge(self):
+        assert self.counts
+        for kind, (equal, total) in self.counts.items():
+            assert equal >= 0.999 * total, f"{kind}: {total - equal} of {total} differ"
+
+
+class Seams:
+    """A module's calls of its children and of attention: recorded first, then given back, with their inputs compared.
+
+    So each stretch between two matrix products is judged on the same inputs, and one rounding that differs does not
+    spread. Leaf norms and activations are not seams: they are what is fused."""
+
+    FUSED = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.SiLU, nn.GELU, nn.Dropout, nn.Identity)
+
+    def __init__(self, module, tally):
+        self.module, self.tally, self.kind = module, tally, type(module).__name__
+        self.calls, self.forced, self.inside = {}, None, False
+
+    def _children(self):
+        for path, child in self.module.named_modules():
+            names = path.split(".")
+            inside = all(
+                isinstance(self.module.get_submodule(".".join(names[:i])), (nn.ModuleList, nn.Sequential))
+                for i in range(1, len(names))
+            )
+            fused = isinstance(child, self.FUSED) or type(child).__name__ == "RMSNorm"
+            if path and inside and not fused and not isinstance(child, (nn.ModuleList, nn.Sequential)):
+                yield path, child
+
+    def call(self, path, names, function, args, kwargs):
+        if self.inside:
+            return function(*args, **kwargs)
+        given = dict(tensors(dict(names.bind(*args, **kwargs).arguments)))
+        if self.forced is None:
+            self.inside = True
+            result = function(*args, **kwargs)
+            self.inside = False
+            self.calls.setdefault(path, []).append((given, result))
+            return result
+        expected, result = self.forced[path].pop(0)
+        assert expected.keys() == given.keys(), f"{self.kind}: {path} is called with {list(given)}"
+        for name, value in expected.items():
+            self.tally.compare(self.kind, f"{path}{name}", value, given[name])
+        return result
+
+    def run(self, args, kwargs):
+        """The module's output; its children are recorded the first time, and play their parts the second."""
+        before = {}
+        for path, child in self._children():
+            before[child] = child.__dict__.get("forward")
+            real = types.MethodType(type(child).forward, child)
+            names = inspect.signature(real)
+            child.forward = lambda *a, _c=(path, names, real), **k: self.call(*_c, a, k)
+        Attention.seams = self
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            Attention.seams = None
+            for child, forward in before.items():
+                del child.forward
+                if forward is not None:
+                    child.forward = forward
+
+
+class Attention:
+    """Stands for diffusers' dispatch_attention_fn, so that it can be a seam."""
+
+    seams = None
+
+    @staticmethod
+    def wrap(function):
+        names = inspect.signature(function)
+
+        def dispatch_attention_fn(*args, **kwargs):
+            if Attention.seams is None:
+                return function(*args, **kwargs)
+            return Attention.seams.call("attention", names, function, args, kwargs)
+
+        return dispatch_attention_fn
+
+
+@pytest.fixture
+def attention_seam(monkeypatch):
+    for name in ("ltx", "flux", "wan", "hunyuan_video", "qwenimage"):
+        module = importlib.import_module(f"diffusers.models.transformers.transformer_{name}")
+        monkeypatch.setattr(module, "dispatch_attention_fn", Attention.wrap(module.dispatch_attention_fn))
+
+
+def recorded(model, inputs, paths):
+    """The first call of each of these modules."""
+    calls = {}
+
+    def hook(path):
+        return lambda module, args, kwargs: calls.setdefault(path, (args, kwargs)) and None
+
+    hooks = [
+        model.get_submodule(path).register_forward_pre_hook(hook(path), with_kwargs=True) for path in paths if path
+    ]
+    result = output(model, inputs)
+    for h in hooks:
+        h.remove()
+    return calls, result
+
+
+def check_numbers(model, inputs, twice=2):
+    """Every replaced module against the original one; of modules with the same class and rule, two."""
+    handle = adze.patch(model)
+    handle.disable()
+    calls, expected = recorded(model, inputs, handle.patched)
+    tally, seen = Tally(), {}
+    for row in handle.rows:
+        if row.rule is None or seen.get((row.cls, row.rule), 0) == twice:
+            continue
+        assert row.path in calls, f"{row.path} was not called"
+        seen[row.cls, row.rule] = seen.get((row.cls, row.rule), 0) + 1
+        args, kwargs = calls[row.path]
+        module = model.get_submodule(row.path)
+        seams = Seams(module, tally)
+        original = seams.run(args, kwargs)
+        handle.enable()
+        seams.forced = seams.calls
+        result = seams.run(args, kwargs)
+        handle.disable()
+        left = [path for path, calls_left in seams.forced.items() if calls_left]
+        assert not left, f"{row.path} does not call {left} as often as the original"
+        for (name, a), (_, b) in itertools.zip_longest(tensors(original), tensors(result)):
+            tally.compare(row.cls, f"output{name}", a, b)
+    handle.enable()
+    return handle, tally, expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", ["tiny", "eligible"])
+@pytest.mark.parametrize("name", diffusers_models.MODELS)
+def test_numbers(name, size, dtype, attention_seam):
+    model, inputs = diffusers_models.make(name, size == "eligible", DTYPES[dtype])
+    handle, tally, expected = check_numbers(model, inputs)
+    if dtype == "bf16":
+        tally.judge()
+    found = output(model, inputs)
+    assert found.dtype == expected.dtype
+    if dtype == "f32":
+        torch.testing.assert_close(found, expected)
+    handle.remove()
+    assert torch.equal(output(model, inputs), expected)
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image"])
+def test_half_is_clipped(name, attention_seam):
+    """Sums beyond f16 become its largest number in the last line of a block, as in the model."""
+    model, inputs = diffusers_models.make(name, False, torch.float16)
+    paths = [p for p, m in model.named_modules() if type(m).__name__.endswith("TransformerBlock")]
+    calls, _ = recorded(model, inputs, paths)
+    for path in paths:
+        block = model.get_submodule(path)
+        args, kwargs = calls[path]
+        kwargs = {k: v.sign() * 60000 if k.endswith("hidden_states") else v for k, v in kwargs.items()}
+        for last, module in block.named_modules():
+            if last.endswith(("net.2", "proj_out")):
+                module.bias.fill_(60000)
+        seams = Seams(block, Tally())
+        expected = seams.run(args, kwargs)
+        with adze.patched(model):
+            seams.forced = seams.calls
+            found = seams.run(args, kwargs)
+        clipped = 0
+        for (_, a), (_, b) in zip(tensors(expected), tensors(found), strict=True):
+            assert torch.equal(a, b)
+            clipped += int((a.abs() == 65504).sum())
+        assert clipped
+
+
+# ---- What is replaced ----
+
+RMS, LN, ACT = ("RMSNorm", "rms_norm"), ("LayerNorm", "layer_norm"), ("SiLU", "silu")
+GELU, TANH = ("GELU", "gelu"), ("AdaLayerNormContinuous", "norm + modulation")
+ZERO, FF = ("AdaLayerNormZero", MODULATED), ("FeedForward", None)
+UNET = {
+    ("BasicTransformerBlock", FUSED),
+    ("ResnetBlock2D", "group_norm + silu"),
+    ("GroupNorm", "group_norm"),
+    ("GEGLU", "gelu_mul"),
+    ("Attention", None),
+    LN,
+    ACT,
+    FF,
+}
+SD3 = {("JointTransformerBlock", FUSED), ("Attention", None), ZERO, TANH, LN, ACT, GELU, FF}
+WAN = {
+    ("WanTransformerBlock", FUSED),
+    ("WanAttention", "qk_norm_rope"),
+    ("FP32LayerNorm", "float layer_norm"),
+    RMS,
+    ACT,
+    GELU,
+    FF,
+}
+REFINER = {
+    ("HunyuanVideoIndividualTokenRefinerBlock", "gate + add + norm"),
+    ("HunyuanVideoAdaNorm", None),
+    ("LinearActivation", "activation"),
+    ("Attention", "qk_norm_rope"),
+    ("Attention", None),
+    ZERO,
+    TANH,
+    RMS,
+    LN,
+    ACT,
+    GELU,
+    FF,
+}
+REPLACED = {
+    "ltx": {
+        ("LTXVideoTransformerBlock", FUSED),
+        ("LTXAttention", "qk_norm_rope"),
+        ("AdaLayerNormSingle", None),
+        RMS,
+        LN,
+        ACT,
+        GELU,
+        FF,
+    },
+    "flux": {
+        ("FluxTransformerBlock", FUSED),
+        ("FluxSingleTransformerBlock", "gelu into the concatenation"),
+        ("FluxAttention", "qk_norm_rope"),
+        ("AdaLayerNormZeroSingle", MODULATED),
+        ZERO,
+        TANH,
+        RMS,
+        LN,
+        ACT,
+        GELU,
+        FF,
+    },
+    "sd15": UNET,
+    "sdxl": UNET,
+    "sd3": SD3,
+    "sd35": SD3 | {("SD35AdaLayerNormZeroX", "layer_norm + 2 modulations"), RMS},
+    "dit": {("BasicTransformerBlock", FUSED), ("Attention", None), ZERO, LN, ACT, GELU, FF},
+    "wan": WAN,
+    "wan_cast": WAN,
+    "hunyuan_video": REFINER
+    | {
+        ("HunyuanVideoTransformerBlock", FUSED),
+        ("HunyuanVideoSingleTransformerBlock", "gelu into the concatenation"),
+        ("AdaLayerNormZeroSingle", MODULATED),
+    },
+    "hunyuan_video_token_replace": REFINER
+    | {
+        ("HunyuanVideoTokenReplaceTransformerBlock", FUSED),
+        ("HunyuanVideoTokenReplaceSingleTransformerBlock", "gelu into the concatenation"),
+        ("HunyuanVideoTokenReplaceAdaLayerNormZero", MODULATED),
+        ("HunyuanVideoTokenReplaceAdaLayerNormZeroSingle", MODULATED),
+    },
+    "qwen_image": {
+        ("QwenImageTransformerBlock", FUSED),
+        ("Attention", "qk_norm_rope"),
+        TANH,
+        RMS,
+        LN,
+        ACT,
+        GELU,
+        FF,
+    },
+}
+
+
+@pytest.mark.parametrize("name", diffusers_models.MODELS)
+def test_report(name):
+    """All that a rule cares for is replaced, and the rest says why not; strict agrees."""
+    model, _ = diffusers_models.make(name)
+    handle = adze.patch(model, strict=True)
+    assert {(row.cls, row.rule) for row in handle.rows} == REPLACED[name]
+    for row in handle.rows:
+        assert row.rule or row.reason in (
+            "its activation has a rule of its own",
+            "it makes modulations and norms nothing",
+            "nothing is rotated",
+        )
+    text = handle.report()
+    assert all(cls in text and (rule or "") in text for cls, rule in REPLACED[name])
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = collections.Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.seen[f"{op.namespace}.{op._opname}"] += 1
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", diffusers_models.MODELS)
+def test_no_norm_or_activation_is_left(name):
+    """A patched model runs none of the operators that norms and activations are made of, but for one in DiT's own
+    forward."""
+    model, inputs = diffusers_models.make(name, False, torch.bfloat16)
+    adze.patch(model)
+    with Watch() as watch:
+        output(model, inputs)
+    eager = {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rsqrt", "gelu", "silu"}
+    left = {op: n for op, n in watch.seen.items() if op.removeprefix("aten.") in eager}
+    assert left == ({"aten.silu": 1} if name == "dit" else {})
+    assert any(op.startswith("adze.") for op in watch.seen)
+
+
+def snapshot(model):
+    return {path: (module, list(module.__dict__.items())) for path, module in model.named_modules()}
+
+
+def same(before, after):
+    assert before.keys() == after.keys()
+    for path, (module, items) in before.items():
+        assert module is after[path][0]
+        assert [k for k, _ in items] == [k for k, _ in after[path][1]], path
+        for (key, a), (_, b) in zip(items, after[path][1], strict=True):
+            assert a is b, f"{path}.{key}"
+
+
+@pytest.mark.parametrize("name", diffusers_models.MODELS)
+def test_remove_leaves_nothing(name):
+    model, _ = diffusers_models.make(name, False)
+    before = snapshot(model)
+    processors = {m: m.processor.__dict__.copy() for m in model.modules() if hasattr(m, "processor")}
+    handle = adze.patch(model)
+    assert handle.patched
+    handle.remove()
+    same(before, snapshot(model))
+    assert processors == {m: m.processor.__dict__ for m in processors}
+
+
+def test_fast_is_close_and_not_the_same():
+    model, inputs = diffusers_models.make("ltx", True, torch.bfloat16)
+    expected = output(model, inputs)
+    with adze.patched(model, numerics="fast"):
+        found = output(model, inputs)
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=0.016, atol=0.016 * expected.abs().max().item())
+
+
+# ---- What models are asked to do ----
+
+
+def check_outputs(model, inputs, around=contextlib.nullcontext):
+    """The same with and without a patch, in f32; around is entered for each call."""
+    with around():
+        expected = output(model, inputs)
+    with adze.patched(model) as handle:
+        assert handle.patched
+        with around():
+            torch.testing.assert_close(output(model, inputs), expected)
+    return handle
+
+
+def test_ltx_timestep_of_each_token(attention_seam):
+    model, inputs = diffusers_models.make("ltx", False, torch.bfloat16)
+    inputs["timestep"] = torch.randint(0, 1000, (2, 32))
+    _, tally, _ = check_numbers(model, inputs)
+    tally.judge()
+
+
+def test_wan_timestep_of_each_token(attention_seam):
+    model, inputs = diffusers_models.make("wan", False, torch.bfloat16)
+    inputs["timestep"] = torch.randint(0, 1000, (2, 32))
+    _, tally, _ = check_numbers(model, inputs)
+    tally.judge()
+
+
+def test_qwen_image_mask_hides_text():
+    model, inputs = diffusers_models.make("qwen_image")
+    adze.patch(model)
+    first = output(model, inputs)
+    inputs["encoder_hidden_states"][1, 5:] += 1
+    assert torch.equal(output(model, inputs), first)
+    inputs["encoder_hidden_states"][1, 4:] += 1
+    assert not torch.equal(output(model, inputs)[1], first[1])
+
+
+def test_qwen_image_modulation_by_token():
+    torch.manual_seed(0)
+    model = diffusers.QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=16,
+        axes_dims_rope=(8, 4, 4),
+        zero_cond_t=True,
+    ).eval()
+    _, inputs = diffusers_models.make("qwen_image", False)
+    inputs |= {"hidden_states": torch.randn(2, 32, 16), "img_shapes": [[(1, 4, 4), (1, 4, 4)]] * 2}
+    check_outputs(model, inputs)
+
+
+@pytest.mark.parametrize("name", ["flux", "wan"])
+def test_fused_projections(name):
+    model, inputs = diffusers_models.make(name)
+    model.fuse_qkv_projections()
+    handle = check_outputs(model, inputs)
+    assert "qk_norm_rope" in handle.report()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ip_adapter_processors_are_left_alone(when):
+    from diffusers.models.transformers.transformer_flux import FluxIPAdapterAttnProcessor
+
+    model, inputs = diffusers_models.make("flux", False)
+    attention = model.transformer_blocks[0].attn
+    adapter = FluxIPAdapterAttnProcessor(32, 32, num_tokens=(4,))
+    inputs["joint_attention_kwargs"] = {"ip_hidden_states": [torch.randn(2, 4, 32)]}
+    plain_processor = attention.processor
+    attention.set_processor(adapter)
+    expected = output(model, inputs)
+    if when == "after":
+        attention.set_processor(plain_processor)
+    handle = adze.patch(model)
+    attention.set_processor(adapter)
+    assert attention.processor is adapter
+    torch.testing.assert_close(output(model, inputs), expected)
+    reasons = {row.path: row.reason for row in handle.rows}
+    said = "FluxIPAdapterAttnProcessor has weights of its own" if when == "before" else ""
+    assert reasons["transformer_blocks.0.attn"] == said
+
+
+def test_another_processor_is_called():
+    """A subclass that the rules have not seen does the work itself."""
+    from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
+
+    class Doubled(LTXVideoAttnProcessor):
+        def __call__(
+            self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None
+        ):
+            return 2 * super().__call__(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+
+    model, inputs = diffusers_models.make("ltx", False)
+    handle = adze.patch(model)
+    model.set_attn_processor(Doubled())
+    found = output(model, inputs)
+    handle.remove()
+    torch.testing.assert_close(found, output(model, inputs))
+
+
+@pytest.mark.parametrize("name", ["sd15", "sdxl"])
+def test_channels_last(name):
+    model, inputs = diffusers_models.make(name)
+    model.to(memory_format=torch.channels_last)
+    inputs["sample"] = inputs["sample"].contiguous(memory_format=torch.channels_last)
+    check_outputs(model, inputs)
+
+
+def test_gradients_are_the_models_own():
+    model, inputs = diffusers_models.make("flux", False)
+    model.requires_grad_(True)
+    grads = []
+    for _ in range(2):
+        with torch.enable_grad():
+            output(model, inputs).square().mean().backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+        adze.patch(model)
+    assert grads[0] and all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_autocast_keeps_the_models_own():
+    model, inputs = diffusers_models.make("ltx", False)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = output(model, inputs)
+        with adze.patched(model):
+            found = output(model, inputs)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+# ---- Hooks ----
+
+HOOKED = ["ltx", "flux", "sd15", "wan", "qwen_image"]
+
+
+def offload_groups(kind):
+    def apply(model):
+        cpu = torch.device("cpu")
+        options = {"num_blocks_per_group": 1} if kind == "block_level" else {}
+        model.enable_group_offload(onload_device=cpu, offload_device=cpu, offload_type=kind, **options)
+
+    return apply
+
+
+def offload_model(model):
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.cpu_offload_with_hook(model, torch.device("cpu"))
+
+
+def offload_each(model):
+    """Weights are on the meta device until their own module is called."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.cpu_offload(model, torch.device("cpu"))
+
+
+OFFLOADS = {
+    "leaf groups": offload_groups("leaf_level"),
+    "block groups": offload_groups("block_level"),
+    "model": offload_model,
+    "each module": offload_each,
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize("name", HOOKED)
+def test_offload(name, offload, when):
+    model, inputs = diffusers_models.make(name, False)
+    expected = output(model, inputs)
+    if when == "before":
+        OFFLOADS[offload](model)
+        before = snapshot(model)
+    handle = adze.patch(model)
+    assert handle.patched
+    if when == "after":
+        OFFLOADS[offload](model)
+    torch.testing.assert_close(output(model, inputs), expected)
+    handle.remove()
+    torch.testing.assert_close(output(model, inputs), expected)
+    if when == "before" and offload in ("leaf groups", "block groups"):
+        same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["ltx", "flux", "wan"])
+def test_first_block_cache(name, when):
+    model, inputs = diffusers_models.make(name)
+
+    def steps():
+        model._reset_stateful_cache()
+        results = []
+        with model.cache_context("cond"):
+            for scale in (1.0, 1.001, 2.0):
+                results.append(output(model, inputs | {"hidden_states": inputs["hidden_states"] * scale}))
+        return results
+
+    config = diffusers.FirstBlockCacheConfig(threshold=0.05)
+    model.enable_cache(config)
+    expected = steps()
+    if when == "after":
+        model.disable_cache()
+    handle = adze.patch(model)
+    if when == "after":
+        model.enable_cache(config)
+    found = steps()
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(b, a)
+    handle.remove()
+    model.disable_cache()
+    uncached = output(model, inputs | {"hidden_states": inputs["hidden_states"] * 1.001})
+    assert not torch.equal(expected[1], uncached)  # the cache was at work
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lora(when):
+    peft = pytest.importorskip("peft")
+    model, inputs = diffusers_models.make("ltx")
+    plain_output = output(model, inputs)
+    config = peft.LoraConfig(r=4, target_modules=["to_q", "to_k", "to_out.0", "net.0.proj"], init_lora_weights=False)
+    if when == "before":
+        model.add_adapter(config)
+    handle = adze.patch(model)
+    if when == "after":
+        model.add_adapter(config)
+    found = output(model, inputs)
+    handle.disable()
+    expected = output(model, inputs)
+    assert not torch.equal(expected, plain_output)
+    torch.testing.assert_close(found, expected)
+
+
+# ---- torch.compile ----
+
+
+def compiled_graphs(name, patched):
+    """How many graphs compile_repeated_blocks makes for two blocks of each class."""
+    model, inputs = diffusers_models.make(name, False)
+    if name == "flux":
+        for blocks in (model.transformer_blocks, model.single_transformer_blocks):
+            blocks.append(type(blocks[0])(32, 2, 16))
+    model.eval().requires_grad_(False)
+    expected = output(model, inputs)
+    if patched:
+        adze.patch(model)
+    torch._dynamo.reset()
+    graphs = []
+    model.compile_repeated_blocks(
+        fullgraph=True, dynamic=name == "ltx", backend=lambda graph, _: graphs.append(graph) or graph.forward
+    )
+    torch.testing.assert_close(output(model, inputs), expected)
+    targets = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert any(target.startswith("adze.") for target in targets) == patched
+    return len(graphs)
+
+
+@pytest.mark.parametrize("name", ["ltx", "flux"])
+def test_compile_repeated_blocks(name):
+    """No graph breaks, and blocks share their graphs as they do without adze."""
+    assert compiled_graphs(name, True) == compiled_graphs(name, False)
+
+
+@pytest.mark.parametrize("name", ["wan", "qwen_image"])
+def test_compile_has_no_graph_breaks(name):
+    assert compiled_graphs(name, True)
+
+
+def test_inductor():
+    model, inputs = diffusers_models.make("ltx", False)
+    expected = output(model, inputs)
+    adze.patch(model)
+    torch._dynamo.reset()
+    model.compile_repeated_blocks(fullgraph=True)
+    torch.testing.assert_close(output(model, inputs), expected)
+
+
+# ---- The rest ----
+
+
+def test_pipeline_components_are_patched():
+    torch.manual_seed(0)
+    unet, inputs = diffusers_models.make("sd15", False)
+    pipe = types.SimpleNamespace(components={"unet": unet, "scheduler": object()})
+    handle = adze.patch(pipe)
+    assert all(path.startswith("unet.") for path in handle.patched)
+    handle.remove()
+    assert output(unet, inputs) is not None
+
+
+def test_unknown_source_is_left_alone():
+    """A block whose source is not known is not touched, and the report shows its fingerprint."""
+
+    class LTXVideoTransformerBlock(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1 = nn.LayerNorm(8)
+
+        def forward(self, hidden_states):
+            return hidden_states + self.norm1(hidden_states)
+
+    block = nn.ModuleList([LTXVideoTransformerBlock()])
+    handle = adze.patch(block)
+    row = next(row for row in handle.rows if row.cls == "LTXVideoTransformerBlock")
+    assert row.rule is None and fingerprint(LTXVideoTransformerBlock.forward) in row.reason
+
+
+def test_example():
+    root = pathlib.Path(__file__).parents[2]
+    command = [sys.executable, str(root / "examples" / "diffusers_injection.py")]
+    path = os.pathsep.join([str(root / "python"), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert run.returncode == 0, run.stderr
+    assert "qk_norm_rope" in run.stdout and "modules patched" in run.stdout and "ms a step" in run.stdout
