@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._ops import add_op_namespace_prefix
 from .fingerprint import fingerprint, unwrapped
 
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_DEVICES = ("cpu", "cuda")
+_HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
+_DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
 _MISSING = object()
 
 
@@ -115,7 +117,8 @@ def plain(child, cls):
     own = child.__dict__
     if "_hf_hook" in own or "_diffusers_hook" in own:
         return False
-    return "forward" not in own or is_adze(own["forward"]) or own["forward"].__func__ is cls.forward
+    forward = own.get("forward")
+    return forward is None or is_adze(forward) or getattr(forward, "__func__", None) is cls.forward
 
 
 def is_adze(forward):

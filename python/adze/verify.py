@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import re
 import statistics
 import sys
 import time
@@ -39,13 +38,15 @@ def _tensors(value):
 
 
 def compare(a, b):
-    """(share of equal elements, worst difference in ulps) of all tensors in two outputs."""
-    pairs = list(zip(_tensors(a), _tensors(b), strict=True))
-    apart = [ulps(x, y).flatten() for x, y in pairs if x.numel()]
-    if not apart:
-        return 1.0, 0
-    apart = torch.cat(apart)
-    return (apart == 0).double().mean().item(), int(apart.max())
+    """Of all tensors in two outputs: share of equal elements, worst difference in ulps and over the largest value.
+
+    Ulps say much of an op that rounds once. A sum whose terms cancel is near 0, and may be many of its ulps away."""
+    pairs = [(x, y) for x, y in zip(_tensors(a), _tensors(b), strict=True) if x.numel()]
+    if not pairs:
+        return 1.0, 0, 0.0
+    apart = torch.cat([ulps(x, y).flatten() for x, y in pairs])
+    relative = max(((x.double() - y.double()).abs().max() / x.double().abs().max()).item() for x, y in pairs)
+    return (apart == 0).double().mean().item(), int(apart.max()), relative if apart.any() else 0.0
 
 
 def _kept(value):
@@ -59,27 +60,31 @@ def _kept(value):
     return copy.deepcopy(value)
 
 
-def _time(run, device):
-    times = []
-    while len(times) < 3 or (sum(times) < 0.02 and len(times) < 20):
-        if device == "cuda":
+def _run(module, args, kwargs):
+    """The output of a call, and the median of its seconds; arguments are copied for each, outside the time."""
+    times, output = [], None
+    cuda = any(t.is_cuda for t in module.parameters()) or any(t.is_cuda for t in _tensors((args, kwargs)))
+    while len(times) < 4 or (sum(times) < 0.02 and len(times) < 20):
+        own_args, own_kwargs = _kept(args), _kept(kwargs)
+        if cuda:
             torch.cuda.synchronize()
         begin = time.perf_counter()
-        run()
-        if device == "cuda":
+        output = module(*own_args, **own_kwargs)
+        if cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return output, statistics.median(times[1:])
 
 
 @dataclasses.dataclass
 class Comparison:
-    """One module, or the whole model (path ""): share of equal elements, worst ulps, seconds before and with adze."""
+    """One module, or the whole model (path ""): what compare() says, seconds without and with adze."""
 
     path: str
     cls: str
     equal: float
     worst: int
+    relative: float
     original: float
     patched: float
 
@@ -89,21 +94,19 @@ class Verification:
     rows: list[Comparison]
 
     def __str__(self):
-        lines = [("module", "class", "equal", "worst", "original", "adze", "")]
+        lines = [("module", "class", "equal", "worst", "of largest", "original", "adze", "")]
         for row in self.rows:
             path = row.path or "(all)"
             speed = f"{row.original / row.patched:.2f}x"
             times = [f"{t * 1e6:.1f} us" for t in (row.original, row.patched)]
-            lines.append((path, row.cls, f"{row.equal:.3%}", f"{row.worst} ulp", *times, speed))
-        widths = [max(len(line[i]) for line in lines) for i in range(7)]
+            lines.append(
+                (path, row.cls, f"{row.equal:.3%}", f"{row.worst} ulp", f"{row.relative:.1e}", *times, speed)
+            )
+        widths = [max(len(line[i]) for line in lines) for i in range(8)]
         return "\n".join(
             "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
             for line in lines
         )
-
-    def find(self, pattern):
-        """Rows whose class name matches a regular expression."""
-        return [row for row in self.rows if re.search(pattern, row.cls)]
 
 
 def _calls(model, handles, inputs, kw):
@@ -143,23 +146,17 @@ def verify(model, *inputs, **kw):
 def _compare_all(model, handles: list[PatchHandle], inputs, kw):
     paths = [(path, module) for path, module in named_modules(model) if is_adze(own_forward(module))]
     calls = _calls(model, handles, inputs, kw)
-    first = next(iter(model.parameters()), torch.empty(0))
     seen = {}
     for enabled in (False, True):
         for handle in handles:
             handle.enable() if enabled else handle.disable()
         for path, module in [*paths, ("", model)]:
-            args, kwargs = (inputs, kw) if module is model else calls.get(id(module), (None, None))
-            if args is None:
-                continue
-
-            def run(module=module, args=args, kwargs=kwargs):
-                return module(*_kept(args), **_kept(kwargs))
-
-            seen.setdefault(path, []).append((module, run(), _time(run, first.device.type)))
+            args, kwargs = (inputs, kw) if path == "" else calls.get(id(module), (None, None))
+            if args is not None:
+                seen.setdefault(path, []).append((type(module).__name__, *_run(module, args, kwargs)))
     return [
-        Comparison(path, type(module).__name__, *compare(a, b), original, patched)
-        for path, ((module, a, original), (_, b, patched)) in seen.items()
+        Comparison(path, cls, *compare(a, b), original, patched)
+        for path, ((cls, a, original), (_, b, patched)) in seen.items()
     ]
 
 

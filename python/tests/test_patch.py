@@ -329,6 +329,34 @@ def test_a_strangers_forward_stays(llama):
     assert mlp.forward is later and llama.model.norm.forward is stays
 
 
+def test_a_strangers_norm_is_called_and_not_fused(llama):
+    norm = llama.model.layers[0].post_attention_layernorm
+    norm.forward = lambda x: x * 0
+    expected = logits(llama)
+    handle = adze.patch(llama)
+    assert "model.layers.0" not in handle.patched and "model.layers.1" in handle.patched
+    torch.testing.assert_close(logits(llama), expected)
+    llama.model.layers[1].post_attention_layernorm.forward = lambda x: x * 0
+    late = logits(llama)
+    handle.disable()
+    torch.testing.assert_close(late, logits(llama))
+
+
+def test_kernelize(llama):
+    kernels = pytest.importorskip("kernels")
+    expected = logits(llama)
+    handle = adze.patch(llama)
+    with kernels.use_kernel_mapping({}, inherit_mapping=False):
+        kernels.kernelize(llama, mode=kernels.Mode.INFERENCE, device="cpu")
+    torch.testing.assert_close(logits(llama), expected)
+    before = snapshot(adze.patch(llama).remove() or llama)
+    again = adze.patch(llama)
+    assert again.patched == handle.patched == patched_paths(llama)
+    again.remove()
+    assert snapshot(llama) == before
+    assert torch.equal(logits(llama), expected)
+
+
 def test_compiled_calls_of_transformers_are_dropped(llama):
     handle = adze.patch(llama)
     for change in (handle.disable, handle.enable, handle.remove):

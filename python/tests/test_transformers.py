@@ -260,6 +260,18 @@ def test_sliding_windows_and_beams():
         assert torch.equal(model.generate(**arguments, **more), expected)
 
 
+def test_cross_attention_of_gpt2():
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.GPT2Config(vocab_size=128, n_positions=32, n_embd=128, n_layer=2, n_head=2, add_cross_attention=True)
+    model = hf.GPT2LMHeadModel(config).eval()
+    arguments = {"input_ids": torch.arange(8)[None], "encoder_hidden_states": torch.randn(1, 5, 128)}
+    expected = models.output(model, arguments)
+    adze.patch(model)
+    torch.testing.assert_close(models.output(model, arguments), expected)
+
+
 # ---- torch.compile ----
 
 
