@@ -102,7 +102,7 @@ class GraphHandle:
 def graph(module, limit=16):
     """A callable like `module` that replays a CUDA graph for each shape it has seen, up to `limit` of them.
 
-    For steps that are bound by launches. Inputs are copied into the graph's buffers and outputs out of them. New shapes
-    beyond the limit, inputs off the GPU, caches, and calls that need a gradient run the module itself. Weights that move
-    (offloading, a new dtype) make a new graph; weights that change in place are seen by the old one."""
+    For steps that are bound by launches. Inputs are copied into the graph's buffers and outputs out of them. New
+    shapes beyond the limit, inputs off the GPU, caches, and calls that need a gradient run the module itself. Weights
+    that move (offloading, a new dtype) make a new graph; weights that change in place are seen by the old one."""
     return GraphHandle(module, limit)

@@ -1,0 +1,153 @@
+"""adze under torch.compile: a pass over Inductor's graph that replaces whole chains by one kernel each.
+
+An opaque kernel in place of one small op costs more than it gives: Inductor can no longer fuse through it, and
+outside of CUDA graphs each call of a foreign operator costs host time. A chain that is replaced as a whole
+(residual + norm, norm + modulation, qk-norm + rope, gate * activation) leaves nothing behind to fuse, and is where
+these kernels are faster. Lone norms, activations and elementwise work stay with Inductor.
+"""
+
+import functools
+import hashlib
+import pathlib
+
+import torch
+import torch.nn.functional as F
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from . import chains, fake, rotation  # noqa: F401  fake: what the compiler asks of the operators
+from ._ops import ops
+from .chains import Chain
+from .ops import ACTS, ROUND_NORM, ROUND_STEPS
+
+
+def _rms(h, eps):
+    f = h.to(torch.float32)
+    return f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)
+
+
+# The orders in which models multiply by the weight; weight_offset and rounding that keep each.
+ORDERS = {
+    "gemma": (lambda h, w, eps: (_rms(h, eps) * (1.0 + w.float())).type_as(h), (1.0, 0)),
+    "llama": (lambda h, w, eps: w * _rms(h, eps).to(h.dtype), (0.0, ROUND_NORM)),
+    "once": (lambda h, w, eps: (w * _rms(h, eps)).to(h.dtype), (0.0, 0)),
+    "torch": (lambda h, w, eps: F.rms_norm(h, (h.shape[-1],), w, eps), (0.0, 0)),
+}
+# Norms without weight, as modulated ones are.
+BARE = {
+    "layer_norm": (ops.layer_norm, lambda h, eps: F.layer_norm(h, (h.shape[-1],), None, None, eps)),
+    "rms_norm": (ops.rms_norm, lambda h, eps: _rms(h, eps).to(h.dtype)),
+}
+GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
+
+
+def _norm_args(
+    x, residual=None, weight=None, bias=None, gate=None, scale=None, shift=None, eps=0.0, offset=0.0, rounding=0
+):
+    """The positional arguments of rms_norm and layer_norm."""
+    return (x, residual, weight, bias, gate, None, scale, None, shift, None, eps, offset, rounding)
+
+
+def _residual_rms_norm(order):
+    formula, (offset, rounding) = ORDERS[order]
+
+    def search(x, residual, weight, eps):
+        h = residual + x
+        return formula(h, weight, eps), h
+
+    def call(x, residual, weight, eps):
+        return ops.rms_norm.sum, _norm_args(x, residual, weight, eps=eps, offset=offset, rounding=rounding)
+
+    return Chain(f"residual, rms_norm ({order})", search, call, "x x weight")
+
+
+def _residual_layer_norm():
+    def search(x, residual, weight, bias, eps):
+        h = residual + x
+        return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
+
+    def call(x, residual, weight, bias, eps):
+        return ops.layer_norm.sum, _norm_args(x, residual, weight, bias, eps=eps)
+
+    return Chain("residual, layer_norm", search, call, "x x weight weight")
+
+
+def _modulated(name):
+    op, norm = BARE[name]
+
+    def search(x, scale, shift, eps):
+        return norm(x, eps) * (1 + scale) + shift
+
+    def call(x, scale, shift, eps):
+        return op.default, _norm_args(x, scale=scale, shift=shift, eps=eps, rounding=ROUND_STEPS)
+
+    return Chain(f"{name}, modulation", search, call, "x row row")
+
+
+def _gated(name):
+    op, norm = BARE[name]
+
+    def search(x, residual, gate, scale, shift, eps):
+        h = residual + gate * x
+        return norm(h, eps) * (1 + scale) + shift, h
+
+    def call(x, residual, gate, scale, shift, eps):
+        return op.sum, _norm_args(x, residual, None, None, gate, scale, shift, eps, rounding=ROUND_STEPS)
+
+    return Chain(f"gate, residual, {name}, modulation", search, call, "x x row row row")
+
+
+def _glu(name):
+    def search(x, value):
+        return GATES[name](x) * value
+
+    def call(x, value):
+        return ops.glu.default, (x, value, ACTS[name], 0, ROUND_STEPS)
+
+    return Chain(f"{name}, product", search, call, "x x")
+
+
+@functools.cache
+def known():
+    """Chains and their patterns, longest first: what one takes, a shorter one cannot."""
+    made = [_gated(name) for name in BARE] + [_modulated(name) for name in BARE]
+    made += (
+        [_residual_rms_norm(order) for order in ORDERS] + [_residual_layer_norm()] + [_glu(name) for name in GATES]
+    )
+    return [(chain, chains.patterns(chain)) for chain in made]
+
+
+class Pass(CustomGraphPass):
+    """For torch._inductor.config.post_grad_custom_pre_pass, or adze.compile, which sets it.
+
+    counts says what was replaced, by the name of the chain."""
+
+    def __init__(self, devices=("cuda",)):
+        self.devices, self.counts = tuple(devices), {}
+
+    def __call__(self, graph):
+        for chain, traced in known():
+            self._count(chain.name, chains.replace(graph, chain, traced, self.devices))
+        for name, count in rotation.replace(graph, self.devices).items():
+            self._count(name, count)
+        graph.lint()
+
+    def _count(self, name, count):
+        if count:
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def uuid(self):
+        """Inductor keeps compiled graphs by this: another source of the pass makes other graphs."""
+        digest = hashlib.sha256(repr(self.devices).encode())
+        for module in (__file__, chains.__file__, rotation.__file__):
+            digest.update(pathlib.Path(module).read_bytes())
+        return digest.hexdigest()
+
+
+def compile(model, *, devices=("cuda",), options=None, mode=None, **kwargs):
+    """torch.compile with the pass. The result's adze_pass says what was replaced, after the first call."""
+    own = Pass(devices)
+    settings = dict(torch._inductor.list_mode_options(mode) if mode else {})
+    settings.update(options or {}, post_grad_custom_pre_pass=own)
+    compiled = torch.compile(model, options=settings, **kwargs)
+    compiled.adze_pass = own
+    return compiled
