@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _every_module
 
 from ._ops import add_op_namespace_prefix
 from .fingerprint import fingerprint, unwrapped
@@ -22,6 +23,7 @@ OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
 _DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
+_OF_A_MODULE = ("__name__", "__doc__", "__file__", "__cached__", "__loader__", "__spec__")
 _MISSING = object()
 
 
@@ -114,6 +116,8 @@ def plain(child, cls):
         return False
     if child._backward_hooks or child._backward_pre_hooks:
         return False
+    if _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks:
+        return False
     own = child.__dict__
     if "_hf_hook" in own or "_diffusers_hook" in own:
         return False
@@ -131,10 +135,8 @@ def shim(module, numerics, names):
 
     It is registered as adze._shims.<numerics>.<module>: Dynamo imports the module of a function that it traces."""
     name = f"adze._shims.{numerics}.{module.__name__}"
-    made = sys.modules.get(name) or types.ModuleType(name, f"{module.__name__}, with functions of adze")
-    keep = {"__name__": name, "__doc__": made.__doc__}
-    made.__dict__.update({**module.__dict__, **keep, **names})
-    sys.modules[name] = made
+    made = sys.modules.setdefault(name, types.ModuleType(name, f"{module.__name__}, with functions of adze"))
+    made.__dict__.update({key: value for key, value in vars(module).items() if key not in _OF_A_MODULE} | names)
     return made
 
 
@@ -442,7 +444,9 @@ def _roots(model):
 def named_modules(model):
     seen = set()
     for prefix, root in _roots(model).items():
-        yield from root.named_modules(memo=seen, prefix=prefix)
+        for path, module in root.named_modules(memo=seen, prefix=prefix):
+            if not isinstance(module, torch.jit.ScriptModule):  # compiled already: they have no forward in Python
+                yield path, module
 
 
 def active_handles(model):
@@ -484,6 +488,8 @@ def _install(model, ops, numerics, exclude, strict, over):
         lines = "\n".join(f"  {row.path} ({row.cls}): {row.reason}" for row in unknown)
         raise RuntimeError(f"adze.patch: {len(unknown)} modules look like targets and match no rule:\n{lines}")
     for site, function in chosen:
+        if function is None and not site.layers:
+            continue
         if not over:
             for earlier, _ in site.layers:
                 earlier.sites = [s for s in earlier.sites if s is not site]

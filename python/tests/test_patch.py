@@ -5,6 +5,7 @@ import functools
 import gc
 import inspect
 import pickle
+import subprocess
 import sys
 import types
 import weakref
@@ -442,6 +443,17 @@ def test_hooks_still_fire(llama):
     torch.testing.assert_close(found, expected)
 
 
+def test_hooks_of_every_module_still_fire(llama):
+    calls = []
+    with adze.patched(llama):
+        hook = nn.modules.module.register_module_forward_hook(lambda m, args, out: calls.append(type(m).__name__))
+        try:
+            logits(llama)
+        finally:
+            hook.remove()
+    assert calls.count("LlamaRMSNorm") == 5
+
+
 def test_a_hook_may_change_what_a_fused_norm_returns(llama):
     llama.model.layers[0].post_attention_layernorm.register_forward_hook(lambda m, args, out: out * 0)
     expected = logits(llama)
@@ -531,6 +543,17 @@ def test_pipelines_are_objects_with_components(llama):
     assert "norm" in handle.patched and "text.model.norm" in handle.patched
     handle.remove()
     assert patched_paths(llama) == []
+
+
+def test_scripted_modules_are_left_alone():
+    model = nn.Sequential(nn.LayerNorm(8), torch.jit.script(nn.Sequential(nn.LayerNorm(8))))
+    assert adze.patch(model).patched == ["0"]
+    assert model(torch.ones(2, 8)).shape == (2, 8)
+
+
+def test_importing_adze_imports_no_library():
+    code = "import sys, torch, adze; adze.patch(torch.nn.LayerNorm(8)); print('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_verify(llama):
