@@ -1,4 +1,4 @@
-/* act.h - exp and the activations, sixteen floats at a time. Accuracies are in float units, 2^-23 relative. */
+/* act.h - exp and the activations, a register at a time. Accuracies are in float units, 2^-23 relative. */
 #ifndef ADZE_CPU_ACT_H
 #define ADZE_CPU_ACT_H
 
@@ -37,19 +37,19 @@ INLINE vf vf_exp(vf x)
 /* Where the sign bit is set. For zeros and NaN either branch below gives the same. */
 INLINE vi act_sign(vf x)
 {
-    return (vi)x >> 31; // cppcheck-suppress shiftTooManyBitsSigned
+    return (vi)x < 0;
 }
 /* x sigmoid(z) for a z of x's sign, with no cancellation and no overflow: e = exp(-|z|) is at most 1. */
 INLINE vf act_times_sigmoid(vf x, vf z)
 {
-    const vf e = vf_exp(-vf_abs(z));
+    const vf e = vf_exp(vf_minus_abs(z));
     return vf_select(act_sign(x), x * e, x) / (1 + e);
 }
 /* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
    polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. a^2 is taken in two parts, the first of them exact. */
 INLINE vf act_gelu(vf x)
 {
-    const vf a = -vf_max(vf_all(-14.25f), -vf_abs(x));
+    const vf a = -vf_max(vf_all(-14.25f), vf_minus_abs(x));
     const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
     const vf square = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
     const vf whole = exp_whole(square + rest);
@@ -82,7 +82,7 @@ INLINE vf vf_act(int act, vf x)
     case ADZE_ACT_RELU: return act_relu(x);
     case ADZE_ACT_RELU2: return act_relu(x) * act_relu(x);
     case ADZE_ACT_SIGMOID: {
-        const vf e = vf_exp(-vf_abs(x));
+        const vf e = vf_exp(vf_minus_abs(x));
         return vf_select(act_sign(x), e, vf_all(1)) / (1 + e);
     }
     default: return x;

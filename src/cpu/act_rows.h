@@ -14,25 +14,28 @@ typedef struct act_call {
     int act, steps, stream;
 } act_call;
 
-/* n elements of one row. Whole vectors and the last part of one share the arithmetic: it is long. */
+/* n <= 16 elements from i on. */
+INLINE void act_lanes(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
+{
+    vf16 y = row_load_part(data[GATE], dtype, i, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] = vf_act(act, y.part[p]);
+    if (times) {
+        const vf16 value = row_load_part(data[VALUE], dtype, i, n);
+        if (c->steps)
+            y = row_round(dtype, y);
+        for (int p = 0; p < VF_PARTS; p++)
+            y.part[p] *= value.part[p];
+    }
+    row_store_part(data[OUT], dtype, i, y, n, c->stream);
+}
 INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype, int act, int times)
 {
-    for (int64_t i = 0; i < n; i += LANES) {
-        const int64_t part = n - i < LANES ? n - i : LANES;
-        const vf gate = part == LANES ? row_load(data[GATE], dtype, i) : row_load_tail(data[GATE], dtype, i, part);
-        vf y = vf_act(act, gate);
-        if (times) {
-            if (c->steps)
-                y = row_round(dtype, y);
-            y *= part == LANES ? row_load(data[VALUE], dtype, i) : row_load_tail(data[VALUE], dtype, i, part);
-        }
-        if (part < LANES)
-            row_store_tail(data[OUT], dtype, i, y, part);
-        else if (c->stream)
-            row_stream(data[OUT], dtype, i, y);
-        else
-            row_store(data[OUT], dtype, i, y);
-    }
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        act_lanes(c, data, i, LANES, dtype, act, times);
+    if (i < n)
+        act_lanes(c, data, i, n - i, dtype, act, times);
 }
 
 INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)

@@ -42,9 +42,9 @@ INLINE int64_t max_of(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
-INLINE vf group_load(const void *data, int dtype, int64_t i, int64_t n)
+INLINE vf16 group_load(const void *data, int dtype, int64_t i, int64_t n)
 {
-    return n >= LANES ? row_load(data, dtype, i) : row_load_tail(data, dtype, i, n);
+    return row_load_part(data, dtype, i, min_of(n, LANES));
 }
 INLINE const char *group_row(const group_call *c, const adze_rows *rows, int dtype, int64_t row, int64_t i)
 {
@@ -79,14 +79,12 @@ INLINE float first_reduce(const group_call *c, int dtype, int64_t group, int64_t
         int64_t i = 0;
         for (; i + 4 * LANES <= n; i += 4 * LANES)
             for (int set = 0; set < 4; set++)
-                vf_total_add(&total, set, row_load(data, dtype, i + set * LANES) - mean, square);
+                vf_total_add(&total, set, vf16_minus(row_load(data, dtype, i + set * LANES), mean), square);
         for (int set = 0; set < 4; set++, i += LANES) {
             if (i >= n)
                 break;
-            vf v = group_load(data, dtype, i, n - i) - mean;
-            for (int64_t k = n - i; k < LANES; k++)
-                v[k] = 0;
-            vf_total_add(&total, set, v, square);
+            const vf16 v = vf16_minus(group_load(data, dtype, i, n - i), mean);
+            vf_total_add(&total, set, n - i < LANES ? vf16_cut(v, n - i, 0) : v, square);
         }
     }
     return vf_total_sum(&total);
@@ -107,23 +105,19 @@ INLINE float group_param(const adze_tensor *t, int dtype, int64_t channel, float
 {
     return !t->dtype              ? absent
            : t->dtype == ADZE_F32 ? ((const float *)t->data)[channel]
-                                  : row_load_tail(t->data, dtype, channel, 1)[0];
+                                  : row_load_one(t->data, dtype, channel);
 }
 
 /* Sixteen normalised elements, or the n < 16 last, through act. */
-INLINE void group_store(const group_call *c, int dtype, int act, char *to, int64_t i, int64_t n, vf y)
+INLINE void group_store(const group_call *c, int dtype, int act, char *to, int64_t i, int64_t n, vf16 y)
 {
     if (act) {
         if (c->a->rounding & ADZE_ROUND_STEPS)
             y = row_round(dtype, y);
-        y = vf_act(act, y);
+        for (int p = 0; p < VF_PARTS; p++)
+            y.part[p] = vf_act(act, y.part[p]);
     }
-    if (n < LANES)
-        row_store_tail(to, dtype, i, y, n);
-    else if (c->stream)
-        row_stream(to, dtype, i, y);
-    else
-        row_store(to, dtype, i, y);
+    row_store_part(to, dtype, i, y, min_of(n, LANES), c->stream);
 }
 
 INLINE void first_write(const group_call *c, int dtype, int act, int64_t group, int64_t part, const share *s)
@@ -139,8 +133,12 @@ INLINE void first_write(const group_call *c, int dtype, int act, int64_t group, 
         const char *from = group_row(c, &c->rows, dtype, group * per_group + row, at);
         char *to = group_out_row(c, dtype, group * per_group + row, at);
         n = min_of(end - begin, c->len - at);
-        for (int64_t i = 0; i < n; i += LANES)
-            group_store(c, dtype, act, to, i, n - i, (group_load(from, dtype, i, n - i) - mean) * scale + bias);
+        for (int64_t i = 0; i < n; i += LANES) {
+            vf16 y = vf16_minus(group_load(from, dtype, i, n - i), mean);
+            for (int p = 0; p < VF_PARTS; p++)
+                y.part[p] = y.part[p] * scale + bias;
+            group_store(c, dtype, act, to, i, n - i, y);
+        }
     }
 }
 
@@ -154,12 +152,12 @@ INLINE void last_add(const group_call *c, int dtype, int64_t row, int rows, int6
     for (int r = 0; r < rows; r++)
         from[r] = group_row(c, &c->rows, dtype, row + r, channel);
     for (int64_t i = 0; i < n; i += LANES) {
-        vf lane = row_load(sum, ADZE_F32, i);
+        vf16 lane = row_load(sum, ADZE_F32, i);
+        const vf16 m = mean ? row_load(mean, ADZE_F32, i) : vf16_all(0);
         for (int r = 0; r < rows; r++) {
-            vf v = group_load(from[r], dtype, i, n - i);
-            if (mean)
-                v -= row_load(mean, ADZE_F32, i);
-            lane = mean ? vf_fma(v, v, lane) : lane + v;
+            const vf16 v = vf16_sub(group_load(from[r], dtype, i, n - i), m);
+            for (int p = 0; p < VF_PARTS; p++)
+                lane.part[p] += mean ? v.part[p] * v.part[p] : v.part[p];
         }
         row_store(sum, ADZE_F32, i, lane);
     }
@@ -216,11 +214,13 @@ INLINE void last_write(const group_call *c, int dtype, int act, int64_t batch, i
     for (int64_t r = 0; r < rows; r++) {
         const char *from = group_row(c, &c->rows, dtype, row + r, channel);
         char *to = group_out_row(c, dtype, row + r, channel);
-        for (int64_t i = 0; i < n; i += LANES)
-            group_store(c, dtype, act, to, i, n - i,
-                        (group_load(from, dtype, i, n - i) - row_load(mean, ADZE_F32, i)) *
-                                row_load(scale, ADZE_F32, i) +
-                            row_load(bias, ADZE_F32, i));
+        for (int64_t i = 0; i < n; i += LANES) {
+            vf16 y = vf16_sub(group_load(from, dtype, i, n - i), row_load(mean, ADZE_F32, i));
+            const vf16 s = row_load(scale, ADZE_F32, i), b = row_load(bias, ADZE_F32, i);
+            for (int p = 0; p < VF_PARTS; p++)
+                y.part[p] = y.part[p] * s.part[p] + b.part[p];
+            group_store(c, dtype, act, to, i, n - i, y);
+        }
     }
 }
 

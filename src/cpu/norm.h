@@ -1,14 +1,13 @@
-/* norm.h - rms_norm and layer_norm on the CPU. A plain row is read once from memory and then again from the cache:
-   for the mean (layer_norm), for the mean of squares, and to be written. Any other goes through a buffer of floats,
-   one short loop for each step; rows that do not fit are made anew each time. */
+/* norm.h - rms_norm and layer_norm on the CPU. A row is read once from memory and becomes floats in a buffer, summed
+   on the way; it is read again from there for the squares (layer_norm) and to be written. Weights and what else rows
+   share become floats once. A row longer than the buffer goes through it in parts, made anew each time. */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
 #include "cpu/row.h"
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
-enum { CHUNK = 1024, KEPT = 8 * CHUNK }; /* elements of a step, of a row that is kept */
-#define NO_INLINE static __attribute__((noinline, unused))
+enum { CHUNK = 8192 }; /* elements of a part */
 
 typedef struct norm_call {
     const adze_norm_args *a;
@@ -18,124 +17,47 @@ typedef struct norm_call {
     int stream_out, stream_sum;
 } norm_call;
 
-typedef struct norm_row {
-    const void *data[NORM_TENSORS];
-} norm_row;
+typedef struct norm_side { /* an operand as floats, and what they were made from */
+    const char *data, *table;
+    float floats[CHUNK] __attribute__((aligned(64)));
+} norm_side;
 
-/* Sixteen elements, or n < 16 of them. */
-INLINE vf norm_load(const void *data, int dtype, int64_t i, int64_t n)
-{
-    return n == LANES ? row_load(data, dtype, i) : row_load_tail(data, dtype, i, n);
-}
-INLINE void norm_store(void *data, int dtype, int64_t i, vf v, int64_t n, int stream)
-{
-    if (n < LANES)
-        row_store_tail(data, dtype, i, v, n);
-    else if (stream)
-        row_stream(data, dtype, i, v);
-    else
-        row_store(data, dtype, i, v);
-}
+typedef struct norm_space { /* of a thread */
+    float row[CHUNK] __attribute__((aligned(64)));
+    norm_side weight, bias, gate, scale, shift;
+} norm_space;
 
-/* The sum of v - mean, or of its square, for n elements from i on, in 64 lanes. */
-INLINE float norm_total(const void *data, int dtype, int64_t i, int64_t n, int square, float mean)
-{
-    const int64_t end = i + n;
-    vf_total total = {0};
-    for (; i + 4 * LANES <= end; i += 4 * LANES)
-        for (int set = 0; set < 4; set++)
-            vf_total_add(&total, set, row_load(data, dtype, i + set * LANES) - mean, square);
-    for (int set = 0; set < 4 && i < end; i += LANES, set++) {
-        const int64_t left = end - i < LANES ? end - i : LANES;
-        vf v = norm_load(data, dtype, i, left) - mean;
-        for (int64_t k = left; k < LANES; k++)
-            v[k] = 0;
-        vf_total_add(&total, set, v, square);
-    }
-    return vf_total_sum(&total);
-}
+typedef struct norm_part { /* of a row: n elements, from what its passes need; absent pointers are NULL */
+    const char *x, *residual;
+    char *out, *sum;
+    float *made; /* where h becomes floats; NULL: x is h already */
+    const float *h;
+    const float *weight, *bias, *gate, *scale, *shift;
+    int64_t n;
+    float mean, rstd;
+    int round_norm, round_steps, round_sum, stream_out, stream_sum;
+} norm_part;
 
-/* ---- Plain rows ---- */
+/* ---- Operands ---- */
 
-/* Whether a row is x, a weight and, where it is centred, a bias, all of one dtype and rounded once. */
-INLINE int norm_is_plain(const adze_norm_args *a, int centred)
+/* y = data, or y + data, n elements; `plus` is added too. */
+INLINE void norm_floats_as(float *y, const void *data, int dtype, int64_t n, int add, float plus)
 {
-    const int dtype = a->x.dtype;
-    return a->weight.dtype == dtype && a->bias.dtype == (centred ? dtype : ADZE_NONE) && a->out.dtype == dtype &&
-           !a->residual.dtype && !a->scale.dtype && !a->shift.dtype && !(a->rounding & ADZE_ROUND_NORM) &&
-           a->weight_offset == 0;
-}
-INLINE void norm_write_plain(const norm_call *c, const char *x, char *out, int dtype, int centred, float mean,
-                             float scale, int64_t i, int64_t n)
-{
-    vf y = (norm_load(x, dtype, i, n) - mean) * scale * norm_load(c->a->weight.data, dtype, i, n);
-    if (centred)
-        y += norm_load(c->a->bias.data, dtype, i, n);
-    norm_store(out, dtype, i, y, n, c->stream_out);
-}
-
-INLINE void norm_plain_rows(const norm_call *c, int64_t begin, int64_t end, int dtype, int centred)
-{
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2;
-    for (int64_t r = begin; r < end; r++) {
-        const char *x = (const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size;
-        char *out = (char *)c->a->out.data + adze_row_offset(&c->rows, OUT, r) * size;
-        const float mean = centred ? norm_total(x, dtype, 0, c->dim, 0, 0) / (float)c->dim : 0;
-        const float square = norm_total(x, dtype, 0, c->dim, 1, mean) / (float)c->dim;
-        const float scale = 1 / sqrtf(square + c->a->eps);
-        int64_t i = 0;
-        for (; i + LANES <= c->dim; i += LANES)
-            norm_write_plain(c, x, out, dtype, centred, mean, scale, i, LANES);
-        if (i < c->dim)
-            norm_write_plain(c, x, out, dtype, centred, mean, scale, i, c->dim - i);
+    for (int64_t j = 0; j < n; j += LANES) {
+        vf16 v = row_load_part(data, dtype, j, n - j < LANES ? n - j : LANES);
+        const vf16 old = add ? row_load(y, ADZE_F32, j) : vf16_all(plus);
+        for (int p = 0; p < VF_PARTS; p++)
+            v.part[p] += old.part[p];
+        row_store(y, ADZE_F32, j, v);
     }
 }
-
-/* ---- Other rows: steps on n <= CHUNK floats. Buffers have whole vectors; beyond n they hold nothing. ---- */
-
-enum { READ, PLUS, TIMES };
-
-/* y = t, y + t or y * (t + offset), with t the n elements of `data` from i on. */
-INLINE void norm_step_as(float *y, int64_t n, int step, const void *data, int dtype, int64_t i, float offset)
-{
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        const vf t = row_load(data, dtype, i + j);
-        row_store(y, ADZE_F32, j,
-                  step == READ   ? t
-                  : step == PLUS ? row_load(y, ADZE_F32, j) + t
-                                 : row_load(y, ADZE_F32, j) * (t + offset));
-    }
-    for (; j < n; j++) {
-        const float t = row_load_tail(data, dtype, i + j, 1)[0];
-        y[j] = step == READ ? t : step == PLUS ? y[j] + t : y[j] * (t + offset);
-    }
-}
-INLINE void norm_step(float *y, int64_t n, int step, const void *data, int dtype, int64_t i, float offset)
+NO_INLINE void norm_floats(float *y, const void *data, int dtype, int64_t n, int add, float plus)
 {
     switch (dtype) {
-    case ADZE_F32: norm_step_as(y, n, step, data, ADZE_F32, i, offset); break;
-    case ADZE_F16: norm_step_as(y, n, step, data, ADZE_F16, i, offset); break;
-    default: norm_step_as(y, n, step, data, ADZE_BF16, i, offset); break;
+    case ADZE_F32: norm_floats_as(y, data, ADZE_F32, n, add, plus); break;
+    case ADZE_F16: norm_floats_as(y, data, ADZE_F16, n, add, plus); break;
+    default: norm_floats_as(y, data, ADZE_BF16, n, add, plus); break;
     }
-}
-NO_INLINE void norm_read(float *y, int64_t n, const void *data, int dtype, int64_t i)
-{
-    norm_step(y, n, READ, data, dtype, i, 0);
-}
-NO_INLINE void norm_plus(float *y, int64_t n, const void *data, int dtype, int64_t i)
-{
-    norm_step(y, n, PLUS, data, dtype, i, 0);
-}
-NO_INLINE void norm_times(float *y, int64_t n, const void *data, int dtype, int64_t i, float offset)
-{
-    norm_step(y, n, TIMES, data, dtype, i, offset);
-}
-/* y = (y - mean) * scale */
-NO_INLINE void norm_scale(float *y, int64_t n, float mean, float scale)
-{
-    for (int64_t j = 0; j < n; j += LANES)
-        row_store(y, ADZE_F32, j, (row_load(y, ADZE_F32, j) - mean) * scale);
 }
 NO_INLINE void norm_round(float *y, int64_t n, int dtype)
 {
@@ -144,123 +66,230 @@ NO_INLINE void norm_round(float *y, int64_t n, int dtype)
     for (int64_t j = 0; j < n && dtype == ADZE_BF16; j += LANES)
         row_store(y, ADZE_F32, j, row_round(ADZE_BF16, row_load(y, ADZE_F32, j)));
 }
-INLINE void norm_put_as(const float *y, int64_t n, void *data, int dtype, int64_t i, int stream)
+
+/* data + table + plus, n elements of a row; `steps` rounds both sums to that dtype. Rows that share an operand have
+   it made once. */
+INLINE const float *norm_operand(norm_side *side, const char *data, int dtype, const char *table, int table_dtype,
+                                 int64_t n, float plus, int steps)
 {
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES)
-        norm_store(data, dtype, i + j, row_load(y, ADZE_F32, j), LANES, stream);
-    if (j < n)
-        norm_store(data, dtype, i + j, row_load(y, ADZE_F32, j), n - j, 0);
+    if (!data)
+        return NULL;
+    if (dtype == ADZE_F32 && !table && plus == 0)
+        return (const float *)(const void *)data;
+    if (side->data == data && side->table == table)
+        return side->floats;
+    norm_floats(side->floats, data, dtype, n, 0, table ? -0.0f : plus);
+    if (table) {
+        norm_floats(side->floats, table, table_dtype, n, 1, 0);
+        norm_round(side->floats, n, steps);
+        if (plus != 0)
+            norm_floats(side->floats, side->floats, ADZE_F32, n, 0, plus);
+    }
+    if (plus != 0)
+        norm_round(side->floats, n, steps);
+    side->data = data;
+    side->table = table;
+    return side->floats;
 }
-NO_INLINE void norm_put(const float *y, int64_t n, void *data, int dtype, int64_t i, int stream)
+
+/* ---- Passes ---- */
+
+/* n <= 16 elements of h = residual + gate * x from j on. */
+INLINE vf16 norm_made(const norm_part *t, int dtype, int64_t j, int64_t n)
+{
+    vf16 h = row_load_part(t->x, dtype, j, n);
+    if (!t->residual)
+        return h;
+    if (t->gate) {
+        const vf16 gate = row_load_part(t->gate, ADZE_F32, j, n);
+        for (int p = 0; p < VF_PARTS; p++)
+            h.part[p] *= gate.part[p];
+        if (t->round_steps)
+            h = row_round(dtype, h);
+    }
+    const vf16 residual = row_load_part(t->residual, dtype, j, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        h.part[p] += residual.part[p];
+    if (t->sum)
+        row_store_part(t->sum, dtype, j, h, n, t->stream_sum);
+    return t->round_sum ? row_round(dtype, h) : h;
+}
+/* Makes h and adds it up, or its squares, in 32 lanes. */
+INLINE float norm_make_as(const norm_part *t, int dtype, int square)
+{
+    vf_total total = {0};
+    int64_t j = 0;
+    for (; j + 2 * LANES <= t->n; j += 2 * LANES)
+        for (int set = 0; set < 2; set++) {
+            const vf16 h = norm_made(t, dtype, j + set * LANES, LANES);
+            vf_total_add(&total, set, h, square);
+            if (t->made)
+                row_store(t->made, ADZE_F32, j + set * LANES, h);
+        }
+    for (; j < t->n; j += LANES) {
+        const vf16 h = norm_made(t, dtype, j, t->n - j < LANES ? t->n - j : LANES);
+        vf_total_add(&total, 2, h, square);
+        if (t->made)
+            row_store(t->made, ADZE_F32, j, h);
+    }
+    return vf_total_sum(&total);
+}
+INLINE float norm_make(const norm_part *t, int dtype, int square)
 {
     switch (dtype) {
-    case ADZE_F32: norm_put_as(y, n, data, ADZE_F32, i, stream); break;
-    case ADZE_F16: norm_put_as(y, n, data, ADZE_F16, i, stream); break;
-    default: norm_put_as(y, n, data, ADZE_BF16, i, stream); break;
+    case ADZE_F32: return norm_make_as(t, ADZE_F32, square);
+    case ADZE_F16: return norm_make_as(t, ADZE_F16, square);
+    default: return norm_make_as(t, ADZE_BF16, square);
     }
 }
 
-/* A gate, scale or shift and its table. */
-INLINE void norm_side(const norm_call *c, const norm_row *row, int t, int64_t i, int64_t n, float *y)
+/* The sum of (h - mean)^2. */
+INLINE float norm_squares(const norm_part *t)
 {
-    norm_read(y, n, row->data[t], c->tensors[t]->dtype, i);
-    if (row->data[t + 1]) {
-        norm_plus(y, n, row->data[t + 1], c->tensors[t + 1]->dtype, i);
-        if (c->a->rounding & ADZE_ROUND_STEPS)
-            norm_round(y, n, c->a->x.dtype);
+    vf_total total = {0};
+    int64_t j = 0;
+    for (; j + 4 * LANES <= t->n; j += 4 * LANES)
+        for (int set = 0; set < 4; set++)
+            vf_total_add(&total, set, vf16_minus(row_load(t->h, ADZE_F32, j + set * LANES), t->mean), 1);
+    for (int set = 0; j < t->n; j += LANES, set++) {
+        const int64_t n = t->n - j < LANES ? t->n - j : LANES;
+        const vf16 away = vf16_minus(row_load_part(t->h, ADZE_F32, j, n), t->mean);
+        vf_total_add(&total, set, n < LANES ? vf16_cut(away, n, 0) : away, 1);
     }
-}
-/* h = residual + gate * x; `sum` stores it. */
-INLINE void norm_make(const norm_call *c, const norm_row *row, int64_t i, int64_t n, int sum, float *h, float *side)
-{
-    const int dtype = c->a->x.dtype;
-    norm_read(h, n, row->data[X], dtype, i);
-    if (!row->data[RESIDUAL])
-        return;
-    if (row->data[GATE]) {
-        norm_side(c, row, GATE, i, n, side);
-        norm_times(h, n, side, ADZE_F32, 0, 0);
-        if (c->a->rounding & ADZE_ROUND_STEPS)
-            norm_round(h, n, dtype);
-    }
-    norm_plus(h, n, row->data[RESIDUAL], dtype, i);
-    if (sum && row->data[SUM])
-        norm_put(h, n, (void *)row->data[SUM], dtype, i, c->stream_sum);
-    if (!(c->a->rounding & ADZE_FLOAT_SUM))
-        norm_round(h, n, dtype);
-}
-INLINE void norm_write(const norm_call *c, const norm_row *row, float mean, float scale, int64_t i, int64_t n,
-                       float *y, float *side)
-{
-    const adze_norm_args *a = c->a;
-    const int dtype = a->x.dtype, steps = a->rounding & ADZE_ROUND_STEPS;
-    norm_scale(y, n, mean, scale);
-    if (a->rounding & ADZE_ROUND_NORM)
-        norm_round(y, n, dtype);
-    if (a->weight.dtype)
-        norm_times(y, n, a->weight.data, a->weight.dtype, i, a->weight_offset);
-    if (a->bias.dtype)
-        norm_plus(y, n, a->bias.data, a->bias.dtype, i);
-    if (steps && (a->scale.dtype || a->shift.dtype))
-        norm_round(y, n, dtype);
-    if (a->scale.dtype) {
-        norm_side(c, row, SCALE, i, n, side);
-        norm_scale(side, n, -1, 1);
-        if (steps)
-            norm_round(side, n, dtype);
-        norm_times(y, n, side, ADZE_F32, 0, 0);
-        if (steps && a->shift.dtype)
-            norm_round(y, n, dtype);
-    }
-    if (a->shift.dtype) {
-        norm_side(c, row, SHIFT, i, n, side);
-        norm_plus(y, n, side, ADZE_F32, 0);
-    }
-    norm_put(y, n, (void *)row->data[OUT], a->out.dtype, i, c->stream_out);
+    return vf_total_sum(&total);
 }
 
-NO_INLINE void norm_any_rows(const norm_call *c, int64_t begin, int64_t end, int centred)
+INLINE vf16 norm_times(vf16 y, const float *factor, int64_t j, int64_t n)
 {
-    float row_of[KEPT] __attribute__((aligned(64))), side[CHUNK] __attribute__((aligned(64)));
-    const int kept = c->dim <= KEPT;
-    enum { MEAN, SQUARE, WRITE };
-    for (int64_t r = begin; r < end; r++) {
-        norm_row row;
-        for (int t = 0; t < NORM_TENSORS; t++) {
-            const adze_tensor *x = c->tensors[t];
-            row.data[t] = x->dtype == ADZE_NONE ? NULL
-                                                : (const char *)x->data + adze_row_offset(&c->rows, t, r) *
-                                                                              (x->dtype == ADZE_F32 ? 4 : 2);
-        }
-        float sum[2] = {0, 0}, mean = 0, scale = 0;
-        const int first = centred ? MEAN : SQUARE;
-        for (int pass = first; pass <= WRITE; pass++) {
-            for (int64_t i = 0; i < c->dim; i += CHUNK) {
-                const int64_t n = c->dim - i < CHUNK ? c->dim - i : CHUNK;
-                float *h = row_of + (kept ? i : 0);
-                if (!kept || pass == first)
-                    norm_make(c, &row, i, n, kept || pass == WRITE, h, side);
-                if (pass == WRITE)
-                    norm_write(c, &row, mean, scale, i, n, h, side);
-                else
-                    sum[pass] += norm_total(h, ADZE_F32, 0, n, pass == SQUARE, mean);
-            }
-            if (pass == MEAN)
-                mean = sum[MEAN] / (float)c->dim;
-            if (pass == SQUARE)
-                scale = 1 / sqrtf(sum[SQUARE] / (float)c->dim + c->a->eps);
-        }
+    const vf16 f = row_load_part(factor, ADZE_F32, j, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] *= f.part[p];
+    return y;
+}
+INLINE vf16 norm_plus(vf16 y, const float *term, int64_t j, int64_t n)
+{
+    const vf16 t = row_load_part(term, ADZE_F32, j, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] += t.part[p];
+    return y;
+}
+/* n <= 16 elements from j on, of x's dtype where they are rounded and of `out_dtype` where they are stored. */
+INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, int64_t j, int64_t n)
+{
+    vf16 y = row_load_part(t->h, ADZE_F32, j, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] = (centred ? y.part[p] - t->mean : y.part[p]) * t->rstd;
+    if (t->round_norm)
+        y = row_round(dtype, y);
+    if (t->weight)
+        y = norm_times(y, t->weight, j, n);
+    if (t->bias)
+        y = norm_plus(y, t->bias, j, n);
+    if (t->round_steps && (t->scale || t->shift))
+        y = row_round(dtype, y);
+    if (t->scale)
+        y = norm_times(y, t->scale, j, n);
+    if (t->round_steps && t->scale && t->shift)
+        y = row_round(dtype, y);
+    if (t->shift)
+        y = norm_plus(y, t->shift, j, n);
+    row_store_part(t->out, out_dtype, j, y, n, t->stream_out);
+}
+INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int centred)
+{
+    int64_t j = 0;
+    for (; j + LANES <= t->n; j += LANES)
+        norm_put(t, dtype, out_dtype, centred, j, LANES);
+    if (j < t->n)
+        norm_put(t, dtype, out_dtype, centred, j, t->n - j);
+}
+INLINE void norm_write(const norm_part *t, int dtype, int out_dtype, int centred)
+{
+    switch (out_dtype == dtype ? dtype : -dtype) {
+    case ADZE_F32: norm_write_as(t, ADZE_F32, ADZE_F32, centred); break;
+    case ADZE_F16: norm_write_as(t, ADZE_F16, ADZE_F16, centred); break;
+    case ADZE_BF16: norm_write_as(t, ADZE_BF16, ADZE_BF16, centred); break;
+    case -ADZE_F16: norm_write_as(t, ADZE_F16, ADZE_F32, centred); break;
+    default: norm_write_as(t, ADZE_BF16, ADZE_F32, centred); break;
     }
+}
+
+/* ---- Rows ---- */
+
+/* Elements from i on of tensor t, of a row that is given by its first ones; NULL when absent. */
+INLINE const char *norm_at(const norm_call *c, const char *const *row, int t, int64_t i)
+{
+    return row[t] ? row[t] + i * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2) : NULL;
+}
+INLINE const float *norm_pair(const norm_call *c, const char *const *row, norm_side *side, int t, int64_t i,
+                              int64_t n, float plus)
+{
+    return norm_operand(side, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
+                        c->tensors[t + 1]->dtype, n, plus, c->a->rounding & ADZE_ROUND_STEPS ? c->a->x.dtype : 0);
+}
+INLINE const float *norm_shared(const adze_tensor *t, norm_side *side, int64_t i, int64_t n, float plus)
+{
+    const char *data = t->dtype ? (const char *)t->data + i * (t->dtype == ADZE_F32 ? 4 : 2) : NULL;
+    return norm_operand(side, data, t->dtype, NULL, 0, n, plus, 0);
+}
+INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
+{
+    t->n = c->dim - i < CHUNK ? c->dim - i : CHUNK;
+    t->x = norm_at(c, row, X, i);
+    t->out = (char *)norm_at(c, row, OUT, i);
+    t->sum = (char *)norm_at(c, row, SUM, i);
+    t->residual = norm_at(c, row, RESIDUAL, i);
+    t->gate = norm_pair(c, row, &space->gate, GATE, i, t->n, 0);
+    t->weight = norm_shared(&c->a->weight, &space->weight, i, t->n, c->a->weight_offset);
+    t->bias = norm_shared(&c->a->bias, &space->bias, i, t->n, 0);
+    t->scale = norm_pair(c, row, &space->scale, SCALE, i, t->n, 1);
+    t->shift = norm_pair(c, row, &space->shift, SHIFT, i, t->n, 0);
+    t->made = c->a->x.dtype == ADZE_F32 && !t->residual ? NULL : space->row;
+    t->h = t->made ? t->made : (const float *)(const void *)t->x;
 }
 
 INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centred)
 {
-    switch (norm_is_plain(c->a, centred) ? c->a->x.dtype : ADZE_NONE) {
-    case ADZE_F32: norm_plain_rows(c, begin, end, ADZE_F32, centred); break;
-    case ADZE_F16: norm_plain_rows(c, begin, end, ADZE_F16, centred); break;
-    case ADZE_BF16: norm_plain_rows(c, begin, end, ADZE_BF16, centred); break;
-    default: norm_any_rows(c, begin, end, centred); break;
+    enum { MEAN, SQUARE, WRITE };
+    norm_space space;
+    norm_side *const sides[] = {&space.weight, &space.bias, &space.gate, &space.scale, &space.shift};
+    for (int s = 0; s < 5; s++)
+        sides[s]->data = sides[s]->table = NULL;
+    const int kept = c->dim <= CHUNK, first = centred ? MEAN : SQUARE, dtype = c->a->x.dtype;
+    norm_part t = {.round_norm = c->a->rounding & ADZE_ROUND_NORM,
+                   .round_steps = c->a->rounding & ADZE_ROUND_STEPS,
+                   .round_sum = !(c->a->rounding & ADZE_FLOAT_SUM),
+                   .stream_out = c->stream_out,
+                   .stream_sum = c->stream_sum};
+    for (int64_t r = begin; r < end; r++) {
+        const char *row[NORM_TENSORS];
+        for (int k = 0; k < NORM_TENSORS; k++) {
+            const adze_tensor *x = c->tensors[k];
+            row[k] = x->dtype == ADZE_NONE
+                         ? NULL
+                         : (const char *)x->data + adze_row_offset(&c->rows, k, r) * (x->dtype == ADZE_F32 ? 4 : 2);
+        }
+        for (int pass = first; pass <= WRITE; pass++) {
+            float sum = 0;
+            for (int64_t i = 0; i < c->dim; i += CHUNK) {
+                if (!kept || pass == first)
+                    norm_part_of(c, row, &space, i, &t);
+                if (!kept && pass != WRITE)
+                    t.sum = NULL;
+                if (pass == first)
+                    sum += norm_make(&t, dtype, !centred);
+                else if (!kept)
+                    norm_make(&t, dtype, 0);
+                if (pass == SQUARE && centred)
+                    sum += norm_squares(&t);
+                if (pass == WRITE)
+                    norm_write(&t, dtype, c->a->out.dtype, centred);
+            }
+            if (pass == MEAN)
+                t.mean = sum / (float)c->dim;
+            if (pass == SQUARE)
+                t.rstd = 1 / sqrtf(sum / (float)c->dim + c->a->eps);
+        }
     }
     if (c->stream_out || c->stream_sum)
         row_stream_end();

@@ -14,7 +14,6 @@
 
 /* Pairs that are rotated at a time, tokens that are walked together, and floats of their tables. */
 enum { ROPE_PAIRS = 1024, ROPE_TOKENS = 16, ROPE_FLOATS = 8 * ROPE_PAIRS };
-#define NO_INLINE static __attribute__((noinline, unused))
 
 typedef struct rope_call {
     adze_rotary r;
@@ -40,18 +39,19 @@ INLINE int64_t rope_padded(int64_t n)
 {
     return (n + LANES - 1) / LANES * LANES;
 }
-INLINE vf rope_load(const void *data, int dtype, int64_t i, int64_t n)
-{
-    return n == LANES ? row_load(data, dtype, i) : row_load_tail(data, dtype, i, n);
-}
-
 /* What is rotated: from x to floats, n of them from element i on. WEIGHT is the weight's dtype. */
-INLINE vf rope_value(const adze_rotary *r, const rope_row *row, int dtype, int weight, int round_norm,
-                     int round_value, int64_t i, int64_t n)
+INLINE vf16 rope_value(const adze_rotary *r, const rope_row *row, int dtype, int weight, int round_norm,
+                       int round_value, int64_t i, int64_t n)
 {
-    vf v = rope_load(row->x, dtype, i, n) * row->scale;
+    vf16 v = row_load_part(row->x, dtype, i, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        v.part[p] *= row->scale;
     v = round_norm ? row_round(dtype, v) : v;
-    v = weight ? v * (rope_load(row->weight, weight, i, n) + r->weight_offset) : v;
+    if (weight) {
+        const vf16 w = row_load_part(row->weight, weight, i, n);
+        for (int p = 0; p < VF_PARTS; p++)
+            v.part[p] *= w.part[p] + r->weight_offset;
+    }
     return round_value ? row_round(dtype, v) : v;
 }
 INLINE void rope_values_as(const adze_rotary *r, const rope_row *row, int dtype, int weight, int round_norm,
@@ -100,35 +100,41 @@ typedef struct rope_part {
     int64_t second; /* where the second set's tables are, after the first's */
 } rope_part;
 
-INLINE void rope_store(const rope_row *row, int dtype, int64_t i, vf v, int64_t n)
+INLINE vf16 rope_turn(int dtype, int steps, vf16 x, vf16 y, const float *cos, const float *sin)
 {
-    if (n < LANES)
-        row_store_tail(row->out, dtype, i, v, n);
-    else if (row->stream)
-        row_stream(row->out, dtype, i, v);
-    else
-        row_store(row->out, dtype, i, v);
+    const vf16 c = row_load(cos, ADZE_F32, 0), s = row_load(sin, ADZE_F32, 0);
+    vf16 a, b;
+    for (int p = 0; p < VF_PARTS; p++) {
+        b.part[p] = y.part[p] * s.part[p];
+        a.part[p] = steps ? x.part[p] * c.part[p] : vf_fma(x.part[p], c.part[p], b.part[p]);
+    }
+    if (steps) {
+        a = row_round(dtype, a);
+        b = row_round(dtype, b);
+        for (int p = 0; p < VF_PARTS; p++)
+            a.part[p] += b.part[p];
+    }
+    return a;
 }
-INLINE vf rope_turn(int dtype, int steps, vf x, vf y, const float *cos, const float *sin)
-{
-    const vf c = row_load(cos, ADZE_F32, 0), s = row_load(sin, ADZE_F32, 0);
-    return steps ? row_round(dtype, x * c) + row_round(dtype, y * s) : vf_fma(x, c, y * s);
-}
-typedef uint64_t rope_pairs_of __attribute__((vector_size(64))); /* neighbours, which shifts exchange */
+typedef uint64_t rope_pairs_of __attribute__((vector_size(64 / VF_PARTS))); /* neighbours, which shifts exchange */
 /* n lanes from j on. */
 INLINE void rope_rotate_lanes(const rope_part *p, const rope_row *row, int source, int dtype, int pairs, int steps,
                               int64_t j, int64_t n)
 {
-    const vf x = rope_load(p->source, source, p->from[0] + j, n);
+    const vf16 x = row_load_part(p->source, source, p->from[0] + j, n);
+    vf16 y;
     if (pairs == ADZE_ROPE_INTERLEAVED) {
-        const rope_pairs_of y = (rope_pairs_of)x >> 32 | (rope_pairs_of)x << 32;
-        rope_store(row, dtype, p->to[0] + j, rope_turn(dtype, steps, x, (vf)y, p->cos + j, p->sin + j), n);
-        return;
+        for (int i = 0; i < VF_PARTS; i++)
+            y.part[i] = (vf)((rope_pairs_of)x.part[i] >> 32 | (rope_pairs_of)x.part[i] << 32);
+    } else {
+        y = row_load_part(p->source, source, p->from[1] + j, n);
     }
-    const vf y = rope_load(p->source, source, p->from[1] + j, n);
+    const vf16 first = rope_turn(dtype, steps, x, y, p->cos + j, p->sin + j);
+    row_store_part(row->out, dtype, p->to[0] + j, first, n, row->stream);
+    if (pairs == ADZE_ROPE_INTERLEAVED)
+        return;
     const float *cos = p->cos + p->second, *sin = p->sin + p->second;
-    rope_store(row, dtype, p->to[0] + j, rope_turn(dtype, steps, x, y, p->cos + j, p->sin + j), n);
-    rope_store(row, dtype, p->to[1] + j, rope_turn(dtype, steps, y, x, cos + j, sin + j), n);
+    row_store_part(row->out, dtype, p->to[1] + j, rope_turn(dtype, steps, y, x, cos + j, sin + j), n, row->stream);
 }
 INLINE void rope_rotate_as(const rope_part *p, const rope_row *row, int source, int dtype, int pairs, int steps)
 {
@@ -165,12 +171,12 @@ case KEY(dtype, pairs, steps): rope_rotate_as(p, row, normed ? ADZE_F32 : dtype,
 NO_INLINE void rope_put(char *out, int dtype, int64_t i, int64_t n, const float *y)
 {
     for (int64_t j = 0; j < n; j += LANES) {
-        const vf v = row_load(y, ADZE_F32, j);
+        const vf16 v = row_load(y, ADZE_F32, j);
         const int64_t m = n - j < LANES ? n - j : LANES;
         switch (dtype) {
-        case ADZE_F32: row_store_tail(out, ADZE_F32, i + j, v, m); break;
-        case ADZE_F16: row_store_tail(out, ADZE_F16, i + j, v, m); break;
-        default: row_store_tail(out, ADZE_BF16, i + j, v, m); break;
+        case ADZE_F32: row_store_part(out, ADZE_F32, i + j, v, m, 0); break;
+        case ADZE_F16: row_store_part(out, ADZE_F16, i + j, v, m, 0); break;
+        default: row_store_part(out, ADZE_BF16, i + j, v, m, 0); break;
         }
     }
 }
@@ -182,7 +188,7 @@ INLINE void rope_columns_as(const char *table, int dtype, int64_t i, int64_t n, 
     for (; j + LANES <= n; j += LANES)
         row_store(to, ADZE_F32, j, row_load(table, dtype, i + j));
     if (j < n)
-        row_store(to, ADZE_F32, j, row_load_tail(table, dtype, i + j, n - j));
+        row_store(to, ADZE_F32, j, row_load_part(table, dtype, i + j, n - j));
 }
 NO_INLINE void rope_columns(const char *table, int dtype, int64_t i, int64_t n, float *to)
 {
@@ -206,19 +212,18 @@ NO_INLINE void rope_expand(const adze_rotary *r, const char *table, int64_t firs
     } else {
         rope_columns(table, r->table_dtype, first, n, to);
         for (int64_t j = padded - LANES; j >= 0; j -= LANES) {
-            const vf v = row_load(to, ADZE_F32, j);
-            row_store(to, ADZE_F32, 2 * j, vf_twice_low(v));
-            row_store(to, ADZE_F32, 2 * j + LANES, vf_twice_high(v));
+            const vf16 v = row_load(to, ADZE_F32, j);
+            row_store(to, ADZE_F32, 2 * j, vf16_twice(v, 0));
+            row_store(to, ADZE_F32, 2 * j + LANES, vf16_twice(v, 1));
         }
     }
 }
 /* The first of each pair is turned by -sin. */
 INLINE void rope_sign(const adze_rotary *r, int64_t n, float *sin)
 {
-    const vu even = {1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0};
-    const vu sign = (even | (uint32_t)(r->pairs == ADZE_ROPE_HALF)) << 31;
-    for (int64_t j = 0; j < (r->pairs == ADZE_ROPE_HALF ? n : 2 * n); j += LANES)
-        row_store(sin, ADZE_F32, j, (vf)((vu)row_load(sin, ADZE_F32, j) ^ sign));
+    const int step = r->pairs == ADZE_ROPE_HALF ? 1 : 2;
+    for (int64_t j = 0; j < step * n; j += step)
+        sin[j] = -sin[j];
 }
 
 /* The tables of n pairs of token (b, s) from `first` on, made when they are not there yet. */
@@ -291,7 +296,7 @@ INLINE float rope_squares(const adze_rotary *r, const char *x, int dtype, int64_
         for (; i + LANES <= r->head_dim; i += LANES)
             vf_total_add(&total, 0, row_load(head, dtype, i), 1);
         if (i < r->head_dim)
-            vf_total_add(&total, 1, row_load_tail(head, dtype, i, r->head_dim - i), 1);
+            vf_total_add(&total, 1, row_load_part(head, dtype, i, r->head_dim - i), 1);
     }
     return vf_total_sum(&total);
 }

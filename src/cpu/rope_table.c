@@ -6,10 +6,9 @@
 #include "cpu/row.h"
 #include "sincos.h"
 
-typedef double vd __attribute__((vector_size(64)));
-typedef int64_t vl __attribute__((vector_size(64)));
-typedef float vf8 __attribute__((vector_size(32)));
-typedef int32_t vi8 __attribute__((vector_size(32)));
+/* As many doubles as a register has floats. */
+typedef double vd __attribute__((vector_size(128 / VF_PARTS)));
+typedef int64_t vl __attribute__((vector_size(128 / VF_PARTS)));
 
 enum { POS, COS, SIN, TABLE_TENSORS };
 typedef struct table_call {
@@ -33,29 +32,23 @@ INLINE double table_position(const adze_tensor *pos, int64_t at)
     }
 }
 
-/* Eight angles: the nearest multiples of pi / 2, and what is left. */
-INLINE void table_reduce(vd angle, vf8 *rest, vi8 *quarter)
+/* Angles: the nearest multiples of pi / 2, and what is left. */
+INLINE void table_reduce(vd angle, vf *rest, vu *quarter)
 {
     const double magic = 0x1.8p52; /* leaves the rounded quotient in the lowest bits */
     const vd sum = angle * SINCOS_QUARTERS + magic, k = sum - magic;
     const vd left = (((angle - k * SINCOS_PI_2A) - k * SINCOS_PI_2B) - k * SINCOS_PI_2C) - k * SINCOS_PI_2D;
-    *rest = __builtin_convertvector(left, vf8);
-    *quarter = __builtin_convertvector((vl)sum, vi8);
+    *rest = __builtin_convertvector(left, vf);
+    *quarter = (vu) __builtin_convertvector((vl)sum, vi);
 }
 
-INLINE void table_sincos(const vd *angle, vf *cosine, vf *sine)
+INLINE void table_sincos(vd angle, vf *cosine, vf *sine)
 {
-    const vf8 rounded[2] = {__builtin_convertvector(angle[0], vf8), __builtin_convertvector(angle[1], vf8)};
-    vf8 rest[2];
-    vi8 quarter[2];
     vf r;
-    vu q, magnitude;
-    table_reduce(angle[0], &rest[0], &quarter[0]);
-    table_reduce(angle[1], &rest[1], &quarter[1]);
-    memcpy(&magnitude, rounded, sizeof magnitude);
-    memcpy(&r, rest, sizeof r);
-    memcpy(&q, quarter, sizeof q);
-    r = (vf)((vi)r | vu_above(magnitude & 0x7fffffffu, SINCOS_LIMIT_BITS)); /* all bits set are a NaN */
+    vu q;
+    table_reduce(angle, &r, &q);
+    const vf magnitude = -vf_minus_abs(__builtin_convertvector(angle, vf));
+    r = (vf)((vi)r | (magnitude > SINCOS_LIMIT)); /* all bits set are a NaN */
     const vf t = r * r;
     const vf s = r + (r * t) * (SINCOS_S0 + t * (SINCOS_S1 + t * SINCOS_S2));
     const vf c = 1 - (0.5f * t - (t * t) * (SINCOS_C0 + t * (SINCOS_C1 + t * SINCOS_C2)));
@@ -65,41 +58,35 @@ INLINE void table_sincos(const vd *angle, vf *cosine, vf *sine)
 }
 
 /* The m <= 16 frequencies from i on. */
-INLINE void table_chunk(const table_call *c, const double *pos, int64_t i, int64_t m, vf *cosine, vf *sine)
+INLINE void table_chunk(const table_call *c, const double *pos, int64_t i, int64_t m, vf16 *cosine, vf16 *sine)
 {
     const adze_rope_table_args *a = c->a;
     const int32_t *axis = a->axis.dtype ? (const int32_t *)a->axis.data : NULL;
     double lane[LANES] = {0};
-    vd angle[2];
+    vd angle;
     for (int64_t l = 0; l < m; l++)
         lane[l] = pos[axis ? axis[i + l] : 0] * table_frequency(&a->freq, i + l);
-    memcpy(angle, lane, sizeof angle);
-    if (!a->double_angle)
-        for (int h = 0; h < 2; h++)
-            angle[h] = __builtin_convertvector(__builtin_convertvector(angle[h], vf8), vd);
-    table_sincos(angle, cosine, sine);
+    for (int p = 0; p < VF_PARTS; p++) {
+        memcpy(&angle, lane + p * VF_WIDTH, sizeof angle);
+        if (!a->double_angle)
+            angle = __builtin_convertvector(__builtin_convertvector(angle, vf), vd);
+        table_sincos(angle, &cosine->part[p], &sine->part[p]);
+        cosine->part[p] *= c->scale;
+        sine->part[p] *= c->scale;
+    }
 }
 
-INLINE void table_put(void *row, int dtype, int64_t i, vf v, int64_t m, int stream)
-{
-    if (m < LANES)
-        row_store_tail(row, dtype, i, v, m);
-    else if (stream)
-        row_stream(row, dtype, i, v);
-    else
-        row_store(row, dtype, i, v);
-}
-INLINE void table_store(const table_call *c, void *row, int dtype, int64_t i, vf v, int64_t m)
+INLINE void table_store(const table_call *c, void *row, int dtype, int64_t i, vf16 v, int64_t m)
 {
     if (c->a->columns != ADZE_TABLE_PAIRS) {
-        table_put(row, dtype, i, v, m, c->stream);
+        row_store_part(row, dtype, i, v, m, c->stream);
         if (c->a->columns == ADZE_TABLE_HALVES)
-            table_put(row, dtype, c->n + i, v, m, c->stream);
+            row_store_part(row, dtype, c->n + i, v, m, c->stream);
         return;
     }
-    table_put(row, dtype, 2 * i, vf_twice_low(v), m < LANES / 2 ? 2 * m : LANES, c->stream);
+    row_store_part(row, dtype, 2 * i, vf16_twice(v, 0), m < LANES / 2 ? 2 * m : LANES, c->stream);
     if (m > LANES / 2)
-        table_put(row, dtype, 2 * i + LANES, vf_twice_high(v), 2 * m - LANES, c->stream);
+        row_store_part(row, dtype, 2 * i + LANES, vf16_twice(v, 1), 2 * m - LANES, c->stream);
 }
 
 INLINE void table_rows(const table_call *c, int64_t begin, int64_t end, int dtype)
@@ -114,10 +101,10 @@ INLINE void table_rows(const table_call *c, int64_t begin, int64_t end, int dtyp
         char *sin_row = (char *)a->sin.data + adze_row_offset(&c->rows, SIN, row) * size;
         for (int64_t i = 0; i < c->n; i += LANES) {
             const int64_t m = c->n - i < LANES ? c->n - i : LANES;
-            vf cosine, sine;
+            vf16 cosine, sine;
             table_chunk(c, pos, i, m, &cosine, &sine);
-            table_store(c, cos_row, dtype, i, cosine * c->scale, m);
-            table_store(c, sin_row, dtype, i, sine * c->scale, m);
+            table_store(c, cos_row, dtype, i, cosine, m);
+            table_store(c, sin_row, dtype, i, sine, m);
         }
     }
     if (c->stream)

@@ -17,104 +17,116 @@ typedef struct softmax_row {
     char *out;
 } softmax_row;
 
-INLINE vf load_part(const char *data, int dtype, int64_t i, int64_t n)
+/* x * scale + mask; lanes from n on are minus infinity. */
+INLINE vf16 softmax_value(const softmax_call *c, const softmax_row *row, int dtype, int mask, int64_t i, int64_t n)
 {
-    return n == LANES ? row_load(data, dtype, i) : row_load_tail(data, dtype, i, n);
+    vf16 y = row_load_part(row->x, dtype, i, n);
+    const vf16 m = mask ? row_load_part(row->mask, mask, i, n) : vf16_all(0);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] = mask ? vf_fma(y.part[p], vf_all(c->scale), m.part[p]) : y.part[p] * c->scale;
+    return n < LANES ? vf16_cut(y, n, -INFINITY) : y;
 }
 
-/* x * scale + mask; lanes from n on are minus infinity. */
-INLINE vf softmax_value(const softmax_call *c, const softmax_row *row, int dtype, int64_t i, int64_t n)
+INLINE void max_add(vf16 *most, vf16 v)
 {
-    vf y = load_part(row->x, dtype, i, n) * c->scale;
-    if (row->mask)
-        y += c->a->mask.dtype == ADZE_F32 ? load_part(row->mask, ADZE_F32, i, n) : load_part(row->mask, dtype, i, n);
-    for (int64_t k = n; k < LANES; k++)
-        y[k] = -INFINITY;
+    for (int p = 0; p < VF_PARTS; p++)
+        most->part[p] = vf_max(v.part[p], most->part[p]);
+}
+INLINE float softmax_max(const softmax_call *c, const softmax_row *row, int dtype, int mask)
+{
+    vf16 most[2] = {vf16_all(-INFINITY), vf16_all(-INFINITY)};
+    int64_t i = 0;
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
+        for (int l = 0; l < 2; l++)
+            max_add(&most[l], softmax_value(c, row, dtype, mask, i + l * LANES, LANES));
+    for (; i < c->dim; i += LANES)
+        max_add(&most[0], softmax_value(c, row, dtype, mask, i, c->dim - i < LANES ? c->dim - i : LANES));
+    max_add(&most[0], most[1]);
+    return vf16_max_lane(most[0]);
+}
+
+/* exp(y - max) of up to sixteen elements. */
+INLINE vf16 softmax_terms(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max, int64_t i,
+                          int64_t n)
+{
+    vf16 y = softmax_value(c, row, dtype, mask, i, n);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] = vf_exp(y.part[p] - max);
     return y;
 }
-
-INLINE void max_add(vf_total *t, int set, vf v)
+/* The sum of exp(y - max), in 32 lanes; `kept` takes the terms. */
+INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max, float *kept)
 {
-    const vf_split most = {vf_max(v, vf_join(t->part[set]))};
-    for (int i = 0; i < VF_PARTS; i++)
-        t->part[set][i] = most.part[i];
-}
-INLINE float softmax_max(const softmax_call *c, const softmax_row *row, int dtype)
-{
-    vf_total t;
-    for (int l = 0; l < 2; l++)
-        for (int i = 0; i < VF_PARTS; i++)
-            t.part[l][i] = -INFINITY - (vf_part){0};
+    vf_total t = {0};
     int64_t i = 0;
     for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
-        for (int l = 0; l < 2; l++)
-            max_add(&t, l, softmax_value(c, row, dtype, i + l * LANES, LANES));
-    for (; i < c->dim; i += LANES)
-        max_add(&t, 0, softmax_value(c, row, dtype, i, c->dim - i < LANES ? c->dim - i : LANES));
-    return vf_max_lane(vf_max(vf_join(t.part[0]), vf_join(t.part[1])));
-}
-
-/* exp(y - max) of up to sixteen elements; `kept` takes them. */
-INLINE vf softmax_terms(const softmax_call *c, const softmax_row *row, int dtype, float max, float *kept, int64_t i,
-                        int64_t n)
-{
-    const vf p = vf_exp(softmax_value(c, row, dtype, i, n) - max);
-    if (kept)
-        row_store(kept, ADZE_F32, i, p);
-    return p;
-}
-/* The sum of exp(y - max), in 32 lanes. */
-INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtype, float max, float *kept)
-{
-    vf_total t = {{{{0}}}};
-    int64_t i = 0;
-    for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
-        for (int l = 0; l < 2; l++)
-            vf_total_add(&t, l, softmax_terms(c, row, dtype, max, kept, i + l * LANES, LANES), 0);
-    for (; i < c->dim; i += LANES)
-        vf_total_add(&t, 0, softmax_terms(c, row, dtype, max, kept, i, c->dim - i < LANES ? c->dim - i : LANES), 0);
+        for (int l = 0; l < 2; l++) {
+            const vf16 terms = softmax_terms(c, row, dtype, mask, max, i + l * LANES, LANES);
+            if (kept)
+                row_store(kept, ADZE_F32, i + l * LANES, terms);
+            vf_total_add(&t, l, terms, 0);
+        }
+    for (; i < c->dim; i += LANES) {
+        const vf16 terms = softmax_terms(c, row, dtype, mask, max, i, c->dim - i < LANES ? c->dim - i : LANES);
+        if (kept)
+            row_store(kept, ADZE_F32, i, terms);
+        vf_total_add(&t, 0, terms, 0);
+    }
     return vf_total_sum(&t);
 }
 
-INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dtype, float max, float inverse,
-                          const float *kept)
+INLINE void softmax_put(const softmax_call *c, const softmax_row *row, int dtype, int64_t i, int64_t n, vf16 y,
+                        float inverse)
 {
-    for (int64_t i = 0; i < c->dim; i += LANES) {
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] *= inverse;
+    row_store_part(row->out, dtype, i, y, n, c->stream);
+}
+INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max,
+                          float inverse, const float *kept)
+{
+    int64_t i = 0;
+    for (; i + LANES <= c->dim && kept; i += LANES)
+        softmax_put(c, row, dtype, i, LANES, row_load(kept, ADZE_F32, i), inverse);
+    for (; i < c->dim; i += LANES) {
         const int64_t n = c->dim - i < LANES ? c->dim - i : LANES;
-        const vf p = kept ? row_load(kept, ADZE_F32, i) : vf_exp(softmax_value(c, row, dtype, i, n) - max);
-        if (n < LANES)
-            row_store_tail(row->out, dtype, i, p * inverse, n);
-        else if (c->stream)
-            row_stream(row->out, dtype, i, p * inverse);
-        else
-            row_store(row->out, dtype, i, p * inverse);
+        softmax_put(c, row, dtype, i, n, softmax_terms(c, row, dtype, mask, max, i, n), inverse);
     }
 }
 
-INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int dtype)
+INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int dtype, int mask)
 {
     float terms[KEPT], *kept = c->dim <= KEPT ? terms : NULL;
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2, mask_size = c->a->mask.dtype == ADZE_F32 ? 4 : size;
+    const int64_t size = dtype == ADZE_F32 ? 4 : 2, mask_size = mask == ADZE_F32 ? 4 : 2;
     for (int64_t r = begin; r < end; r++) {
-        const softmax_row row = {
-            (const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,
-            c->a->mask.dtype ? (const char *)c->a->mask.data + adze_row_offset(&c->rows, MASK, r) * mask_size : NULL,
-            (char *)c->a->out.data + adze_row_offset(&c->rows, OUT, r) * size};
-        const float max = softmax_max(c, &row, dtype);
-        const float sum = softmax_sum(c, &row, dtype, max, kept);
-        softmax_write(c, &row, dtype, max, 1 / sum, kept);
+        const softmax_row row = {(const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,
+                                 mask ? (const char *)c->a->mask.data + adze_row_offset(&c->rows, MASK, r) * mask_size
+                                      : NULL,
+                                 (char *)c->a->out.data + adze_row_offset(&c->rows, OUT, r) * size};
+        const float max = softmax_max(c, &row, dtype, mask);
+        const float sum = softmax_sum(c, &row, dtype, mask, max, kept);
+        softmax_write(c, &row, dtype, mask, max, 1 / sum, kept);
     }
     if (c->stream)
         row_stream_end();
 }
 
+INLINE void softmax_masked(const softmax_call *c, int64_t begin, int64_t end, int dtype)
+{
+    if (!c->a->mask.dtype)
+        softmax_rows(c, begin, end, dtype, ADZE_NONE);
+    else if (c->a->mask.dtype == dtype)
+        softmax_rows(c, begin, end, dtype, dtype);
+    else
+        softmax_rows(c, begin, end, dtype, ADZE_F32);
+}
 static void body(void *context, int64_t begin, int64_t end)
 {
     const softmax_call *c = context;
     switch (c->a->x.dtype) {
-    case ADZE_F32: softmax_rows(c, begin, end, ADZE_F32); break;
-    case ADZE_F16: softmax_rows(c, begin, end, ADZE_F16); break;
-    default: softmax_rows(c, begin, end, ADZE_BF16); break;
+    case ADZE_F32: softmax_masked(c, begin, end, ADZE_F32); break;
+    case ADZE_F16: softmax_masked(c, begin, end, ADZE_F16); break;
+    default: softmax_masked(c, begin, end, ADZE_BF16); break;
     }
 }
 
