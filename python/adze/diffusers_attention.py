@@ -124,10 +124,11 @@ def ltx(module, ctx):
 
 
 def flux(module, ctx):
-    """FluxAttention: per head, text before image, one table for both."""
+    """FluxAttention: per head, text before image, one table for both. From 0.37 on parts of the output are copied: a
+    Linear whose input is not contiguous rounds before it adds its bias."""
     found = _processor(
         module,
-        dict.fromkeys(("0eef6316eb6c", "73a81882accf", "0d0669b5b7b3")),
+        {"0eef6316eb6c": False, "73a81882accf": True, "0d0669b5b7b3": True},
         apply_rotary_emb={"d721cd933375"},
         _get_qkv_projections={"2fb77e970978"},
     )
@@ -136,7 +137,7 @@ def flux(module, ctx):
     norm = found if isinstance(found, str) else _same_norms(ctx, *children)
     if isinstance(norm, str):
         return norm
-    cls, original, rounding = found[0], ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    (cls, copied), original, rounding = found, ctx.original, ctx.rounding(ops.ROUND_VALUE)
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     project = cls.__call__.__globals__["_get_qkv_projections"]
 
@@ -167,8 +168,10 @@ def flux(module, ctx):
             (q, k, self.norm_q, self.norm_k, cos[n:], sin[n:]),
         )
         out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), attention_mask)
-        image = self.to_out[1](self.to_out[0](out[:, n:].contiguous()))
-        return image, self.to_add_out(out[:, :n].contiguous())
+        words, image = out[:, :n], out[:, n:]
+        if copied:
+            words, image = words.contiguous(), image.contiguous()
+        return self.to_out[1](self.to_out[0](image)), self.to_add_out(words)
 
     return forward
 
@@ -261,9 +264,9 @@ def _table(freqs):
     return cos, sin
 
 
-def qwen_image(module, ctx, cls, joint_mask):
+def qwen_image(module, ctx, cls, joint_mask, copied=True):
     """Attention with a QwenDoubleStreamAttnProcessor2_0: text before image, a complex table for each of them.
-    joint_mask: the processor makes the mask from the text's, else it is given one."""
+    joint_mask: the processor makes the mask from the text's, else it is given one. copied: as in FLUX."""
     found = _processor(module, _SHARED, apply_rotary_emb_qwen={"d0a8a3132733"})
     children = (module.norm_q, module.norm_k, module.norm_added_q, module.norm_added_k)
     norm = found if isinstance(found, str) else _same_norms(ctx, *children)
@@ -296,17 +299,18 @@ def qwen_image(module, ctx, cls, joint_mask):
         words = (text_q, text_k, self.norm_added_q, self.norm_added_k, *_table(tables[1]))
         all_q, all_k = _joined(norm, rounding, words, (q, k, self.norm_q, self.norm_k, *_table(tables[0])))
         out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), mask)
-        image = self.to_out[0](out[:, n:].contiguous())
-        if dropout:
-            image = self.to_out[1](image)
-        return image, self.to_add_out(out[:, :n].contiguous())
+        words, image = out[:, :n], out[:, n:]
+        if copied:
+            words, image = words.contiguous(), image.contiguous()
+        image = self.to_out[0](image)
+        return self.to_out[1](image) if dropout else image, self.to_add_out(words)
 
     return forward
 
 
 _SHARED = {  # processors of diffusers' shared Attention class
     "0bfe089db8c1": hunyuan_video,
-    "6f5c67f5d1d8": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
+    "6f5c67f5d1d8": lambda module, ctx, cls: qwen_image(module, ctx, cls, False, False),
     "0f7a9a45842f": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
     "877a2053986b": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
     "43f54bee3437": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),

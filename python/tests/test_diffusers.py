@@ -3,8 +3,6 @@
 import collections
 import contextlib
 import importlib
-import inspect
-import itertools
 import os
 import pathlib
 import subprocess
@@ -21,6 +19,7 @@ from torch import nn  # noqa: E402
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
+from diffusers_seams import Attention, Seams, Tally, check_numbers, output, recorded, tensors  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 FUSED = "gate + add + norm + modulation"
@@ -33,131 +32,6 @@ def _inference():
         yield
 
 
-def output(model, inputs):
-    return model(**inputs, return_dict=False)[0]
-
-
-def tensors(value, name=""):
-    """(name, tensor) of a nest of inputs or outputs, in order."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from tensors(item, f"{name}.{key}")
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from tensors(item, f"{name}.{i}")
-
-
-# ---- Numbers ----
-
-
-class Tally:
-    """How far outputs of ops are from the model's own, by kind of module: few elements do not hide among many."""
-
-    def __init__(self):
-        self.counts = {}
-
-    def compare(self, kind, what, expected, found):
-        assert expected.shape == found.shape and expected.dtype == found.dtype, f"{kind} {what}"
-        if not expected.is_floating_point():
-            assert torch.equal(expected, found), f"{kind} {what}"
-            return
-        a, b = expected.double(), found.double()
-        largest = a.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # sums cancel: their terms are of a row's size
-        if expected.dtype == torch.float32:
-            # Both sides sum a row in at least 16 lanes and take a root of the sum (dim / 32 + 2 roundings each), then
-            # round at most 16 times each; a rounding is half a unit, 2^-24.
-            limit = (expected.shape[-1] / 16 + 4 + 32) * 2.0**-24 * largest
-        else:
-            limit = torch.exp2(torch.floor(torch.log2(largest)) - (7 if expected.dtype == torch.bfloat16 else 10))
-        worst = ((a - b).abs() - limit).max().item()
-        assert worst <= 0, f"{kind} {what}: {worst:.3g} beyond the limit"
-        if expected.dtype != torch.float32:
-            equal, total = self.counts.get(kind, (0, 0))
-            self.counts[kind] = equal + int((a == b).sum()), total + a.numel()
-
-    def judge(self):
-        assert self.counts
-        for kind, (equal, total) in self.counts.items():
-            assert equal >= 0.999 * total, f"{kind}: {total - equal} of {total} differ"
-
-
-class Seams:
-    """A module's calls of its children and of attention: recorded first, then given back, with their inputs compared.
-
-    So each stretch between two matrix products is judged on the same inputs, and one rounding that differs does not
-    spread. Leaf norms and activations are not seams: they are what is fused."""
-
-    FUSED = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.SiLU, nn.GELU, nn.Dropout, nn.Identity)
-
-    def __init__(self, module, tally):
-        self.module, self.tally, self.kind = module, tally, type(module).__name__
-        self.calls, self.forced, self.inside = {}, None, False
-
-    def _children(self):
-        for path, child in self.module.named_modules():
-            names = path.split(".")
-            inside = all(
-                isinstance(self.module.get_submodule(".".join(names[:i])), (nn.ModuleList, nn.Sequential))
-                for i in range(1, len(names))
-            )
-            fused = isinstance(child, self.FUSED) or type(child).__name__ == "RMSNorm"
-            if path and inside and not fused and not isinstance(child, (nn.ModuleList, nn.Sequential)):
-                yield path, child
-
-    def call(self, path, names, function, args, kwargs):
-        if self.inside:
-            return function(*args, **kwargs)
-        given = dict(tensors(dict(names.bind(*args, **kwargs).arguments)))
-        if self.forced is None:
-            self.inside = True
-            result = function(*args, **kwargs)
-            self.inside = False
-            self.calls.setdefault(path, []).append((given, result))
-            return result
-        expected, result = self.forced[path].pop(0)
-        assert expected.keys() == given.keys(), f"{self.kind}: {path} is called with {list(given)}"
-        for name, value in expected.items():
-            self.tally.compare(self.kind, f"{path}{name}", value, given[name])
-        return result
-
-    def run(self, args, kwargs):
-        """The module's output; its children are recorded the first time, and play their parts the second."""
-        before = {}
-        for path, child in self._children():
-            before[child] = child.__dict__.get("forward")
-            real = types.MethodType(type(child).forward, child)
-            names = inspect.signature(real)
-            child.forward = lambda *a, _c=(path, names, real), **k: self.call(*_c, a, k)
-        Attention.seams = self
-        try:
-            return self.module(*args, **kwargs)
-        finally:
-            Attention.seams = None
-            for child, forward in before.items():
-                del child.forward
-                if forward is not None:
-                    child.forward = forward
-
-
-class Attention:
-    """Stands for diffusers' dispatch_attention_fn, so that it can be a seam."""
-
-    seams = None
-
-    @staticmethod
-    def wrap(function):
-        names = inspect.signature(function)
-
-        def dispatch_attention_fn(*args, **kwargs):
-            if Attention.seams is None:
-                return function(*args, **kwargs)
-            return Attention.seams.call("attention", names, function, args, kwargs)
-
-        return dispatch_attention_fn
-
-
 @pytest.fixture
 def attention_seam(monkeypatch):
     for name in ("ltx", "flux", "wan", "hunyuan_video", "qwenimage"):
@@ -165,47 +39,7 @@ def attention_seam(monkeypatch):
         monkeypatch.setattr(module, "dispatch_attention_fn", Attention.wrap(module.dispatch_attention_fn))
 
 
-def recorded(model, inputs, paths):
-    """The first call of each of these modules."""
-    calls = {}
-
-    def hook(path):
-        return lambda module, args, kwargs: calls.setdefault(path, (args, kwargs)) and None
-
-    hooks = [
-        model.get_submodule(path).register_forward_pre_hook(hook(path), with_kwargs=True) for path in paths if path
-    ]
-    result = output(model, inputs)
-    for h in hooks:
-        h.remove()
-    return calls, result
-
-
-def check_numbers(model, inputs, twice=2):
-    """Every replaced module against the original one; of modules with the same class and rule, two."""
-    handle = adze.patch(model)
-    handle.disable()
-    calls, expected = recorded(model, inputs, handle.patched)
-    tally, seen = Tally(), {}
-    for row in handle.rows:
-        if row.rule is None or seen.get((row.cls, row.rule), 0) == twice:
-            continue
-        assert row.path in calls, f"{row.path} was not called"
-        seen[row.cls, row.rule] = seen.get((row.cls, row.rule), 0) + 1
-        args, kwargs = calls[row.path]
-        module = model.get_submodule(row.path)
-        seams = Seams(module, tally)
-        original = seams.run(args, kwargs)
-        handle.enable()
-        seams.forced = seams.calls
-        result = seams.run(args, kwargs)
-        handle.disable()
-        left = [path for path, calls_left in seams.forced.items() if calls_left]
-        assert not left, f"{row.path} does not call {left} as often as the original"
-        for (name, a), (_, b) in itertools.zip_longest(tensors(original), tensors(result)):
-            tally.compare(row.cls, f"output{name}", a, b)
-    handle.enable()
-    return handle, tally, expected
+# ---- Numbers ----
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
