@@ -87,16 +87,13 @@ class RMSNormZeroCentered(_Layer):
 # ---- Activations ----
 
 
-def _tanh_gelu(x, inner):
-    return 0.5 * x * (1.0 + torch.tanh(inner))
-
-
+_ROOT = math.sqrt(2.0 / math.pi)
 _FORMULAS = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_new": lambda x: _tanh_gelu(x, math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))),
-    "gelu_fast": lambda x: _tanh_gelu(x, x * 0.7978845608 * (1.0 + 0.044715 * x * x)),
+    "gelu_new": lambda x: 0.5 * x * (1.0 + torch.tanh(_ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+    "gelu_fast": lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
