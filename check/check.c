@@ -87,9 +87,10 @@ double adze_error_share(int dtype, double got, adze_value want, double *ulps)
     if (isnan(want.e)) /* infinities met in the bound, not in the value: then it is exact */
         want.e = 0;
     const double ulp = adze_dtype_ulp(dtype, fabs(want.v) + want.e);
-    const double top = adze_round_to(dtype, want.v + want.e), bottom = adze_round_to(dtype, want.v - want.e);
-    if (isinf(got) || isinf(want.v))
+    if (isinf(got) || isinf(want.v)) {
+        const double top = adze_round_to(dtype, want.v + want.e), bottom = adze_round_to(dtype, want.v - want.e);
         return got == top || got == bottom ? 0 : INFINITY;
+    }
     *ulps = fabs(got - want.v) / ulp;
     return fabs(got - want.v) / (want.e + 0.5 * ulp);
 }

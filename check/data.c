@@ -46,6 +46,8 @@ typedef struct filler {
 static double mood_value(filler *f, int64_t i)
 {
     const double v = adze_random_normal(&f->state);
+    if (!f->mood[0])
+        return v;
     if (strcmp(f->mood, "tiny") == 0) /* eps decides */
         return v * 0x1p-10;
     if (strcmp(f->mood, "outlier") == 0) /* one large value among small ones */
