@@ -114,24 +114,24 @@ INLINE vf16 norm_made(const norm_part *t, int dtype, int64_t j, int64_t n)
         row_store_part(t->sum, dtype, j, h, n, t->stream_sum);
     return t->round_sum ? row_round(dtype, h) : h;
 }
+INLINE void norm_make_lanes(const norm_part *t, int dtype, int square, int64_t j, int64_t n, vf_total *total, int set)
+{
+    const vf16 h = norm_made(t, dtype, j, n);
+    vf_total_add(total, set, h, square);
+    if (t->made)
+        row_store(t->made, ADZE_F32, j, h);
+}
 /* Makes h and adds it up, or its squares, in 32 lanes. */
 INLINE float norm_make_as(const norm_part *t, int dtype, int square)
 {
     vf_total total = {0};
     int64_t j = 0;
-    for (; j + 2 * LANES <= t->n; j += 2 * LANES)
-        for (int set = 0; set < 2; set++) {
-            const vf16 h = norm_made(t, dtype, j + set * LANES, LANES);
-            vf_total_add(&total, set, h, square);
-            if (t->made)
-                row_store(t->made, ADZE_F32, j + set * LANES, h);
-        }
-    for (; j < t->n; j += LANES) {
-        const vf16 h = norm_made(t, dtype, j, t->n - j < LANES ? t->n - j : LANES);
-        vf_total_add(&total, 2, h, square);
-        if (t->made)
-            row_store(t->made, ADZE_F32, j, h);
+    for (; j + 2 * LANES <= t->n; j += 2 * LANES) { /* written out: a set that is a variable stays in memory */
+        norm_make_lanes(t, dtype, square, j, LANES, &total, 0);
+        norm_make_lanes(t, dtype, square, j + LANES, LANES, &total, 1);
     }
+    for (; j < t->n; j += LANES)
+        norm_make_lanes(t, dtype, square, j, t->n - j < LANES ? t->n - j : LANES, &total, 2);
     return vf_total_sum(&total);
 }
 INLINE float norm_make(const norm_part *t, int dtype, int square)
@@ -261,13 +261,16 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
                    .round_sum = !(c->a->rounding & ADZE_FLOAT_SUM),
                    .stream_out = c->stream_out,
                    .stream_sum = c->stream_sum};
+    const char *row[NORM_TENSORS] = {NULL};
+    int given[NORM_TENSORS], count = 0;
+    for (int k = 0; k < NORM_TENSORS; k++)
+        if (c->tensors[k]->dtype)
+            given[count++] = k;
     for (int64_t r = begin; r < end; r++) {
-        const char *row[NORM_TENSORS];
-        for (int k = 0; k < NORM_TENSORS; k++) {
-            const adze_tensor *x = c->tensors[k];
-            row[k] = x->dtype == ADZE_NONE
-                         ? NULL
-                         : (const char *)x->data + adze_row_offset(&c->rows, k, r) * (x->dtype == ADZE_F32 ? 4 : 2);
+        for (int k = 0; k < count; k++) {
+            const adze_tensor *x = c->tensors[given[k]];
+            row[given[k]] =
+                (const char *)x->data + adze_row_offset(&c->rows, given[k], r) * (x->dtype == ADZE_F32 ? 4 : 2);
         }
         for (int pass = first; pass <= WRITE; pass++) {
             float sum = 0;

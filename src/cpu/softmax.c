@@ -36,9 +36,10 @@ INLINE float softmax_max(const softmax_call *c, const softmax_row *row, int dtyp
 {
     vf16 most[2] = {vf16_all(-INFINITY), vf16_all(-INFINITY)};
     int64_t i = 0;
-    for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
-        for (int l = 0; l < 2; l++)
-            max_add(&most[l], softmax_value(c, row, dtype, mask, i + l * LANES, LANES));
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES) {
+        max_add(&most[0], softmax_value(c, row, dtype, mask, i, LANES));
+        max_add(&most[1], softmax_value(c, row, dtype, mask, i + LANES, LANES));
+    }
     for (; i < c->dim; i += LANES)
         max_add(&most[0], softmax_value(c, row, dtype, mask, i, c->dim - i < LANES ? c->dim - i : LANES));
     max_add(&most[0], most[1]);
@@ -54,25 +55,26 @@ INLINE vf16 softmax_terms(const softmax_call *c, const softmax_row *row, int dty
         y.part[p] = vf_exp(y.part[p] - max);
     return y;
 }
+INLINE void softmax_add(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max, float *kept,
+                        int64_t i, int64_t n, vf_total *total, int set)
+{
+    const vf16 terms = softmax_terms(c, row, dtype, mask, max, i, n);
+    vf_total_add(total, set, terms, 0);
+    if (kept)
+        row_store(kept, ADZE_F32, i, terms);
+}
 /* The sum of exp(y - max), in 32 lanes; `kept` takes the terms. */
 INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max, float *kept)
 {
-    vf_total t = {0};
+    vf_total total = {0};
     int64_t i = 0;
-    for (; i + 2 * LANES <= c->dim; i += 2 * LANES)
-        for (int l = 0; l < 2; l++) {
-            const vf16 terms = softmax_terms(c, row, dtype, mask, max, i + l * LANES, LANES);
-            if (kept)
-                row_store(kept, ADZE_F32, i + l * LANES, terms);
-            vf_total_add(&t, l, terms, 0);
-        }
-    for (; i < c->dim; i += LANES) {
-        const vf16 terms = softmax_terms(c, row, dtype, mask, max, i, c->dim - i < LANES ? c->dim - i : LANES);
-        if (kept)
-            row_store(kept, ADZE_F32, i, terms);
-        vf_total_add(&t, 0, terms, 0);
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES) { /* written out: a set that is a variable stays in memory */
+        softmax_add(c, row, dtype, mask, max, kept, i, LANES, &total, 0);
+        softmax_add(c, row, dtype, mask, max, kept, i + LANES, LANES, &total, 1);
     }
-    return vf_total_sum(&t);
+    for (; i < c->dim; i += LANES)
+        softmax_add(c, row, dtype, mask, max, kept, i, c->dim - i < LANES ? c->dim - i : LANES, &total, 0);
+    return vf_total_sum(&total);
 }
 
 INLINE void softmax_put(const softmax_call *c, const softmax_row *row, int dtype, int64_t i, int64_t n, vf16 y,
