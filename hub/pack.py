@@ -33,11 +33,6 @@ FRAMEWORKS = {  # variant: Python depends on, the native part's suffix, files of
     "torch-stable-abi210": ([], ".abi3.so", ["ops.py", "fake.py"], "torch-ext"),
     "tvm-ffi01": (["tvm-ffi"], ".so", ["_native.py", "tvm_ffi.py"], "tvm-ffi-ext"),
 }
-ISAS = {  # those of the Makefile
-    "avx2": ("__x86_64__", "arch=x86-64-v3"),
-    "avx512": ("__x86_64__", "arch=x86-64-v4,prefer-vector-width=512"),
-    "sve": ("__aarch64__", "arch=armv8.2-a+sve"),
-}
 C_FLAGS = ["-xc", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 CPU_FLAGS = ["-O3", "-Wno-psabi", "-fno-math-errno", "-ffp-contract=fast", "-DADZE_ISA="]
 CUDA_FLAGS = [
@@ -50,6 +45,15 @@ CUDA_FLAGS = [
 def release():
     number = int(re.search(r"define ADZE_VERSION (\d+)", (ROOT / "include/adze.h").read_text())[1])
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def isas():
+    """The Makefile's: (its name, the macro of its machine, GCC's word for the flags)."""
+    text = (ROOT / "Makefile").read_text()
+    flags = dict(re.findall(r"^FLAGS\.(\w+) *:= (.*)$", text, re.M))
+    for machine, names in re.findall(r"^ISAS\.(\w+) *:= (.*)$", text, re.M):
+        for name in names.split():
+            yield name, f"__{machine}__", ",".join(re.sub("^-m", "", flag) for flag in flags[name].split())
 
 
 def sources():
@@ -124,7 +128,7 @@ def write_sources(out):
         (out / paths[-1]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, out / paths[-1])
     for path in [p for p in paths if p.startswith("src/cpu/") and p.endswith(".cpp")]:
-        for isa, (machine, target) in ISAS.items():
+        for isa, machine, target in isas():
             paths.append(path.replace(".cpp", f"_{isa}.cpp"))
             (out / paths[-1]).write_text(
                 f'#ifdef {machine}\n#pragma GCC target("{target}")\n#undef ADZE_ISA\n#define ADZE_ISA _{isa}\n'
