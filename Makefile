@@ -109,10 +109,11 @@ wheel:
 	  $(B)/wheel/bin/pip wheel -q --no-deps -w dist .
 # A kernel repository of the Hugging Face Hub: the variants of a backend from its own library, each time with all sources.
 HUB     ?= build/hub/adze
+HUB_ARCHS ?= $(ALL_ARCHS)
 export HUB_PY ?= $(firstword $(wildcard $(B)/wheel/bin/python) python3)
 hub:
 	$(MAKE) B=$(B)/hub-cpu CUDA=0 hub-backend
-	$(if $(filter 1,$(CUDA)),$(MAKE) B=$(B)/hub-cuda CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" hub-backend)
+	$(if $(filter 1,$(CUDA)),$(MAKE) B=$(B)/hub-cuda CUDA_ARCHS="$(HUB_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" hub-backend)
 hub-backend: $(B)/libadze.a
 	$(Q)$(HUB_PY) hub/pack.py $(HUB) --lib $< --arch $(ARCH) --ld "$(PY_LD)" --libs "$(LIBS) -ldl" \
 	  --cc "$(CC) $(CFLAGS) $(filter-out -MMD -MP,$(ADZE_CFLAGS))" --repo-id "$(HUB_REPO)" --archs "$(CUDA_ARCHS)" \
