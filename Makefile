@@ -98,15 +98,15 @@ BIND    := $(call objects,bind)
 EXT     := $(B)/_adze.abi3.so
 PY_LD   ?= $(CC)
 $(BIND): ADZE_CFLAGS += -fexceptions
-$(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/flags
+$(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/linker
 	@echo "  LD    $@"
 	$(Q)$(PY_LD) -shared $(if $(SAN),,-s) -Wl,--version-script=bind/exports.map $(LDFLAGS) $(BIND) $(B)/libadze.a -o $@ $(LIBS) -ldl
 python: $(EXT)
 	@cmp -s $< python/adze/$(<F) || { cp $< python/adze/.new.so && mv python/adze/.new.so python/adze/$(<F); }
 wheel:
 	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
-	PY_LD="$(CURDIR)/$(B)/wheel/bin/python -m ziglang cc -target $(ARCH)-linux-gnu.2.28" ADZE_WHEEL=manylinux_2_28_$(ARCH) \
-	  $(B)/wheel/bin/pip wheel -q --no-deps -w dist .
+	PY_LD="$$($(B)/wheel/bin/python -c 'import ziglang; print(ziglang.__path__[0])')/zig cc -target $(ARCH)-linux-gnu.2.28" \
+	  ADZE_WHEEL=manylinux_2_28_$(ARCH) $(B)/wheel/bin/pip wheel -q --no-deps -w dist .
 # A kernel repository of the Hugging Face Hub: the variants of a backend from its own library, each time with all sources.
 HUB     ?= build/hub/adze
 HUB_ARCHS ?= $(ALL_ARCHS)
@@ -149,11 +149,12 @@ stamp = $(if $(findstring <$(strip $2)>,<$(strip $(file <$(B)/$1))>),,$(file >$(
 ifneq ($(filter-out clean format lint test $(if $(wildcard $(B)/adze),install),$(or $(MAKECMDGOALS),all)),)
 $(shell mkdir -p '$(B)')
 $(call stamp,flags,$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) $(CUDA_INC) $(LDFLAGS) $(LIBS) $(NVCC) $(NVFLAGS) \
-  $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION) $(PY_LD))
+  $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION))
+$(call stamp,linker,$(PY_LD))
 $(call stamp,objects,$(LIB) $(HARNESS) $(CLI) $(BIND))
 $(call stamp,commit,$(COMMIT))
 endif
-$(B)/flags $(B)/objects $(B)/commit:
+$(B)/flags $(B)/objects $(B)/commit $(B)/linker:
 
 run: all
 	$(B)/adze bench --html $(B)/bench.html

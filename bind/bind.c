@@ -77,12 +77,12 @@ int bind_scratch(bind_call *call, size_t *bytes)
     return !call->op->scratch || took(call, adze_dispatch_scratch(call->op, call->stream, call->args, bytes));
 }
 
-int bind_run(bind_call *call, void *scratch, size_t bytes)
+int bind_run(bind_call *call, bind_form form, void *scratch, size_t bytes)
 {
     adze_call *head = (void *)call->args;
     head->scratch = scratch;
     head->scratch_size = bytes;
-    return took(call, adze_dispatch(call->op, call->stream, call->args));
+    return took(call, (form == BIND_OUT ? adze_dispatch : adze_dispatch_made)(call->op, call->stream, call->args));
 }
 
 const adze_field *bind_find(const adze_op *op, const char *name, size_t length)

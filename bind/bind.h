@@ -76,6 +76,6 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
 int bind_outputs(bind_call *call, bind_form form);
 /* The op's call, once every tensor has its memory; `scratch` is asked only when the op needs some. */
 int bind_scratch(bind_call *call, size_t *bytes);
-int bind_run(bind_call *call, void *scratch, size_t bytes);
+int bind_run(bind_call *call, bind_form form, void *scratch, size_t bytes); /* outputs of BIND_OUT are checked */
 
 #endif

@@ -262,7 +262,7 @@ static xla_error *call_op(const adze_op *op, int on_cuda, xla_frame *frame)
         take_buffers(&c, 0, c.inputs, &frame->inputs);
         take_buffers(&c, 1, c.outputs, &frame->outputs);
         if (!c.call.error[0])
-            bind_run(&c.call, c.scratch, c.scratch_size);
+            bind_run(&c.call, BIND_OUT, c.scratch, c.scratch_size);
     }
     if (!c.call.error[0])
         return NULL;

@@ -181,7 +181,7 @@ static void take_stream(torch_call *c)
         bind_prepare(&c->call);
 }
 
-static void run(torch_call *c)
+static void run(torch_call *c, bind_form form)
 {
     size_t bytes = 0;
     void *scratch = NULL;
@@ -194,7 +194,7 @@ static void run(torch_call *c)
             return;
         torch.torch_get_mutable_data_ptr(c->scratch, &scratch);
     }
-    bind_run(&c->call, scratch, bytes);
+    bind_run(&c->call, form, scratch, bytes);
 }
 
 static void call_op(const adze_op *op, bind_form form, value *stack)
@@ -219,7 +219,7 @@ static void call_op(const adze_op *op, bind_form form, value *stack)
     if (form != BIND_OUT)
         make_outputs(&c, form);
     take_stream(&c);
-    run(&c);
+    run(&c, form);
     for (int i = 0; i < c.n_taken; i++)
         torch.aoti_torch_delete_tensor_object(c.taken[i]);
     if (c.scratch)

@@ -165,7 +165,7 @@ static void run(tvm_call *c)
             return;
         }
     }
-    bind_run(&c->call, scratch ? (char *)scratch->tensor.data + scratch->tensor.byte_offset : NULL, bytes);
+    bind_run(&c->call, BIND_OUT, scratch ? (char *)scratch->tensor.data + scratch->tensor.byte_offset : NULL, bytes);
     if (scratch) {
         int (*release)(void *);
         *(void **)&release = find("TVMFFIObjectDecRef");

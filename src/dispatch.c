@@ -371,11 +371,10 @@ static int forced_away(const adze_op *op, const adze_kernel *k)
            strcmp(settings.kernel + n + 1, k->name) != 0;
 }
 
-adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_stream s, const void *caller)
+/* The first kernel that takes the call runs it. The args have been checked. */
+static adze_status run(const adze_op *op, const adze_kernel *only, adze_stream s, const void *args)
 {
-    _Alignas(16) char args[ARGS_MAX];
     pthread_once(&settings_once, read_settings);
-    ADZE_CHECK(take_args(op, caller, args));
     ADZE_REQUIRE(s.device == ADZE_CPU || adze_cuda_sm(s.device) > 0, ADZE_DEVICE, "%s: there is no CUDA device %d",
                  op->name, s.device);
     ADZE_CHECK(check_scratch(op, s, args));
@@ -395,6 +394,18 @@ adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_st
             break;
     }
     return adze_fail(ADZE_NO_KERNEL, "%s: no kernel for this device, dtype and shape", op->name);
+}
+
+adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_stream s, const void *caller)
+{
+    _Alignas(16) char args[ARGS_MAX];
+    ADZE_CHECK(take_args(op, caller, args));
+    return run(op, only, s, args);
+}
+
+adze_status adze_dispatch_made(const adze_op *op, adze_stream s, const void *args)
+{
+    return run(op, NULL, s, args);
 }
 
 adze_status adze_dispatch(const adze_op *op, adze_stream s, const void *caller)

@@ -24,6 +24,8 @@ adze_status adze_dispatch_scratch(const adze_op *op, adze_stream stream, const v
 /* For who allocates: checks the inputs, then writes each output's dtype, shape and dense strides; NONE where there is
    none. The args are of this library's version. */
 adze_status adze_dispatch_outputs(const adze_op *op, void *args);
+/* Then runs the op, once the outputs have new memory: nothing is checked a second time. */
+adze_status adze_dispatch_made(const adze_op *op, adze_stream stream, const void *args);
 adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const adze_op *adze_find_op(const char *name, size_t length);
 

@@ -13,7 +13,7 @@ mkdir -p "$logs"
 builds='build build-clang build-sanitized build-cross'
 steps='check-sve check-cross cuda-compile check check-clang check-self check-sanitized fuzz lint pytest example symbols
        headers docs cuda-graph'
-quiet='bench page'
+quiet='wheel bench page'
 for file in python/tests/test_*.py; do steps="py-$(basename "$file" .py | sed 's/^test_//') $steps"; done
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
@@ -121,6 +121,25 @@ step_example() {
             LD_LIBRARY_PATH=$work/adze/lib ./example
         done
     done
+}
+# As others get it: a wheel that needs no newer libc than 2.28, in an environment with nothing else in it.
+step_wheel() {
+    need objdump
+    local native newest
+    work=$(mktemp -d "${TMPDIR:-/tmp}/adze-test.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q ziglang || skip 'ziglang cannot be had'
+    PY_LD="$("$work/venv/bin/python" -c 'import ziglang; print(ziglang.__path__[0])')/zig cc -target $(uname -m)-linux-gnu.2.28" \
+        ADZE_WHEEL="manylinux_2_28_$(uname -m)" "$work/venv/bin/pip" wheel -q --no-deps -w "$work" .
+    "$work/venv/bin/pip" install -q "$work"/adze-*-py3-none-manylinux_2_28_*.whl
+    cd "$work"
+    venv/bin/python -c 'import adze, sys; print(adze.__version__, "torch" in sys.modules)' | grep -q ' False$'
+    native=$(venv/bin/python -c 'import adze, pathlib; print(pathlib.Path(adze.__file__).with_name("_adze.abi3.so"))')
+    newest=$(objdump -T "$native" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -1)
+    echo "the newest symbol is of $newest"
+    [ "$(printf '%s\n' "$newest" GLIBC_2.28 | sort -V | tail -1)" = GLIBC_2.28 ]
+    objdump -p "$native" | awk '/NEEDED/ {print $2}' | grep -vE '^(lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux-.*)$' && exit 1
+    true
 }
 step_symbols() {
     nm -D --defined-only build/libadze.so | awk '{print $3}' | sort >"$logs/exported"
