@@ -95,7 +95,9 @@ def variant(name, module, device, mode=None):
             made = torch.compile(module, mode=mode, dynamic=False)
         elif "pass" in parts:
             made = adze.compile(module, devices=(device,), mode=mode, dynamic=False)
-        yield adze.graph(made) if "graph" in parts else made
+        # A graph from Inductor's cache has not met the pass, which then could not say what it replaced.
+        with torch.compiler.config.patch(force_disable_caches="pass" in parts):
+            yield adze.graph(made) if "graph" in parts else made
     finally:
         if handle is not None:
             handle.remove()
@@ -276,7 +278,7 @@ class Comparison:
                 except Exception as error:  # the other variants are still worth their time; main fails at the end
                     if not isinstance(error, LeftOut):
                         traceback.print_exc()
-                    text = f"{type(error).__name__}: {error}".removeprefix("LeftOut: ").splitlines()[0]
+                    text = f"{type(error).__name__}: {error}".removeprefix("LeftOut: ").splitlines()[0][:300]
                     self.left_out.append({"what": what, "variant": name, "reason": text})
 
     def _exact(self, module, inputs, prepare):
@@ -300,11 +302,14 @@ class Comparison:
     def table(self):
         eager = {row["what"]: row["ms"] for row in self.rows if row["variant"] == "eager"}
         lines = [["", "variant", "ms", "spread", "eager / it", "GPU ms", "launches", "equal", "error / eager's"]]
+        lines[0] += ["whole ms", "whole equal"] if any("whole_ms" in row for row in self.rows) else []
         for row in self.rows:
             ratio = f"{eager[row['what']] / row['ms']:.2f}" if row["what"] in eager else "-"
             lines.append([row["what"], row["variant"], f"{row['ms']:.3f}", f"{100 * row['spread']:.1f} %", ratio])
             lines[-1] += [f"{row['busy_ms']:.3f}", str(row["launches"])] if "busy_ms" in row else ["-", "-"]
             lines[-1] += [f"{100 * row['equal']:.2f} %", f"{row['error'] / max(row['eager_error'], 1e-30):.2f}"]
+            lines[-1] += [f"{row['whole_ms']:.1f}", f"{100 * row['whole_equal']:.2f} %"] if "whole_ms" in row else []
+            lines[-1] += ["-"] * (len(lines[0]) - len(lines[-1]))
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         text = []
         for line in lines:
@@ -313,36 +318,44 @@ class Comparison:
         text += [f"left out: {x['what']}, {x['variant']}: {x['reason']}" for x in self.left_out]
         return "\n".join(text)
 
-    def plot(self, path):
-        try:
-            import matplotlib
-        except ImportError:
-            print("matplotlib is not installed: no plot", file=sys.stderr)
-            return
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        whats = list(dict.fromkeys(row["what"] for row in self.rows))
-        figure, axes = pyplot.subplots(1, max(1, len(whats)), figsize=(6 * max(1, len(whats)), 4), squeeze=False)
-        for axis, what in zip(axes[0], whats, strict=False):
-            rows = [row for row in self.rows if row["what"] == what][::-1]
-            bars = axis.barh([row["variant"] for row in rows], [row["ms"] for row in rows])
-            axis.bar_label(bars, fmt="%.2f", padding=3)
-            axis.set(title=what, xlabel="ms")
-            axis.margins(x=0.15)
-        figure.tight_layout()
-        figure.savefig(path, dpi=150)
-
     def finish(self, script, model):
         """Shows and writes the results; the exit status."""
         print(self.table())
         write_json(self.options, {"script": script, "model": model, "left_out": self.left_out, "rows": self.rows})
-        if self.options.plot:
-            self.plot(self.options.plot)
+        if self.options.plot and self.rows:
+            groups = {}
+            for row in self.rows:
+                groups.setdefault(row["what"], {})[row["variant"]] = row["ms"]
+            plot(self.options.plot, groups, "ms")
         return 1 if self.left_out else 0
 
 
 # ---- The programs ----
+
+
+def plot(path, groups, unit):
+    """Bars: {title: {name: value}}."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not installed: no plot", file=sys.stderr)
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(3, len(groups))
+    lines = -(-len(groups) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(6 * columns, 4 * lines), squeeze=False, layout="tight")
+    for axis in axes.flat[len(groups) :]:
+        axis.remove()
+    for axis, (title, values) in zip(axes.flat, groups.items(), strict=False):
+        bars = axis.barh(list(values), list(values.values()))
+        axis.bar_label(bars, fmt="%.4g", padding=3)
+        axis.set(title=title, xlabel=unit)
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
 
 
 def ask_gpu(what):
@@ -377,14 +390,16 @@ class Parser(argparse.ArgumentParser):
         return options
 
 
-def parser(doc, steps=20):
+def parser(doc, steps=None):
+    """The options that all have; with a default for steps also those about them."""
     made = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--dtype", choices=DTYPES, help="(bf16; on a CPU f32)")
     made.add_argument("--tiny", action="store_true", help="a configuration that runs on a CPU in seconds")
-    made.add_argument("--steps", type=int, default=steps, help=f"steps that are timed ({steps})")
-    made.add_argument("--warmup-iterations", type=int, default=3, help="steps before them (3)")
-    made.add_argument("--variants", nargs="+", metavar="NAME", help="instead of all; eager is always among them")
+    if steps is not None:
+        made.add_argument("--steps", type=int, default=steps, help=f"steps that are timed ({steps})")
+        made.add_argument("--warmup-iterations", type=int, default=3, help="steps before them (3)")
+    made.add_argument("--variants", nargs="+", metavar="NAME", help="these instead of all")
     made.add_argument("--json", metavar="FILE")
     made.add_argument("--plot", metavar="PNG", help="bars; needs matplotlib")
     made.add_argument("--commit", help="what the library was built from, where git cannot say")

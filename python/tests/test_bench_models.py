@@ -1,0 +1,217 @@
+"""The model benchmarks with tiny models on the CPU: they run, compare before they time, and write what they found."""
+
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+diffusers = pytest.importorskip("diffusers")
+
+BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
+SCRIPTS = ("models", "qwen3", "generate_video", "rms_norm", "compile_graph")
+FEW = ["--device", "cpu", "--tiny", "--steps", "2", "--warmup-iterations", "1"]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The scripts as modules, by name. One is named as a module of these tests is, so names are given back."""
+    names = (*SCRIPTS, "compare_torch", "adze_ctypes")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.path.insert(0, str(BENCH))
+    try:
+        yield {name: importlib.import_module(name) for name in SCRIPTS}
+    finally:
+        sys.path.remove(str(BENCH))
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+@pytest.fixture
+def run(bench, monkeypatch, tmp_path):
+    def run(script, *arguments):
+        out = tmp_path / "out.json"
+        argv = [script, *arguments, "--commit", "abc", "--json", str(out)]
+        monkeypatch.setattr(sys, "argv", argv)
+        status = bench[script].main()
+        return status, json.loads(out.read_text())
+
+    return run
+
+
+def assert_result(status, result, script, variants, whats):
+    assert status == 0 and result["left_out"] == []
+    assert result["adze_models"] == 1 and result["script"] == script and result["commit"] == "abc"
+    assert result["machine"]["torch"] == torch.__version__ and result["machine"]["cpu"] and result["date"]
+    assert {"driver", "clocks", "settings"} <= set(result)
+    assert [(row["what"], row["variant"]) for row in result["rows"]] == [(w, v) for w in whats for v in variants]
+    for row in result["rows"]:
+        assert row["ms"] > 0 and row["spread"] >= 0 and row["steps"] == 2
+        assert 0 < row["error"] <= 2 * row["eager_error"] and row["eager_error"] < 1e-4  # of float
+        assert row["equal"] == 1 if row["variant"] == "eager" else 0 < row["equal"] <= 1
+
+
+@pytest.mark.parametrize("flux", [False, True])
+def test_a_step_of_a_diffusion_transformer(run, flux):
+    status, result = run("generate_video", *FEW, "--use-optimized-kernels", *(["--flux"] if flux else []))
+    what = "FLUX.1-dev step" if flux else "LTX-Video step"
+    assert_result(status, result, "generate_video", ["eager", "adze"], [what])
+
+
+def test_prefill_and_decode(run):
+    status, result = run("qwen3", *FEW, "--variants", "adze")
+    assert_result(status, result, "qwen3", ["eager", "adze"], ["prefill of 16", "decode"])
+    for row in result["rows"][2:]:
+        assert row["whole_ms"] > 0 and row["whole_equal"] == 1
+
+
+def test_switches_name_variants(bench):
+    chosen = bench["generate_video"].chosen
+
+    def names(device="cuda", **switches):
+        options = dict(device=device, variants=None, use_optimized_kernels=None, compile=False, graph=False)
+        return chosen(bench["models"].argparse.Namespace(**options | switches))
+
+    assert names("cpu") == ["eager", "compile", "adze", "adze + compile", "pass"]
+    assert len(names()) == 10 and names(variants=["pass"]) == ["eager", "pass"]
+    assert names(use_optimized_kernels=False) == ["eager"]
+    assert names(compile=True) == ["eager", "compile"]
+    assert names(graph=True) == ["eager", "eager + graph"]
+    assert names(use_optimized_kernels=True, compile=True) == ["eager", "adze + compile"]
+    assert names(use_optimized_kernels=True, compile=True, graph=True) == ["eager", "adze + compile + graph"]
+    assert names(use_optimized_kernels=False, compile=True) == ["eager", "compile"]
+    with pytest.raises(SystemExit, match="no variant 'adze [+] graph'"):
+        names("cpu", use_optimized_kernels=True, graph=True)
+
+
+def test_full_size_models_have_the_published_number_of_weights(bench):
+    def weights(make):
+        with torch.device("meta"):
+            return sum(p.numel() for p in make().parameters())
+
+    def language(name):
+        config = bench["qwen3"].config(name, tiny=False)
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+    assert weights(lambda: language("qwen3-8b")) == 8_190_735_360
+    assert weights(lambda: language("llama-2-7b")) == 6_738_415_616
+
+
+def test_built_models_have_norms_of_one_and_rotary_tables(bench):
+    options = bench["models"].argparse.Namespace(device="cpu", dtype="bf16")
+    config = bench["qwen3"].config("qwen3-8b", tiny=True)
+    model = bench["models"].build(lambda: transformers.AutoModelForCausalLM.from_config(config), options)
+    fresh = transformers.AutoModelForCausalLM.from_config(config)
+    rotary = model.model.rotary_emb.inv_freq
+    assert rotary.dtype == torch.float32 and torch.equal(rotary, fresh.model.rotary_emb.inv_freq)
+    assert (model.model.norm.weight == 1).all()
+    assert 0.019 < model.lm_head.weight.float().std() < 0.021
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A pipeline of LTX-Video with tiny parts, saved."""
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKLLTXVideo(
+        latent_channels=8, block_out_channels=(8,) * 4, decoder_block_out_channels=(8,) * 4,
+        layers_per_block=(1,) * 5, decoder_layers_per_block=(1,) * 5, patch_size=4,
+        spatio_temporal_scaling=(True, True, True, False), decoder_spatio_temporal_scaling=(True, True, True, False),
+    )  # fmt: skip
+    transformer = diffusers.LTXVideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=64, cross_attention_dim=128,
+        caption_channels=32, num_layers=1,
+    )  # fmt: skip
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((c, -2.0) for c in "▁abcdefghijklmnopqrstuvwxyz,")]
+    t5 = transformers.T5Config(vocab_size=32, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2)
+    diffusers.LTXPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), vae=vae, transformer=transformer,
+        text_encoder=transformers.T5EncoderModel(t5),
+        tokenizer=transformers.T5TokenizerFast(vocab=vocab, extra_ids=0),
+    ).save_pretrained(tmp_path / "checkpoint")  # fmt: skip
+    return str(tmp_path / "checkpoint")
+
+
+def test_a_whole_pipeline(run, checkpoint):
+    status, result = run("generate_video", *FEW, "--model", checkpoint, "--use-optimized-kernels")
+    assert_result(status, result, "generate_video", ["eager", "adze"], ["transformer step"])
+    assert all(row["whole_ms"] > row["ms"] and 0 < row["whole_equal"] <= 1 for row in result["rows"])
+
+
+def test_rms_norm(run):
+    status, result = run("rms_norm", "--device", "cpu", "--tiny", "--variants", "eager", "adze")
+    assert status == 0 and result["left_out"] == [] and result["copy_gbps"] > 0
+    assert [row["case"] for row in result["rows"]] == ["64x512", "3x1000"]
+    for row in result["rows"]:
+        for name in ("eager", "adze"):
+            assert 0 < row["units"][name] < 4 and row["us"][name] > 0
+            assert row["share"][name] == pytest.approx(row["bytes"] / row["us"][name] / 1000 / result["copy_gbps"])
+
+
+def test_rms_norm_that_is_wrong_is_not_timed(bench, run, monkeypatch):
+    monkeypatch.setattr(bench["rms_norm"], "adze_op", lambda x, weight: x)
+    status, result = run("rms_norm", "--device", "cpu", "--tiny", "--variants", "eager", "adze")
+    assert status == 1 and [gone["variant"] for gone in result["left_out"]] == ["adze", "adze"]
+    assert all(list(row["us"]) == ["eager"] for row in result["rows"])
+
+
+def test_a_block_compiled_as_a_program(tmp_path):
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    command = [sys.executable, str(BENCH / "compile_graph.py"), *FEW, "--variants", "pass"]
+    command += ["--commit", "abc", "--json", str(out), "--plot", str(picture)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    result = json.loads(out.read_text())
+    assert_result(0, result, "compile_graph", ["eager", "pass"], ["16 tokens"])
+    assert result["rows"][1]["letter"] == "C" and result["rows"][1]["replaced"]["silu, product"] == 1
+    assert picture.exists() or "matplotlib is not installed" in told.stderr
+
+
+class Scale(torch.nn.Module):
+    def forward(self, x):
+        return x * 1.01
+
+
+def test_a_variant_that_computes_something_else_is_left_out(bench, monkeypatch):
+    models = bench["models"]
+    options = models.argparse.Namespace(
+        device="cpu", dtype="bf16", steps=2, warmup_iterations=0, json=None, plot=None
+    )
+    wrong = {
+        "off": lambda x: x * 1.02,
+        "nan": lambda x: x * float("nan"),
+        "shape": lambda x: x[:1] * 1.01,
+        "dtype": lambda x: x.float() * 1.01,
+        "raises": lambda x: x.nothing,
+    }
+
+    @models.contextlib.contextmanager
+    def variant(name, module, device, mode=None):
+        yield wrong.get(name, module)
+
+    monkeypatch.setattr(models, "variant", variant)
+    results = models.Comparison(options)
+    results.measure(Scale(), {"x": torch.randn(64, 64).bfloat16()}, ["eager", *wrong], what="it")
+    assert [row["variant"] for row in results.rows] == ["eager"]
+    assert [gone["variant"] for gone in results.left_out] == list(wrong)
+    assert results.finish("test", "it") == 1
+
+
+def test_busy_time_counts_overlaps_once(bench):
+    busy_us = bench["models"].busy_us
+    assert busy_us([]) == 0
+    assert busy_us([(5, 7), (0, 2), (1, 3), (1, 2)]) == 5
+
+
+def test_median_and_spread(bench):
+    assert bench["models"].summary([4.0]) == {"ms": 4.0, "spread": 0.0, "steps": 1}
+    assert bench["models"].summary([1.0, 2.0, 3.0, 4.0, 5.0]) == {
+        "ms": 3.0,
+        "spread": pytest.approx(2 / 3),
+        "steps": 5,
+    }
