@@ -85,6 +85,7 @@ def variant(name, module, device, mode=None):
     parts = name.split(" + ")
     if set(parts) - {"eager", *PATCHED, "compile", "pass", "graph"}:
         raise ValueError(f"there is no variant {name!r}")
+    mode = None if "graph" in parts else mode  # modes with CUDA graphs of their own cannot be captured
     torch._dynamo.reset()
     handle = adze.patch(module, ops=PATCHED[parts[0]]) if parts[0] in PATCHED else None
     made = module
@@ -234,11 +235,10 @@ class Comparison:
         self.options, self.rows, self.left_out = options, [], []
         self.device = options.device
 
-    def measure(self, module, inputs, names, *, what, steps=None, prepare=None, whole=None, mode=None):
+    def measure(self, module, inputs, names, *, what, prepare=None, whole=None, mode=None):
         """`prepare(module)` runs before every measurement. `whole(made)` is a longer run with the variant: it
         returns tensors, of which the share equal to eager's is told, and is timed once."""
         prepare = prepare or (lambda module: None)
-        steps = steps or self.options.steps
 
         def once(made):
             if self.device == "cuda":
@@ -269,7 +269,7 @@ class Comparison:
                         for _ in range(self.options.warmup_iterations):
                             once(made)
                         prepare(module)
-                        row |= summary(step_ms(lambda made=made: once(made), steps, self.device))
+                        row |= summary(step_ms(lambda made=made: once(made), self.options.steps, self.device))
                         prepare(module)
                         row |= profile(lambda made=made: once(made)) if self.device == "cuda" else {}
                         if replaced(made) is not None:
