@@ -144,10 +144,11 @@ class Pass(CustomGraphPass):
 
 
 def compile(model, *, devices=("cuda",), options=None, mode=None, **kwargs):
-    """torch.compile with the pass. The result's adze_pass says what was replaced, after the first call."""
+    """torch.compile with the pass. The result's adze_pass.counts says what was replaced, after the first call; a
+    graph that Inductor takes from its cache is not counted again."""
     own = Pass(devices)
     settings = dict(torch._inductor.list_mode_options(mode) if mode else {})
     settings.update(options or {}, post_grad_custom_pre_pass=own)
     compiled = torch.compile(model, options=settings, **kwargs)
-    compiled.adze_pass = own
+    compiled.__dict__["adze_pass"] = own  # a compiled module would hand the attribute on to the model
     return compiled

@@ -85,6 +85,11 @@ class Norm:
     eps: float
 
 
+def _uncast(node):
+    """What a cast is of; in f32 there is none."""
+    return node.args[0] if _is(node, prims.convert_element_type.default) else node
+
+
 def _norm(node):
     """The per-head norm, in Llama's order, that a rotation reads through a permutation."""
     if not _is(node, aten.permute.default) or list(node.args[1]) != [0, 2, 1, 3]:
@@ -92,14 +97,15 @@ def _norm(node):
     product = node.args[0]
     if not _is(product, aten.mul.Tensor):
         return None
-    pair = _either(product, lambda a: _is(a, prims.convert_element_type.default))
+
+    def rooted(a):
+        scaled = _uncast(a)
+        return _is(scaled, aten.mul.Tensor) and _either(scaled, lambda b: _is(b, aten.rsqrt.default)) is not None
+
+    pair = _either(product, rooted)
     if pair is None or not isinstance(pair[1], fx.Node) or _shape(pair[1]) != _shape(product)[-1:]:
         return None
-    scaled = pair[0].args[0]
-    pair_scaled = _is(scaled, aten.mul.Tensor) and _either(scaled, lambda a: _is(a, aten.rsqrt.default))
-    if not pair_scaled:
-        return None
-    root, wide = pair_scaled
+    root, wide = _either(_uncast(pair[0]), lambda a: _is(a, aten.rsqrt.default))
     total = root.args[0]
     if (
         not _is(total, aten.add.Tensor)
@@ -111,10 +117,11 @@ def _norm(node):
     square, rank = mean.args[0], len(_shape(product))
     if list(mean.args[1]) not in ([-1], [rank - 1]) or not _is(square, aten.pow.Tensor_Scalar) or square.args[1] != 2:
         return None
-    if square.args[0] is not wide or not _is(wide, prims.convert_element_type.default):
+    x = _uncast(wide)
+    dtypes = [n.meta["val"].dtype for n in (x, wide, pair[0], product)]
+    if square.args[0] is not wide or dtypes[1] != torch.float32 or {dtypes[0], dtypes[2]} != {dtypes[3]}:
         return None
-    x = wide.args[0]
-    return Norm(x, pair[1], total.args[1]) if x.meta["val"].dtype == product.meta["val"].dtype else None
+    return Norm(x, pair[1], total.args[1])
 
 
 def _seq_first(graph, node):

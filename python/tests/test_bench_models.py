@@ -127,7 +127,7 @@ def checkpoint(tmp_path):
         in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=64, cross_attention_dim=128,
         caption_channels=32, num_layers=1,
     )  # fmt: skip
-    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((c, -2.0) for c in "▁abcdefghijklmnopqrstuvwxyz,")]
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((c, -2.0) for c in "\u2581abcdefghijklmnopqrstuvwxyz,")]
     t5 = transformers.T5Config(vocab_size=32, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2)
     diffusers.LTXPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), vae=vae, transformer=transformer,

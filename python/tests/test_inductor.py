@@ -152,10 +152,11 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", LAYERS)
-def test_decoder_layers(name):
-    module, kwargs = layer(name, torch.bfloat16)
-    got, want, counts = run(module, randn(2, 16, 256), **kwargs)
+def test_decoder_layers(name, dtype):
+    module, kwargs = layer(name, dtype)
+    got, want, counts = run(module, randn(2, 16, 256, dtype=dtype), **kwargs)
     assert counts == LAYERS[name]
     close(got, want)
 
@@ -163,9 +164,9 @@ def test_decoder_layers(name):
 def test_through_inductor():
     """adze.compile, end to end: this is the one that builds C++."""
     module, kwargs = layer("Qwen3", torch.float32)
-    made = adze.compile(module, devices=("cpu",), fullgraph=True)
+    made = adze.compile(module, devices=("cpu",), fullgraph=True, options={"fx_graph_cache": False})
     x = randn(2, 16, 256, dtype=torch.float32)
     torch._dynamo.reset()
     with torch.no_grad():
         close(made(x, **kwargs), module(x, **kwargs))
-    assert sum(made.adze_pass.counts.values()) == 3
+    assert made.adze_pass.counts == LAYERS["Qwen3"] and not hasattr(module, "adze_pass")
