@@ -8,7 +8,7 @@
 
 enum { LINE = 64, PIECE = 1 << 16, CPU_TRIES = 3, GPU_TRIES = 5, GPU_PASSES = 8 };
 typedef uint64_t vec __attribute__((vector_size(16)));
-/* A line in registers: without it gcc at -O2 sends each through the stack, at half the rate. */
+/* A line in registers: without it gcc at -O2 sends each through the stack. */
 #define UNROLL _Pragma("GCC unroll 4")
 
 typedef struct pass_call {
