@@ -184,7 +184,7 @@ def write_repository(out, repo_id):
     card = (HUB / "CARD.md").read_text().replace("{{ release }}", release())
     (out / "CARD.md").write_text(card)
     values = {"repo_id": repo_id or "ORGANISATION/adze", "version": str(VERSION)}
-    (out / "README.md").write_text(re.sub(r"{{ (\w+) }}", lambda found: values[found[1]], card))
+    (out / "README.md").write_text(re.sub(r"{{ *(\w+) *}}", lambda found: values[found[1]], card))
     for path in (HUB / "flake.nix", ROOT / "LICENSE"):
         shutil.copy(path, out)
 

@@ -120,6 +120,13 @@ def test_glibc(variants):
         assert versions and max(versions) <= (2, 28)
 
 
+def test_card(repository):
+    """kernel-builder fills in the card; the page of a folder is filled in already."""
+    card, page = ((repository / name).read_text() for name in ("CARD.md", "README.md"))
+    assert set(re.findall(r"{{ *(\w+) *}}", card)) == {"repo_id", "version"}
+    assert "{{" not in page and 'get_kernel("ORGANISATION/adze", version=1' in page
+
+
 def test_gpu_architectures():
     spec = importlib.util.spec_from_file_location("pack", ROOT / "hub/pack.py")
     pack = importlib.util.module_from_spec(spec)
