@@ -54,7 +54,7 @@ typedef void (*range)(int64_t, int64_t, void *);
     X(int32_t, aoti_torch_dtype_int32, (void))                                                                       \
     X(int32_t, aoti_torch_dtype_int64, (void))                                                                       \
     X(int32_t, aoti_torch_dtype_bool, (void))
-#define DECLARE(result, name, parameters) result(*name) parameters;
+#define DECLARE(result, name, parameters) result(*name) parameters; /* NOLINT(bugprone-macro-parentheses) */
 static struct {
     TORCH(DECLARE)
     error (*aoti_torch_get_current_cuda_stream)(int32_t, void **); /* of libtorch_cuda, where there is one */
@@ -105,7 +105,7 @@ static void device_name(char *text, size_t size, int32_t type, int32_t index)
 /* The view of a tensor on the stack. */
 static void take_tensor(torch_call *c, const adze_field *f, value v)
 {
-    const tensor t = pop_tensor(f->kind != ADZE_IN && f->kind != ADZE_OUT, v);
+    tensor t = pop_tensor(f->kind != ADZE_IN && f->kind != ADZE_OUT, v);
     if (!t)
         return;
     c->taken[c->n_taken++] = t;
@@ -160,7 +160,7 @@ static void make_outputs(torch_call *c, bind_form form)
         adze_tensor *view = bind_tensor(&c->call, f);
         if (!bind_returns(f, form))
             continue;
-        const tensor t = make(c, view->rank, view->shape, view->stride, torch.dtype[view->dtype]);
+        tensor t = make(c, view->rank, view->shape, view->stride, torch.dtype[view->dtype]);
         if (!t)
             return;
         c->made[c->n_made++] = t;

@@ -152,8 +152,8 @@ __device__ __forceinline__ float norm_total(float v, float *part)
         return row_sum(v, part);
 }
 
-/* On sm_75 the compiler must be told that one block may have all registers, or it spills. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+/* On sm_75 and sm_80 the compiler must be told that one block may have all registers, or it spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 860
 #    define NORM_BLOCKS , 1
 #else
 #    define NORM_BLOCKS
