@@ -107,12 +107,30 @@ def compare_section(run):
     return text
 
 
+def models_section(run):
+    """Whole models and blocks: a step's wall time, the GPU's share of it, and how the outputs compare with eager's."""
+    machine = run["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    text = f"### {run['model']}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
+    eager = {row["what"]: row["ms"] for row in run["rows"] if row["variant"] == "eager"}
+    cells = []
+    for row in run["rows"]:
+        ratio = f"{eager[row['what']] / row['ms']:.2f}" if row["what"] in eager else "-"
+        cells.append([f"{row['what']}, {row['variant']}", number(row["ms"]), f"{100 * row['spread']:.1f} %", ratio])
+        cells[-1] += [number(row.get("busy_ms")), str(row.get("launches", "-")), f"{100 * row['equal']:.2f} %"]
+    text += table(["step", "ms", "spread", "eager / it", "GPU ms", "launches", "equal to eager"], cells)
+    return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
+
+
 def performance(found):
     text = INTRO
     for group, recorded in found.items():
         text += f"\n## {group}\n\n"
         for run in recorded:
-            text += compare_section(run) if "adze_compare" in run else bench_section(run)
+            if "adze_models" in run:
+                text += models_section(run) if "ms" in run["rows"][0] else ""
+            else:
+                text += compare_section(run) if "adze_compare" in run else bench_section(run)
     if not found:
         text += "\nNo run is recorded yet.\n"
     return text.rstrip() + "\n"
