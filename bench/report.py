@@ -108,7 +108,7 @@ def compare_section(run):
 
 
 def models_section(run):
-    """Whole models and blocks: a step's wall time, the GPU's share of it, and how the outputs compare with eager's."""
+    """Whole models and blocks: a step's wall time, the GPU's share of it, and how the outputs compare."""
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### {run['model']}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
