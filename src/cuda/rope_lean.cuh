@@ -370,8 +370,16 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
         }
 }
 
+/* Two blocks a multiprocessor, where their registers suffice. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860 && __CUDA_ARCH__ < 900
+#    define ACROSS_BLOCKS 1
+#else
+#    define ACROSS_BLOCKS 2
+#endif
+
 template <typename T, typename FORM>
-__global__ void __launch_bounds__(ACROSS_THREADS, sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE ? 1 : 2)
+__global__ void __launch_bounds__(ACROSS_THREADS,
+                                  sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE ? 1 : ACROSS_BLOCKS)
     rope_across(const __grid_constant__ rope_lean_params p)
 {
     constexpr int W = VEC<T>;
