@@ -111,7 +111,7 @@ double adze_get(const adze_tensor *t, int64_t at)
         memcpy(&f, &bits, sizeof f);
         return f;
     }
-    default: return ((const int8_t *)t->data)[at];
+    default: return adze_dtype_size(t->dtype) ? ((const int8_t *)t->data)[at] : 0;
     }
 }
 
@@ -130,7 +130,10 @@ void adze_put(const adze_tensor *t, int64_t at, double value)
         ((uint16_t *)t->data)[at] = (uint16_t)(bits >> 16);
         break;
     }
-    default: ((int8_t *)t->data)[at] = (int8_t)value; break;
+    default: /* a dtype without bytes of its own has nowhere to put it */
+        if (adze_dtype_size(t->dtype))
+            ((int8_t *)t->data)[at] = (int8_t)value;
+        break;
     }
 }
 
