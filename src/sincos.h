@@ -2,9 +2,8 @@
 #ifndef ADZE_SINCOS_H
 #define ADZE_SINCOS_H
 
-#define SINCOS_LIMIT      0x1p31f /* an angle that is larger as a float gives NaN */
-#define SINCOS_LIMIT_BITS 0x4f000000u
-#define SINCOS_QUARTERS   0x1.45f306dc9c883p-1 /* 2 / pi */
+#define SINCOS_LIMIT    0x1p31f              /* an angle that is larger as a float gives NaN */
+#define SINCOS_QUARTERS 0x1.45f306dc9c883p-1 /* 2 / pi */
 /* pi / 2 in parts of at most 22 bits, so that a product with a whole number below 2^31 is exact, and the rest. */
 #define SINCOS_PI_2A 0x1.921fbp0
 #define SINCOS_PI_2B 0x1.5110bp-22
