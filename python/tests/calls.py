@@ -85,24 +85,26 @@ def numpy_of(array):
     import ml_dtypes
     import torch
 
+    array = array.cpu()
     if array.dtype == torch.bfloat16:
         return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return array.numpy()
 
 
 def torch_of(array):
-    """An empty array's strides are zero in torch, which the last one may not be: it is made anew."""
+    """A tensor on torch's default device. An empty array's strides are zero in torch, which the last one may not be:
+    it is made anew."""
     import torch
 
     if array.size == 0:
         return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name))
     if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+        return torch_of(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array).to(torch.get_default_device())
 
 
-def expected(call, dtype):
-    """What adze.ops gives, whose own values test_ops.py judges."""
+def torch_call(call, dtype):
+    """The function of adze.ops and its arguments."""
     import torch
 
     from adze import ops
@@ -111,4 +113,10 @@ def expected(call, dtype):
     for key in ("dtype", "out_dtype"):
         if key in kwargs:
             kwargs[key] = getattr(torch, kwargs[key])
-    return bits(getattr(ops, call[0])(*args, **kwargs))
+    return getattr(ops, call[0]), args, kwargs
+
+
+def expected(call, dtype):
+    """What adze.ops gives on torch's default device, whose own values test_ops.py judges."""
+    function, args, kwargs = torch_call(call, dtype)
+    return bits(function(*args, **kwargs))

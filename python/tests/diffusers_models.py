@@ -3,6 +3,8 @@
 import diffusers
 import torch
 
+from device import here
+
 
 def randn(*shape):
     return torch.randn(shape)
@@ -247,7 +249,7 @@ def make(name, wide=True, dtype=torch.float32, seed=0):
     float stays so; in wan_cast everything is cast."""
     torch.manual_seed(seed)
     model, inputs = MODELS[name](wide)
-    model.eval().requires_grad_(False)
+    model.to(here()).eval().requires_grad_(False)
     kept = () if name == "wan_cast" else model._keep_in_fp32_modules or ()
     for tensor in model.parameters():
         if tensor.ndim == 1:

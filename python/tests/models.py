@@ -3,6 +3,8 @@
 import torch
 import transformers as hf
 
+from device import generator, here
+
 _LM = dict(
     vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
     num_key_value_heads=1, max_position_embeddings=128,
@@ -82,21 +84,21 @@ def build(name, dtype=torch.float32, attention=None):
     for parameter in model.parameters():
         if parameter.dim() == 1:
             parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype).eval()
+    return model.to(here(), dtype).eval()
 
 
 def inputs(name, batch=2, seq=20, dtype=torch.float32):
     """Arguments for a call; language models get a batch padded on the left."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 99, (batch, seq), generator=generator)
+    random = generator(1)
+    ids = torch.randint(3, 99, (batch, seq), generator=random)
     if name in ("clip", "siglip"):
-        return {"input_ids": ids[:, :8], "pixel_values": torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)}
+        return {"input_ids": ids[:, :8], "pixel_values": torch.randn(batch, 3, 32, 32, generator=random).to(dtype)}
     if name == "vit":
-        return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)}
+        return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=random).to(dtype)}
     mask = torch.ones_like(ids)
     if name == "paligemma":
         ids[:, :16] = 100
-        pixels = torch.randn(batch, 3, 32, 32, generator=generator).to(dtype)
+        pixels = torch.randn(batch, 3, 32, 32, generator=random).to(dtype)
         return {"input_ids": ids, "pixel_values": pixels, "attention_mask": mask}
     if batch > 1:
         mask[0, : seq // 3] = 0

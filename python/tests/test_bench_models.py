@@ -17,6 +17,12 @@ SCRIPTS = ("models", "qwen3", "generate_video", "rms_norm", "compile_graph")
 FEW = ["--device", "cpu", "--tiny", "--steps", "2", "--warmup-iterations", "1"]
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu():
+    with torch.device("cpu"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def bench():
     """The scripts as modules, by name. One is named as a module of these tests is, so names are given back."""

@@ -1,6 +1,5 @@
 """diffusers' models with adze: what is replaced, that it computes the same, and that all around it still works."""
 
-import collections
 import contextlib
 import importlib
 import os
@@ -19,6 +18,7 @@ from torch import nn  # noqa: E402
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
+from device import Watch, here  # noqa: E402
 from diffusers_seams import Attention, Seams, Tally, check_numbers, output, recorded, tensors  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -195,18 +195,6 @@ def test_report(name):
     assert all(cls in text and (rule or "") in text for cls, rule in REPLACED[name])
 
 
-class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Counts the operators that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = collections.Counter()
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.seen[f"{op.namespace}.{op._opname}"] += 1
-        return op(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("name", diffusers_models.MODELS)
 def test_no_norm_or_activation_is_left(name):
     """A patched model runs none of the operators that norms and activations are made of, but for one in DiT's own
@@ -218,7 +206,7 @@ def test_no_norm_or_activation_is_left(name):
     eager = {"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rsqrt", "gelu", "silu"}
     left = {op: n for op, n in watch.seen.items() if op.removeprefix("aten.") in eager}
     assert left == ({"aten.silu": 1} if name == "dit" else {})
-    assert any(op.startswith("adze.") for op in watch.seen)
+    assert watch.adze
 
 
 def snapshot(model):
@@ -367,7 +355,7 @@ def test_channels_last(name):
     check_outputs(model, inputs)
 
 
-def test_gradients_are_the_models_own():
+def test_gradients_are_the_models_own(deterministic):
     model, inputs = diffusers_models.make("flux", False)
     model.requires_grad_(True)
     grads = []
@@ -382,7 +370,7 @@ def test_gradients_are_the_models_own():
 
 def test_autocast_keeps_the_models_own():
     model, inputs = diffusers_models.make("ltx", False)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(here().type, torch.bfloat16):
         expected = output(model, inputs)
         with adze.patched(model):
             found = output(model, inputs)
@@ -394,29 +382,33 @@ def test_autocast_keeps_the_models_own():
 HOOKED = ["ltx", "flux", "sd15", "wan", "qwen_image"]
 
 
-def offload_groups(kind):
+def offload_groups(kind, **options):
     def apply(model):
+        if options.get("use_stream") and here().type == "cpu":
+            pytest.skip("the CPU has no streams")
+        more = {"num_blocks_per_group": 1} if kind == "block_level" else {}
         cpu = torch.device("cpu")
-        options = {"num_blocks_per_group": 1} if kind == "block_level" else {}
-        model.enable_group_offload(onload_device=cpu, offload_device=cpu, offload_type=kind, **options)
+        model.enable_group_offload(here(), offload_device=cpu, offload_type=kind, **more, **options)
 
     return apply
 
 
 def offload_model(model):
     accelerate = pytest.importorskip("accelerate")
-    accelerate.cpu_offload_with_hook(model, torch.device("cpu"))
+    accelerate.cpu_offload_with_hook(model, here())
 
 
 def offload_each(model):
     """Weights are on the meta device until their own module is called."""
     accelerate = pytest.importorskip("accelerate")
-    accelerate.cpu_offload(model, torch.device("cpu"))
+    accelerate.cpu_offload(model, here())
 
 
 OFFLOADS = {
     "leaf groups": offload_groups("leaf_level"),
     "block groups": offload_groups("block_level"),
+    "leaf groups on a stream": offload_groups("leaf_level", use_stream=True),
+    "block groups on a stream": offload_groups("block_level", use_stream=True),
     "model": offload_model,
     "each module": offload_each,
 }
@@ -438,8 +430,32 @@ def test_offload(name, offload, when):
     torch.testing.assert_close(output(model, inputs), expected)
     handle.remove()
     torch.testing.assert_close(output(model, inputs), expected)
-    if when == "before" and offload in ("leaf groups", "block groups"):
+    if when == "before" and "groups" in offload:
         same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", HOOKED)
+def test_layerwise_casting(name, when):
+    """Weights of matrix products are kept in fp8, and cast for their module's call."""
+
+    def cast(model):
+        model.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)
+        assert torch.float8_e4m3fn in {p.dtype for p in model.parameters()}
+
+    model, inputs = diffusers_models.make(name, False)
+    cast(model)
+    expected = output(model, inputs)
+    model, _ = diffusers_models.make(name, False)
+    if when == "before":
+        cast(model)
+    handle = adze.patch(model)
+    assert handle.patched
+    if when == "after":
+        cast(model)
+    torch.testing.assert_close(output(model, inputs), expected)
+    handle.remove()
+    assert torch.equal(output(model, inputs), expected)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -22,9 +22,9 @@ class Step(torch.nn.Module):
 
 
 def test_on_the_cpu_the_module_runs():
-    step = Step()
+    step = Step().cpu()
     graph = adze.graph(step)
-    x = torch.randn(4, 64)
+    x = torch.randn(4, 64, device="cpu")
     with torch.no_grad():
         assert torch.equal(graph(x)["out"], step(x)["out"])
         assert torch.equal(graph(x, residual=x)["out"], step(x, residual=x)["out"])

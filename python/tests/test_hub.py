@@ -29,6 +29,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu():
+    """The package that is built here has kernels for the CPU alone."""
+    with torch.device("cpu"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory):
     for tool in ("make", "cc"):

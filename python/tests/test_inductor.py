@@ -9,12 +9,16 @@ from torch._functorch.aot_autograd import make_boxed_func  # noqa: E402
 from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 
 import adze  # noqa: E402
-from adze.inductor import Pass  # noqa: E402
+from adze.inductor import Pass, known  # noqa: E402
+from device import generator, here  # noqa: E402
+
+with torch.device("cpu"):
+    known()  # patterns are made once, where torch makes tensors unless told otherwise; graphs of CUDA must match them
 
 
 def compiled(fn, dynamic=False):
     """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass, then run as it is."""
-    own = Pass(("cpu",))
+    own = Pass((here().type,))
 
     def finish(module, inputs):
         own(module.graph)
@@ -43,7 +47,7 @@ def close(got, want):
 
 
 def randn(*shape, dtype=torch.bfloat16, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(shape, generator=generator(seed)).to(dtype)
 
 
 def llama(h, w, eps=1e-6):
@@ -164,7 +168,7 @@ def test_decoder_layers(name, dtype):
 def test_through_inductor():
     """adze.compile, end to end: this is the one that builds C++."""
     module, kwargs = layer("Qwen3", torch.float32)
-    made = adze.compile(module, devices=("cpu",), fullgraph=True, options={"fx_graph_cache": False})
+    made = adze.compile(module, devices=(here().type,), fullgraph=True, options={"fx_graph_cache": False})
     x = randn(2, 16, 256, dtype=torch.float32)
     torch._dynamo.reset()
     with torch.no_grad():

@@ -20,18 +20,23 @@ from calls import CALLS, IDS, arguments, bits, expected  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+try:
+    DEVICE = jax.devices(os.environ.get("ADZE_TEST_DEVICE", "cpu"))[0]
+except RuntimeError as error:
+    pytest.skip(str(error), allow_module_level=True)
+jax.config.update("jax_default_device", DEVICE)
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
 
 
-def on_cpu(array):
-    return jax.device_put(array, jax.devices("cpu")[0])
+def put(array):
+    return jax.device_put(array, DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=IDS)
 def test_same_bits_as_torch(call, dtype):
     pytest.importorskip("torch")
-    args, kwargs = arguments(call, dtype, on_cpu)
+    args, kwargs = arguments(call, dtype, put)
     assert bits(getattr(adze.jax, call[0])(*args, **kwargs)) == expected(call, dtype)
 
 
@@ -39,7 +44,7 @@ def test_value():
     """Against the formula in double: a sum of six squares, a root, a division and two products, each rounded once."""
     x, w = X.astype(np.float64), np.linspace(0.5, 2, 6, dtype=np.float32)
     want = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w
-    got = np.asarray(adze.jax.rms_norm(on_cpu(X), on_cpu(w)), np.float64)
+    got = np.asarray(adze.jax.rms_norm(put(X), put(w)), np.float64)
     assert (np.abs(got - want) <= 8 * 2**-24 * np.abs(want)).all()
 
 
@@ -48,8 +53,8 @@ def test_jit_is_one_call_each():
         out, total = adze.jax.rms_norm(x, w, residual=r)
         return adze.jax.glu(out) + 1, total
 
-    x = on_cpu(X)
-    w = on_cpu(np.ones(6, np.float32))
+    x = put(X)
+    w = put(np.ones(6, np.float32))
     text = jax.jit(block).lower(x, x, w).as_text()
     assert text.count("@adze_rms_norm") == 1 and text.count("@adze_glu") == 1
     assert bits(jax.jit(block)(x, x, w)) == bits(block(x, x, w))
@@ -58,7 +63,7 @@ def test_jit_is_one_call_each():
 
 
 def test_numpy_arguments_and_static_numbers():
-    want = bits(adze.jax.softmax(on_cpu(X), scale=0.5))
+    want = bits(adze.jax.softmax(put(X), scale=0.5))
     assert bits(jax.jit(lambda x: adze.jax.softmax(x, scale=0.5))(X)) == want
     with pytest.raises(jax.errors.ConcretizationTypeError):
         jax.jit(lambda x, eps: adze.jax.rms_norm(x, eps=eps))(X, 0.5)
@@ -75,7 +80,7 @@ def test_wide_positions():
 
 
 def test_vmap():
-    x, w = on_cpu(X.reshape(2, 2, 6)), on_cpu(np.linspace(1, 2, 12, dtype=np.float32).reshape(2, 6))
+    x, w = put(X.reshape(2, 2, 6)), put(np.linspace(1, 2, 12, dtype=np.float32).reshape(2, 6))
     one = jax.vmap(adze.jax.rms_norm, in_axes=(0, None))(x, w[0])
     assert bits(one) == bits(adze.jax.rms_norm(x, w[0]))
     both = jax.vmap(adze.jax.rms_norm)(x, w)
@@ -84,7 +89,7 @@ def test_vmap():
 
 def test_no_gradients():
     with pytest.raises(ValueError, match="adze_softmax.*cannot be differentiated"):
-        jax.grad(lambda x: adze.jax.softmax(x).sum())(on_cpu(X))
+        jax.grad(lambda x: adze.jax.softmax(x).sum())(put(X))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ def test_refused_when_traced(call, sentence):
 
 def raw(*arrays, out=X, **attributes):
     spec = jax.ShapeDtypeStruct(out.shape, out.dtype)
-    return jax.ffi.ffi_call("adze_rms_norm", spec)(*map(on_cpu, arrays), **attributes).block_until_ready()
+    return jax.ffi.ffi_call("adze_rms_norm", spec)(*map(put, arrays), **attributes).block_until_ready()
 
 
 def test_handler_takes_any_number():
@@ -186,7 +191,7 @@ def test_handlers_say_what_they_are():
 
 
 def test_threads():
-    x = on_cpu(np.random.default_rng(0).standard_normal((64, 512), np.float32))
+    x = put(np.random.default_rng(0).standard_normal((64, 512), np.float32))
     want, wrong = bits(adze.jax.softmax(x)), []
 
     def work():

@@ -15,13 +15,14 @@ import torch.nn.functional as F  # noqa: E402
 
 import adze  # noqa: E402
 from adze import _ops, fake, ops  # noqa: E402
+from device import generator  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 OPS = ["rms_norm", "layer_norm", "group_norm", "activation", "glu", "softmax", "rope", "qk_norm_rope", "rope_table"]
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(shape, generator=generator(seed)).to(dtype)
 
 
 def close(got, want):

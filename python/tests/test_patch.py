@@ -21,6 +21,7 @@ import models  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
 from adze.patch import Rule, _mismatch, is_adze, own_forward  # noqa: E402
 from adze.verify import ulps  # noqa: E402
+from device import here  # noqa: E402
 
 
 @pytest.fixture
@@ -348,7 +349,7 @@ def test_kernelize(llama):
     expected = logits(llama)
     handle = adze.patch(llama)
     with kernels.use_kernel_mapping({}, inherit_mapping=False):
-        kernels.kernelize(llama, mode=kernels.Mode.INFERENCE, device="cpu")
+        kernels.kernelize(llama, mode=kernels.Mode.INFERENCE, device=here().type)
     torch.testing.assert_close(logits(llama), expected)
     before = snapshot(adze.patch(llama).remove() or llama)
     again = adze.patch(llama)
@@ -373,7 +374,7 @@ def test_accelerate_hooks_before_and_after():
     expected = logits(models.build("llama"))
     early = models.build("llama")
     handle = adze.patch(early)
-    accelerate.cpu_offload(early, execution_device=torch.device("cpu"))
+    accelerate.cpu_offload(early, execution_device=here())
     torch.testing.assert_close(logits(early), expected)
     assert patched_paths(early) == handle.patched
     handle.disable()
@@ -386,7 +387,7 @@ def test_accelerate_hooks_before_and_after():
     assert torch.equal(logits(early), expected)
 
     late = models.build("llama")
-    accelerate.cpu_offload(late, execution_device=torch.device("cpu"))
+    accelerate.cpu_offload(late, execution_device=here())
     before = [(path, list(m.__dict__.items())) for path, m in late.named_modules()]
     handle = adze.patch(late)
     assert handle.patched == patched_paths(late) != []
@@ -399,7 +400,7 @@ def test_accelerate_hooks_before_and_after():
 
 
 @pytest.mark.parametrize("first", ["patch", "lora"])
-def test_lora(first):
+def test_lora(first, deterministic):
     peft = pytest.importorskip("peft")
     settings = dict(target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"], modules_to_save=["norm"], r=4)
 
@@ -407,7 +408,8 @@ def test_lora(first):
         torch.manual_seed(3)
         return peft.get_peft_model(model, peft.LoraConfig(**settings, init_lora_weights=False)).eval()
 
-    expected = logits(with_lora(models.build("llama")))
+    unpatched = with_lora(models.build("llama"))
+    expected, (loss, grads) = logits(unpatched), gradients(unpatched)
     plain = logits(models.build("llama"))
     model = models.build("llama")
     if first == "patch":
@@ -424,6 +426,10 @@ def test_lora(first):
     torch.testing.assert_close(logits(model), expected)
     with model.disable_adapter():
         torch.testing.assert_close(logits(model), plain)
+    found_loss, found = gradients(model)
+    assert torch.equal(found_loss, loss) and found.keys() == grads.keys()
+    assert all(torch.equal(found[name], gradient) for name, gradient in grads.items())
+    model.eval()
     handle.remove()
     assert patched_paths(model) == []
     assert torch.equal(logits(model), expected)
@@ -474,19 +480,19 @@ def test_hidden_states(llama):
 # ---- Gradients, autocast, weights of other kinds ----
 
 
-def gradients(model, checkpointing):
+def gradients(model, checkpointing=None):
     model.train()
     if checkpointing is not None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing})
     model.zero_grad()
     result = model(**INPUTS, labels=INPUTS["input_ids"], use_cache=False)
     result.loss.backward()
-    return result.loss, {name: p.grad for name, p in model.named_parameters()}
+    return result.loss, {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("checkpointing", [None, False, True])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
-def test_training_is_the_models_own(name, checkpointing):
+def test_training_is_the_models_own(name, checkpointing, deterministic):
     loss, expected = gradients(models.build(name), checkpointing)
     model = models.build(name)
     adze.patch(model)
@@ -501,7 +507,7 @@ def test_training_is_the_models_own(name, checkpointing):
 
 
 def test_autocast_is_the_models_own(llama):
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(here().type, torch.bfloat16):
         expected = logits(llama)
         adze.patch(llama)
         found = logits(llama)

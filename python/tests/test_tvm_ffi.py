@@ -20,10 +20,13 @@ X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
 @pytest.mark.parametrize("call", CALLS, ids=IDS)
 def test_same_bits_as_torch(call, dtype):
     pytest.importorskip("torch")
-    want = expected(call, dtype)
+    import torch
+
     function = getattr(adze.tvm_ffi, call[0])
-    for array in (lambda a: a), torch_of:
-        args, kwargs = arguments(call, dtype, array)
+    for array, device in ((lambda a: a), "cpu"), (torch_of, torch.get_default_device()):
+        with torch.device(device):
+            want = expected(call, dtype)
+            args, kwargs = arguments(call, dtype, array)
         got = function(*args, **kwargs)
         for result in got if isinstance(got, tuple) else [got]:
             assert type(result) is type(args[0])

@@ -1,0 +1,24 @@
+"""Where tests run: ADZE_TEST_DEVICE=cuda makes a GPU torch's default device, before tests are collected."""
+
+import importlib.util
+import os
+
+import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of a GPU's memory from torch
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products that may be asked to be deterministic
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False  # convolutions of f32 keep f32's precision, as products do by default
+    if os.environ.get("ADZE_TEST_DEVICE", "cpu") != "cpu":
+        torch.set_default_device(os.environ["ADZE_TEST_DEVICE"])
+
+
+@pytest.fixture
+def deterministic():
+    """Where gradients compare by bits: some backward kernels of CUDA add in any order otherwise."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,284 @@
+"""What a GPU alone can show: the CPU's numbers, streams, threads, devices, graphs, weights that come and go.
+
+The other tests run on a GPU too: ADZE_TEST_DEVICE=cuda, see conftest.py."""
+
+import threading
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+import ml_dtypes  # noqa: E402
+
+import adze  # noqa: E402
+from calls import CALLS, IDS, bits, torch_call  # noqa: E402
+from diffusers_seams import Tally  # noqa: E402
+from test_ops import overload, samples  # noqa: E402
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+BF16 = DTYPES[2]
+SECOND = 2_000_000_000  # cycles of a GPU's clock, which is below 2 GHz
+OUTS = ("out", "sum", "q_out", "k_out", "cos", "sin")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_gpu():
+    with torch.device("cuda"):
+        yield
+    torch.cuda.synchronize()
+
+
+def called(call, dtype, device="cuda"):
+    with torch.device(device):
+        function, args, kwargs = torch_call(call, dtype)
+        result = function(*args, **kwargs)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_numbers_of_the_cpu(dtype):
+    """Both round the same formula; where a mode rounds in between, a value at a midpoint may go either way."""
+    tally = Tally()
+    for name, call in zip(IDS, CALLS, strict=True):
+        for want, got in zip(called(call, dtype, "cpu"), called(call, dtype), strict=True):
+            assert got.is_cuda
+            if want.numel():
+                tally.compare(str(dtype), name, want, got.cpu())
+    if dtype != np.float32:
+        tally.judge()
+
+
+# ---- Streams and threads ----
+
+
+def beside_a_sleep(run):
+    """The result of run() on a stream of its own, which ends while the default stream sleeps."""
+    side, slept = torch.cuda.Stream(), torch.cuda.Event()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        run()  # the allocator then has memory for this stream
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SECOND)
+    slept.record()
+    with torch.cuda.stream(side):
+        result = run()
+    side.synchronize()
+    assert not slept.query(), "the default stream was waited for"
+    torch.cuda.synchronize()
+    return result
+
+
+def test_a_side_stream_does_not_wait():
+    prepared = [torch_call(call, BF16) for call in CALLS]
+
+    def run():
+        return [function(*args, **kwargs) for function, args, kwargs in prepared]
+
+    want = [bits(result) for result in run()]
+    got = beside_a_sleep(run)
+    assert [bits(result) for result in got] == want
+
+
+def test_tvm_ffi_runs_on_the_current_stream():
+    pytest.importorskip("tvm_ffi")
+    import adze.tvm_ffi
+
+    x = torch.randn(64, 512)
+    want = adze.softmax(x)
+    assert torch.equal(beside_a_sleep(lambda: adze.tvm_ffi.softmax(x)), want)
+
+
+def test_threads_on_their_own_streams():
+    prepared = [torch_call(call, BF16) for call in CALLS]
+    want, wrong = [bits(function(*args, **kwargs)) for function, args, kwargs in prepared], []
+    torch.cuda.synchronize()
+
+    def work():
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(10):
+                    got = [function(*args, **kwargs) for function, args, kwargs in prepared]
+                    wrong.extend(name for name, a, b in zip(IDS, map(bits, got), want, strict=True) if a != b)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---- Devices ----
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_a_second_device(call):
+    got = called(call, BF16, "cuda:1")
+    assert torch.cuda.current_device() == 0 and all(t.device.index == 1 for t in got)
+    assert bits(got) == bits(called(call, BF16, "cuda:0"))
+
+
+def test_mixed_devices_are_refused():
+    x, w = torch.randn(4, 64), torch.randn(64)
+    gpu = f"CUDA device {x.device.index}"
+    with pytest.raises(RuntimeError, match=f"rms_norm: weight is on the CPU, tensors before it are on {gpu}"):
+        adze.rms_norm(x, w.cpu())
+    with pytest.raises(RuntimeError, match=f"rms_norm: weight is on {gpu}, tensors before it are on the CPU"):
+        adze.rms_norm(x.cpu(), w)
+    with pytest.raises(RuntimeError, match=r"softmax: \w+ is on .*, tensors before it are on "):
+        adze.softmax(x, out=torch.empty(4, 64, device="cpu"))
+
+
+# ---- Graphs ----
+
+
+def results(name, args, kwargs):
+    """What the overload returns, or writes."""
+    made = overload(name)(*args, **kwargs)
+    made = [made] if isinstance(made, torch.Tensor) else list(made or ())
+    return made or [kwargs[out] for out in OUTS if out in kwargs]
+
+
+def change(args, kwargs, seed):
+    torch.manual_seed(seed)
+    for value in [*args, *(value for key, value in kwargs.items() if key not in OUTS)]:
+        if isinstance(value, torch.Tensor):
+            value.normal_() if value.is_floating_point() else value.add_(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at", range(22))
+def test_graphs_follow_their_inputs(at, dtype):
+    name, args, kwargs = samples(dtype)[at]
+    before = [t.clone() for t in results(name, args, kwargs)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = results(name, args, kwargs)
+    for seed in (1, 2):
+        change(args, kwargs, seed)
+        graph.replay()
+        got = [t.clone() for t in captured]
+        assert all(map(torch.equal, got, results(name, args, kwargs)))
+        assert not any(map(torch.equal, got, before))
+        before = got
+
+
+@torch.no_grad()
+def test_a_graph_of_a_patched_model():
+    pytest.importorskip("transformers")
+    import models
+
+    model = models.build("qwen3")
+    expected = [model(input_ids=ids, use_cache=False).logits for ids in (own_ids(), own_ids() + 7)]
+    adze.patch(model)
+    ids, side = own_ids(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        model(input_ids=ids, use_cache=False)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = model(input_ids=ids, use_cache=False).logits
+    for wanted in expected:
+        graph.replay()
+        torch.testing.assert_close(logits, wanted)
+        ids += 7
+
+
+def own_ids():
+    return torch.arange(3, 23).reshape(2, 10)
+
+
+def test_reduce_overhead_decodes_in_graphs():
+    """transformers compiles the steps with a static cache; none of their graphs may be left out."""
+    pytest.importorskip("transformers")
+    from torch._dynamo.utils import counters
+    from torch._inductor import cudagraph_trees
+    from transformers.generation.configuration_utils import CompileConfig
+
+    import models
+
+    model, arguments = models.build("llama"), models.inputs("llama", seq=12)
+    expected = models.generate(model, arguments, 16, "static")
+    assert adze.patch(model).patched
+    torch._dynamo.reset()
+    cudagraph_trees.reset_cudagraph_trees()
+    counters.clear()
+    with torch.no_grad():
+        found = model.generate(
+            **arguments, max_new_tokens=16, min_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0,
+            cache_implementation="static", compile_config=CompileConfig(mode="reduce-overhead", fullgraph=True),
+        )  # fmt: skip
+    assert torch.equal(found, expected)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    manager = cudagraph_trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    assert manager is not None and manager.roots
+    torch._dynamo.reset()
+
+
+# ---- Weights that come and go ----
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_device_map(when):
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    import models
+
+    def spread(model):
+        places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": "cpu", "lm_head": 0}
+        return accelerate.dispatch_model(model.cpu(), places | {"model.layers.0": 0, "model.layers.1": "cpu"})
+
+    arguments = models.inputs("llama")
+    expected = models.output(spread(models.build("llama")), arguments)
+    model = models.build("llama")
+    model = spread(model) if when == "before" else model
+    handle = adze.patch(model)
+    assert handle.patched
+    model = spread(model) if when == "after" else model
+    assert model.model.norm.weight.device.type == "meta"
+    torch.testing.assert_close(models.output(model, arguments), expected)
+    handle.remove()
+    assert torch.equal(models.output(model, arguments), expected)
+
+
+def tiny_pipeline():
+    diffusers = pytest.importorskip("diffusers")
+    import diffusers_models
+
+    transformer, _ = diffusers_models.make("dit", False)
+    vae = diffusers.AutoencoderKL(block_out_channels=(32,), latent_channels=4, norm_num_groups=8).eval()
+    pipe = diffusers.DiTPipeline(transformer, vae, diffusers.DDIMScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def images(pipe):
+    generator = torch.Generator("cpu").manual_seed(0)
+    made = pipe([1, 2], guidance_scale=1.0, num_inference_steps=3, generator=generator, output_type="np")
+    return torch.from_numpy(made.images)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("offload", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
+def test_offloaded_pipelines(offload, when):
+    pytest.importorskip("accelerate")
+    with torch.device("cpu"):  # where a user makes a pipeline that is then offloaded
+        pipe = tiny_pipeline()
+        getattr(pipe, offload)()
+        expected = images(pipe)
+        pipe = tiny_pipeline()
+        if when == "before":
+            getattr(pipe, offload)()
+        handle = adze.patch(pipe)
+        assert any(path.startswith("vae.") for path in handle.patched)
+        if when == "after":
+            getattr(pipe, offload)()
+        torch.testing.assert_close(images(pipe), expected)
+        handle.remove()
+        assert torch.equal(images(pipe), expected)
