@@ -26,11 +26,18 @@ static const char *const good[] = {
     "x=$[300,4096]",
     "x=$[2,8192]",
     "x=$[2,8200]",
+    "x=$[34,8200]",
+    "x=$[34,16384]",
+    "x=$[34,16392]",
     "x=$[2,16384]",
     "x=$[2,32768]",
     "x=$[1,32776]",
+    "x=$[34,32776]",
     "x=$[1,40003]",
     "x=$[2,65536]",
+    "x=$[1,65537]",
+    "x=$[2,65544]",
+    "x=$[1,128256]",
     "x=$[1,131080]",
     "x=$[1,200001]",
     /* moods */
@@ -58,6 +65,10 @@ static const char *const good[] = {
     "x=$[2,3,2,3,40] mask=f32[3,40] scale=0.5",
     "x=$[10,4096] mask=$[10,4096] scale=0.125",
     "x=$[4,33000] mask=f32[4,33000] scale=0.125",
+    "x=$[5,9000] mask=$[5,9000]",
+    "x=$[34,10000] mask=f32[34,10000]",
+    "x=$[5,9001] mask=$[5,9001]",
+    "x=$[5,140000] mask=f32[5,140000]",
     "x=$[4,70000] mask=$[70000] scale=0.125",
     /* views */
     "out=$[7:130,123:1] x=$[7:128,123:1]",
@@ -105,7 +116,7 @@ static const char *const bench[] = {
 
 static const char *const huge[] = {"x=$[600000,4096]", NULL};
 
-/* Masks are causal over a random bias, with now and then a row that hides everything. */
+/* Masks are causal over a random bias, with now and then a row that hides its first half, or everything. */
 static void fill(void *args)
 {
     const adze_softmax_args *a = args;
@@ -117,7 +128,7 @@ static void fill(void *args)
     adze_rows_init(&rows, mask, 1, &mask);
     for (int64_t r = 0; r < rows.count; r++)
         for (int64_t i = 0; i < dim; i++)
-            if (r % 5 == 3 || i > dim - rows.count + r)
+            if (r % 5 == 3 || (r % 5 == 1 && i < dim / 2) || i > dim - rows.count + r)
                 adze_put(mask, adze_row_offset(&rows, 0, r) + i, -INFINITY);
 }
 

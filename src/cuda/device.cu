@@ -42,7 +42,8 @@ static void ask()
     machine.count = count;
 }
 
-/* Whether this build's code for a device has the dependency wait; asking loads the module, so it is asked late. */
+/* Whether this build's code for a device has the dependency wait, and clusters; asking loads the module, so it is
+ * asked late. */
 static int has_wait(int device)
 {
     if (machine.device[device].pdl == 0) {
@@ -71,6 +72,10 @@ extern "C" int adze_cuda_sm_count(int device)
 extern "C" int adze_cuda_pdl(int device)
 {
     return pdl_allowed && has_wait(device);
+}
+extern "C" int adze_cuda_clusters(int device)
+{
+    return device >= 0 && device < adze_cuda_count() && has_wait(device);
 }
 extern "C" void adze_cuda_set_pdl(int on)
 {

@@ -6,7 +6,8 @@
 
 #include <cuda_runtime.h>
 
-extern "C" int adze_cuda_pdl(int device); /* device.cu: whether launches on it may overlap */
+extern "C" int adze_cuda_pdl(int device);      /* device.cu: whether launches on it may overlap */
+extern "C" int adze_cuda_clusters(int device); /* device.cu: whether this build's kernels may run there in clusters */
 
 /* With PDL a kernel starts while the one before it on the stream still runs. Every block calls pdl_wait() before it
    touches memory that another kernel may write, and before it exits; pdl_launch_next() comes early. */
@@ -28,21 +29,37 @@ static inline adze_status cuda_status(const char *op, cudaError_t e)
     return e == cudaSuccess ? ADZE_OK : adze_fail(ADZE_DEVICE, "%s: %s", op, cudaGetErrorString(e));
 }
 
+/* Bytes of shared memory a block asks for, and the blocks of a cluster, which divide the grid. */
+struct launch_shape {
+    size_t shared;
+    unsigned cluster;
+    launch_shape(size_t shared_bytes, unsigned cluster_blocks = 1) : shared(shared_bytes), cluster(cluster_blocks) {}
+};
+
 /* kernel<<<grid, block, shared>>>(params...) on the call's stream. */
 template <typename... P, typename... A>
 static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, dim3 block,
-                          size_t shared, A... params)
+                          launch_shape shape, A... params)
 {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (adze_cuda_pdl(stream.device)) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (shape.cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = shape.cluster;
+        attributes[count].val.clusterDim.y = attributes[count].val.clusterDim.z = 1;
+        count++;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)grid);
     config.blockDim = block;
-    config.dynamicSmemBytes = shared;
+    config.dynamicSmemBytes = shape.shared;
     config.stream = (cudaStream_t)stream.handle;
-    config.attrs = &attribute;
-    config.numAttrs = adze_cuda_pdl(stream.device) ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     return cuda_status(op, cudaLaunchKernelEx(&config, kernel, (P)params...));
 }
 

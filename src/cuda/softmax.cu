@@ -1,23 +1,28 @@
-/* softmax on CUDA.
+/* softmax on CUDA. A row is read once, all loads of a thread before the first is used, and stays in registers as
+   floats until it is written.
 
-   softmax_registers: a row belongs to LANES lanes of a warp, or to blockDim.x threads, with several rows in a
-   block when they are one warp each. Each thread keeps its UNITS units of W elements as floats, from the one time
-   they are read until they are written. softmax_loop: a block per row of any length; maximum and sum are found
-   together in a first pass, the second reads the row again. */
+   softmax_lanes: a row belongs to LANES lanes of a warp, and a block has several. softmax_block: a row belongs to a
+   block, or to a cluster of blocks with a part each. Every warp takes the maximum of its own elements and the sum of
+   their powers relative to it; one barrier later each warp puts all these pairs together, and what it holds needs one
+   factor. In a cluster the pairs are written into the shared memory of all its blocks, so that the same one barrier
+   does and no block waits for another before it ends. softmax_loop: rows of any length, in blocks or clusters too;
+   maximum and sum are found together in a first pass, the second reads the row again. */
 #include "act.cuh"
+#include "cluster.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
-constexpr int SHORT_THREADS = 128, LONG_THREADS = 512, LOOP_THREADS = 512; /* of a block */
-constexpr int LONGEST = 64;                                                /* elements a thread keeps, at most */
+constexpr int SHORT_THREADS = 128, BLOCK_THREADS = 256, LONG_THREADS = 512; /* of a block, at most */
+constexpr int CLUSTER = 8;                                                  /* blocks, at most */
 
 struct softmax_params {
     const void *x, *mask; /* mask: NULL when absent */
     void *out;
     int64_t dim;
+    int64_t part; /* elements of a row in each block of a cluster */
     float scale;
     bool mask_f32;
     adze_rows rows;
@@ -50,9 +55,11 @@ template <typename T, int W>
 __device__ __forceinline__ void softmax_values(const softmax_params &p, const softmax_row &row, int64_t at,
                                                bool masked, float (&y)[W])
 {
+    if (p.scale != 1) {
 #pragma unroll
-    for (int j = 0; j < W; j++)
-        y[j] *= p.scale;
+        for (int j = 0; j < W; j++)
+            y[j] *= p.scale;
+    }
     if (masked) {
         float mask[W];
         load_param<T, W>(p.mask, p.mask_f32, row.mask + at, mask);
@@ -62,40 +69,23 @@ __device__ __forceinline__ void softmax_values(const softmax_params &p, const so
     }
 }
 
-template <typename T, bool MASKED, int LANES, int W, int UNITS>
-__global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
-    softmax_registers(const __grid_constant__ softmax_params p)
+/* The UNITS units of a thread as floats, and the largest of them; -inf where the row has ended. */
+template <typename T, bool MASKED, int W, int UNITS>
+__device__ __forceinline__ float softmax_read(const softmax_params &p, const softmax_row &row, int thread,
+                                              int threads, int units, float (&y)[UNITS][W])
 {
-    constexpr int lanes = LANES ? LANES : 1;
-    __shared__ __align__(16) float part[2][32];
-    const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x;
-    const int threads = LANES                  ? LANES
-                        : UNITS * W == LONGEST ? LONG_THREADS /* a constant, for addresses take registers too */
-                                               : (int)blockDim.x;
-    const int units = (int)(p.dim / W);
-    const int64_t r = LANES ? (int64_t)blockIdx.x * (SHORT_THREADS / lanes) + threadIdx.x / lanes
-                            : (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
-    const bool writes = r < p.rows.count;
-    const softmax_row row = softmax_find(p, writes ? r : p.rows.count - 1, MASKED);
-    pdl_launch_next();
-    pdl_wait();
-    if (!LANES && !writes)
-        return;
     const T *x = (const T *)p.x + row.x;
-    T *out = (T *)p.out + row.out;
     unit<T, W> raw[UNITS];
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         if (thread + u * threads < units)
             raw[u].fetch(x + (thread + u * threads) * W);
-    float y[UNITS][W], max = -INFINITY, sum[2] = {0, 0};
+    float max = -INFINITY;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (thread + u * threads) * W;
         if (thread + u * threads < units) {
             raw[u].get(y[u]);
-            softmax_values<T, W>(p, row, at, MASKED, y[u]);
+            softmax_values<T, W>(p, row, (thread + u * threads) * W, MASKED, y[u]);
         } else {
 #pragma unroll
             for (int j = 0; j < W; j++)
@@ -105,7 +95,88 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
         for (int j = 0; j < W; j++)
             max = fmaxf(max, y[u][j]);
     }
-    max = LANES ? warp_max<lanes>(max) : row_max(max, part[0]);
+    return max;
+}
+template <typename T, int W, int UNITS>
+__device__ __forceinline__ void softmax_write(T *out, int thread, int threads, int units, float factor,
+                                              float (&y)[UNITS][W])
+{
+    asm volatile("" : "+r"(thread)); /* so that no register holds the units' indices from the loads until here */
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (thread + u * threads < units) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[u][j] *= factor;
+            store<T, W>(out + (thread + u * threads) * W, y[u]);
+        }
+}
+
+/* Blocks that a multiprocessor should have room for: as many as the registers allow that a thread needs. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+template <int W, int UNITS, int THREADS, bool MORE>
+constexpr int softmax_blocks = W == 1 ? 1
+                                      : 65536 / THREADS /
+                                            (UNITS * W == 16 ? 40
+                                             : MORE          ? 56
+                                                             : 48);
+#else
+template <int W, int UNITS, int THREADS, bool MORE>
+constexpr int softmax_blocks = 1;
+#endif
+
+/* What a warp found in its part of a row: the maximum, and the sum of the powers relative to it. */
+struct alignas(8) softmax_share {
+    float max, sum;
+};
+/* Where powers are relative to: a warp may have nothing, or only what is hidden. */
+__device__ __forceinline__ float softmax_from(float max)
+{
+    return max == -INFINITY ? 0 : max;
+}
+/* The shares of all warps of a row together. `shares` is shared memory that nothing uses until the next barrier. */
+template <bool IN_CLUSTER>
+__device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softmax_share *shares)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    int count = warps;
+    if constexpr (IN_CLUSTER) {
+        const int blocks = cluster_size();
+        if (lane < blocks)
+            cluster_store(&shares[cluster_rank() * warps + warp], lane, mine.max, mine.sum);
+        cluster_arrive();
+        cluster_wait();
+        count *= blocks;
+    } else {
+        if (warps == 1)
+            return mine;
+        if (lane == 0)
+            shares[warp] = mine;
+        __syncthreads();
+    }
+    softmax_share all = {-INFINITY, 0};
+    for (int i = lane; i < count; i += 32)
+        all.max = fmaxf(all.max, shares[i].max);
+    all.max = warp_max<32>(all.max);
+    for (int i = lane; i < count; i += 32)
+        all.sum += shares[i].sum * power_of_sum(shares[i].max - all.max);
+    all.sum = warp_sum<32>(all.sum);
+    return all;
+}
+
+template <typename T, bool MASKED, int LANES, int UNITS>
+__global__ void __launch_bounds__(SHORT_THREADS) softmax_lanes(const __grid_constant__ softmax_params p)
+{
+    constexpr int W = VEC<T>;
+    const int lane = (int)threadIdx.x % LANES, units = (int)(p.dim / W);
+    const int64_t r = (int64_t)blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
+    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
+    const bool writes = r < p.rows.count;
+    const softmax_row row = softmax_find(p, writes ? r : p.rows.count - 1, MASKED);
+    pdl_launch_next();
+    pdl_wait();
+    float y[UNITS][W], sum[2] = {0, 0};
+    const float max = warp_max<LANES>(softmax_read<T, MASKED, W, UNITS>(p, row, lane, LANES, units, y));
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -113,34 +184,77 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS)
             y[u][j] = power(y[u][j] - max);
             sum[j % 2] += y[u][j];
         }
-    const float total = sum[0] + sum[1];
-    const float inverse = reciprocal(LANES ? warp_sum<lanes>(total) : row_sum(total, part[1]));
-    int again = thread; /* so that no register holds the units' indices from the loads until here */
-    asm volatile("" : "+r"(again));
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (again + u * threads < units && writes) {
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[u][j] *= inverse;
-            store<T, W>(out + (again + u * threads) * W, y[u]);
-        }
+    const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
+    if (writes)
+        softmax_write<T, W, UNITS>((T *)p.out + row.out, lane, LANES, units, inverse, y);
 }
 
-template <typename T, int W>
-__global__ void __launch_bounds__(LOOP_THREADS) softmax_loop(const __grid_constant__ softmax_params p)
+/* Where the part of a block begins, and how many units it has. */
+template <bool MASKED, int W, bool IN_CLUSTER>
+__device__ __forceinline__ softmax_row softmax_place(const softmax_params &p, unsigned block, int &units)
 {
-    __shared__ __align__(16) float part[2][32];
-    const bool masked = p.mask;
-    const int64_t start = (int64_t)threadIdx.x * W, step = (int64_t)blockDim.x * W;
+    const unsigned blocks = IN_CLUSTER ? (unsigned)cluster_size() : 1, r = block / blocks;
+    softmax_row row = softmax_find(p, r, MASKED);
+    if constexpr (!IN_CLUSTER) {
+        units = (int)(p.dim / W);
+        return row;
+    }
+    const int64_t from = (block - r * blocks) * p.part, left = p.dim - from;
+    units = (int)((left < 0 ? 0 : left < p.part ? left : p.part) / W);
+    row.x += from, row.out += from, row.mask += from;
+    return row;
+}
+
+template <typename T, bool MASKED, int W, int UNITS, int THREADS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(THREADS, softmax_blocks<W, UNITS, THREADS, MASKED || IN_CLUSTER>)
+    softmax_block(const __grid_constant__ softmax_params p)
+{
+    __shared__ softmax_share shares[IN_CLUSTER ? CLUSTER * THREADS / 32 : THREADS / 32];
+    const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
+    if constexpr (IN_CLUSTER)
+        cluster_arrive(); /* waited for before the first store: all blocks are there */
+    int units;
+    const softmax_row row = softmax_place<MASKED, W, IN_CLUSTER>(p, blockIdx.x, units);
     pdl_launch_next();
     pdl_wait();
-    for (int64_t r = blockIdx.x; r < p.rows.count; r += gridDim.x) {
+    float y[UNITS][W], sum[2] = {0, 0};
+    const float max = warp_max<32>(softmax_read<T, MASKED, W, UNITS>(p, row, thread, threads, units, y));
+    const float from = softmax_from(max);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            y[u][j] = power(y[u][j] - from);
+            sum[j % 2] += y[u][j];
+        }
+    const softmax_share mine = {max, warp_sum<32>(sum[0] + sum[1])};
+    if constexpr (IN_CLUSTER)
+        cluster_wait();
+    const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
+    const float factor = power(max - all.max) * reciprocal(all.sum);
+    softmax_write<T, W, UNITS>((T *)p.out + row.out, thread, threads, units, factor, y);
+}
+
+template <typename T, int W, bool IN_CLUSTER>
+__global__ void __launch_bounds__(LONG_THREADS) softmax_loop(const __grid_constant__ softmax_params p)
+{
+    __shared__ softmax_share shares[IN_CLUSTER ? CLUSTER * LONG_THREADS / 32 : LONG_THREADS / 32];
+    const bool masked = p.mask;
+    const unsigned blocks = IN_CLUSTER ? (unsigned)cluster_size() : 1;
+    const int64_t first = IN_CLUSTER ? cluster_rank() * p.part : 0, step = (int64_t)blockDim.x * W;
+    const int64_t end = first + p.part < p.dim ? first + p.part : p.dim, start = first + (int64_t)threadIdx.x * W;
+    if constexpr (IN_CLUSTER)
+        cluster_arrive();
+    pdl_launch_next();
+    pdl_wait();
+    if constexpr (IN_CLUSTER)
+        cluster_wait();
+    for (int64_t r = blockIdx.x / blocks; r < p.rows.count; r += gridDim.x / blocks) {
         const softmax_row row = softmax_find(p, r, masked);
         const T *x = (const T *)p.x + row.x;
         float max = -INFINITY, sum = 0, y[W];
 #pragma unroll 2
-        for (int64_t i = start; i < p.dim; i += step) {
+        for (int64_t i = start; i < end; i += step) {
             load<T, W>(x + i, y);
             softmax_values<T, W>(p, row, i, masked, y);
             float top = y[0];
@@ -151,75 +265,111 @@ __global__ void __launch_bounds__(LOOP_THREADS) softmax_loop(const __grid_consta
                 sum *= power_of_sum(max - top);
                 max = top;
             }
-            const float from = max == -INFINITY ? 0 : max; /* a row may begin with what is hidden */
+            const float from = softmax_from(max);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 sum += power_of_sum(y[j] - from);
         }
-        const float most = row_max(max, part[0]);
-        const float inverse = reciprocal(row_sum(sum * power_of_sum(max - most), part[1]));
+        const float most = warp_max<32>(max);
+        const softmax_share mine = {most, warp_sum<32>(sum * power_of_sum(max - softmax_from(most)))};
+        const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
+        const float inverse = reciprocal(all.sum);
 #pragma unroll 2
-        for (int64_t i = start; i < p.dim; i += step) {
+        for (int64_t i = start; i < end; i += step) {
             load<T, W>(x + i, y);
             softmax_values<T, W>(p, row, i, masked, y);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                y[j] = power(y[j] - most) * inverse;
+                y[j] = power(y[j] - all.max) * inverse;
             store<T, W>((T *)p.out + row.out + i, y);
         }
-        __syncthreads(); /* part is used again */
+        if constexpr (IN_CLUSTER) { /* shares are used again */
+            cluster_arrive();
+            cluster_wait();
+        } else {
+            __syncthreads();
+        }
     }
 }
 
-template <typename T, int W>
-static adze_status softmax_launch_loop(adze_stream s, const softmax_params &p)
+/* ---- The host ---- */
+
+static int64_t ceil_div(int64_t a, int64_t b)
 {
-    const int64_t threads = (p.dim / W + 31) / 32 * 32;
-    return launch("softmax", s, softmax_loop<T, W>, grid_for(p.rows.count, 1),
-                  dim3(threads < LOOP_THREADS ? (unsigned)threads : LOOP_THREADS), 0, p);
+    return (a + b - 1) / b;
 }
 
-/* Rows whose threads keep UNITS units of W elements each; those of a single warp share a block of eight. */
-template <typename T, bool MASKED, int W, int UNITS>
-static adze_status softmax_launch_block(adze_stream s, const softmax_params &p)
+template <typename T, int W>
+static adze_status softmax_launch_loop(adze_stream s, softmax_params p, bool clusters)
 {
-    const int64_t each = 32 * UNITS * W;
-    const int64_t threads = UNITS * W == LONGEST ? LONG_THREADS : (p.dim + each - 1) / each * 32;
-    const int64_t rows = threads > 32 || p.rows.count <= adze_cuda_sm_count(s.device) * 2 ? 1 : 8;
-    return launch("softmax", s, softmax_registers<T, MASKED, 0, W, UNITS>, grid_for(p.rows.count, rows),
-                  dim3((unsigned)threads, (unsigned)rows), 0, p);
+    p.part = ceil_div(ceil_div(p.dim, W), clusters ? CLUSTER : 1) * W;
+    const int64_t warps = ceil_div(p.part, 32 * W);
+    const dim3 threads(warps * 32 < LONG_THREADS ? (unsigned)warps * 32 : LONG_THREADS);
+    if (clusters)
+        return launch("softmax", s, softmax_loop<T, W, true>, p.rows.count * CLUSTER, threads, {0, CLUSTER}, p);
+    return launch("softmax", s, softmax_loop<T, W, false>, grid_for(p.rows.count, 1), threads, 0, p);
 }
-template <typename T, int LANES, int UNITS>
-static adze_status softmax_launch_short(adze_stream s, const softmax_params &p)
+
+/* A row in a block, or in a cluster of up to 8: UNITS units of W elements a thread. */
+template <typename T, bool MASKED, int W, int UNITS, int THREADS>
+static adze_status softmax_launch_block(adze_stream s, softmax_params p, int blocks)
 {
-    return launch("softmax", s, softmax_registers<T, false, LANES, VEC<T>, UNITS>,
+    p.part = ceil_div(ceil_div(p.dim, W), blocks) * W;
+    const dim3 threads((unsigned)ceil_div(p.part, 32 * UNITS * W) * 32);
+    if (blocks == 1)
+        return launch("softmax", s, softmax_block<T, MASKED, W, UNITS, THREADS, false>, p.rows.count, threads, 0, p);
+    return launch("softmax", s, softmax_block<T, MASKED, W, UNITS, THREADS, true>, p.rows.count * blocks, threads,
+                  {0, (unsigned)blocks}, p);
+}
+template <typename T, bool MASKED, int LANES, int ELEMENTS>
+static adze_status softmax_launch_lanes(adze_stream s, const softmax_params &p)
+{
+    return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
-/* Sixteen elements a thread when there are few rows or short ones, else 32, so that more bytes are on their way; 64
-   for the longest rows. */
+/* Sixteen elements a thread when there are few rows, so that more threads are at work, or short ones; else 32, so
+   that more bytes are on their way. */
 template <typename T, bool MASKED>
 static adze_status softmax_launch(adze_stream s, const softmax_params &p, bool aligned)
 {
     constexpr int W = VEC<T>;
-    if (p.rows.count > 0x7fffffff || p.dim > LONGEST * LONG_THREADS || (!aligned && p.dim > 16 * LONG_THREADS))
-        return aligned ? softmax_launch_loop<T, W>(s, p) : softmax_launch_loop<T, 1>(s, p);
-    if (!aligned)
-        return softmax_launch_block<T, MASKED, 1, 16>(s, p);
+    const int64_t rows = p.rows.count, some = adze_cuda_sm_count(s.device) * 2;
+    const bool fits = rows <= 0x7fffffff, few = rows <= some;
+    const bool clusters = p.dim > 16 * LONG_THREADS && rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
+    const int64_t blocks = clusters ? CLUSTER : 1;
+    if (!aligned) {
+        if (!fits || p.dim > 16 * LONG_THREADS * blocks)
+            return softmax_launch_loop<T, 1>(s, p, clusters);
+        return softmax_launch_block<T, MASKED, 1, 16, LONG_THREADS>(s, p, p.dim <= 16 * LONG_THREADS ? 1 : CLUSTER);
+    }
+    if (!fits || p.dim > 32 * LONG_THREADS * blocks)
+        return softmax_launch_loop<T, W>(s, p, clusters);
     if constexpr (!MASKED) {
         if (p.dim <= 64)
-            return softmax_launch_short<T, 8, 8 / W>(s, p);
+            return softmax_launch_lanes<T, false, 8, 8>(s, p);
         if (p.dim <= 128)
-            return softmax_launch_short<T, 8, 16 / W>(s, p);
+            return softmax_launch_lanes<T, false, 8, 16>(s, p);
         if (p.dim <= 256)
-            return softmax_launch_short<T, 16, 16 / W>(s, p);
+            return softmax_launch_lanes<T, false, 16, 16>(s, p);
     }
-    const bool few = p.rows.count <= adze_cuda_sm_count(s.device) * 2;
-    if (p.dim <= 512 || (few && p.dim <= 16 * LONG_THREADS))
-        return softmax_launch_block<T, MASKED, W, 16 / W>(s, p);
-    if (p.dim <= 32 * LONG_THREADS)
-        return softmax_launch_block<T, MASKED, W, 32 / W>(s, p);
-    return softmax_launch_block<T, MASKED, W, LONGEST / W>(s, p);
+    if (!few && p.dim <= 512)
+        return softmax_launch_lanes<T, MASKED, 32, 16>(s, p);
+    if (!few && p.dim <= 1024)
+        return softmax_launch_lanes<T, MASKED, 32, 32>(s, p);
+    if (few && p.dim <= 16 * LONG_THREADS)
+        return softmax_launch_block<T, MASKED, W, 16 / W, LONG_THREADS>(s, p, 1);
+    if (rows * CLUSTER <= some && p.dim <= 16 * LONG_THREADS * blocks)
+        return softmax_launch_block<T, MASKED, W, 16 / W, LONG_THREADS>(s, p, CLUSTER);
+    if (p.dim <= 32 * BLOCK_THREADS * blocks) {
+        const int64_t needed = ceil_div(p.dim, 32 * BLOCK_THREADS);
+        return softmax_launch_block<T, MASKED, W, 32 / W, BLOCK_THREADS>(s, p,
+                                                                         needed <= 1   ? 1
+                                                                         : needed == 2 ? 2
+                                                                         : needed <= 4 ? 4
+                                                                                       : 8);
+    }
+    return softmax_launch_block<T, MASKED, W, 32 / W, LONG_THREADS>(s, p, p.dim <= 32 * LONG_THREADS ? 1 : CLUSTER);
 }
 
 extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)

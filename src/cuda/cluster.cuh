@@ -1,0 +1,55 @@
+/* cluster.cuh - blocks that run at the same time and write into each other's shared memory (sm_90 and newer). Kernels
+   are launched in clusters only where adze_cuda_clusters() says so: elsewhere these do nothing. */
+#ifndef ADZE_CUDA_CLUSTER_CUH
+#define ADZE_CUDA_CLUSTER_CUH
+
+#include <stdint.h>
+
+__device__ __forceinline__ int cluster_rank()
+{
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return (int)rank;
+}
+__device__ __forceinline__ int cluster_size()
+{
+    uint32_t size = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+#endif
+    return (int)size;
+}
+
+/* All threads of all blocks arrive, all wait: what was stored before is seen after. A block's shared memory may be
+   written once it has arrived, and not after it has ended. */
+__device__ __forceinline__ void cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/* Two floats to where `p` of this block's shared memory is in block `rank`; 8-byte aligned. */
+__device__ __forceinline__ void cluster_store(void *p, int rank, float a, float b)
+{
+#if __CUDA_ARCH__ >= 900
+    const uint32_t here = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "st.shared::cluster.v2.f32 [there], {%2, %3};\n\t}" ::"r"(here),
+                 "r"(rank), "f"(a), "f"(b)
+                 : "memory");
+#else
+    (void)p, (void)rank, (void)a, (void)b;
+#endif
+}
+
+#endif
