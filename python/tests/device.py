@@ -1,6 +1,7 @@
 """What follows torch's default device, which conftest.py sets, where torch itself does not; and what ran."""
 
 import collections
+import contextlib
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +13,18 @@ def here():
 
 def generator(seed):
     return torch.Generator(here()).manual_seed(seed)
+
+
+@contextlib.contextmanager
+def default_device(device):
+    """Another default device, or none. Under one Dynamo sees each method of a tensor through an override of torch's,
+    and cannot trace all of them: what is compiled runs under none, as it does for most users."""
+    before = here()
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None if before.type == "cpu" else before)
 
 
 class Watch(TorchDispatchMode):

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")
+from device import default_device  # noqa: E402
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 SCRIPTS = ("models", "qwen3", "generate_video", "rms_norm", "compile_graph")
@@ -19,7 +20,7 @@ FEW = ["--device", "cpu", "--tiny", "--steps", "2", "--warmup-iterations", "1"]
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu():
-    with torch.device("cpu"):
+    with default_device(None):
         yield
 
 

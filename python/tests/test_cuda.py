@@ -14,6 +14,7 @@ import ml_dtypes  # noqa: E402
 
 import adze  # noqa: E402
 from calls import CALLS, IDS, bits, torch_call  # noqa: E402
+from device import default_device  # noqa: E402
 from diffusers_seams import Tally  # noqa: E402
 from test_ops import overload, samples  # noqa: E402
 
@@ -25,7 +26,7 @@ OUTS = ("out", "sum", "q_out", "k_out", "cos", "sin")
 
 @pytest.fixture(autouse=True)
 def _on_the_gpu():
-    with torch.device("cuda"):
+    with default_device("cuda"):
         yield
     torch.cuda.synchronize()
 
@@ -45,7 +46,10 @@ def test_the_numbers_of_the_cpu(dtype):
         for want, got in zip(called(call, dtype, "cpu"), called(call, dtype), strict=True):
             assert got.is_cuda
             if want.numel():
-                tally.compare(str(dtype), name, want, got.cpu())
+                kind = (
+                    call[0] if call[0] == "group_norm" else "other ops"
+                )  # one of its calls has most elements of all
+                tally.compare(kind, name, want, got.cpu())
     if dtype != np.float32:
         tally.judge()
 
@@ -209,7 +213,7 @@ def test_reduce_overhead_decodes_in_graphs():
     torch._dynamo.reset()
     cudagraph_trees.reset_cudagraph_trees()
     counters.clear()
-    with torch.no_grad():
+    with torch.no_grad(), default_device(None):
         found = model.generate(
             **arguments, max_new_tokens=16, min_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0,
             cache_implementation="static", compile_config=CompileConfig(mode="reduce-overhead", fullgraph=True),
@@ -268,7 +272,7 @@ def images(pipe):
 @pytest.mark.parametrize("offload", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
 def test_offloaded_pipelines(offload, when):
     pytest.importorskip("accelerate")
-    with torch.device("cpu"):  # where a user makes a pipeline that is then offloaded
+    with default_device(None):  # where a user makes a pipeline that is then offloaded
         pipe = tiny_pipeline()
         getattr(pipe, offload)()
         expected = images(pipe)

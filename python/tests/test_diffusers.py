@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
-from device import Watch, here  # noqa: E402
+from device import Watch, default_device, here  # noqa: E402
 from diffusers_seams import Attention, Seams, Tally, check_numbers, output, recorded, tensors  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -313,7 +313,7 @@ def test_ip_adapter_processors_are_left_alone(when):
 
     model, inputs = diffusers_models.make("flux", False)
     attention = model.transformer_blocks[0].attn
-    adapter = FluxIPAdapterAttnProcessor(32, 32, num_tokens=(4,))
+    adapter = FluxIPAdapterAttnProcessor(32, 32, num_tokens=(4,)).to(here())
     inputs["joint_attention_kwargs"] = {"ip_hidden_states": [torch.randn(2, 4, 32)]}
     plain_processor = attention.processor
     attention.set_processor(adapter)
@@ -430,7 +430,7 @@ def test_offload(name, offload, when):
     torch.testing.assert_close(output(model, inputs), expected)
     handle.remove()
     torch.testing.assert_close(output(model, inputs), expected)
-    if when == "before" and "groups" in offload:
+    if when == "before" and offload in ("leaf groups", "block groups"):
         same(before, snapshot(model))
 
 
@@ -524,7 +524,8 @@ def compiled_graphs(name, patched):
     model.compile_repeated_blocks(
         fullgraph=True, dynamic=name == "ltx", backend=lambda graph, _: graphs.append(graph) or graph.forward
     )
-    torch.testing.assert_close(output(model, inputs), expected)
+    with default_device(None):
+        torch.testing.assert_close(output(model, inputs), expected)
     targets = {str(node.target) for graph in graphs for node in graph.graph.nodes}
     assert any(target.startswith("adze.") for target in targets) == patched
     return len(graphs)
@@ -547,7 +548,8 @@ def test_inductor():
     adze.patch(model)
     torch._dynamo.reset()
     model.compile_repeated_blocks(fullgraph=True)
-    torch.testing.assert_close(output(model, inputs), expected)
+    with default_device(None):
+        torch.testing.assert_close(output(model, inputs), expected)
 
 
 # ---- The rest ----

@@ -24,6 +24,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from calls import CALLS, IDS, arguments, bits, expected, torch_of  # noqa: E402
+from device import default_device  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
@@ -32,7 +33,7 @@ ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFL
 @pytest.fixture(autouse=True)
 def _on_the_cpu():
     """The package that is built here has kernels for the CPU alone."""
-    with torch.device("cpu"):
+    with default_device(None):
         yield
 
 

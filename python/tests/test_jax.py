@@ -213,7 +213,7 @@ def test_torch_is_not_loaded():
 def test_example():
     result = subprocess.run(
         [sys.executable, ROOT / "examples/jax_rms_norm.py"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         check=True,

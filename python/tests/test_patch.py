@@ -194,7 +194,8 @@ def test_fast_rounds_once():
             match = norm(x)
         original = norm(x)
     assert (ulps(fast, exact) == 0).float().mean() > (ulps(original, exact) == 0).float().mean()
-    assert torch.equal(match, original)
+    apart = ulps(match, original)  # on a GPU both add in their own order, which turns few roundings, and by one step
+    assert apart.max() <= 1 and (apart == 0).float().mean() >= (1 if here().type == "cpu" else 0.999)
 
 
 class StrangeNorm(nn.Module):
@@ -285,7 +286,7 @@ def test_save_pretrained(llama, tmp_path):
     llama.save_pretrained(tmp_path)
     handle.remove()
     keys = list(llama.state_dict())
-    back = type(llama).from_pretrained(tmp_path).eval()
+    back = type(llama).from_pretrained(tmp_path).to(here()).eval()
     assert list(back.state_dict()) == keys
     assert torch.equal(logits(back), expected)
 

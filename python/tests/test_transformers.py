@@ -17,7 +17,7 @@ import models  # noqa: E402
 from adze.patch import OPS, _Plan, own_forward  # noqa: E402
 from adze.patch_torch import add_norm, norm_add  # noqa: E402
 from adze.verify import ulps  # noqa: E402
-from device import Watch, generator, here  # noqa: E402
+from device import Watch, default_device, generator, here  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -294,9 +294,9 @@ def test_compiles_whole_and_for_every_length(name):
     model = models.build(name, attention="eager" if name == "gemma2" else "sdpa")
     adze.patch(model)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    with torch.no_grad():
-        for length in (7, 12, 19, 23):
-            ids = models.inputs(name, seq=length)["input_ids"]
+    lengths = [models.inputs(name, seq=length)["input_ids"] for length in (7, 12, 19, 23)]
+    with torch.no_grad(), default_device(None):
+        for ids in lengths:
             found = compiled(input_ids=ids, use_cache=False).logits
             torch.testing.assert_close(found, model(input_ids=ids, use_cache=False).logits)
     assert len(graphs) == 2  # the first length, and any
