@@ -177,25 +177,25 @@ def test_a_graph_of_a_patched_model():
     pytest.importorskip("transformers")
     import models
 
-    model = models.build("qwen3")
-    expected = [model(input_ids=ids, use_cache=False).logits for ids in (own_ids(), own_ids() + 7)]
+    model, ids, side = models.build("qwen3"), torch.arange(3, 23).reshape(2, 10), torch.cuda.Stream()
+    mask = torch.ones(2, 1, 10, 10, dtype=torch.bool).tril()  # whole, or the model makes one and looks at it
+
+    def run(ids):
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+
+    expected = [run(ids), run(ids + 7)]
     adze.patch(model)
-    ids, side = own_ids(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        model(input_ids=ids, use_cache=False)
+        run(ids)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        logits = model(input_ids=ids, use_cache=False).logits
+        logits = run(ids)
     for wanted in expected:
         graph.replay()
         torch.testing.assert_close(logits, wanted)
         ids += 7
-
-
-def own_ids():
-    return torch.arange(3, 23).reshape(2, 10)
 
 
 def test_reduce_overhead_decodes_in_graphs():
