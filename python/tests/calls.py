@@ -60,13 +60,16 @@ TABLES = {"rope": (2, 3), "qk_norm_rope": (4, 5), "rope_table": (0, 1, 2)}  # ar
 
 
 def arguments(call, dtype, array):
-    """The arguments of a call, its floats rounded to a dtype, each array as another library has it."""
+    """The arguments of a call, its floats rounded to a dtype (NumPy's, or torch's), each array as another library has
+    it."""
     name, args, kwargs = call
 
     def convert(value, keep=False):
         if not isinstance(value, np.ndarray):
             return value
-        return array(value if keep else value.astype(dtype))
+        if keep:
+            return array(value)
+        return array(value.astype(dtype)) if isinstance(dtype, np.dtype) else array(value).to(dtype)
 
     args = [convert(value, i in TABLES.get(name, ())) for i, value in enumerate(args)]
     return args, {key: convert(value) for key, value in kwargs.items()}
@@ -75,20 +78,17 @@ def arguments(call, dtype, array):
 def bits(result):
     """The results as a list of dtype, shape and bytes."""
     arrays = result if isinstance(result, (tuple, list)) else [result]
-    return [(a.dtype.name, a.shape, a.tobytes()) for a in map(numpy_of, arrays)]
+    return [_bits(array) for array in arrays]
 
 
-def numpy_of(array):
-    """A NumPy array of what NumPy, JAX or torch hold."""
+def _bits(array):
     if type(array).__module__ != "torch":
-        return np.asarray(array)
-    import ml_dtypes
+        array = np.asarray(array)
+        return array.dtype.name, array.shape, array.tobytes()
     import torch
 
-    array = array.cpu()
-    if array.dtype == torch.bfloat16:
-        return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return array.numpy()
+    plain = array.contiguous().cpu().flatten().view(torch.uint8)
+    return str(array.dtype).removeprefix("torch."), tuple(array.shape), plain.numpy().tobytes()
 
 
 def torch_of(array):
