@@ -40,24 +40,32 @@ def test_on_the_cpu_the_module_runs():
 @gpu
 def test_graphs_follow_inputs_shapes_and_weights():
     step = Step().cuda()
-    graph = adze.graph(step, limit=2)
+    graph = adze.graph(step, limit=3)
+
+    def agree(*shape, **more):
+        """Compares a call with the module's own; says how often the graph's call ran the module."""
+        x, before = torch.randn(shape, device="cuda"), step.calls
+        got, ran = graph(x, **more)["out"], step.calls - before
+        torch.testing.assert_close(got, step(x, **more)["out"])
+        return ran
+
     with torch.no_grad():
-        for rows in (4, 8, 4, 16):
-            for scale in (1.0, 1.0):
-                x = torch.randn(rows, 64, device="cuda")
-                torch.testing.assert_close(graph(x, scale=scale)["out"], step(x, scale=scale)["out"])
+        assert agree(4, 64) > 1 and agree(8, 64) > 1
+        assert agree(4, 64) == agree(8, 64) == agree(4, 64) == 0
         assert len(graph.captured) == 2
-        before = step.calls
-        first = graph(torch.ones(4, 64, device="cuda"))["out"]
-        assert step.calls == before
+        ones = torch.ones(4, 64, device="cuda")
+        first = graph(ones)["out"]
         graph(torch.zeros(4, 64, device="cuda"))
-        torch.testing.assert_close(first, step(torch.ones(4, 64, device="cuda"))["out"])
+        torch.testing.assert_close(first, step(ones)["out"])
         step.linear.weight.mul_(2)
-        x = torch.randn(4, 64, device="cuda")
-        torch.testing.assert_close(graph(x)["out"], step(x)["out"])
+        assert agree(4, 64) == 0
         step.linear.weight = torch.nn.Parameter(step.linear.weight * 3)
-        torch.testing.assert_close(graph(x)["out"], step(x)["out"])
+        assert agree(4, 64) > 1 and agree(4, 64) == 0
+        assert len(graph.captured) == 3
+        assert agree(16, 64) == agree(4, 64, scale=1.0) == agree(8, 64) == 1  # beyond the limit the module runs
+        assert agree(4, 64) == 0 and len(graph.captured) == 3 and not graph.refused
     graph.disable()
+    assert agree(4, 64) == 1
     graph.reset()
     assert not graph.captured
 

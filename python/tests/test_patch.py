@@ -21,7 +21,7 @@ import models  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
 from adze.patch import Rule, _mismatch, is_adze, own_forward  # noqa: E402
 from adze.verify import ulps  # noqa: E402
-from device import here  # noqa: E402
+from device import Watch, here  # noqa: E402
 
 
 @pytest.fixture
@@ -400,15 +400,15 @@ def test_accelerate_hooks_before_and_after():
     assert torch.equal(logits(late), expected)
 
 
-@pytest.mark.parametrize("first", ["patch", "lora"])
-def test_lora(first, deterministic):
+def with_lora(model):
     peft = pytest.importorskip("peft")
     settings = dict(target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"], modules_to_save=["norm"], r=4)
+    torch.manual_seed(3)
+    return peft.get_peft_model(model, peft.LoraConfig(**settings, init_lora_weights=False)).eval()
 
-    def with_lora(model):
-        torch.manual_seed(3)
-        return peft.get_peft_model(model, peft.LoraConfig(**settings, init_lora_weights=False)).eval()
 
+@pytest.mark.parametrize("first", ["patch", "lora"])
+def test_lora(first, deterministic):
     unpatched = with_lora(models.build("llama"))
     expected, (loss, grads) = logits(unpatched), gradients(unpatched)
     plain = logits(models.build("llama"))
@@ -434,6 +434,42 @@ def test_lora(first, deterministic):
     handle.remove()
     assert patched_paths(model) == []
     assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("first", ["patch", "lora"])
+def test_lora_merged_and_unmerged(llama, first):
+    plain = logits(llama)
+    handle = adze.patch(llama) if first == "patch" else None
+    model = with_lora(llama)
+    handle = handle or adze.patch(model)
+    paths = patched_paths(model)
+    linear = model.base_model.model.model.layers[0].mlp.gate_proj
+    apart, merged = logits(model), linear.get_base_layer().weight + linear.get_delta_weight("default")
+
+    def agree(found):
+        """Patched and not, and with the adapter apart: merging changes the order of sums alone."""
+        torch.testing.assert_close(found, apart)
+        handle.disable()
+        torch.testing.assert_close(found, logits(model))
+        handle.enable()
+
+    assert not torch.allclose(apart, plain, atol=0.01)
+    for _ in range(2):
+        model.merge_adapter()
+        assert linear.merged and torch.equal(linear.weight, merged) and patched_paths(model) == paths
+        agree(logits(model))
+        model.unmerge_adapter()
+        assert not linear.merged and not torch.allclose(linear.weight, merged, atol=0.01)
+        assert patched_paths(model) == paths
+        agree(logits(model))
+    with model.disable_adapter():
+        torch.testing.assert_close(logits(model), plain)
+    whole = model.merge_and_unload()
+    assert type(whole) is type(llama) and any(path.endswith("mlp") for path in patched_paths(whole))
+    torch.testing.assert_close(logits(whole), apart)
+    handle.remove()
+    assert patched_paths(whole) == []
+    torch.testing.assert_close(logits(whole), apart)
 
 
 def test_hooks_still_fire(llama):
@@ -542,6 +578,52 @@ def test_other_tensors_go_to_the_original(llama):
         assert norm(torch.randn(1, 1, 1, 1, 2, 128)).dim() == 6
         norm.to("meta")
         assert norm(torch.randn(2, 128, device="meta")).device.type == "meta"
+
+
+class Quantised(torch.Tensor):
+    """A weight kept as int8 and a scale, which operators get as their product; torchao's tensors are of this kind."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, values, scale):
+        made = torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype, device=scale.device)
+        made.values, made.scale = values, scale
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.detach.default:
+            return cls(args[0].values, args[0].scale)
+        return op(*(a.values * a.scale if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
+def quantise(module):
+    scale = module.weight.detach().abs().amax() / 127
+    values = (module.weight.detach() / scale).round().to(torch.int8)
+    module.weight = nn.Parameter(Quantised(values, scale), requires_grad=False)
+
+
+def test_quantised_weights(llama):
+    """Of products they are no business of a patch; of a norm they go to the original."""
+    for module in llama.modules():
+        if isinstance(module, nn.Linear):
+            quantise(module)
+    exact, expected = logits(models.build("llama")), logits(llama)
+    assert not torch.equal(exact, expected)
+    with adze.patched(llama) as handle:
+        assert handle.patched == adze.patch(models.build("llama")).patched
+        with Watch() as watch:
+            found = logits(llama)
+    assert watch.adze
+    torch.testing.assert_close(found, expected)
+    norm, x = llama.model.norm, torch.randn(2, 128)
+    quantise(norm)
+    with torch.no_grad(), Watch() as watch:
+        expected = norm(x)
+        adze.patch(llama)
+        assert torch.equal(norm(x), expected)
+    assert not watch.adze
 
 
 def test_pipelines_are_objects_with_components(llama):
