@@ -13,7 +13,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,39 +22,45 @@ from kernels._rust import Build, Digest, DigestAlgorithm, DigestValidationError,
 from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from calls import CALLS, IDS, arguments, bits, expected, torch_of  # noqa: E402
-from device import default_device  # noqa: E402
+from calls import CALLS, IDS, bits, torch_call  # noqa: E402
+from device import default_device, here  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
 ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+BACKEND = "cuda" if torch.cuda.is_available() else "cpu"  # the one that kernels selects, wherever tensors are
 
 
-@pytest.fixture(autouse=True)
-def _on_the_cpu():
-    """The package that is built here has kernels for the CPU alone."""
-    with default_device(None):
-        yield
+def make(*command):
+    done = subprocess.run(["make", *command], cwd=ROOT, env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def architecture():
+    """The GPU's, as nvcc spells it."""
+    found = "{}{}".format(*torch.cuda.get_device_capability())
+    return "90a" if found == "90" else found
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory):
-    for tool in ("make", "cc"):
+    tools, backend = ["make", "cc"], ["B=build/hub-cpu", "CUDA=0"]
+    if BACKEND == "cuda":
+        tools.append("nvcc" if shutil.which("nvcc") else "/usr/local/cuda/bin/nvcc")  # where the Makefile looks
+        backend = ["B=build/hub-cuda", "CUDA=1", f"CUDA_ARCHS={architecture()}", "CUDA_PTX="]
+    for tool in tools:
         if not shutil.which(tool):
             pytest.skip(f"{tool} is not here")
     folder = tmp_path_factory.mktemp("hub") / "adze"
-    command = ["make", "B=build/hub-cpu", "CUDA=0", f"HUB={folder}", f"HUB_PY={sys.executable}", "hub-backend"]
-    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    make(*backend, f"HUB={folder}", f"HUB_PY={sys.executable}", "hub-backend")
     return folder
 
 
 @pytest.fixture(scope="session")
 def variants(repository):
     found = sorted((repository / "build").iterdir())
-    assert [re.sub("-(x86_64|aarch64)-linux$", "", v.name) for v in found] == [
-        "torch-stable-abi210-cpu",
-        "tvm-ffi01-cpu",
-    ]
+    backend = r"cu1\d\d" if BACKEND == "cuda" else "cpu"
+    for variant, framework in zip(found, ("torch-stable-abi210", "tvm-ffi01"), strict=True):
+        assert re.fullmatch(rf"{framework}-{backend}-(x86_64|aarch64)-linux", variant.name)
     return found
 
 
@@ -65,7 +70,8 @@ def kernel(repository):
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    """The same values on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(here(), dtype)
 
 
 def close(got, want):
@@ -96,11 +102,13 @@ class Recorded(TorchDispatchMode):
 def test_metadata(variants):
     for variant, depends in zip(variants, ([], ["tvm-ffi"]), strict=True):
         metadata = Metadata.read_from_file(variant / "metadata.json")
-        assert re.fullmatch(r"_adze_cpu_[0-9a-f]{7}(_dirty)?", metadata.id) and str(metadata.name) == "adze"
+        assert re.fullmatch(rf"_adze_{BACKEND}_[0-9a-f]{{7}}(_dirty)?", metadata.id) and str(metadata.name) == "adze"
         assert (metadata.version, metadata.license, metadata.python_depends) == (1, "Apache-2.0", depends)
         suffix = ".so" if depends else ".abi3.so"
         assert [p.name for p in variant.glob("*.so")] == [metadata.id + suffix]
         text = json.loads((variant / "metadata.json").read_text())
+        gpu = {"archs": [re.sub(r"(\d[af]?)$", r".\1", architecture())]} if BACKEND == "cuda" else {}
+        assert text["backend"] == {"type": BACKEND, **gpu}
         for key in ("name", "id", "version", "license", "python-depends", "backend"):
             less = {name: value for name, value in text.items() if name != key}
             with pytest.raises(ValueError):
@@ -168,19 +176,14 @@ def test_names_can_be_read_without_import(variants):
 # ---- Functions ----
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=IDS)
 def test_same_bits_as_installed(kernel, call, dtype):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    args, kwargs = arguments(call, dtype, torch_of)
-    for key in ("dtype", "out_dtype"):
-        if key in kwargs:
-            kwargs[key] = getattr(torch, kwargs[key])
+    installed, args, kwargs = torch_call(call, dtype)
     with Recorded(kernel.__name__) as recorded:
         got = getattr(kernel, call[0])(*args, **kwargs)
     assert recorded.called == [call[0]]
-    assert bits(got) == expected(call, dtype)
+    assert bits(got) == bits(installed(*args, **kwargs))
 
 
 def halves(x):
@@ -233,9 +236,10 @@ def test_threshold(kernel):
 
 
 def test_opcheck(kernel):
-    op = getattr(torch.ops, kernel.__name__).rms_norm
-    torch.library.opcheck(op.default, (randn(3, 8), None, randn(8)), {"eps": 1e-6})
-    torch.library.opcheck(op.out, (randn(3, 8), None, randn(8)), {"eps": 1e-6, "out": torch.empty(3, 8)})
+    op, x, weight, out = getattr(torch.ops, kernel.__name__).rms_norm, randn(3, 8), randn(8), torch.empty(3, 8)
+    with default_device(None):
+        torch.library.opcheck(op.default, (x, None, weight), {"eps": 1e-6})
+        torch.library.opcheck(op.out, (x, None, weight), {"eps": 1e-6, "out": out})
 
 
 # ---- Layers ----
@@ -274,11 +278,11 @@ MODE = kernels.Mode.INFERENCE | kernels.Mode.TORCH_COMPILE
 def kernelized(repository, module, **layers):
     """The module with our layers; layers: transformers' name = ours."""
     mapping = {
-        name: {"cpu": {MODE: kernels.LocalLayerRepository(repository, layer_name=layer)}}
+        name: {here().type: {MODE: kernels.LocalLayerRepository(repository, layer_name=layer)}}
         for name, layer in layers.items()
     }
     with kernels.use_kernel_mapping(mapping, inherit_mapping=False):
-        return kernels.kernelize(module.eval(), mode=MODE, device="cpu", use_fallback=False)
+        return kernels.kernelize(module.eval(), mode=MODE, device=here().type, use_fallback=False)
 
 
 def module_of(layer):
@@ -290,9 +294,17 @@ def module_of(layer):
     return module, type(leaf).kernel_layer_name
 
 
+@pytest.fixture
+def transformers():
+    """Its modules have names for kernels only where it takes the kernels that is here."""
+    library = pytest.importorskip("transformers")
+    if not library.utils.is_kernels_available():
+        pytest.skip(f"transformers {library.__version__} does not take kernels {kernels.__version__}")
+    return library
+
+
 @pytest.mark.parametrize("layer", LAYERS)
-def test_layer(repository, kernel, layer):
-    pytest.importorskip("transformers")
+def test_layer(repository, kernel, layer, transformers):
     module, name = module_of(layer)
     x = randn(2, 3, 64) * 3
     with torch.no_grad():
@@ -302,14 +314,14 @@ def test_layer(repository, kernel, layer):
             got = module(x)
         assert set(recorded.called) == {"rms_norm" if "Norm" in layer else "activation"}
         close(got, want.double())
-        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-        assert torch.equal(compiled(x), got)
+        with default_device(None):
+            compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+            assert torch.equal(compiled(x), got)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_gradients_come_from_the_formula(repository, kernel, layer):
+def test_gradients_come_from_the_formula(repository, kernel, layer, transformers):
     """In eval mode without no_grad: the model's own gradients, to the bit."""
-    pytest.importorskip("transformers")
     results = []
     for ours in False, True:
         module, name = module_of(layer)
@@ -325,9 +337,8 @@ def test_gradients_come_from_the_formula(repository, kernel, layer):
     assert results[0][1].abs().sum() > 0
 
 
-def test_rounding_is_the_models(repository, kernel):
+def test_rounding_is_the_models(repository, kernel, transformers):
     """bf16: one bit differs where the sum of squares, added in another order, is on the other side of a midpoint."""
-    pytest.importorskip("transformers")
     x = randn(64, 64, dtype=torch.bfloat16)
     for layer, other in ("RMSNorm", "RMSNormOnce"), ("RMSNormOnce", "RMSNorm"):
         module, name = module_of(layer)
@@ -400,17 +411,24 @@ def test_every_layer_is_one_the_library_takes(kernel):
         assert layer.has_backward is False and layer.can_torch_compile is True
 
 
-def test_llama(repository, kernel):
-    """transformers' set_use_kernels takes no CPU; the library under it does."""
-    transformers = pytest.importorskip("transformers")
+def test_llama(repository, kernel, transformers):
+    """By the library itself, with tokens compared; and by transformers' set_use_kernels, which takes no CPU."""
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    from models import build, generate, inputs
+    from models import build, generate, inputs, output
 
     model, batch = build("llama"), inputs("llama")
     config = transformers.KernelConfig({"RMSNorm": f"{repository}:RMSNorm"}, use_local_kernel=True)
-    with pytest.raises(ValueError, match="Only devices in"):
-        model.set_use_kernels(True, config)
+    if here().type == "cpu":
+        with pytest.raises(ValueError, match="Only devices in"):
+            model.set_use_kernels(True, config)
+    else:
+        other = build("llama")
+        other.set_use_kernels(True, config)
+        with Recorded(kernel.__name__) as recorded:
+            got = output(other, batch)
+        assert set(recorded.called) == {"rms_norm"}
+        torch.testing.assert_close(got, output(model, batch))
     want = generate(model, batch)
     try:
         kernelized(repository, model, RMSNorm="RMSNorm", SiLU="SiLU", rotary_pos_emb="RotaryPosEmb")
@@ -437,17 +455,19 @@ def python(*command, **more):
 def test_tvm_ffi(variants):
     pytest.importorskip("tvm_ffi")
     code = """
-import pathlib, sys, kernels, numpy as np, adze.tvm_ffi
-from calls import CALLS, arguments, bits
+import pathlib, sys, kernels, numpy as np, torch, adze.tvm_ffi
+from calls import CALLS, arguments, bits, torch_of
+torch.set_default_device(sys.argv[2])
 kernel = kernels.get_local_kernel(pathlib.Path(sys.argv[1]))
-for call in CALLS:
-    args, kwargs = arguments(call, np.dtype(np.float32), lambda a: a)
-    ours, theirs = (getattr(module, call[0])(*args, **kwargs) for module in (kernel, adze.tvm_ffi))
-    assert bits(ours) == bits(theirs), call[0]
+for array in [lambda a: a, torch_of]:
+    for call in CALLS:
+        args, kwargs = arguments(call, np.dtype(np.float32), array)
+        ours, theirs = (getattr(module, call[0])(*args, **kwargs) for module in (kernel, adze.tvm_ffi))
+        assert bits(ours) == bits(theirs), call[0]
 print(len(CALLS), kernel.__name__)
 """
-    count, name = python("-c", code, variants[1]).split()
-    assert int(count) == len(CALLS) and name.startswith("_adze_cpu_")
+    count, name = python("-c", code, variants[1], here().type).split()
+    assert int(count) == len(CALLS) and name.startswith(f"_adze_{BACKEND}_")
 
 
 def test_example(repository):
@@ -460,7 +480,7 @@ def test_benchmark(repository, kernel):
     spec.loader.exec_module(module)
     for workload in ("rms_norm", "silu_and_mul", "rope"):
         benchmark = module.Llama()
-        benchmark.kernel = kernel
+        benchmark.kernel, benchmark.device = kernel, here().type
         getattr(benchmark, f"setup_{workload}")()
         benchmark.out.zero_()
         getattr(benchmark, f"benchmark_{workload}")()
@@ -506,6 +526,7 @@ def test_sources_build(repository, tmp_path):
     jobs = [(c, source) for c in components for source in c["src"] if source.endswith(".cpp")]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = sum(threads.map(lambda job: compiled(*job), jobs), [])
+    make("B=build/hub-cpu", "CUDA=0", "build/hub-cpu/libadze.a")
     library = ROOT / "build/hub-cpu/libadze.a"
     module = tmp_path / "_adze_sources.abi3.so"
     subprocess.run(["g++", "-shared", *objects, library, "-o", module, "-ldl", "-lm"], check=True)
