@@ -142,6 +142,19 @@ typedef struct adze_group_norm_args {
 ADZE_API adze_status adze_group_norm(adze_stream stream, const adze_group_norm_args *args);
 ADZE_API adze_status adze_group_norm_scratch(adze_stream stream, const adze_group_norm_args *args, size_t *bytes);
 
+/* gated_add: out = residual + (gate + gate_table) * x, the sum of a norm without the norm. ADZE_ROUND_STEPS rounds
+   gate + gate_table and the product to x's dtype. */
+typedef struct adze_gated_add_args {
+    adze_call call;
+    adze_tensor out;              /* like x; may be x or residual */
+    adze_tensor x;                /* [..., dim]: f32, f16, bf16 */
+    adze_tensor residual;         /* like x */
+    adze_tensor gate, gate_table; /* to x; x's dtype or f32 */
+    int32_t rounding;
+    int32_t reserved; /* zero */
+} adze_gated_add_args;
+ADZE_API adze_status adze_gated_add(adze_stream stream, const adze_gated_add_args *args);
+
 /* ---- Activations ---- */
 
 typedef enum adze_act {
