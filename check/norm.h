@@ -60,7 +60,16 @@
         "scale_table=f32[256] shift=f32[2,1,256] shift_table=f32[256] eps=1e-6",                                     \
         "x=$[2,5,250] residual=$[2,5,250] gate=$[2,5,250] gate_table=$[250] eps=1e-6 rounding=10",                   \
         "x=$[2,2,3072] residual=$[2,2,3072] gate=$[2,1,3072] weight=$[3072] bias=$[3072] eps=1e-6 "                  \
-        "rounding=2"
+        "rounding=2", /* a residual, and no gate */                                                                  \
+        "x=$[2,3,2048] residual=$[2,3,2048] scale=$[2,1,2048] scale_table=$[2048] shift=$[2,1,2048] "                \
+        "shift_table=$[2048] eps=1e-6 rounding=2",                                                                   \
+        "x=$[2,3,3072] residual=$[2,3,3072] scale=$[2,1,3072] shift=$[2,1,3072] eps=1e-6", /* shapes of a GPU */     \
+        "x=$[2,3,3072] scale=$[2,1,3072] shift=$[2,1,3072] eps=1e-6 rounding=2",                                     \
+        "x=$[2,3072] weight=$[3072] eps=1e-6 rounding=1", "x=$[2,5120] weight=$[5120] bias=$[5120] eps=1e-6",        \
+        "x=$[2,10240] weight=$[10240] eps=1e-6", "x=$[2,12000] weight=$[12000] eps=1e-6",                            \
+        "x=$[2,2048] residual=$[2,2048] weight=$[2048] bias=$[2048] eps=1e-6", "x=$[2129,64] weight=$[64] eps=1e-6", \
+        "x=$[2131,512] weight=$[512] eps=1e-6", "x=$[2129,768] weight=$[768] bias=$[768] eps=1e-6",                  \
+        "x=$[1061,2048] residual=$[1061,2048] weight=$[2048] eps=1e-6"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

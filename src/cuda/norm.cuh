@@ -1,12 +1,12 @@
 /* norm.cuh - rms_norm and layer_norm on CUDA. Over 600 lines: two kernels that share their calls, and the choice.
 
    norm_registers: the calls that models make. A row is held in registers, packed, from the one time it is read until
-   it is written: VECTORS 16-byte vectors in each of its threads. LANES > 0: so many lanes of a warp share a row, and
-   a block has several, because a card starts blocks more slowly than it could finish them; LANES 0: a block has a
-   row, whose address is then the same for the whole block and costs a thread no register. All loads of a thread are
-   issued before the first is used; what multiplies the row later (the weight, or scale and shift) is on its way
-   before the sum is known. norm_loop: any call. A block per row, W elements at a time; the row is read again for each
-   pass, and the sum with the residual is made again. */
+   it is written: VECTORS 16-byte vectors in each of its threads. LANES > 0: so many lanes of a warp share a row;
+   LANES 0: the threads of a block with the same threadIdx.y do. A block has several rows, because a card starts
+   blocks more slowly than it could finish them. All loads of a thread are issued before the first is used; what
+   multiplies the row later (the weight, or scale and shift) is on its way before the sum is known. norm_loop: any
+   call. A block per row, W elements at a time; the row is read again for each pass, and the sum with the residual is
+   made again. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
@@ -15,7 +15,7 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
-constexpr int SHORT_THREADS = 128, LONG_THREADS = 512; /* of a block: of short rows; of others, at most */
+constexpr int NORM_THREADS = 512, NORM_ROWS = 4; /* of a block, at most; rows where LANES is 0 */
 
 /* All W values as a store and a load would leave them, if `condition`. */
 template <typename T, int W>
@@ -40,7 +40,7 @@ enum norm_form {
     PLAIN,        /* weight and bias, if any */
     RESIDUAL_SUM, /* and a residual */
     MODULATED,    /* scale and shift, with or without tables */
-    BLOCK         /* residual and gate before them */
+    BLOCK         /* a residual before them, with or without a gate */
 };
 template <norm_form FORM>
 constexpr bool adds = FORM == RESIDUAL_SUM || FORM == BLOCK;
@@ -152,28 +152,42 @@ __device__ __forceinline__ float norm_total(float v, float *part)
         return row_sum(v, part);
 }
 
-/* On sm_75 and sm_80 the compiler must be told that one block may have all registers, or it spills. */
+/* Blocks that a multiprocessor must have room for: without it the compiler takes registers to have more in flight
+   than helps; with more it spills. Sides: tables, f32 beside half, or the weight of a layer_norm. */
+constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bool full)
+{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 860
-#    define NORM_BLOCKS , 1
+    return 1;
 #else
-#    define NORM_BLOCKS
+    return lanes || vectors > 4    ? 1
+           : form == PLAIN         ? (vectors == 2 && full && !sides ? 3 : 2)
+           : form == RESIDUAL_SUM  ? 2
+           : vectors > 2 && !sides ? 2
+                                   : 1;
 #endif
+}
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
+constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : CENTRED &&EXTRA;
 
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight (PLAIN,
-   RESIDUAL_SUM), or after each step (the others). FULL: a row has exactly as many vectors as its threads hold.
-   EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. */
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES, int LANES, int VECTORS,
+   RESIDUAL_SUM), or after each step (the others). EXTRA: there is a weight, or there are tables. FULL: a row has
+   exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not after the sum:
+   registers for latency. */
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
           bool FULL, bool EARLY>
-__global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOCKS)
+__global__ void __launch_bounds__(NORM_THREADS,
+                                  norm_blocks(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, LANES, VECTORS, FULL))
     norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
     constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
+    constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
     constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
-    __shared__ __align__(16) float part[LANES ? 1 : 2][32];
+    __shared__ __align__(16) float part[LANES ? 1 : 2][LANES ? 1 : NORM_ROWS][32];
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
-    const uint32_t r = LANES ? blockIdx.x * (SHORT_THREADS / lanes) + threadIdx.x / lanes : blockIdx.x;
-    /* Lanes beyond the last row repeat it and write nothing: the shuffles want them all. */
-    const bool writes = !LANES || r < p.count;
+    const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
+    const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;
+    /* Threads beyond the last row repeat it and write nothing: shuffles and barriers want them all. */
+    const bool writes = r < p.count;
     int64_t at[row_tensors<FORM>];
     norm_locate(p, writes ? r : p.count - 1, at);
     const void *row[row_tensors<FORM>], *const *flat = p.flat;
@@ -184,7 +198,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
     pdl_launch_next();
     pdl_wait();
 
-    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[EARLY && !modulates<FORM> ? VECTORS : 1];
+    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
     side_vector<S, W> scale[SIDES], shift[SIDES];
     norm_fetch<FULL>(x, row[X_ROW], thread, threads, vectors);
     if constexpr (adds<FORM>)
@@ -192,7 +206,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
     if constexpr (modulates<FORM> && EARLY) {
         side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
         side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
-    } else if (EARLY && flat[WEIGHT]) {
+    } else if constexpr (EARLY && WEIGHTED) {
         norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
 
@@ -206,13 +220,15 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
             if (FULL || thread + v * threads < vectors) {
                 float other[W];
                 if constexpr (FORM == BLOCK) {
-                    load<S, W>((const S *)row[gate_at] + i, other);
-                    if (TABLES)
-                        add_table<T, S, W>(flat[GATE_TABLE_AT], i, ROUND, other);
+                    if (p.row[gate_at]) {
+                        load<S, W>((const S *)row[gate_at] + i, other);
+                        if (TABLES)
+                            add_table<T, S, W>(flat[GATE_TABLE_AT], i, ROUND, other);
 #pragma unroll
-                    for (int j = 0; j < W; j++)
-                        h[j] *= other[j];
-                    round_if<T, W>(ROUND, h);
+                        for (int j = 0; j < W; j++)
+                            h[j] *= other[j];
+                        round_if<T, W>(ROUND, h);
+                    }
                 }
                 residual[v].get(other);
 #pragma unroll
@@ -228,13 +244,13 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
         for (int j = 0; j < W; j++)
             sum += CENTRED ? h[j] : h[j] * h[j];
     }
-    sum = norm_total<LANES>(sum, part[0]);
+    sum = norm_total<LANES>(sum, part[0][LANES ? 0 : in_block]);
     keep_packed(x);
     if constexpr (modulates<FORM> && EARLY) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
             keep_packed(scale[v].part), keep_packed(shift[v].part);
-    } else if constexpr (EARLY) {
+    } else if constexpr (EARLY && WEIGHTED) {
         keep_packed(weight);
     }
     if (CENTRED) {
@@ -250,7 +266,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
                     sum += (h[j] - mean) * (h[j] - mean);
             }
         }
-        sum = norm_total<LANES>(sum, part[!LANES]);
+        sum = norm_total<LANES>(sum, part[!LANES][LANES ? 0 : in_block]);
         keep_packed(x);
     }
     const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
@@ -290,7 +306,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
             for (int j = 0; j < W; j++)
                 y[j] += side[j];
         } else {
-            if (flat[WEIGHT]) {
+            if constexpr (WEIGHTED) {
                 if constexpr (EARLY)
                     weight[v].get(side);
                 else
@@ -299,7 +315,7 @@ __global__ void __launch_bounds__(LANES ? SHORT_THREADS : LONG_THREADS NORM_BLOC
                 for (int j = 0; j < W; j++)
                     y[j] *= side[j] + p.weight_offset;
             }
-            if (flat[BIAS]) {
+            if (CENTRED && flat[BIAS]) {
                 load<T, W>((const T *)flat[BIAS] + i, side);
 #pragma unroll
                 for (int j = 0; j < W; j++)
@@ -413,7 +429,7 @@ __device__ __forceinline__ void norm_write(const norm_params &p, const norm_row 
 }
 
 template <typename T, bool CENTRED, int W>
-__global__ void __launch_bounds__(LONG_THREADS, 1) norm_loop(const __grid_constant__ norm_params p)
+__global__ void __launch_bounds__(NORM_THREADS, 1) norm_loop(const __grid_constant__ norm_params p)
 {
     __shared__ __align__(16) float part[2][32];
     pdl_launch_next();
@@ -465,66 +481,70 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
     const int64_t threads = (p.dim / W + 31) / 32 * 32;
     return launch(op, s, norm_loop<T, CENTRED, W>, grid_for(p.rows.count, 1),
                   dim3(threads < 32             ? 32
-                       : threads < LONG_THREADS ? (unsigned)threads
-                                                : LONG_THREADS),
+                       : threads < NORM_THREADS ? (unsigned)threads
+                                                : NORM_THREADS),
                   0, p);
 }
 
 /* ---- the choice ---- */
 
-/* The shapes of norm_registers: lanes of a row or 0 for a block, vectors of a thread, and whether they fit exactly.
- */
+/* The shapes of norm_registers: lanes of a row or 0, vectors of a thread, and whether they fit exactly. */
 #define NORM_SHAPES(X)                                                                                               \
-    X(8, 1, 1) X(8, 2, 1) X(16, 2, 0) X(32, 2, 1) X(32, 4, 1) X(0, 2, 0) X(0, 3, 0) X(0, 4, 0) X(0, 4, 1) X(0, 8, 0)
+    X(8, 1, 1) X(8, 2, 1) X(16, 2, 0) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 8, 0) X(0, 8, 1)
 
 struct norm_shape {
-    int lanes, each, full, threads; /* threads of a block; each 0: norm_loop */
+    int lanes, each, full; /* each 0: norm_loop */
+    int threads, rows;     /* of a block, which has threads * rows where lanes is 0 */
 };
 
-/* Which shapes a form is compiled for; tables and f32 sides are heavy. */
-constexpr bool norm_has(norm_form form, bool centred, bool heavy, int lanes, int each, int full)
+/* Which shapes a form is compiled for. */
+constexpr bool norm_has(norm_form form, bool heavy, int lanes, int each, int full)
 {
-    return form == PLAIN          ? lanes || each != 4 || (full && centred)
-           : form == RESIDUAL_SUM ? lanes == 0 && (each == 2 || each == 8)
-                                  : lanes == 0 && !full && (each == 4 || (each == 2 && !heavy));
+    return form == PLAIN          ? each != 3 && (full || each != 4)
+           : form == RESIDUAL_SUM ? lanes == 0 && each != 3 && (full || each != 4)
+                                  : lanes == 0 && (each == 4 || (each < 4 && !heavy));
 }
 
-/* As measurements on an H200 gave it. Short rows take a part of a warp, or a warp. Two vectors a thread are the
-   shortest chain of work, for up to eight rows a multiprocessor and for forms with more to load than a row; otherwise
-   a thread holds more, by what leaves few threads idle. */
-static norm_shape norm_pick(norm_form form, bool centred, bool heavy, int64_t rows, int64_t vectors, int sm_count)
+/* Whether registers hold what multiplies the row while its sum is made. */
+constexpr bool norm_early(norm_form form, bool centred, int each)
 {
-    const bool few = rows <= 8 * (int64_t)sm_count;
-    if (form == PLAIN && vectors <= 32)
-        return {vectors == 8 || vectors == 16 ? 8 : 16, vectors == 8 ? 1 : 2, vectors == 8 || vectors == 16,
-                SHORT_THREADS};
-    if (form == PLAIN && !few && (vectors == 64 || vectors == 128))
-        return {32, (int)vectors / 32, 1, SHORT_THREADS};
-    const bool modulated = form == MODULATED || form == BLOCK;
-    int each = modulated                                               ? (heavy || vectors > 256 ? 4 : 2)
-               : few || form == RESIDUAL_SUM || vectors <= 128         ? 2
-               : centred                                               ? (vectors % 128 == 0 ? 4 : 3)
-               : vectors <= 256 || vectors % 256 == 0 || vectors > 600 ? 8
-                                                                       : 3;
-    int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
-    if (threads > LONG_THREADS) {
-        each = modulated ? 4 : 8;
-        threads = (vectors + 32 * each - 1) / (32 * each) * 32;
+    return form == MODULATED || form == BLOCK ? each <= 2 : each != 4 || !centred;
+}
+
+/* As measurements on an H200 gave it. Short rows take a part of a warp. Otherwise two vectors a thread, or four where
+   the threads of a row would be many, and where rows are few and each waits for its own chain of work. Scale and
+   shift want three or four, so that few threads wait for them. */
+static norm_shape norm_pick(norm_form form, bool heavy, int64_t rows, int64_t vectors, int sm_count)
+{
+    const bool few = rows <= 8 * (int64_t)sm_count, fours = vectors % 128 == 0;
+    if (form == PLAIN && vectors <= 32) {
+        const int lanes = vectors == 8 || vectors == 16 ? 8 : 16;
+        return {lanes, vectors == 8 ? 1 : 2, lanes == 8, few ? 128 : 256, 1};
     }
-    if (threads > LONG_THREADS)
-        return {0, 0, 0, 0};
-    return {0, each, each == 4 && !modulated, (int)threads};
+    int each = 2;
+    if (form == PLAIN)
+        each = fours && vectors <= 2048 && (few || vectors > 512 || vectors == 256) ? 4 : vectors > 1024 ? 8 : 2;
+    else if (form == RESIDUAL_SUM)
+        each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
+    else
+        each = heavy ? 4 : vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
+    const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
+    if (threads > NORM_THREADS)
+        return {0, 0, 0, 0, 0};
+    return {0, each, vectors % (32 * each) == 0, (int)threads, few || threads > 96 ? 1 : threads > 32 ? 2 : 4};
 }
 
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool TABLES>
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
 static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean<FORM> &p, norm_shape shape)
 {
+    const int64_t rows = shape.lanes ? shape.threads / shape.lanes : shape.rows;
+    const dim3 block((unsigned)shape.threads, (unsigned)shape.rows);
 #define X(l, e, f)                                                                                                   \
-    if constexpr (norm_has(FORM, CENTRED, TABLES || sizeof(S) != sizeof(T), l, e, f))                                \
+    if constexpr (norm_has(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, l, e, f))                                   \
         if (shape.lanes == l && shape.each == e && shape.full == f)                                                  \
             return launch(op, s,                                                                                     \
-                          norm_registers<T, S, CENTRED, FORM, ROUND, TABLES, l, e, f, !(modulates<FORM> && e == 4)>, \
-                          grid_for(p.count, l ? SHORT_THREADS / (l + !l) : 1), dim3((unsigned)shape.threads), 0, p);
+                          norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, l, e, f, norm_early(FORM, CENTRED, e)>,  \
+                          grid_for(p.count, rows), block, 0, p);
     NORM_SHAPES(X)
 #undef X
     return adze_fail(ADZE_NO_KERNEL, "%s: no shape of the kernel holds the row", op);
@@ -560,7 +580,7 @@ template <typename T, typename S, bool CENTRED, bool ROUND>
 static adze_status norm_modulated(const char *op, adze_stream s, const norm_params &g, norm_shape shape)
 {
     const void *const *d = g.data;
-    if (d[GATE]) {
+    if (d[RESIDUAL]) {
         const auto p = norm_leaner<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
                                           d[SHIFT_TABLE], d[GATE_TABLE]);
         return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, BLOCK, ROUND, true>(op, s, p, shape)
@@ -569,6 +589,17 @@ static adze_status norm_modulated(const char *op, adze_stream s, const norm_para
     const auto p = norm_leaner<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
     return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, MODULATED, ROUND, true>(op, s, p, shape)
                           : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p, shape);
+}
+
+/* Nothing modulates. */
+template <typename T, bool CENTRED, norm_form FORM>
+static adze_status norm_plain(const char *op, adze_stream s, const norm_lean<FORM> &p, norm_shape shape, bool round)
+{
+    constexpr bool can_round = sizeof(T) < 4 && !CENTRED; /* before a weight */
+    if (!p.flat[WEIGHT])
+        return norm_launch_as<T, T, CENTRED, FORM, false, false>(op, s, p, shape);
+    return round ? norm_launch_as<T, T, CENTRED, FORM, can_round, true>(op, s, p, shape)
+                 : norm_launch_as<T, T, CENTRED, FORM, false, true>(op, s, p, shape);
 }
 
 /* Whether a table is one vector for all rows. */
@@ -588,25 +619,25 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     constexpr bool half = sizeof(T) < 4; /* rounding a float to a float is no step */
     const bool side = d[SCALE] || d[SHIFT], steps = half && g.rounding & ADZE_ROUND_STEPS;
     const bool round_norm = half && g.rounding & ADZE_ROUND_NORM;
-    const norm_form form = d[GATE] ? BLOCK : side ? MODULATED : d[RESIDUAL] ? RESIDUAL_SUM : PLAIN;
+    const norm_form form = side ? (d[RESIDUAL] ? BLOCK : MODULATED) : d[RESIDUAL] ? RESIDUAL_SUM : PLAIN;
     if (!aligned)
         return norm_launch_loop<T, CENTRED, 1>(op, s, g);
     const uint32_t sides = g.is_f32 & (1u << SCALE | 1u << SHIFT | 1u << GATE), none = !d[GATE] ? 1u << GATE : 0;
     const bool tables = d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]);
     const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
     const bool all_f32 = (sides | none) == (1u << SCALE | 1u << SHIFT | 1u << GATE);
-    const norm_shape shape = norm_pick(form, CENTRED, d[SCALE_TABLE] || (half && all_f32), g.rows.count,
-                                       g.dim / VEC<T>, adze_cuda_sm_count(s.device));
+    const norm_shape shape = norm_pick(form, d[SCALE_TABLE] || (half && all_f32), g.rows.count, g.dim / VEC<T>,
+                                       adze_cuda_sm_count(s.device));
     bool lean = shape.each && g.rows.count <= 0x7fffffff && g.rows.rank <= 3 && !(g.is_f32 >> OUT & 1) &&
                 !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
-        lean = lean && d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm && (d[GATE] || !d[RESIDUAL]) &&
-               (no_table || tables) && (sides == 0 || (all_f32 && !steps));
+        lean = lean && d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm && (no_table || tables) &&
+               (sides == 0 || (all_f32 && !steps));
         for (int t = SCALE; t <= GATE; t++)
             lean = lean && norm_flat(g, t + TABLE) &&
                    (!d[t + TABLE] || (g.is_f32 >> t & 1) == (g.is_f32 >> (t + TABLE) & 1));
     } else {
-        lean = lean && !d[GATE] && !(half && (g.weight_f32 || g.bias_f32)) && !(CENTRED && round_norm);
+        lean = lean && !d[GATE] && !(half && (g.weight_f32 || g.bias_f32)) && (CENTRED ? !round_norm : !g.bias);
     }
     if (!lean)
         return norm_launch_loop<T, CENTRED, VEC<T>>(op, s, g);
@@ -614,14 +645,12 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
         return half && all_f32 ? norm_modulated<T, float, CENTRED, false>(op, s, g, shape)
                : steps         ? norm_modulated<T, T, CENTRED, half>(op, s, g, shape)
                                : norm_modulated<T, T, CENTRED, false>(op, s, g, shape);
-    if (d[RESIDUAL]) {
-        const auto p = norm_leaner<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL);
-        return round_norm                ? norm_launch_as < T, T, CENTRED, RESIDUAL_SUM, half && !CENTRED,
-               false > (op, s, p, shape) : norm_launch_as<T, T, CENTRED, RESIDUAL_SUM, false, false>(op, s, p, shape);
-    }
-    const auto p = norm_leaner<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL);
-    return round_norm                ? norm_launch_as < T, T, CENTRED, PLAIN, half && !CENTRED,
-           false > (op, s, p, shape) : norm_launch_as<T, T, CENTRED, PLAIN, false, false>(op, s, p, shape);
+    if (d[RESIDUAL])
+        return norm_plain<T, CENTRED, RESIDUAL_SUM>(
+            op, s, norm_leaner<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL), shape,
+            round_norm);
+    return norm_plain<T, CENTRED, PLAIN>(op, s, norm_leaner<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
+                                         shape, round_norm);
 }
 
 template <bool CENTRED>

@@ -19,8 +19,8 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-/* Over a one-dimensional block of whole warps. `part` is shared memory of 32 floats, 16-byte aligned, that nothing
-   else uses until the block's next barrier. */
+/* Over the threads of a block with the same threadIdx.y: whole warps. `part` is shared memory of 32 floats of their
+   own, 16-byte aligned, that nothing else uses until the block's next barrier. All threads of the block call it. */
 template <bool MAX>
 __device__ __forceinline__ float row_reduce(float v, float *part)
 {
