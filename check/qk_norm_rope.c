@@ -66,7 +66,14 @@ static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:zero",
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:special",
     "q=$[2,600,8,64] k=$[2,600,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,600,64] sin=$[2,600,64] eps=1e-6 "
-    "rounding=3",
+    "rounding=3", /* no weights; one long head */
+    "q=$[2,5,4,64] k=$[2,5,2,64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 rounding=2",
+    "q=$[2,5,4,64] k=$[2,5,2,64] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=4 pairs=interleaved weight_offset=1",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[256] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=4 pairs=interleaved "
+    "across_heads=1",
+    "q=$[2,3,1,2048] k=$[2,3,1,2048] cos=f32[2,3,2048] sin=f32[2,3,2048] eps=1e-5 rounding=4 pairs=interleaved",
+    "q=$[2,3,1,2048] k=$[2,3,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,3,2048] sin=f32[2,3,2048] eps=1e-5 "
+    "rounding=4 pairs=interleaved",
     NULL};
 
 static const adze_bad_case bad[] = {

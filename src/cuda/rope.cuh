@@ -511,6 +511,10 @@ static adze_status rope_run(const char *op, adze_stream stream, const adze_qk_no
     const adze_rotary &r = p.r;
     if (r.batch * r.seq * (r.side[0].heads + r.side[1].heads) * r.head_dim == 0)
         return ADZE_OK;
+    /* A norm of one head that is too long for a warp is a norm across heads. */
+    if (NORM && r.side[0].heads <= 1 && r.side[1].heads <= 1 &&
+        r.head_dim * (int64_t)adze_dtype_size(r.dtype) > 32 * 2 * 16)
+        p.r.across_heads = 1;
     p.const_tables = (a->call.flags & ADZE_CONST_WEIGHTS) != 0;
     for (int k = 0; k < 2; k++)
         p.inverse[k] = 1 / (float)(r.head_dim * (r.across_heads ? r.side[k].heads : 1));

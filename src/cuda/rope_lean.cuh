@@ -70,6 +70,20 @@ struct rope_words {
             }
         }
     }
+    /* Ones, where there is nothing to read. */
+    __device__ __forceinline__ void read_if(bool there, const T *p)
+    {
+        if (there) {
+            read(p);
+            return;
+        }
+        const T one = from_float<T>(1);
+        uint32_t bits = 0;
+        memcpy(&bits, &one, sizeof one);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            word[i] = sizeof(T) == 4 ? bits : bits << 16 | bits;
+    }
     __device__ __forceinline__ float get(int j) const
     {
         if constexpr (sizeof(T) == 4) {
@@ -327,10 +341,10 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     rope_words<T, W> x[HEADS][2], weight[2];
     tables.read(p, b, s, lane);
     if constexpr (FORM::NORM) {
-        const T *row = (const T *)(k ? p.side[1].weight : p.side[0].weight) + lane * W;
+        const T *row = (const T *)(k ? p.side[1].weight : p.side[0].weight);
         if (heads > 0) {
-            weight[0].read(row);
-            weight[1].read(row + p.half);
+            weight[0].read_if(row, row + lane * W);
+            weight[1].read_if(row, row + lane * W + p.half);
         }
     }
     if (p.const_tables)
@@ -396,9 +410,10 @@ __global__ void __launch_bounds__(ACROSS_THREADS,
 #pragma unroll
     for (int k = 0; k < 2; k++)
         if (head < p.side[k].heads) {
-            const T *row = (const T *)p.side[k].weight + (head * 2 * p.half + lane * W);
-            weight[k][0].read(row);
-            weight[k][1].read(row + p.half);
+            const T *row = (const T *)p.side[k].weight;
+            const int at = head * 2 * p.half + lane * W;
+            weight[k][0].read_if(row, row + at);
+            weight[k][1].read_if(row, row + at + p.half);
         }
     if (p.const_tables)
         pdl_wait();
@@ -481,7 +496,7 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
         lean = lean && (same || r.rotary_dim == r.head_dim) && side.heads <= most / r.head_dim;
         lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
                llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
-        lean = lean && (!norm || (side.weight && side.weight_dtype == r.dtype));
+        lean = lean && (!norm || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
         to.x = side.x, to.out = side.out, to.weight = side.weight;
         for (int d = 0; d < 2; d++)
             to.x_stride[d] = side.x_stride[d], to.out_stride[d] = side.out_stride[d];
