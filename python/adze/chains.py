@@ -135,12 +135,16 @@ def _fits(chain, tensors, devices):
 
 
 def insert_call(graph, target, args, outputs, inputs, inner=()):
-    """The call and its results, which are to stand for `outputs`; None when one of them is read, by a node that is
-    not an inner one, before all inputs are there."""
+    """The call and its results, which are to stand for `outputs`. What reads one of them, and is not an inner node,
+    before all inputs are there, moves behind the call; None when an input depends on it."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     after = max(inputs, key=order.__getitem__)
-    readers = [user for out in outputs for user in out.users if user not in inner]
-    if any(order[user] <= order[after] for user in readers if user.op != "output"):
+    readers = {user for out in outputs for user in out.users if user not in inner}
+    late = {}  # in their order
+    for node in list(graph.nodes)[: order[after] + 1]:
+        if node in readers or any(n in late for n in node.all_input_nodes):
+            late[node] = None
+    if any(n in late for n in inputs):
         return None
     while after.op == "placeholder" and after.next.op == "placeholder":
         after = after.next
@@ -156,6 +160,9 @@ def insert_call(graph, target, args, outputs, inputs, inner=()):
                 last = graph.call_function(operator.getitem, (call, at))
             last.meta["val"] = value
             results.append(last)
+    for node in late:
+        last.append(node)
+        last = node
     return results
 
 
