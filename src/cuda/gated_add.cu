@@ -50,7 +50,7 @@ struct gate_unit {
     }
 };
 
-/* Without rounding the product and the sum are one operation, as in the norms. */
+/* The product is a float before the sum, as the CPU and torch have it: it may not become one instruction with it. */
 template <typename T, int W>
 __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W], const float (&residual)[W],
                                       float (&gate)[W], const float (&more)[W])
@@ -61,8 +61,10 @@ __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W
             gate[j] += more[j];
         if (table && steps)
             gate[j] = round_to<T>(gate[j]);
-        gate[j] =
-            steps && sizeof(T) < 4 ? residual[j] + round_to<T>(gate[j] * x[j]) : fmaf(gate[j], x[j], residual[j]);
+        gate[j] = __fmul_rn(gate[j], x[j]);
+        if (steps)
+            gate[j] = round_to<T>(gate[j]);
+        gate[j] = __fadd_rn(gate[j], residual[j]);
     }
 }
 
