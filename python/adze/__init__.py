@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
-        "ops": "rms_norm layer_norm group_norm activation glu softmax rope qk_norm_rope rope_table "
+        "ops": "rms_norm layer_norm group_norm gated_add activation glu softmax rope qk_norm_rope rope_table "
         "ROUND_NORM ROUND_STEPS ROUND_VALUE FLOAT_SUM",
         "patch": "patch patched PatchHandle",
         "verify": "verify",

@@ -61,6 +61,7 @@ torch.library.register_fake(add_op_namespace_prefix("rms_norm.sum"), norm_sum)
 torch.library.register_fake(add_op_namespace_prefix("layer_norm"), norm)
 torch.library.register_fake(add_op_namespace_prefix("layer_norm.sum"), norm_sum)
 torch.library.register_fake(add_op_namespace_prefix("group_norm"), like_x)
+torch.library.register_fake(add_op_namespace_prefix("gated_add"), like_x)
 torch.library.register_fake(add_op_namespace_prefix("activation"), like_x)
 torch.library.register_fake(add_op_namespace_prefix("softmax"), like_x)
 torch.library.register_fake(add_op_namespace_prefix("glu"), glu)
@@ -69,6 +70,6 @@ torch.library.register_fake(add_op_namespace_prefix("rope.k_out"), like_q_and_k)
 torch.library.register_fake(add_op_namespace_prefix("qk_norm_rope"), like_q)
 torch.library.register_fake(add_op_namespace_prefix("qk_norm_rope.k_out"), like_q_and_k)
 torch.library.register_fake(add_op_namespace_prefix("rope_table"), rope_table)
-for name in ("rms_norm", "layer_norm", "group_norm", "activation", "softmax", "glu", "rope", "qk_norm_rope",
-             "rope_table"):  # fmt: skip
+for name in ("rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "softmax", "glu", "rope",
+             "qk_norm_rope", "rope_table"):  # fmt: skip
     torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)

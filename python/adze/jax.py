@@ -14,7 +14,8 @@ from . import _native
 from ._native import FLOAT_SUM, ROUND_NORM, ROUND_STEPS, ROUND_VALUE, word
 
 __all__ = [
-    "rms_norm", "layer_norm", "group_norm", "activation", "glu", "softmax", "rope", "qk_norm_rope", "rope_table",
+    "rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "glu", "softmax", "rope", "qk_norm_rope",
+    "rope_table",
     "ROUND_NORM", "ROUND_STEPS", "ROUND_VALUE", "FLOAT_SUM",
 ]  # fmt: skip
 
@@ -98,6 +99,12 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
         "eps": eps, "groups": groups, "channels_last": int(channels_last), "act": code, "rounding": rounding,
     }  # fmt: skip
     return _call("group_norm", {"x": x, "weight": weight, "bias": bias}, numbers)
+
+
+def gated_add(x, residual, gate, *, gate_table=None, rounding=0):
+    """residual + (gate + gate_table) * x."""
+    tensors = {"x": x, "residual": residual, "gate": gate, "gate_table": gate_table}
+    return _call("gated_add", tensors, {"rounding": rounding})
 
 
 def activation(x, act):

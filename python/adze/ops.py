@@ -63,6 +63,13 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
     return ops.group_norm.default(*args) if out is None else ops.group_norm.out(*args, out=out) or out
 
 
+def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
+    """residual + (gate + gate_table) * x; out may be x or residual."""
+    fake.refuse_gradients(x, residual, gate, gate_table)
+    args = (x, residual, gate, gate_table, rounding)
+    return ops.gated_add.default(*args) if out is None else ops.gated_add.out(*args, out=out) or out
+
+
 def activation(x, act, *, out=None):
     """act(x), by any of the names that Hugging Face uses."""
     fake.refuse_gradients(x)

@@ -15,7 +15,8 @@ from . import _native
 from ._native import FLOAT_SUM, ROUND_NORM, ROUND_STEPS, ROUND_VALUE, word
 
 __all__ = [
-    "rms_norm", "layer_norm", "group_norm", "activation", "glu", "softmax", "rope", "qk_norm_rope", "rope_table",
+    "rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "glu", "softmax", "rope", "qk_norm_rope",
+    "rope_table",
     "ROUND_NORM", "ROUND_STEPS", "ROUND_VALUE", "FLOAT_SUM",
 ]  # fmt: skip
 
@@ -150,6 +151,12 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
         "eps": eps, "groups": groups, "channels_last": int(channels_last), "act": code, "rounding": rounding,
     }  # fmt: skip
     return _call("group_norm", {"x": x, "weight": weight, "bias": bias}, numbers, {"out": out})
+
+
+def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
+    """residual + (gate + gate_table) * x; out may be x or residual."""
+    tensors = {"x": x, "residual": residual, "gate": gate, "gate_table": gate_table}
+    return _call("gated_add", tensors, {"rounding": rounding}, {"out": out})
 
 
 def activation(x, act, *, out=None):

@@ -18,7 +18,10 @@ from adze import _ops, fake, ops  # noqa: E402
 from device import default_device, generator  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-OPS = ["rms_norm", "layer_norm", "group_norm", "activation", "glu", "softmax", "rope", "qk_norm_rope", "rope_table"]
+OPS = [
+    "rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "glu", "softmax", "rope", "qk_norm_rope",
+    "rope_table",
+]  # fmt: skip
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -57,6 +60,8 @@ def samples(dtype):
         ("layer_norm.out", (x,), {"eps": 1e-6, "out": empty(x)}),
         ("group_norm.default", (image, None, None, 1e-5, 4), {"act": 1}),
         ("group_norm.out", (image, None, None, 1e-5, 4), {"out": empty(image)}),
+        ("gated_add.default", (x, r, scale, w), {"rounding": 2}),
+        ("gated_add.out", (x, r, scale), {"out": empty(x)}),
         ("activation.default", (x, 2), {}),
         ("activation.out", (x, 3), {"out": empty(x)}),
         ("glu.default", (x,), {"act": 1}),
@@ -85,13 +90,13 @@ def test_every_overload_is_sampled():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("at", range(22))
+@pytest.mark.parametrize("at", range(24))
 def test_opcheck(at, dtype):
     name, args, kwargs = samples(dtype)[at]
     torch.library.opcheck(overload(name), args, kwargs)
 
 
-@pytest.mark.parametrize("at", range(22))
+@pytest.mark.parametrize("at", range(24))
 def test_fake_is_what_comes_out(at):
     name, args, kwargs = samples(torch.bfloat16)[at]
     real = overload(name)(*args, **kwargs)
@@ -130,6 +135,37 @@ def test_values(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_gated_add(wide, dtype):
+    x, r = randn(2, 7, 200, dtype=dtype), randn(2, 7, 200, dtype=dtype, seed=1)
+    side = torch.float32 if wide else dtype
+    more = randn(200, dtype=side, seed=3)
+    for shape in ((2, 1, 200), (2, 7, 200), (200,)):
+        gate = randn(*shape, dtype=side, seed=2)
+        once = (r.float() + gate.float() * x.float()).to(dtype)
+        assert torch.equal(adze.gated_add(x, r, gate), once)
+        once = (r.float() + (gate.float() + more.float()) * x.float()).to(dtype)
+        assert torch.equal(adze.gated_add(x, r, gate, gate_table=more), once)
+        steps = r + (gate * x).to(dtype)
+        assert torch.equal(adze.gated_add(x, r, gate, rounding=adze.ROUND_STEPS), steps)
+        steps = r + (gate + more).to(dtype) * x
+        assert torch.equal(adze.gated_add(x, r, gate, gate_table=more, rounding=adze.ROUND_STEPS), steps)
+        own = r.clone()
+        assert adze.gated_add(x, own, gate, out=own) is own and torch.equal(own, adze.gated_add(x, r, gate))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_gated_add_is_the_sum_of_a_norm(norm, dtype):
+    """Products of these dtypes are exact in float, so a norm may add them in one instruction; in steps it may not."""
+    x, r = randn(2, 7, 200, dtype=dtype), randn(2, 7, 200, dtype=dtype, seed=1)
+    gate, more = randn(2, 1, 200, dtype=dtype, seed=2), randn(200, dtype=dtype, seed=3)
+    for options in ({}, {"rounding": adze.ROUND_STEPS}, {"rounding": adze.ROUND_STEPS, "gate_table": more}):
+        _, total = getattr(adze, norm)(x, residual=r, gate=gate, **options)
+        assert torch.equal(adze.gated_add(x, r, gate, **options), total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_values(dtype):
     q, k = randn(2, 5, 4, 16, dtype=dtype), randn(2, 5, 2, 16, dtype=dtype, seed=1)
     cos, sin = table(5, 16)
@@ -164,6 +200,7 @@ def test_out_forms():
         lambda **kw: adze.activation(x, "silu", **kw),
         lambda **kw: adze.softmax(x, **kw),
         lambda **kw: adze.glu(x, r, **kw),
+        lambda **kw: adze.gated_add(x, r, w, **kw),
     ):
         assert f(out=out) is out and torch.equal(out, f())
     q, cos = randn(1, 3, 2, 8), randn(3, 8)
@@ -201,6 +238,7 @@ def test_empty():
         (lambda x: adze.rms_norm(x, rounding=64), "rounding"),
         (lambda x: adze.rms_norm(x, x, out=torch.empty(2, 2)), "weight"),
         (lambda x: adze.rms_norm(x, out=torch.empty(2, 2)), "out has 2 in dimension 0"),
+        (lambda x: adze.gated_add(x, x[:2], x[0]), "gated_add: residual has 2 in dimension 0"),
         (lambda x: _ops.ops.rope.default(x[:, None], x[:, None], x, x), "the arguments give k_out too"),
         (lambda x: _ops.ops.rms_norm.sum(x), "the arguments give sum no value"),
     ],
