@@ -42,8 +42,10 @@ class GraphHandle:
 
     def _key(self, leaves, spec):
         """None when a graph cannot stand for this call; else all that must be the same for one to."""
-        if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves):
-            return None
+        if torch.is_grad_enabled():
+            own = [t for owner in self.owners for t in owner.values()]
+            if any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*leaves, *own)):
+                return None
         parts = []
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):

@@ -64,6 +64,7 @@ def test_graphs_follow_inputs_shapes_and_weights():
         assert len(graph.captured) == 3
         assert agree(16, 64) == agree(4, 64, scale=1.0) == agree(8, 64) == 1  # beyond the limit the module runs
         assert agree(4, 64) == 0 and len(graph.captured) == 3 and not graph.refused
+    assert graph(ones)["out"].requires_grad  # the weights need a gradient, which a graph would not have
     graph.disable()
     assert agree(4, 64) == 1
     graph.reset()
