@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from . import ops
-from .diffusers_norms import added, dense, gated, grouped, modulated
+from .diffusers_norms import added, dense, gate_usable, gated, grouped, modulated
 from .patch import plain, usable
 
 
@@ -37,7 +37,7 @@ def ltx(module, ctx):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = rows.unbind(2)
         x = modulated(self.norm1, norm1, steps, hidden_states, scale, shift, table[1], table[0])
         x = self.attn1(hidden_states=x, encoder_hidden_states=None, image_rotary_emb=image_rotary_emb)
-        hidden_states = gated(fast, hidden_states, x, table[2] + gate)
+        hidden_states = gated(fast, hidden_states, x, gate, table[2])
         x = self.attn2(
             hidden_states,
             encoder_hidden_states=encoder_hidden_states,
@@ -47,7 +47,7 @@ def ltx(module, ctx):
         x, hidden_states = added(
             self.norm2, norm2, steps, x, hidden_states, None, mlp_scale, mlp_shift, table[4], table[3]
         )
-        return gated(fast, hidden_states, self.ff(x), table[5] + mlp_gate)
+        return gated(fast, hidden_states, self.ff(x), mlp_gate, table[5])
 
     return forward
 
@@ -242,6 +242,8 @@ def _float_norm(child, norm, x, residual=None, gate=None, scale=None, shift=None
 
 
 def _float_gated(residual, x, gate, table):
+    if gate_usable(residual, x, gate, table):
+        return ops.gated_add(x, residual, gate, gate_table=table)
     return (residual.float() + x.float() * (table + gate.float())).type_as(residual)
 
 

@@ -104,8 +104,25 @@ def added(child, norm, steps, x, residual, gate=None, scale=None, shift=None, sc
     return modulated(child, norm, steps, total, scale, shift, scale_table, shift_table), total
 
 
-def gated(fast, residual, x, gate):
-    """residual + gate * x; the product is not rounded when fast."""
+def gate_usable(residual, x, gate, table):
+    """Whether adze's op may have residual + (gate + table) * x. A compiler fuses it with what is around it."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.dim() == gate.dim() == 3
+        and x.shape == residual.shape
+        and x.dtype == residual.dtype
+        and gate.shape[0] == x.shape[0]
+        and gate.shape[1] in (1, x.shape[1])
+        and gate.shape[2] == x.shape[2]
+        and usable(x, residual, gate, table)
+    )
+
+
+def gated(fast, residual, x, gate, table=None):
+    """residual + (gate + table) * x; that sum of gates and the product are not rounded when fast."""
+    if _alike(x, gate, table) and gate_usable(residual, x, gate, table):
+        return ops.gated_add(x, residual, gate, gate_table=table, rounding=0 if fast else ops.ROUND_STEPS)
+    gate = gate if table is None else table + gate
     if fast and x.dtype == residual.dtype == gate.dtype:
         return torch.addcmul(residual, x, gate)
     return residual + gate * x
