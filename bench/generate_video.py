@@ -134,6 +134,7 @@ def main():
     switch.add_argument("--use-optimized-kernels", action="store_true", default=None, help="adze, beside eager")
     switch.add_argument("--no-optimized-kernels", dest="use_optimized_kernels", action="store_false")
     parser.add_argument("--compile", action="store_true", help="torch.compile, alone or of the patched model")
+    parser.add_argument("--regional", action="store_true", help="compile the repeated blocks, not the whole model")
     parser.add_argument("--graph", action="store_true", help="CUDA graphs of what was chosen")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--num-frames", type=int, help="(49)")

@@ -198,7 +198,7 @@ def test_a_variant_that_computes_something_else_is_left_out(bench, monkeypatch):
     }
 
     @models.contextlib.contextmanager
-    def variant(name, module, device, mode=None):
+    def variant(name, module, device, mode=None, regional=False):
         yield wrong.get(name, module)
 
     monkeypatch.setattr(models, "variant", variant)
@@ -222,3 +222,20 @@ def test_median_and_spread(bench):
         "spread": pytest.approx(2 / 3),
         "steps": 5,
     }
+
+
+def test_regional_compile_takes_the_repeated_blocks(bench):
+    models = bench["models"]
+
+    class Block(torch.nn.Linear):
+        pass
+
+    class Model(torch.nn.Sequential):
+        _repeated_blocks = ["Block"]
+
+    model = Model(Block(4, 4), torch.nn.ReLU(), Block(4, 4))
+    made, blocks = models._compiled(model, True, {"backend": "eager"})
+    assert made is model and blocks == [model[0], model[2]]
+    assert all((m._compiled_call_impl is not None) == (m in blocks) for m in model)
+    with pytest.raises(models.LeftOut, match="repeat"):
+        models._compiled(torch.nn.Linear(2, 2), True, {})
