@@ -86,6 +86,14 @@ def plain_weight(weight):
     return weight is None or type(weight) is nn.Parameter or type(weight) is torch.Tensor
 
 
+def strange_weight(module):
+    """Why ops cannot take a module's own weights, if they cannot: quantised ones are tensors of other classes."""
+    for name, weight in module.named_parameters(recurse=False):
+        if not plain_weight(weight):
+            return f"its {name} is a {type(weight).__name__}"
+    return None
+
+
 def usable(x, *others):
     """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
@@ -314,7 +322,7 @@ class _Plan:
             return f"{type(child).__name__} has a forward of its own"
         for rule in self.known(type(child), function)[0]:
             if rule.op == op and rule.facts is not None:
-                return rule.facts(child, self.context(child, "", function))
+                return strange_weight(child) or rule.facts(child, self.context(child, "", function))
         return f"{type(child).__name__}.forward is {fingerprint(function)}, which no rule knows"
 
     def context(self, module, path, function):
@@ -336,7 +344,7 @@ class _Plan:
             if rule.op not in self.ops:
                 reasons.append(f"{rule.op} was not asked for")
                 continue
-            made = rule.build(module, self.context(module, path, function))
+            made = strange_weight(module) or rule.build(module, self.context(module, path, function))
             if callable(made):
                 made.__name__ = made.__qualname__ = "forward"
                 return rule, made, getattr(made, "adze_note", None)

@@ -481,6 +481,7 @@ def test_benchmark(repository, kernel):
     for workload in ("rms_norm", "silu_and_mul", "rope"):
         benchmark = module.Llama()
         benchmark.kernel, benchmark.device = kernel, here().type
+        torch.manual_seed(benchmark.seed)  # as `kernels benchmark` does
         getattr(benchmark, f"setup_{workload}")()
         benchmark.out.zero_()
         getattr(benchmark, f"benchmark_{workload}")()

@@ -605,7 +605,7 @@ def quantise(module):
 
 
 def test_quantised_weights(llama):
-    """Of products they are no business of a patch; of a norm they go to the original."""
+    """Of products they are no business of a patch; of a norm they go to the original, and the report says so."""
     for module in llama.modules():
         if isinstance(module, nn.Linear):
             quantise(module)
@@ -621,9 +621,16 @@ def test_quantised_weights(llama):
     quantise(norm)
     with torch.no_grad(), Watch() as watch:
         expected = norm(x)
-        adze.patch(llama)
+        handle = adze.patch(llama, strict=True)
         assert torch.equal(norm(x), expected)
     assert not watch.adze
+    (row,) = [row for row in handle.rows if row.path == "model.norm"]
+    assert row.rule is None and row.reason == "its weight is a Quantised"
+    quantise(llama.model.layers[0].post_attention_layernorm)
+    expected = logits(llama)
+    handle = adze.patch(llama)
+    torch.testing.assert_close(logits(llama), expected)
+    assert "model.layers.1" in handle.patched and "model.layers.0" not in handle.patched
 
 
 def test_pipelines_are_objects_with_components(llama):
