@@ -1,4 +1,5 @@
-/* gated_add on the CPU: one pass. Rows are cut into pieces of PIECE elements, which threads share. */
+/* gated_add on the CPU: one pass. Rows are cut into pieces of PIECE elements, which threads share. A gate with a
+   table becomes floats first, once for pieces in a row that share both. */
 #include "cpu/row.h"
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS, PIECE = 4096 };
@@ -25,19 +26,36 @@ INLINE vf16 uncontracted(vf16 v)
     return v;
 }
 
-/* n <= 16 elements from i on; table_dtype 0: no table. */
-INLINE void gated_lanes(const gated_call *c, char *const *data, int64_t i, int64_t n, int dtype, int gate_dtype,
-                        int table_dtype)
+typedef struct gated_sum { /* gate + table, and what it was made from */
+    const char *gate, *table;
+    float floats[PIECE] __attribute__((aligned(64)));
+} gated_sum;
+
+INLINE vf16 gated_side(const adze_tensor *t, const char *data, int64_t i, int64_t n, int dtype)
 {
-    vf16 y = row_load_part(data[GATE], gate_dtype, i, n);
-    if (table_dtype) {
-        const vf16 table = row_load_part(data[GATE_TABLE], table_dtype, i, n);
+    return t->dtype == ADZE_F32 ? row_load_part(data, ADZE_F32, i, n) : row_load_part(data, dtype, i, n);
+}
+INLINE void gated_make(const gated_call *c, gated_sum *sum, const char *gate, const char *table, int64_t n, int dtype)
+{
+    if (sum->gate == gate && sum->table == table)
+        return;
+    for (int64_t i = 0; i < n; i += LANES) {
+        const int64_t left = n - i < LANES ? n - i : LANES;
+        vf16 y = gated_side(c->tensors[GATE], gate, i, left, dtype);
+        const vf16 more = gated_side(c->tensors[GATE_TABLE], table, i, left, dtype);
         for (int p = 0; p < VF_PARTS; p++)
-            y.part[p] += table.part[p];
-        if (c->steps)
-            y = row_round(dtype, y);
+            y.part[p] += more.part[p];
+        row_store(sum->floats, ADZE_F32, i, c->steps ? row_round(dtype, y) : y);
     }
+    sum->gate = gate;
+    sum->table = table;
+}
+
+/* n <= 16 elements from i on. */
+INLINE void gated_lanes(const gated_call *c, char *const *data, int64_t i, int64_t n, int dtype, int gate_dtype)
+{
     const vf16 x = row_load_part(data[X], dtype, i, n), residual = row_load_part(data[RESIDUAL], dtype, i, n);
+    vf16 y = row_load_part(data[GATE], gate_dtype, i, n);
     for (int p = 0; p < VF_PARTS; p++)
         y.part[p] *= x.part[p];
     y = c->steps ? row_round(dtype, y) : uncontracted(y);
@@ -45,41 +63,38 @@ INLINE void gated_lanes(const gated_call *c, char *const *data, int64_t i, int64
         y.part[p] += residual.part[p];
     row_store_part(data[OUT], dtype, i, y, n, c->stream);
 }
-
-INLINE void gated_pieces(const gated_call *c, int64_t begin, int64_t end, int dtype, int gate_dtype, int table_dtype)
+INLINE void gated_piece(const gated_call *c, char *const *data, int64_t n, int dtype, int gate_dtype)
 {
-    for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
-        const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
-        char *data[TENSORS] = {NULL};
-        for (int t = 0; t < (table_dtype ? TENSORS : GATE_TABLE); t++)
-            data[t] = (char *)c->tensors[t]->data +
-                      (adze_row_offset(&c->rows, t, row) + at) * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2);
-        int64_t i = 0;
-        for (; i + LANES <= n; i += LANES)
-            gated_lanes(c, data, i, LANES, dtype, gate_dtype, table_dtype);
-        if (i < n)
-            gated_lanes(c, data, i, n - i, dtype, gate_dtype, table_dtype);
-    }
-    if (c->stream)
-        row_stream_end();
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        gated_lanes(c, data, i, LANES, dtype, gate_dtype);
+    if (i < n)
+        gated_lanes(c, data, i, n - i, dtype, gate_dtype);
 }
 
 INLINE void gated_range(const gated_call *c, int64_t begin, int64_t end, int dtype)
 {
-    const int gate_f32 = c->tensors[GATE]->dtype == ADZE_F32, table = c->tensors[GATE_TABLE]->dtype;
-    if (gate_f32 && !table)
-        gated_pieces(c, begin, end, dtype, ADZE_F32, 0);
-    else if (gate_f32 && table == ADZE_F32)
-        gated_pieces(c, begin, end, dtype, ADZE_F32, ADZE_F32);
-    else if (gate_f32)
-        gated_pieces(c, begin, end, dtype, ADZE_F32, dtype);
-    else if (!table)
-        gated_pieces(c, begin, end, dtype, dtype, 0);
-    else if (table == ADZE_F32)
-        gated_pieces(c, begin, end, dtype, dtype, ADZE_F32);
-    else
-        gated_pieces(c, begin, end, dtype, dtype, dtype);
+    const int table = c->tensors[GATE_TABLE]->dtype != ADZE_NONE;
+    gated_sum sum;
+    sum.gate = sum.table = NULL;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
+        const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
+        char *data[TENSORS] = {NULL};
+        for (int t = 0; t < (table ? TENSORS : GATE_TABLE); t++)
+            data[t] = (char *)c->tensors[t]->data +
+                      (adze_row_offset(&c->rows, t, row) + at) * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2);
+        if (table) {
+            gated_make(c, &sum, data[GATE], data[GATE_TABLE], n, dtype);
+            data[GATE] = (char *)sum.floats;
+        }
+        if (table || c->tensors[GATE]->dtype == ADZE_F32)
+            gated_piece(c, data, n, dtype, ADZE_F32);
+        else
+            gated_piece(c, data, n, dtype, dtype);
+    }
+    if (c->stream)
+        row_stream_end();
 }
 
 static void body(void *context, int64_t begin, int64_t end)
