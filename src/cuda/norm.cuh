@@ -15,7 +15,8 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
-constexpr int NORM_THREADS = 512, NORM_ROWS = 4; /* of a block, at most; rows where LANES is 0 */
+/* Of a block, at most; with four vectors a thread that do not fit exactly; rows where LANES is 0. */
+constexpr int NORM_THREADS = 512, ROUGH_THREADS = 448, NORM_ROWS = 4;
 
 /* All W values as a store and a load would leave them, if `condition`. */
 template <typename T, int W>
@@ -152,18 +153,17 @@ __device__ __forceinline__ float norm_total(float v, float *part)
         return row_sum(v, part);
 }
 
-/* Blocks that a multiprocessor must have room for: without it the compiler takes registers to have more in flight
-   than helps; with more it spills. Sides: tables, f32 beside half, or the weight of a layer_norm. */
-constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bool full)
+/* Blocks that a multiprocessor must have room for (0: left to the compiler), as measured: with few the compiler takes
+   registers to have more in flight than helps, but for rows that are few; with more it spills. Sides: tables, f32
+   beside half, or the weight of a layer_norm. */
+constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bool full, bool few)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 860
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
     return 1;
 #else
-    return lanes || vectors > 4    ? 1
-           : form == PLAIN         ? (vectors == 2 && full && !sides ? 3 : 2)
-           : form == RESIDUAL_SUM  ? 2
-           : vectors > 2 && !sides ? 2
-                                   : 1;
+    return lanes || vectors > 4 || (sides && form != PLAIN)          ? 0
+           : form == PLAIN && vectors == 2 && full && !sides && !few ? 3
+                                                                     : 2;
 #endif
 }
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
@@ -174,10 +174,10 @@ constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : 
    exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not after the sum:
    registers for latency. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
-          bool FULL, bool EARLY>
-__global__ void __launch_bounds__(NORM_THREADS,
-                                  norm_blocks(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, LANES, VECTORS, FULL))
-    norm_registers(const __grid_constant__ norm_lean<FORM> p)
+          bool FULL, bool EARLY, bool FEW>
+__global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_THREADS,
+                                  norm_blocks(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, LANES, VECTORS, FULL,
+                                              FEW)) norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
     constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
     constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
@@ -495,14 +495,15 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 struct norm_shape {
     int lanes, each, full; /* each 0: norm_loop */
     int threads, rows;     /* of a block, which has threads * rows where lanes is 0 */
+    bool few;              /* rows are */
 };
 
 /* Which shapes a form is compiled for. */
-constexpr bool norm_has(norm_form form, bool heavy, int lanes, int each, int full)
+constexpr bool norm_has(norm_form form, bool sides, int lanes, int each, int full)
 {
-    return form == PLAIN          ? each != 3 && (full || each != 4)
+    return form == PLAIN          ? each != 3
            : form == RESIDUAL_SUM ? lanes == 0 && each != 3 && (full || each != 4)
-                                  : lanes == 0 && (each == 4 || (each < 4 && !heavy));
+                                  : lanes == 0 && (sides ? each == 4 && !full : each <= 4);
 }
 
 /* Whether registers hold what multiplies the row while its sum is made. */
@@ -511,27 +512,31 @@ constexpr bool norm_early(norm_form form, bool centred, int each)
     return form == MODULATED || form == BLOCK ? each <= 2 : each != 4 || !centred;
 }
 
-/* As measurements on an H200 gave it. Short rows take a part of a warp. Otherwise two vectors a thread, or four where
-   the threads of a row would be many, and where rows are few and each waits for its own chain of work. Scale and
-   shift want three or four, so that few threads wait for them. */
-static norm_shape norm_pick(norm_form form, bool heavy, int64_t rows, int64_t vectors, int sm_count)
+/* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the
+   shortest chain of work, many take more where a row has many threads or not all of them would work. Scale and shift
+   want three or four, so that few threads wait for them. */
+static norm_shape norm_pick(norm_form form, bool sides, int64_t rows, int64_t vectors, int sm_count)
 {
     const bool few = rows <= 8 * (int64_t)sm_count, fours = vectors % 128 == 0;
     if (form == PLAIN && vectors <= 32) {
         const int lanes = vectors == 8 || vectors == 16 ? 8 : 16;
-        return {lanes, vectors == 8 ? 1 : 2, lanes == 8, few ? 128 : 256, 1};
+        return {lanes, vectors == 8 ? 1 : 2, lanes == 8, few ? 128 : 256, 1, few};
     }
     int each = 2;
-    if (form == PLAIN)
-        each = fours && vectors <= 2048 && (few || vectors > 512 || vectors == 256) ? 4 : vectors > 1024 ? 8 : 2;
+    if (form == PLAIN && (!few || vectors > 1024))
+        each = fours && vectors <= 2048 && (vectors > 512 || vectors == 256) ? 4
+               : vectors <= 64 || (vectors % 64 == 0 && vectors <= 512)      ? 2
+               : vectors <= 4 * ROUGH_THREADS                                ? 4
+                                                                             : 8;
     else if (form == RESIDUAL_SUM)
         each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
-    else
-        each = heavy ? 4 : vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
+    else if (form != PLAIN)
+        each = sides ? 4 : vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
     const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
-    if (threads > NORM_THREADS)
-        return {0, 0, 0, 0, 0};
-    return {0, each, vectors % (32 * each) == 0, (int)threads, few || threads > 96 ? 1 : threads > 32 ? 2 : 4};
+    const bool full = vectors % (32 * each) == 0 && !(sides && form != PLAIN && form != RESIDUAL_SUM);
+    if (threads > (full || each != 4 ? NORM_THREADS : ROUGH_THREADS))
+        return {0, 0, 0, 0, 0, few};
+    return {0, each, full, (int)threads, few || threads > 96 ? 1 : threads > 32 ? 2 : 4, few};
 }
 
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
@@ -541,10 +546,14 @@ static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean
     const dim3 block((unsigned)shape.threads, (unsigned)shape.rows);
 #define X(l, e, f)                                                                                                   \
     if constexpr (norm_has(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, l, e, f))                                   \
-        if (shape.lanes == l && shape.each == e && shape.full == f)                                                  \
-            return launch(op, s,                                                                                     \
-                          norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, l, e, f, norm_early(FORM, CENTRED, e)>,  \
-                          grid_for(p.count, rows), block, 0, p);
+        if (shape.lanes == l && shape.each == e && shape.full == f) {                                                \
+            constexpr bool early = norm_early(FORM, CENTRED, e), can_be_few = FORM == PLAIN && !l && e == 2 && f;    \
+            auto kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, l, e, f, early, false>;                  \
+            if constexpr (can_be_few)                                                                                \
+                if (shape.few)                                                                                       \
+                    kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, l, e, f, early, true>;                \
+            return launch(op, s, kernel, grid_for(p.count, rows), block, 0, p);                                      \
+        }
     NORM_SHAPES(X)
 #undef X
     return adze_fail(ADZE_NO_KERNEL, "%s: no shape of the kernel holds the row", op);
