@@ -130,12 +130,25 @@ def plain(child, cls):
     if "_hf_hook" in own or "_diffusers_hook" in own:
         return False
     forward = own.get("forward")
-    return forward is None or is_adze(forward) or getattr(forward, "__func__", None) is cls.forward
+    return forward is None or is_adze(forward) or _is_of(forward, cls)
+
+
+# Dynamo of torch 2.11 finds a method's __func__ by its name alone: getattr with a default always gives the default.
+
+
+def _is_of(forward, cls):
+    try:
+        return forward.__func__ is cls.forward
+    except AttributeError:
+        return False
 
 
 def is_adze(forward):
     """Whether a module's instance forward was put there by a patch."""
-    return getattr(getattr(forward, "__func__", None), "adze_site", None) is not None
+    try:
+        return forward.__func__.adze_site is not None
+    except AttributeError:
+        return False
 
 
 def shim(module, numerics, names):
