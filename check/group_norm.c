@@ -50,7 +50,7 @@ static const char *const good[] = {
     "x=$[1,300,300,2] eps=1e-6 groups=1 channels_last=1 mood:mean",
     "x=$[2,320,32,32] weight=$[320] bias=f32[320] eps=1e-5 groups=32",
     "x=$[1,4,131072] weight=$[4] eps=1e-5 groups=2", /* the most that a cluster holds, and more */
-    "x=$[1,1,688128] eps=1e-5 groups=1",
+    "x=$[1,1,655360] eps=1e-5 groups=1",
     "x=$[1,1,688136] eps=1e-5 groups=1",
     "x=$[1,4,344072] eps=1e-5 groups=4 mood:mean",
     "x=$[1,64,64,40] weight=$[40] bias=$[40] eps=1e-5 groups=4 channels_last=1",
@@ -124,7 +124,7 @@ static const char *const bench[] = {
     "x=$[2,128,128,320] weight=$[320] bias=$[320] eps=1e-5 groups=32 channels_last=1",
     "x=$[2,320,64,64] weight=$[320] bias=$[320] eps=1e-5 groups=32 act=silu",
     "x=$[2,64,64,320] weight=$[320] bias=$[320] eps=1e-5 groups=32 channels_last=1 act=silu",
-    "x=$[1,512,512,512] weight=$[512] bias=$[512] eps=1e-6 groups=32 channels_last=1",
+    "x=$[1,128,256,512] weight=$[512] bias=$[512] eps=1e-6 groups=32 channels_last=1",
     NULL};
 
 static const char *const huge[] = {

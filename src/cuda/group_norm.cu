@@ -525,64 +525,35 @@ static adze_status run_last(adze_stream s, group_params p)
     return launch("group_norm", s, last_write<T>, entries * p.pieces, dim3(threads), 0, p);
 }
 
-/* Channels last: how many groups a cluster takes, so that rows are whole vectors of 64 bytes or more and no vector
-   has three groups; 0 where there is no such number. */
-template <typename T>
-static int32_t part_span(const group_params &p)
-{
-    constexpr int W = VEC<T>;
-    for (int32_t span = 1; span <= PART_GROUPS; span++) {
-        const int64_t len = span * p.per_group;
-        if (p.groups % span || len % W || (len < 4 * W && 2 * span <= p.groups && 2 * span <= PART_GROUPS))
-            continue;
-        bool fits = len / W <= PART_COLUMNS;
-        for (int64_t c = 0; c < len && fits; c += W)
-            fits = (c + W - 1) / p.per_group <= c / p.per_group + 1;
-        return fits ? span : 0;
-    }
-    return 0;
-}
-
-/* Whether the groups fit into clusters, and if so, their launch. As few blocks in a cluster as keep the card busy. */
+/* Whether channels are first and the groups fit into clusters, and if so, their launch. As few blocks in a cluster as
+   keep the card busy. */
 template <typename T>
 static bool run_parts(adze_stream s, const group_params &g, bool aligned, adze_status *status)
 {
     constexpr int W = VEC<T>;
-    const int32_t span = g.last ? part_span<T>(g) : 1;
-    if (!aligned || span == 0 || g.count > PART_BLOCKS * PART_THREADS * part_units(s.device) * W ||
-        (!g.last && g.per_group > PART_CHANNELS) || g.all > 0x7fffffff / PART_BLOCKS || !adze_cuda_clusters(s.device))
+    if (g.last || !aligned || g.count > PART_BLOCKS * PART_THREADS * part_units(s.device) * W ||
+        g.per_group > PART_CHANNELS || g.all > 0x7fffffff / PART_BLOCKS || !adze_cuda_clusters(s.device))
         return false;
     part_params p = {};
-    const int64_t sets = g.all / span, sm_count = adze_cuda_sm_count(s.device);
-    p.columns = g.last ? (int32_t)(span * g.per_group / W) : 1;
-    p.height = PART_THREADS / p.columns;
-    p.units = (int32_t)(g.last ? g.positions : g.count / W);
+    const int64_t sm_count = adze_cuda_sm_count(s.device);
+    p.units = (int32_t)(g.count / W);
     unsigned blocks = 1;
-    while (blocks < PART_BLOCKS && ((sets * blocks < sm_count * 3 / 2 && p.units > (int32_t)blocks * p.height / 4) ||
-                                    ceil_div(p.units, blocks) > p.height * 8))
+    while (blocks < PART_BLOCKS && ((g.all * blocks < sm_count * 3 / 2 && p.units > (int)blocks * PART_THREADS / 4) ||
+                                    ceil_div(p.units, blocks) > PART_THREADS * 8))
         blocks *= 2;
     p.share = (int32_t)ceil_div(p.units, blocks);
-    if (p.share > p.height * part_units(s.device))
-        return false;
     /* No more threads than the vectors need that each has. */
-    const int64_t most = ceil_div(p.share, p.height), each = most <= 2   ? 2
-                                                             : most <= 4 ? 4
-                                                             : most <= 8 ? 8
-                                                                         : PART_UNITS;
-    p.height = (int32_t)clamp(ceil_div(p.share, most <= 8 ? each : most), 1, p.height);
-    const unsigned threads = (unsigned)(p.columns * p.height + 31) / 32 * 32;
-    if (!g.last) {
-        p.step_rows = (int32_t)(threads * W / g.len), p.step_at = (int32_t)(threads * W % g.len);
-        p.len = (int32_t)g.len, p.rows_per_channel = (int32_t)g.rows_per_channel;
-    }
+    const int64_t most = ceil_div(p.share, PART_THREADS);
+    const int64_t each = most <= 2 ? 2 : most <= 4 ? 4 : most <= 8 ? 8 : most;
+    const unsigned threads = (unsigned)clamp(ceil_div(p.share, each) + 31, 32, PART_THREADS) / 32 * 32;
+    p.step_rows = (int32_t)(threads * W / g.len), p.step_at = (int32_t)(threads * W % g.len);
+    p.len = (int32_t)g.len, p.rows_per_channel = (int32_t)g.rows_per_channel;
     p.x = g.x, p.weight = g.weight, p.bias = g.bias, p.out = g.out;
-    p.rows_of_set = g.last ? g.positions : g.rows_per_group;
-    p.each = (int32_t)(g.last ? g.per_group : W);
-    p.per_group = (int32_t)g.per_group, p.groups = g.groups, p.span = span;
+    p.rows_of_group = g.rows_per_group;
+    p.per_group = (int32_t)g.per_group, p.groups = g.groups;
     p.eps = g.eps, p.act = g.act, p.steps = g.steps;
     p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.rows = g.rows;
-    *status = g.last ? part_launch<T, true>(s, p, sets, blocks, most, threads)
-                     : part_launch<T, false>(s, p, sets, blocks, most, threads);
+    *status = part_launch<T>(s, p, g.all, blocks, most, threads);
     return true;
 }
 
@@ -597,7 +568,7 @@ static adze_status run_as(const adze_group_norm_args *a, adze_stream s, group_pa
     const bool whole = rows_aligned(x, channels) && rows_aligned(out, channels) &&
                        rows_aligned(&a->weight, channels) && rows_aligned(&a->bias, channels);
     adze_status status;
-    if (run_parts<T>(s, p, p.last ? whole : aligned, &status))
+    if (run_parts<T>(s, p, aligned, &status))
         return status;
     if (p.last &&
         p.count > WHOLE_THREADS * (aligned ? WHOLE_UNITS<W> * W : WHOLE_UNITS<1>)&&p.groups <= LAST_GROUPS &&
