@@ -22,3 +22,10 @@ def deterministic():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def llama():
+    import models
+
+    return models.build("llama")

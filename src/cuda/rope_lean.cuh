@@ -73,10 +73,8 @@ struct rope_words {
     /* Ones, where there is nothing to read. */
     __device__ __forceinline__ void read_if(bool there, const T *p)
     {
-        if (there) {
-            read(p);
-            return;
-        }
+        if (there)
+            return read(p);
         const T one = from_float<T>(1);
         uint32_t bits = 0;
         memcpy(&bits, &one, sizeof one);
