@@ -23,7 +23,6 @@ from adze.patch import Rule, _mismatch, is_adze, own_forward  # noqa: E402
 from adze.verify import ulps  # noqa: E402
 from device import here  # noqa: E402
 
-
 INPUTS = models.inputs("llama")
 
 
