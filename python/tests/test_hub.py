@@ -444,7 +444,7 @@ def test_llama(repository, kernel, transformers):
 
 
 def python(*command, **more):
-    path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "python/tests")])
+    path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "python/tests"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *map(str, command)], env={**ENV, "PYTHONPATH": path}, capture_output=True, text=True, **more
     )
