@@ -15,7 +15,7 @@
 #include "unit.cuh"
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
-constexpr int SHORT_THREADS = 128, BLOCK_THREADS = 256, LONG_THREADS = 512; /* of a block, at most */
+constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 256, LONG_THREADS = 512; /* of a block, at most */
 constexpr int CLUSTER = 8;                                                  /* blocks, at most */
 
 struct softmax_params {
