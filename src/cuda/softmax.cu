@@ -164,8 +164,15 @@ __device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softma
     return all;
 }
 
+/* Beside sm_90 the compiler must be told that one block may have all registers, or it spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int SHORT_BLOCKS = 1;
+#else
+constexpr int SHORT_BLOCKS = 0;
+#endif
+
 template <typename T, bool MASKED, int LANES, int UNITS>
-__global__ void __launch_bounds__(SHORT_THREADS) softmax_lanes(const __grid_constant__ softmax_params p)
+__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS) softmax_lanes(const __grid_constant__ softmax_params p)
 {
     constexpr int W = VEC<T>;
     const int lane = (int)threadIdx.x % LANES, units = (int)(p.dim / W);
