@@ -108,7 +108,8 @@ def compare_section(run):
 
 
 def models_section(run):
-    """Whole models and blocks: a step's wall time, the GPU's share of it, and how the outputs compare."""
+    """Whole models and blocks: a step's wall time, the GPU's share of it, and how far its outputs are off those of the
+    same model in a wider dtype, beside eager's."""
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### {run['model']}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
@@ -117,8 +118,9 @@ def models_section(run):
     for row in run["rows"]:
         ratio = f"{eager[row['what']] / row['ms']:.2f}" if row["what"] in eager else "-"
         cells.append([f"{row['what']}, {row['variant']}", number(row["ms"]), f"{100 * row['spread']:.1f} %", ratio])
-        cells[-1] += [number(row.get("busy_ms")), str(row.get("launches", "-")), f"{100 * row['equal']:.2f} %"]
-    text += table(["step", "ms", "spread", "eager / it", "GPU ms", "launches", "equal to eager"], cells)
+        cells[-1] += [number(row.get("busy_ms")), str(row.get("launches", "-"))]
+        cells[-1] += [f"{row['error'] / max(row['eager_error'], 1e-30):.2f}"]
+    text += table(["step", "ms", "spread", "eager / it", "GPU ms", "launches", "error / eager's"], cells)
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
 
