@@ -113,7 +113,7 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
 }
 
 /* Blocks that a multiprocessor should have room for: as many as the registers allow that a thread needs. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 template <int W, int UNITS, int THREADS, bool MORE>
 constexpr int softmax_blocks = W == 1 ? 1
                                       : 65536 / THREADS /
