@@ -108,8 +108,8 @@ def compare_section(run):
 
 
 def models_section(run):
-    """Whole models and blocks: a step's wall time, the GPU's share of it, and how far its outputs are off those of the
-    same model in a wider dtype, beside eager's."""
+    """Whole models and blocks: a step's wall time, the GPU's share of it, and how far its outputs are off those of
+    the same model in a wider dtype, beside eager's."""
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### {run['model']}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
@@ -156,7 +156,26 @@ def readme_table(found):
             [f"{row['op']} {row['case']}", number(row["us"]["adze"]), best, eager, f"{row['ratio']:.2f}x"],
         )
     head = [f"us, {where}, {rows[0]['dtype']}", "adze", "best of the others", "torch eager", "best / adze"]
-    return table(head, cells)
+    return table(head, cells) + models_table(found)
+
+
+def models_table(found):
+    """Steps of whole models on a GPU, the variants that users choose from."""
+    columns = {"eager": "eager", "compile": "torch.compile", "adze + graph": "adze.graph of the patched model"}
+    columns["adze + compile"] = "torch.compile of the patched model"
+    runs = [run for group in found.values() for run in group if "adze_models" in run and "gpu" in run["machine"]]
+    cells, where = [], ""
+    for run in runs:
+        steps = {}
+        for row in run["rows"]:
+            steps.setdefault(row["what"], {})[row["variant"]] = row.get("ms")
+        for what, ms in steps.items():
+            if ms.keys() >= columns.keys():
+                batch = run["settings"].get("batch_size")
+                name = f"{run['model']}, {f'a step, batch {batch}' if batch else what}"
+                cells.append([name, *(number(ms[variant]) for variant in columns)])
+                where = run["machine"]["gpu"]
+    return "\n" + table([f"ms, {where}", *columns.values()], cells) if cells else ""
 
 
 def main():
