@@ -11,8 +11,8 @@ _HOME = {
     for module, names in {
         "ops": "rms_norm layer_norm group_norm gated_add activation glu softmax rope qk_norm_rope rope_table "
         "ROUND_NORM ROUND_STEPS ROUND_VALUE FLOAT_SUM",
-        "patch": "patch patched PatchHandle",
-        "verify": "verify",
+        "patching": "patch patched PatchHandle",
+        "verifying": "verify",
         "inductor": "compile",
         "graphs": "graph GraphHandle",
     }.items()

@@ -3,7 +3,7 @@
 from . import diffusers_attention as attention
 from . import diffusers_blocks as blocks
 from . import diffusers_norms as norms
-from .patch import Rule
+from .patching import Rule
 
 
 def _rule(name, op, build, forward, facts=None, **methods):

@@ -9,7 +9,7 @@ import torch
 
 from . import ops
 from .fingerprint import fingerprint
-from .patch import plain, usable
+from .patching import plain, usable
 
 
 def _processor(module, known, **calls):

@@ -7,7 +7,7 @@ from torch import nn
 
 from . import ops
 from .diffusers_norms import added, dense, gate_usable, gated, grouped, modulated
-from .patch import plain, usable
+from .patching import plain, usable
 
 
 def _norms(module, ctx, *names):

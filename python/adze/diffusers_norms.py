@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from . import ops
-from .patch import plain, usable
 from .patch_torch import Act, Norm, act_usable
+from .patching import plain, usable
 
 # ---- Norms of one input ----
 

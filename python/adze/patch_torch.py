@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from . import ops
-from .patch import Rule, plain, usable
+from .patching import Rule, plain, usable
 
 
 class Norm(NamedTuple):

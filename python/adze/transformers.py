@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from . import ops
 from .fingerprint import fingerprint
 from .ops import ROUND_NORM, ROUND_STEPS
-from .patch import Rule, known, plain
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
+from .patching import Rule, known, plain
 from .transformers_blocks import BLOCKS
 from .transformers_rope import ROPES
 

@@ -3,8 +3,8 @@
 from torch.nn import functional as F
 
 from .ops import ROUND_STEPS
-from .patch import Rule, known
 from .patch_torch import add_norm, norm_add, norm_of_sum
+from .patching import Rule, known
 
 
 def _block(**norms):

@@ -7,7 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from . import ops
 from .fingerprint import unwrapped
 from .ops import ROUND_STEPS
-from .patch import Rule, clone, known, plain, shim, usable
+from .patching import Rule, clone, known, plain, shim, usable
 
 _HALF = "276f273e524c"  # rotate_half: cat((-x2, x1)) of the halves
 _PAIRS = "106bc618e139 08a627792aa5"  # rotate_half: the same of neighbours

@@ -549,13 +549,3 @@ def patched(model, ops=None, numerics="match", exclude=(), strict=False):
         yield handle
     finally:
         handle.remove()
-
-
-class _CallableModule(types.ModuleType):
-    """adze.patch is this module as soon as something has imported it, and still the function to call."""
-
-    def __call__(self, *args, **kwargs):
-        return patch(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule

@@ -4,13 +4,11 @@ import contextlib
 import copy
 import dataclasses
 import statistics
-import sys
 import time
-import types
 
 import torch
 
-from .patch import PatchHandle, _install, active_handles, is_adze, named_modules, own_forward
+from .patching import PatchHandle, _install, active_handles, is_adze, named_modules, own_forward
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
@@ -158,13 +156,3 @@ def _compare_all(model, handles: list[PatchHandle], inputs, kw):
         Comparison(path, cls, *compare(a, b), original, patched)
         for path, ((cls, a, original), (_, b, patched)) in seen.items()
     ]
-
-
-class _CallableModule(types.ModuleType):
-    """adze.verify is this module as soon as something has imported it, and still the function to call."""
-
-    def __call__(self, *args, **kwargs):
-        return verify(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule
