@@ -68,4 +68,4 @@ static const char *const bench[] = {
 
 static const char *const huge[] = {"x=$[600000,4096] act=silu", NULL};
 
-const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, huge, NULL};
+const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, NULL, huge, NULL};

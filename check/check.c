@@ -328,18 +328,21 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
 {
     const adze_op *op = suite->op;
     kernel_row rows[32] = {{0, 0, 0}};
+    const char *const *const lists[] = {suite->good, stream.device != ADZE_CPU ? suite->gpu : NULL};
     int lines = 0, done = 0;
-    while (suite->good[lines])
-        lines++;
-    for (int i = 0; i < lines; i++, done++) {
-        progress(op->name, done, lines);
-        const int has_dtype = strchr(suite->good[i], '$') != NULL;
-        for (int d = 0; d < (has_dtype ? 3 : 1); d++) {
-            char text[1024];
-            adze_line_expand(text, sizeof text, suite->good[i], dtypes[d]);
-            check_line(op, stream, text, rows);
+    for (int l = 0; l < 2; l++)
+        for (const char *const *line = lists[l]; line && *line; line++)
+            lines++;
+    for (int l = 0; l < 2; l++)
+        for (const char *const *line = lists[l]; line && *line; line++) {
+            progress(op->name, done++, lines);
+            const int has_dtype = strchr(*line, '$') != NULL;
+            for (int d = 0; d < (has_dtype ? 3 : 1); d++) {
+                char text[1024];
+                adze_line_expand(text, sizeof text, *line, dtypes[d]);
+                check_line(op, stream, text, rows);
+            }
         }
-    }
     progress_clear();
     char text[1024];
     adze_line_expand(text, sizeof text, suite->good[0], "bf16");

@@ -22,6 +22,7 @@ typedef struct adze_suite {
     const char *const *good;  /* lines that must be right */
     const adze_bad_case *bad; /* calls that must be refused, besides those made for every op */
     const char *const *bench; /* lines worth timing, `$` is bf16 unless a dtype is asked for */
+    const char *const *gpu;   /* NULL, or more good lines: their size matters to a GPU alone */
     const char *const *huge;  /* lines above 2^31 elements, for GPUs: sampled rows are checked */
     void (*fill)(void *args); /* NULL, or sets inputs that may not be random (host memory) */
 } adze_suite;

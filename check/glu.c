@@ -90,4 +90,4 @@ static const char *const bench[] = {
 
 static const char *const huge[] = {"x=$[160000,28672]", NULL};
 
-const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, huge, NULL};
+const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, NULL, huge, NULL};

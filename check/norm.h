@@ -67,9 +67,14 @@
         "x=$[2,3,3072] scale=$[2,1,3072] shift=$[2,1,3072] eps=1e-6 rounding=2",                                     \
         "x=$[2,3072] weight=$[3072] eps=1e-6 rounding=1", "x=$[2,5120] weight=$[5120] bias=$[5120] eps=1e-6",        \
         "x=$[2,10240] weight=$[10240] eps=1e-6", "x=$[2,12000] weight=$[12000] eps=1e-6",                            \
-        "x=$[2,2048] residual=$[2,2048] weight=$[2048] bias=$[2048] eps=1e-6", "x=$[2129,64] weight=$[64] eps=1e-6", \
-        "x=$[2131,512] weight=$[512] eps=1e-6", "x=$[2129,768] weight=$[768] bias=$[768] eps=1e-6",                  \
-        "x=$[1061,2048] residual=$[1061,2048] weight=$[2048] eps=1e-6"
+        "x=$[2,2048] residual=$[2,2048] weight=$[2048] bias=$[2048] eps=1e-6"
+
+/* Many rows: several share a block. */
+#define NORM_GPU                                                                                                     \
+    "x=$[2129,64] weight=$[64] eps=1e-6", "x=$[2131,512] weight=$[512] eps=1e-6", "x=$[1061,272] eps=1e-6",          \
+        "x=$[2129,768] weight=$[768] bias=$[768] eps=1e-6", "x=$[1059,1152] weight=$[1152] eps=1e-6 rounding=1",     \
+        "x=$[1061,2048] weight=$[2048] eps=1e-6", "x=$[1061,2048] residual=$[1061,2048] weight=$[2048] eps=1e-6",    \
+        "x=$[1063,1536] residual=$[1063,1536] scale=$[1,1536] shift=$[1,1536] eps=1e-6 rounding=2"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

@@ -2,6 +2,7 @@
 #include "norm.h"
 
 static const char *const good[] = {NORM_GOOD, NULL};
+static const char *const gpu[] = {NORM_GPU, NULL};
 static const adze_bad_case bad[] = {NORM_BAD, {NULL, ADZE_OK, NULL}};
 static const char *const bench[] = {
     "x=$[1,4096] weight=$[4096] eps=1e-6",
@@ -38,4 +39,4 @@ static const char *const bench[] = {
 };
 static const char *const huge[] = {"x=$[600000,4096] weight=$[4096] eps=1e-6", NULL};
 
-const adze_suite adze_suite_rms_norm = {&adze_op_rms_norm, good, bad, bench, huge, NULL};
+const adze_suite adze_suite_rms_norm = {&adze_op_rms_norm, good, bad, bench, gpu, huge, NULL};
