@@ -531,21 +531,23 @@ template <typename T>
 static bool run_parts(adze_stream s, const group_params &g, bool aligned, adze_status *status)
 {
     constexpr int W = VEC<T>;
-    if (g.last || !aligned || g.count > PART_BLOCKS * PART_THREADS * part_units(s.device) * W ||
-        g.per_group > PART_CHANNELS || g.all > 0x7fffffff / PART_BLOCKS || !adze_cuda_clusters(s.device))
+    if (g.last || !aligned || g.count > PART_BLOCKS * part_most(s.device) * W || g.per_group > PART_CHANNELS ||
+        g.all > 0x7fffffff / PART_BLOCKS || !adze_cuda_clusters(s.device))
         return false;
     part_params p = {};
     const int64_t sm_count = adze_cuda_sm_count(s.device);
     p.units = (int32_t)(g.count / W);
     unsigned blocks = 1;
     while (blocks < PART_BLOCKS && ((g.all * blocks < sm_count * 3 / 2 && p.units > (int)blocks * PART_THREADS / 4) ||
-                                    ceil_div(p.units, blocks) > PART_THREADS * 8))
+                                    ceil_div(p.units, blocks) > EIGHT_THREADS * 8))
         blocks *= 2;
     p.share = (int32_t)ceil_div(p.units, blocks);
     /* No more threads than the vectors need that each has. */
-    const int64_t most = ceil_div(p.share, PART_THREADS);
-    const int64_t each = most <= 2 ? 2 : most <= 4 ? 4 : most <= 8 ? 8 : most;
-    const unsigned threads = (unsigned)clamp(ceil_div(p.share, each) + 31, 32, PART_THREADS) / 32 * 32;
+    const int64_t each = p.share <= PART_THREADS * 2    ? 2
+                         : p.share <= PART_THREADS * 4  ? 4
+                         : p.share <= EIGHT_THREADS * 8 ? 8
+                                                        : ceil_div(p.share, PART_THREADS);
+    const unsigned threads = (unsigned)(ceil_div(p.share, each) + 31) / 32 * 32;
     p.step_rows = (int32_t)(threads * W / g.len), p.step_at = (int32_t)(threads * W % g.len);
     p.len = (int32_t)g.len, p.rows_per_channel = (int32_t)g.rows_per_channel;
     p.x = g.x, p.weight = g.weight, p.bias = g.bias, p.out = g.out;
@@ -553,7 +555,7 @@ static bool run_parts(adze_stream s, const group_params &g, bool aligned, adze_s
     p.per_group = (int32_t)g.per_group, p.groups = g.groups;
     p.eps = g.eps, p.act = g.act, p.steps = g.steps;
     p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.rows = g.rows;
-    *status = part_launch<T>(s, p, g.all, blocks, most, threads);
+    *status = part_launch<T>(s, p, g.all, blocks, p.share > EIGHT_THREADS * 8 ? PART_UNITS : each, threads);
     return true;
 }
 

@@ -15,6 +15,7 @@
 #include "vec.cuh"
 
 constexpr int PART_THREADS = 512, PART_BLOCKS = 8; /* of a block, of a cluster */
+constexpr int EIGHT_THREADS = 384;                 /* of a block whose threads have eight vectors */
 constexpr int PART_UNITS = 20;                     /* 16-byte vectors of a thread */
 constexpr int PART_CHANNELS = 512;                 /* of a group */
 
@@ -186,9 +187,11 @@ __device__ __forceinline__ void part_norm(const part_params &p)
         part_write<-1>(p, start, units, v, affine, mine);
 }
 
-/* Code for older cards has nothing in it, and for newer ones not the most vectors: there they do not fit. */
+/* Code for older cards has nothing in it, and for newer ones not the most vectors: there they do not fit. Two blocks
+   share a multiprocessor where they can: one alone would wait for memory. */
 template <typename T, int UNITS>
-__global__ void __launch_bounds__(PART_THREADS, UNITS > 2 ? 1 : 2) group_parts(const __grid_constant__ part_params p)
+__global__ void __launch_bounds__(UNITS == 8 ? EIGHT_THREADS : PART_THREADS, UNITS > 8 ? 1 : 2)
+    group_parts(const __grid_constant__ part_params p)
 {
 #if __CUDA_ARCH__ >= 900
     if constexpr (UNITS <= 8 || __CUDA_ARCH__ == 900)
@@ -198,9 +201,10 @@ __global__ void __launch_bounds__(PART_THREADS, UNITS > 2 ? 1 : 2) group_parts(c
 
 /* ---- The host ---- */
 
-static int64_t part_units(int device)
+/* Vectors of a block, at most. */
+static int64_t part_most(int device)
 {
-    return adze_cuda_sm(device) == 90 ? PART_UNITS : 8;
+    return adze_cuda_sm(device) == 90 ? PART_THREADS * PART_UNITS : EIGHT_THREADS * 8;
 }
 
 /* `units`: vectors that a thread has, at most. */
