@@ -77,22 +77,14 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     }
 }
 
-/* Threads for all units: few and small blocks when there is little to do, so that every SM takes part. A row's pieces
-   are of equal size. */
+/* Few and small blocks when there is little to do, so that every SM takes part. */
 template <typename T, bool TIMES, int W, int UNITS>
 static adze_status act_launch(const char *op, adze_stream s, act_params p, int most)
 {
-    const int64_t pieces = (p.units + most * UNITS - 1) / (most * UNITS);
-    int64_t threads = (p.units + pieces * UNITS - 1) / (pieces * UNITS), rows = 1;
-    if (pieces > 1)
-        threads = (threads + 31) / 32 * 32;
-    else
-        rows = most / threads;
-    p.pieces = (uint32_t)pieces;
-    const int64_t blocks = (p.rows.count + rows - 1) / rows * pieces;
-    const dim3 block((unsigned)threads, (unsigned)rows);
-    return rows == 1 ? launch(op, s, act_rows<T, TIMES, W, UNITS, true>, blocks, block, 0, p)
-                     : launch(op, s, act_rows<T, TIMES, W, UNITS, false>, blocks, block, 0, p);
+    const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    p.pieces = (uint32_t)split.pieces;
+    return split.rows == 1 ? launch(op, s, act_rows<T, TIMES, W, UNITS, true>, split.blocks, split.block, 0, p)
+                           : launch(op, s, act_rows<T, TIMES, W, UNITS, false>, split.blocks, split.block, 0, p);
 }
 
 template <typename T, bool TIMES>

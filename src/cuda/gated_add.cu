@@ -117,21 +117,14 @@ __global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS)
     }
 }
 
-/* Threads for all units; a row's pieces are of equal size. */
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE>
 static adze_status gated_launch(adze_stream s, gated_params p, int most)
 {
-    const int64_t pieces = (p.units + most * UNITS - 1) / (most * UNITS);
-    int64_t threads = (p.units + pieces * UNITS - 1) / (pieces * UNITS), rows = 1;
-    if (pieces > 1)
-        threads = (threads + 31) / 32 * 32;
-    else
-        rows = most / threads;
-    p.pieces = (uint32_t)pieces;
-    const int64_t blocks = (p.rows.count + rows - 1) / rows * pieces;
-    const dim3 block((unsigned)threads, (unsigned)rows);
-    return rows == 1 ? launch("gated_add", s, gated_rows<T, W, UNITS, TABLE, WIDE, true>, blocks, block, 0, p)
-                     : launch("gated_add", s, gated_rows<T, W, UNITS, TABLE, WIDE, false>, blocks, block, 0, p);
+    const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    p.pieces = (uint32_t)split.pieces;
+    return split.rows == 1
+               ? launch("gated_add", s, gated_rows<T, W, UNITS, TABLE, WIDE, true>, split.blocks, split.block, 0, p)
+               : launch("gated_add", s, gated_rows<T, W, UNITS, TABLE, WIDE, false>, split.blocks, split.block, 0, p);
 }
 
 template <typename T>
