@@ -66,6 +66,31 @@ static void check_layout(void)
     expect(adze_version() == ADZE_VERSION, "the version of the library that runs");
 }
 
+/* What configurations of Hugging Face call an activation. */
+static void check_names(void)
+{
+    static const struct {
+        const char *name;
+        int32_t act;
+    } names[] = {{"silu", ADZE_ACT_SILU},
+                 {"swish", ADZE_ACT_SILU},
+                 {"gelu", ADZE_ACT_GELU},
+                 {"gelu_tanh", ADZE_ACT_GELU_TANH},
+                 {"gelu_new", ADZE_ACT_GELU_TANH},
+                 {"gelu_fast", ADZE_ACT_GELU_TANH},
+                 {"gelu_pytorch_tanh", ADZE_ACT_GELU_TANH},
+                 {"quick_gelu", ADZE_ACT_GELU_QUICK},
+                 {"gelu_quick", ADZE_ACT_GELU_QUICK},
+                 {"relu", ADZE_ACT_RELU},
+                 {"relu2", ADZE_ACT_RELU2},
+                 {"sigmoid", ADZE_ACT_SIGMOID},
+                 {"gelu_newer", -1},
+                 {"", -1},
+                 {NULL, -1}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        expect(adze_act_from_name(names[i].name) == names[i].act, names[i].name ? names[i].name : "no name");
+}
+
 int main(void)
 {
     for (int i = 0; i < ROWS * DIM; i++)
@@ -79,6 +104,7 @@ int main(void)
         .weight = {weight, {DIM}, {1}, 1, ADZE_F32},
     };
     check_layout();
+    check_names();
     expect(call(&args, sizeof args) == ADZE_OK, "today's struct");
     memcpy(today, out, sizeof out);
 
