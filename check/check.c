@@ -328,13 +328,14 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
 {
     const adze_op *op = suite->op;
     kernel_row rows[32] = {{0, 0, 0}};
-    const char *const *const lists[] = {suite->good, stream.device != ADZE_CPU ? suite->gpu : NULL};
+    static const char *const none[] = {NULL};
+    const char *const *const lists[] = {suite->good, stream.device != ADZE_CPU && suite->gpu ? suite->gpu : none};
     int lines = 0, done = 0;
     for (int l = 0; l < 2; l++)
-        for (const char *const *line = lists[l]; line && *line; line++)
+        for (const char *const *line = lists[l]; *line; line++)
             lines++;
     for (int l = 0; l < 2; l++)
-        for (const char *const *line = lists[l]; line && *line; line++) {
+        for (const char *const *line = lists[l]; *line; line++) {
             progress(op->name, done++, lines);
             const int has_dtype = strchr(*line, '$') != NULL;
             for (int d = 0; d < (has_dtype ? 3 : 1); d++) {
