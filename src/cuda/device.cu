@@ -42,8 +42,7 @@ static void ask()
     machine.count = count;
 }
 
-/* Whether this build's code for a device has the dependency wait, and clusters; asking loads the module, so it is
- * asked late. */
+/* Whether this build's code for a device has the dependency wait and clusters. Asking loads the module. */
 static int has_wait(int device)
 {
     if (machine.device[device].pdl == 0) {

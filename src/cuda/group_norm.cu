@@ -1,8 +1,8 @@
 /* group_norm on CUDA. Over 600 lines: six kernels for two layouts, and their choice.
 
    A group is rows of `len` elements: those of its channels when channels come first, its part of each position's row
-   when they come last. group_parts.cuh has the kernel for all that can be read 16 bytes at a time and held by a
-   cluster of blocks; what follows here is for other calls and older cards. group_whole: a block holds a group in
+   when they come last. group_parts.cuh has the kernel for channels first that can be read 16 bytes at a time and held
+   by a cluster of blocks; what follows here is for other calls and older cards. group_whole: a block holds a group in
    registers, reads it once and writes it. Larger groups take three kernels and scratch between them: the mean and the
    squared deviations of slices (group_slices, or last_slices for whole rows of channels last), their combination, and
    the result (group_write, last_write). Slices are cut by the shape and combined in double in a fixed order, so that
@@ -13,6 +13,7 @@
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
+#include "unit.cuh"
 #include "vec.cuh"
 
 enum {
@@ -46,20 +47,6 @@ struct group_params {
     int32_t act;
     bool last, steps, weight_f32, bias_f32;
     adze_rows rows; /* of x and out */
-};
-
-/* W elements as they were read. */
-template <typename T, int W>
-struct held {
-    packed<T> v;
-    __device__ __forceinline__ void load(const T *p) { v = load_packed(p); }
-    __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
-};
-template <typename T>
-struct held<T, 1> {
-    T v;
-    __device__ __forceinline__ void load(const T *p) { v = *p; }
-    __device__ __forceinline__ void get(float (&f)[1]) const { f[0] = to_float(v); }
 };
 
 /* Brings the next unit to v[0]: a loop that is not unrolled walks registers this way, and its code stays small. */
@@ -133,7 +120,7 @@ __device__ __forceinline__ const T *group_at(const group_params &p, const group_
 
 /* The sum of v, or of (v - mean)^2, over the units of a block; every thread gets it. */
 template <typename T, int W, int N, bool SQUARE>
-__device__ __forceinline__ float group_sum(const held<T, W> (&v)[N], int units, float mean, float *part)
+__device__ __forceinline__ float group_sum(const unit<T, W> (&v)[N], int units, float mean, float *part)
 {
     float sum[W] = {};
 #pragma unroll
@@ -196,12 +183,12 @@ __global__ void __launch_bounds__(WHOLE_THREADS, 1) group_whole(const __grid_con
     pdl_wait();
     for (int64_t group = blockIdx.x; group < p.all; group += gridDim.x) {
         const group_start start = group_begin(p, group, 0);
-        held<T, W> v[WHOLE_UNITS<W>];
+        unit<T, W> v[WHOLE_UNITS<W>];
 #pragma unroll
         for (int k = 0; k < WHOLE_UNITS<W>; k++) {
             const int unit = (int)(threadIdx.x + k * blockDim.x);
             if (unit < units)
-                v[k].load(group_at<T>(p, start, unit * W));
+                v[k].fetch(group_at<T>(p, start, unit * W));
         }
         const float mean = group_sum<T, W, WHOLE_UNITS<W>, false>(v, units, 0, part[0]) * p.inverse;
         const float square = group_sum<T, W, WHOLE_UNITS<W>, true>(v, units, mean, part[1]);
@@ -242,12 +229,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 3) group_slices(const __grid_cons
         for (int64_t at = begin; at < end; at += ROW_THREADS * ROW_UNITS) {
             const int units = end - at < ROW_THREADS * ROW_UNITS ? (int)(end - at) : ROW_THREADS * ROW_UNITS;
             const group_start start = group_begin(p, group, at * W);
-            held<T, W> v[ROW_UNITS];
+            unit<T, W> v[ROW_UNITS];
 #pragma unroll
             for (int k = 0; k < ROW_UNITS; k++) {
                 const int unit = (int)threadIdx.x + k * ROW_THREADS;
                 if (unit < units)
-                    v[k].load(group_at<T>(p, start, unit * W));
+                    v[k].fetch(group_at<T>(p, start, unit * W));
             }
             const double n = units * W;
             const float mean =
@@ -303,12 +290,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 3) group_write(const __grid_const
         const int64_t group = divide(i, pieces), at = (i - group * pieces) * (ROW_THREADS * ROW_UNITS);
         const int units = p.units - at < ROW_THREADS * ROW_UNITS ? (int)(p.units - at) : ROW_THREADS * ROW_UNITS;
         const group_start start = group_begin(p, group, at * W);
-        held<T, W> v[ROW_UNITS];
+        unit<T, W> v[ROW_UNITS];
 #pragma unroll
         for (int k = 0; k < ROW_UNITS; k++) {
             const int unit = (int)threadIdx.x + k * ROW_THREADS;
             if (unit < units)
-                v[k].load(group_at<T>(p, start, unit * W));
+                v[k].fetch(group_at<T>(p, start, unit * W));
         }
         const float2 stats = p.stats[group];
 #pragma unroll 1
@@ -446,10 +433,6 @@ __global__ void __launch_bounds__(LAST_THREADS, 1) last_write(const __grid_const
 
 /* ---- The host ---- */
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
 static int64_t clamp(int64_t v, int64_t low, int64_t high)
 {
     return v < low ? low : v > high ? high : v;

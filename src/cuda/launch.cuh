@@ -63,11 +63,35 @@ static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P..
     return cuda_status(op, cudaLaunchKernelEx(&config, kernel, (P)params...));
 }
 
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
 /* Blocks for `work` items of `per_block` each, within what a grid may have: kernels loop over the rest. */
 static inline int64_t grid_for(int64_t work, int64_t per_block)
 {
-    const int64_t blocks = (work + per_block - 1) / per_block;
+    const int64_t blocks = ceil_div(work, per_block);
     return blocks < 0x7fffffff ? blocks : 0x7fffffff;
+}
+
+/* Threads for rows of `units` units, `each` in a thread and at most `most` in a block: long rows are cut into
+   pieces of equal size, short ones share a block. */
+struct unit_split {
+    int64_t pieces, rows, blocks; /* of a row; of a block; of the grid */
+    dim3 block;
+};
+static inline unit_split split_units(int64_t units, int64_t each, int64_t count, int64_t most)
+{
+    unit_split split = {};
+    split.pieces = ceil_div(units, most * each);
+    int64_t threads = ceil_div(units, split.pieces * each);
+    if (split.pieces > 1)
+        threads = (threads + 31) / 32 * 32;
+    split.rows = split.pieces > 1 ? 1 : most / threads;
+    split.blocks = ceil_div(count, split.rows) * split.pieces;
+    split.block = dim3((unsigned)threads, (unsigned)split.rows);
+    return split;
 }
 
 #endif

@@ -172,7 +172,7 @@ constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : 
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight (PLAIN,
    RESIDUAL_SUM), or after each step (the others). EXTRA: there is a weight, or there are tables. FULL: a row has
    exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not after the sum:
-   registers for latency. */
+   registers for latency. FEW: rows are. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
           bool FULL, bool EARLY, bool FEW>
 __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_THREADS,

@@ -61,25 +61,6 @@ __device__ __forceinline__ int64_t row_offset(const adze_rows &rows, int tensor,
     return offset;
 }
 
-/* Host: threads for rows of `units` units, `each` in a thread and at most `most` in a block: long rows are cut into
-   pieces of equal size, short ones share a block. */
-struct unit_split {
-    int64_t pieces, rows, blocks; /* of a row; of a block; of the grid */
-    dim3 block;
-};
-static inline unit_split split_units(int64_t units, int64_t each, int64_t count, int64_t most)
-{
-    unit_split split = {};
-    split.pieces = (units + most * each - 1) / (most * each);
-    int64_t threads = (units + split.pieces * each - 1) / (split.pieces * each);
-    if (split.pieces > 1)
-        threads = (threads + 31) / 32 * 32;
-    split.rows = split.pieces > 1 ? 1 : most / threads;
-    split.blocks = (count + split.rows - 1) / split.rows * split.pieces;
-    split.block = dim3((unsigned)threads, (unsigned)split.rows);
-    return split;
-}
-
 /* Host: whether the rows of a tensor can be read 16 bytes at a time. */
 static inline bool rows_aligned(const adze_tensor *t, int64_t dim)
 {

@@ -301,11 +301,6 @@ __global__ void __launch_bounds__(LONG_THREADS) softmax_loop(const __grid_consta
 
 /* ---- The host ---- */
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 template <typename T, int W>
 static adze_status softmax_launch_loop(adze_stream s, softmax_params p, bool clusters)
 {
