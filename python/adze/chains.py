@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 aten = torch.ops.aten
 EPS = 1.25 * 2**-16  # exact in float, which some formulas round it to
@@ -22,7 +23,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 @dataclasses.dataclass
 class Chain:
     """search(tensors..., eps): the formula. kinds: of each tensor "x" (all of one shape), "weight" ([dim]) or "row"
-    (of x's last dimension, broadcast to it). call(tensors..., eps): the operator and its arguments."""
+    (of x's last dimension, broadcast to it). call(tensors..., eps): the operator and its arguments. Where search
+    gives a sum too, and something reads it, the operator is called in the form that returns it."""
 
     name: str
     search: Callable
@@ -76,48 +78,52 @@ class _Match:
     def __init__(self, nodes=None, eps=None):
         self.nodes, self.eps = nodes or {}, eps
 
-    def copy(self):
-        return _Match(dict(self.nodes), self.eps)
-
-    def take(self, other):
-        self.nodes, self.eps = other.nodes, other.eps
-        return True
+    def having(self, pattern, found):
+        return _Match({**self.nodes, pattern: found}, self.eps)
 
 
-def _unify(pattern, found, match):
+def _matches(pattern, found, match):
+    """The match, made longer in every way in which found is the pattern."""
     if isinstance(pattern, fx.Node):
         if not isinstance(found, fx.Node):
-            return False
+            return
         if pattern in match.nodes:
-            return match.nodes[pattern] is found
-        if pattern.op != "placeholder":
-            if found.op != "call_function" or found.target is not pattern.target:
-                return False
-            if pattern.kwargs != found.kwargs or len(pattern.args) != len(found.args):
-                return False
+            if match.nodes[pattern] is found:
+                yield match
+        elif pattern.op == "placeholder":
+            yield match.having(pattern, found)
+        elif found.op == "call_function" and found.target is pattern.target and found.kwargs == pattern.kwargs:
             orders = [found.args]
             if pattern.target in EITHER_ORDER:
                 orders.append((found.args[1], found.args[0]))
             for args in orders:
-                trial = match.copy()
-                if all(_unify(p, f, trial) for p, f in zip(pattern.args, args, strict=True)):
-                    match.take(trial)
-                    break
-            else:
-                return False
-        match.nodes[pattern] = found
-        return True
-    if isinstance(pattern, float) and pattern == EPS:
-        if not isinstance(found, float) or (match.eps is not None and match.eps != found):
-            return False
-        match.eps = found
-        return True
-    if isinstance(pattern, (list, tuple)) and isinstance(found, (list, tuple)):
-        return len(pattern) == len(found) and all(_unify(p, f, match) for p, f in zip(pattern, found, strict=True))
-    return type(pattern) is type(found) and pattern == found
+                for made in _all_match(pattern.args, args, match):
+                    yield made.having(pattern, found)
+    elif isinstance(pattern, float) and pattern == EPS:
+        if isinstance(found, float) and match.eps in (None, found):
+            yield _Match(match.nodes, found)
+    elif isinstance(pattern, (list, tuple)) and isinstance(found, (list, tuple)):
+        yield from _all_match(pattern, found, match)
+    elif type(pattern) is type(found) and pattern == found:
+        yield match
 
 
-def _fits(chain, tensors, devices):
+def _all_match(patterns, found, match):
+    if len(patterns) != len(found):
+        return
+    if not patterns:
+        yield match
+        return
+    for made in _matches(patterns[0], found[0], match):
+        yield from _all_match(patterns[1:], found[1:], made)
+
+
+def same(a, b):
+    """Whether two sizes or shapes are equal, as far as is known without a guard on them."""
+    return statically_known_true(sym_eq(a, b))
+
+
+def _fits(chain, tensors, outputs, devices):
     """Whether the op takes these tensors: plain floats on one device, of the shapes the chain is about."""
     x = tensors[0]
     if x.device.type not in devices or x.dtype not in DTYPES or not 1 <= x.dim() <= 5:
@@ -127,16 +133,73 @@ def _fits(chain, tensors, devices):
             return False
         if t.dtype != x.dtype and not (kind == "weight" and t.dtype == torch.float32):
             return False
-        if (kind == "x" and t.shape != x.shape) or (kind == "weight" and t.shape != x.shape[-1:]):
+        if (kind == "x" and not same(t.shape, x.shape)) or (kind == "weight" and not same(t.shape, x.shape[-1:])):
             return False
-        if kind == "row" and (t.shape[-1] != x.shape[-1] or t.dim() > x.dim()):
+        if kind == "row" and (not same(t.shape[-1], x.shape[-1]) or t.dim() > x.dim()):
             return False
-    return True
+    return all(out.dtype == x.dtype and same(out.shape, x.shape) and out.is_contiguous() for out in outputs)
 
 
-def insert_call(graph, target, args, outputs, inputs, inner=()):
+# ---- Nodes ----
+
+
+def new_node(graph, target, args, after):
+    """A node behind another one, with its value as the compiler asks for it."""
+    while after.op == "placeholder" and after.next.op == "placeholder":
+        after = after.next
+    with graph.inserting_after(after):
+        made = graph.call_function(target, args)
+    with torch.no_grad():
+        made.meta["val"] = target(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args))
+    return made
+
+
+def item(node):
+    """(source, dim, index) of a node that is one of the parts of another along a dimension, else None."""
+    if node.target is aten.select.int:
+        source, dim, index = node.args
+    elif node.target is operator.getitem and getattr(node.args[0], "target", None) is aten.unbind.int:
+        source, dim, index = node.args[0].args[0], (*node.args[0].args, 0)[1], node.args[1]
+    else:
+        return None
+    return (source, dim % source.meta["val"].dim(), index) if isinstance(index, int) and index >= 0 else None
+
+
+def _selected(graph, node, dim, index):
+    """A part of a node along a dimension; leading dimensions of one element are left out of it."""
+    made = new_node(graph, aten.select.int, (node, dim, index), node)
+    while made.meta["val"].dim() > 1 and same(made.meta["val"].shape[0], 1):
+        made = new_node(graph, aten.select.int, (made, 0, 0), made)
+    return made
+
+
+def parted(node):
+    """A row, and None; or, of a row of a sum of two (a table of the model, and what comes from its input), the row
+    of each: the ops add them as they read them, and the sum of all rows need not be written."""
+    found = item(node) if isinstance(node, fx.Node) and node.op == "call_function" else None
+    if found is None or found[0].target is not aten.add.Tensor or found[0].kwargs:
+        return node, None
+    source, dim, index = found
+    total, terms = source.meta["val"], source.args
+    if dim == total.dim() - 1 or not all(isinstance(t, fx.Node) for t in terms):
+        return node, None
+    values = [t.meta["val"] for t in terms]
+    for value in values:
+        if value.dim() != total.dim() or value.dtype != total.dtype or value.device != total.device:
+            return node, None
+        if value.stride(-1) != 1 or not same(value.shape[-1], total.shape[-1]):
+            return node, None
+    rows = [
+        _selected(node.graph, t, dim, 0 if same(v.shape[dim], 1) else index)
+        for t, v in zip(terms, values, strict=True)
+    ]
+    return sorted(rows, key=lambda row: row.meta["val"].dim(), reverse=True)
+
+
+def insert_call(graph, target, args, outputs, inner=()):
     """The call and its results, which are to stand for `outputs`. What reads one of them, and is not an inner node,
     before all inputs are there, moves behind the call; None when an input depends on it."""
+    inputs = [a for a in args if isinstance(a, fx.Node)]
     order = {node: at for at, node in enumerate(graph.nodes)}
     after = max(inputs, key=order.__getitem__)
     readers = {user for out in outputs for user in out.users if user not in inner}
@@ -146,24 +209,33 @@ def insert_call(graph, target, args, outputs, inputs, inner=()):
             late[node] = None
     if any(n in late for n in inputs):
         return None
-    while after.op == "placeholder" and after.next.op == "placeholder":
-        after = after.next
-    with graph.inserting_after(after):
-        call = graph.call_function(target, args)
-    values = tuple(out.meta["val"] for out in outputs)
-    call.meta["val"] = values if len(values) > 1 else values[0]
-    results, last = [call], call
+    call = last = new_node(graph, target, args, after)
+    results = [call]
     if len(outputs) > 1:
         results = []
-        for at, value in enumerate(values):
-            with graph.inserting_after(last):
-                last = graph.call_function(operator.getitem, (call, at))
-            last.meta["val"] = value
+        for at in range(len(outputs)):
+            last = new_node(graph, operator.getitem, (call, at), last)
             results.append(last)
     for node in late:
         last.append(node)
         last = node
     return results
+
+
+def _parts(match, inputs, ends):
+    given, outputs = [match.nodes[n] for n in inputs], [match.nodes[e] for e in ends]
+    return given, outputs, {found for found in match.nodes.values() if found not in given}
+
+
+def _usable(chain, match, inputs, ends, devices):
+    if any(n not in match.nodes for n in (*inputs, *ends)):
+        return False
+    given, outputs, inner = _parts(match, inputs, ends)
+    if any(not isinstance(n.meta.get("val"), torch.Tensor) for n in given):
+        return False
+    if any(user not in inner for n in inner if n not in outputs for user in n.users):
+        return False  # a step of the chain is read elsewhere: it would have to be computed anyway
+    return _fits(chain, [n.meta["val"] for n in given], [n.meta["val"] for n in outputs], devices)
 
 
 def _replace(graph, chain, pattern, devices):
@@ -172,23 +244,16 @@ def _replace(graph, chain, pattern, devices):
     ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
     count = 0
     for node in reversed(list(graph.nodes)):
-        match = _Match()
-        if node.op != "call_function" or not _unify(ends[0], node, match) or any(e not in match.nodes for e in ends):
+        made = next((m for m in _matches(ends[0], node, _Match()) if _usable(chain, m, inputs, ends, devices)), None)
+        if made is None:
             continue
-        given = [match.nodes.get(n) for n in inputs]
-        outputs = [match.nodes[e] for e in ends]
-        inner = {found for found in match.nodes.values() if found not in given}
-        if None in given or any(n.meta.get("val") is None for n in given):
-            continue
-        if any(user not in inner for n in inner if n not in outputs for user in n.users):
-            continue  # a step of the chain is read elsewhere: it would have to be computed anyway
-        if not _fits(chain, [n.meta["val"] for n in given], devices):
-            continue
-        if any(out.meta["val"].dtype != given[0].meta["val"].dtype for out in outputs):
-            continue
-        target, args = chain.call(*given, *((match.eps,) if chain.has_eps else ()))
-        results = insert_call(graph, target, args, outputs, given, inner)
+        given, outputs, inner = _parts(made, inputs, ends)
+        outputs = outputs[:1] + [out for out in outputs[1:] if any(user not in inner for user in out.users)]
+        op, args = chain.call(*given, *((made.eps,) if chain.has_eps else ()))
+        target = op.sum if len(outputs) > 1 else op.default
+        results = insert_call(graph, target, args, outputs, inner)
         if results is None:
+            graph.eliminate_dead_code()
             continue
         for out, result in zip(outputs, results, strict=True):
             out.replace_all_uses_with(result, delete_user_cb=lambda user, inner=inner: user not in inner)

@@ -20,9 +20,13 @@ from .chains import Chain
 from .ops import ACTS, ROUND_NORM, ROUND_STEPS
 
 
+def _root(h, eps):
+    return torch.rsqrt(h.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps)
+
+
 def _rms(h, eps):
     f = h.to(torch.float32)
-    return f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)
+    return f * _root(f, eps)
 
 
 # The orders in which models multiply by the weight; weight_offset and rounding that keep each.
@@ -32,11 +36,12 @@ ORDERS = {
     "once": (lambda h, w, eps: (w * _rms(h, eps)).to(h.dtype), (0.0, 0)),
     "torch": (lambda h, w, eps: F.rms_norm(h, (h.shape[-1],), w, eps), (0.0, 0)),
 }
-# Norms without weight, as modulated ones are.
-BARE = {
-    "layer_norm": (ops.layer_norm, lambda h, eps: F.layer_norm(h, (h.shape[-1],), None, None, eps)),
-    "rms_norm": (ops.rms_norm, lambda h, eps: _rms(h, eps).to(h.dtype)),
-}
+# Norms without weight, as modulated ones are: the op, and how models write it.
+BARE = [
+    ("layer_norm", ops.layer_norm, lambda h, eps: F.layer_norm(h, (h.shape[-1],), None, None, eps)),
+    ("rms_norm", ops.rms_norm, lambda h, eps: _rms(h, eps).to(h.dtype)),
+    ("rms_norm", ops.rms_norm, lambda h, eps: (h * _root(h, eps)).to(h.dtype)),
+]
 GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
 
 
@@ -44,7 +49,8 @@ def _norm_args(
     x, residual=None, weight=None, bias=None, gate=None, scale=None, shift=None, eps=0.0, offset=0.0, rounding=0
 ):
     """The positional arguments of rms_norm and layer_norm."""
-    return (x, residual, weight, bias, gate, None, scale, None, shift, None, eps, offset, rounding)
+    rows = (*chains.parted(gate), *chains.parted(scale), *chains.parted(shift))
+    return (x, residual, weight, bias, *rows, eps, offset, rounding)
 
 
 def _residual_rms_norm(order):
@@ -55,7 +61,7 @@ def _residual_rms_norm(order):
         return formula(h, weight, eps), h
 
     def call(x, residual, weight, eps):
-        return ops.rms_norm.sum, _norm_args(x, residual, weight, eps=eps, offset=offset, rounding=rounding)
+        return ops.rms_norm, _norm_args(x, residual, weight, eps=eps, offset=offset, rounding=rounding)
 
     return Chain(f"residual, rms_norm ({order})", search, call, "x x weight")
 
@@ -66,34 +72,41 @@ def _residual_layer_norm():
         return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
 
     def call(x, residual, weight, bias, eps):
-        return ops.layer_norm.sum, _norm_args(x, residual, weight, bias, eps=eps)
+        return ops.layer_norm, _norm_args(x, residual, weight, bias, eps=eps)
 
     return Chain("residual, layer_norm", search, call, "x x weight weight")
 
 
-def _modulated(name):
-    op, norm = BARE[name]
-
+def _modulated(name, op, norm):
     def search(x, scale, shift, eps):
         return norm(x, eps) * (1 + scale) + shift
 
     def call(x, scale, shift, eps):
-        return op.default, _norm_args(x, scale=scale, shift=shift, eps=eps, rounding=ROUND_STEPS)
+        return op, _norm_args(x, scale=scale, shift=shift, eps=eps, rounding=ROUND_STEPS)
 
     return Chain(f"{name}, modulation", search, call, "x row row")
 
 
-def _gated(name):
-    op, norm = BARE[name]
-
+def _gated_modulated(name, op, norm):
     def search(x, residual, gate, scale, shift, eps):
         h = residual + gate * x
         return norm(h, eps) * (1 + scale) + shift, h
 
     def call(x, residual, gate, scale, shift, eps):
-        return op.sum, _norm_args(x, residual, None, None, gate, scale, shift, eps, rounding=ROUND_STEPS)
+        return op, _norm_args(x, residual, None, None, gate, scale, shift, eps, rounding=ROUND_STEPS)
 
     return Chain(f"gate, residual, {name}, modulation", search, call, "x x row row row")
+
+
+def _residual_modulated(name, op, norm):
+    def search(x, residual, scale, shift, eps):
+        h = residual + x
+        return norm(h, eps) * (1 + scale) + shift, h
+
+    def call(x, residual, scale, shift, eps):
+        return op, _norm_args(x, residual, scale=scale, shift=shift, eps=eps, rounding=ROUND_STEPS)
+
+    return Chain(f"residual, {name}, modulation", search, call, "x x row row")
 
 
 def _glu(name):
@@ -101,7 +114,7 @@ def _glu(name):
         return GATES[name](x) * value
 
     def call(x, value):
-        return ops.glu.default, (x, value, ACTS[name], 0, ROUND_STEPS)
+        return ops.glu, (x, value, ACTS[name], 0, ROUND_STEPS)
 
     return Chain(f"{name}, product", search, call, "x x")
 
@@ -109,10 +122,9 @@ def _glu(name):
 @functools.cache
 def known():
     """Chains and their patterns, longest first: what one takes, a shorter one cannot."""
-    made = [_gated(name) for name in BARE] + [_modulated(name) for name in BARE]
-    made += (
-        [_residual_rms_norm(order) for order in ORDERS] + [_residual_layer_norm()] + [_glu(name) for name in GATES]
-    )
+    made = [make(*norm) for make in (_gated_modulated, _residual_modulated, _modulated) for norm in BARE]
+    made += [_residual_rms_norm(order) for order in ORDERS] + [_residual_layer_norm()]
+    made += [_glu(name) for name in GATES]
     return [(chain, chains.patterns(chain)) for chain in made]
 
 
