@@ -7,6 +7,7 @@ themselves (sums and products in either order), and one number, EPS, for any num
 import dataclasses
 import inspect
 import operator
+import sys
 from collections.abc import Callable
 
 import torch
@@ -173,26 +174,55 @@ def _selected(graph, node, dim, index):
     return made
 
 
-def parted(node):
-    """A row, and None; or, of a row of a sum of two (a table of the model, and what comes from its input), the row
-    of each: the ops add them as they read them, and the sum of all rows need not be written."""
+def rejoin(graph):
+    """Takes out concatenations of all the slices of a sum, in their order: a sequence of text and image that one
+    block gives as two, and the next puts together again, is what it was. A result of the graph stays a copy."""
+    for node in list(graph.nodes):
+        if node.target is not aten.cat.default or any(user.op == "output" for user in node.users):
+            continue
+        parts, dim = node.args[0], (*node.args, 0)[1]
+        if any(part.target is not aten.slice.Tensor or len(part.args) != 4 or part.kwargs for part in parts):
+            continue
+        source = parts[0].args[0]
+        rank, begin = source.meta["val"].dim(), 0
+        if source.target is not aten.add.Tensor:
+            continue
+        for part in parts:
+            if part.args[0] is not source or part.args[1] % rank != dim % rank or part.args[2] != begin:
+                break
+            begin = part.args[3]
+        else:
+            if begin == sys.maxsize and same(node.meta["val"].shape, source.meta["val"].shape):
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+
+
+def _terms(node):
+    """The two terms of the sum that a node is a row of, with the dimension and the index of the row in each; None
+    when the ops could not take these rows."""
     found = item(node) if isinstance(node, fx.Node) and node.op == "call_function" else None
     if found is None or found[0].target is not aten.add.Tensor or found[0].kwargs:
-        return node, None
+        return None
     source, dim, index = found
     total, terms = source.meta["val"], source.args
     if dim == total.dim() - 1 or not all(isinstance(t, fx.Node) for t in terms):
-        return node, None
+        return None
     values = [t.meta["val"] for t in terms]
     for value in values:
         if value.dim() != total.dim() or value.dtype != total.dtype or value.device != total.device:
-            return node, None
+            return None
         if value.stride(-1) != 1 or not same(value.shape[-1], total.shape[-1]):
-            return node, None
-    rows = [
-        _selected(node.graph, t, dim, 0 if same(v.shape[dim], 1) else index)
-        for t, v in zip(terms, values, strict=True)
-    ]
+            return None
+    return [(t, dim, 0 if same(v.shape[dim], 1) else index) for t, v in zip(terms, values, strict=True)]
+
+
+def parted(node):
+    """A row, and None; or, of a row of a sum of two (a table of the model, and what comes from its input), the row
+    of each: the ops add them as they read them, and the sum of all rows need not be written."""
+    terms = _terms(node)
+    if terms is None:
+        return node, None
+    rows = [_selected(node.graph, *term) for term in terms]
     return sorted(rows, key=lambda row: row.meta["val"].dim(), reverse=True)
 
 
@@ -238,15 +268,22 @@ def _usable(chain, match, inputs, ends, devices):
     return _fits(chain, [n.meta["val"] for n in given], [n.meta["val"] for n in outputs], devices)
 
 
+def _rows_of_sums(chain, match, inputs):
+    """A gate for each token has the shape of what it multiplies: the one that is a row of a sum is the gate."""
+    kinds = zip(chain.kinds.values(), inputs, strict=True)
+    return sum(_terms(match.nodes[n]) is not None for kind, n in kinds if kind == "row")
+
+
 def _replace(graph, chain, pattern, devices):
     inputs = [n for n in pattern.nodes if n.op == "placeholder"]
     (ends,) = next(n for n in pattern.nodes if n.op == "output").args
     ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
     count = 0
     for node in reversed(list(graph.nodes)):
-        made = next((m for m in _matches(ends[0], node, _Match()) if _usable(chain, m, inputs, ends, devices)), None)
-        if made is None:
+        usable = [m for m in _matches(ends[0], node, _Match()) if _usable(chain, m, inputs, ends, devices)]
+        if not usable:
             continue
+        made = max(usable, key=lambda m: _rows_of_sums(chain, m, inputs))
         given, outputs, inner = _parts(made, inputs, ends)
         outputs = outputs[:1] + [out for out in outputs[1:] if any(user not in inner for user in out.users)]
         op, args = chain.call(*given, *((made.eps,) if chain.has_eps else ()))

@@ -230,11 +230,11 @@ def _norms(q, k):
 
 
 def _whole(outputs, inputs):
-    """Whether nothing else reads what lies between inputs and outputs."""
+    """Whether nothing else reads what lies between inputs and outputs; sizes may be read by all."""
     inner, waiting = set(), list(outputs)
     while waiting:
         node = waiting.pop()
-        if node not in inner and node not in inputs:
+        if node not in inner and node not in inputs and not isinstance(node.meta["val"], torch.SymInt):
             inner.add(node)
             waiting += node.all_input_nodes
     return all(user in inner for node in inner if node not in outputs for user in node.users)

@@ -16,24 +16,34 @@ with default_device(None):
     known()  # patterns are made once, where torch makes tensors unless told otherwise; graphs of CUDA must match them
 
 
-def compiled(fn, dynamic=False):
-    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass, then run as it is."""
-    own = Pass((here().type,))
+def compiled(fn, dynamic=False, devices=None):
+    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass, then run as it is. The pass
+    keeps the graphs that it has seen."""
+    own = Pass((here().type,) if devices is None else devices)
+    own.graphs = []
 
     def finish(module, inputs):
         own(module.graph)
+        own.graphs.append(module.graph)
         module.recompile()
         return make_boxed_func(module.forward)
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=finish, inference_compiler=finish, decompositions=select_decomp_table())
-    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), own.counts
+    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), own
 
 
 def run(fn, *args, **kwargs):
-    made, counts = compiled(fn)
+    made, own = compiled(fn)
     with torch.no_grad(), default_device(None):
-        return made(*args, **kwargs), fn(*args, **kwargs), counts
+        return made(*args, **kwargs), fn(*args, **kwargs), own.counts
+
+
+def calls(own, namespace="adze"):
+    """Operators of the graph that the pass has seen, in their order."""
+    (graph,) = own.graphs
+    targets = [n.target for n in graph.nodes if n.op == "call_function"]
+    return [str(t) for t in targets if getattr(t, "namespace", None) == namespace]
 
 
 def close(got, want):
@@ -75,6 +85,30 @@ def gated(x, r, gate, scale, shift):
     return modulated(h, scale, shift), h
 
 
+def bare(h):
+    """diffusers' RMSNorm without a weight."""
+    return (h * torch.rsqrt(h.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
+
+
+def norm_too(x, w):
+    n = bare(x)
+    return n * (1 + w) + w, n
+
+
+def rms_modulated(x, scale, shift):
+    return bare(x) * (1 + scale[:, None]) + shift[:, None]
+
+
+def rms_gated(x, r, gate, scale, shift):
+    """As LTX-Video writes it, the gate last."""
+    h = r + x * gate.unsqueeze(1)
+    return rms_modulated(h, scale, shift), h
+
+
+def added(modulate):
+    return lambda x, r, scale, shift: (modulate(x + r, scale, shift), x + r)
+
+
 X, R, W = randn(2, 5, 64), randn(2, 5, 64, seed=1), randn(64, seed=2)
 ROWS = [randn(2, 64, seed=s) for s in (3, 4, 5)]
 CHAINS = {
@@ -84,6 +118,10 @@ CHAINS = {
     "residual, layer_norm": (lambda x, r, w: (F.layer_norm(x + r, (64,), w, w, 1e-5), x + r), (X, R, W)),
     "layer_norm, modulation": (modulated, (X, *ROWS[:2])),
     "gate, residual, layer_norm, modulation": (gated, (X, R, *ROWS)),
+    "rms_norm, modulation": (rms_modulated, (X, *ROWS[:2])),
+    "gate, residual, rms_norm, modulation": (rms_gated, (X, R, *ROWS)),
+    "residual, layer_norm, modulation": (added(modulated), (X, R, *ROWS[:2])),
+    "residual, rms_norm, modulation": (added(rms_modulated), (X, R, *ROWS[:2])),
     "silu, product": (lambda x, r: F.silu(x) * r, (X, R)),
     "gelu, product": (lambda x, r: r * F.gelu(x), (X, R)),
     "gelu_tanh, product": (lambda x, r: F.gelu(x, approximate="tanh") * r, (X, R)),
@@ -113,6 +151,9 @@ def test_a_chain_is_found(name, dtype):
         lambda x, r, w: squares_too(x + r, w),
         lambda x, r, w: F.silu(x.double()) * r.double(),
         lambda x, r, w: F.silu(x) * w,
+        lambda x, r, w: norm_too(x, w),  # the norm is read elsewhere
+        lambda x, r, w: bare(x[:1]) * (1 + r[:, :1]) + w,  # the result has more rows than what is normed
+        lambda x, r, w: bare(x) * (1 + w.float()) + w,  # not rounded, and not in x's dtype
         lambda x, r, w: (x + r) * torch.rsqrt((x + r).float().pow(2).mean(1, keepdim=True) + 1e-6),  # another axis
     ],
 )
@@ -126,9 +167,10 @@ def test_only_where_it_is_asked_for():
     assert own.devices == ("cuda",) and own.uuid() != Pass(("cpu",)).uuid() and own.uuid() == Pass().uuid()
 
 
-def test_dynamic_shapes():
-    fn = CHAINS["gate, residual, layer_norm, modulation"][0]
-    made, counts = compiled(fn, dynamic=True)
+@pytest.mark.parametrize("name", ["gate, residual, layer_norm, modulation", "gate, residual, rms_norm, modulation"])
+def test_dynamic_shapes(name):
+    fn = CHAINS[name][0]
+    made, own = compiled(fn, dynamic=True)
     with torch.no_grad():
         for seq in (3, 7, 9):
             args = (randn(2, seq, 64), randn(2, seq, 64, seed=1), *ROWS)
@@ -136,7 +178,156 @@ def test_dynamic_shapes():
                 got = made(*args)
             for a, b in zip(got, fn(*args), strict=True):
                 close(a, b)
+    assert own.counts == {name: 1} and len(own.graphs) == 1
+
+
+def test_a_sum_that_nobody_reads_is_not_written():
+    fn = CHAINS["gate, residual, rms_norm, modulation"][0]
+    for outputs, form in ((lambda *a: fn(*a)[0], "adze.rms_norm.default"), (fn, "adze.rms_norm.sum")):
+        made, own = compiled(outputs)
+        with torch.no_grad(), default_device(None):
+            made(X, R, *ROWS)
+        assert calls(own) == [form]
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_a_table_are_added_by_the_kernel(dtype, tokens):
+    """LTX-Video: modulations are rows of a table and of an embedding, for all tokens or for each."""
+
+    def fn(x, r, table, temb):
+        shift, scale, gate = (table[None, None] + temb.reshape(x.shape[0], temb.shape[1], 3, -1)).unbind(2)
+        h = r + x * gate
+        return bare(h) * (1 + scale) + shift, h
+
+    args = [t.to(dtype) for t in (X, R, randn(3, 64, seed=6), randn(2, tokens, 3 * 64, seed=7))]
+    made, own = compiled(fn)
+    with torch.no_grad(), default_device(None):
+        for got, want in zip(made(*args), fn(*args), strict=True):
+            close(got, want)
+    assert own.counts == {"gate, residual, rms_norm, modulation": 1}
+    assert not any("add" in op for op in calls(own, "aten"))
+
+
+def test_tokens_that_are_split_and_joined_are_one_sequence():
+    """FLUX: a block gives text and image, the next begins with both in one."""
+
+    def fn(x, r, gate, scale, shift):
+        h = r + gate[:, None] * x
+        both = torch.cat([h[:, :2], h[:, 2:]], dim=1)
+        return modulated(both, scale, shift), both
+
+    def swapped(x, r, gate, scale, shift):
+        h = r + gate[:, None] * x
+        both = torch.cat([h[:, 2:], h[:, :2]], dim=1)
+        return modulated(both, scale, shift) + both
+
+    got, want, counts = run(lambda *a: sum(fn(*a)), X, R, *ROWS)
+    close(got, want)
     assert counts == {"gate, residual, layer_norm, modulation": 1}
+    assert run(fn, X, R, *ROWS)[2] == {"layer_norm, modulation": 1}  # the concatenation is a result itself
+    assert run(swapped, X, R, *ROWS)[2] == {"layer_norm, modulation": 1}
+
+
+# ---- Pairs ----
+
+
+def turn(x):
+    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([-imaginary, real], dim=-1).flatten(-2)
+
+
+def rotate(x, cos, sin):
+    return (x.float() * cos + turn(x).float() * sin).to(x.dtype)
+
+
+def normed(x, w):
+    return F.rms_norm(x, (x.shape[-1],), w, 1e-5)
+
+
+def angles(*shape):
+    return tuple(f(randn(*shape[:-1], shape[-1] // 2, dtype=torch.float32, seed=9)).repeat_interleave(2, -1)
+                 for f in (torch.cos, torch.sin))  # fmt: skip
+
+
+def across(q, k, qw, kw, cos, sin):
+    """LTX-Video: all heads of a token as one, and a table for each of them."""
+    return rotate(normed(q, qw), cos, sin), rotate(normed(k, kw), cos, sin)
+
+
+def per_head(q, k, qw, kw, cos, sin):
+    """FLUX: one table for all heads."""
+    cos, sin = cos[None, :, None], sin[None, :, None]
+    return across(q, k, qw, kw, cos, sin)
+
+
+WEIGHTS = randn(32, seed=2), randn(32, seed=3)
+QK = {
+    "across": (across, (randn(2, 5, 32), randn(2, 5, 32, seed=1), *WEIGHTS, *angles(2, 5, 32))),
+    "one batch of angles": (across, (randn(2, 5, 32), randn(2, 5, 32, seed=1), *WEIGHTS, *angles(1, 5, 32))),
+    "per head": (per_head, (randn(2, 5, 3, 32), randn(2, 5, 3, 32, seed=1), *WEIGHTS, *angles(5, 32))),
+    "other heads": (per_head, (randn(2, 5, 4, 32), randn(2, 5, 2, 32, seed=1), *WEIGHTS, *angles(5, 32))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", QK)
+def test_pairs_are_found(name, dtype):
+    fn, (*tensors, cos, sin) = QK[name]
+    got, want, counts = run(fn, *(t.to(dtype) for t in tensors), cos, sin)
+    assert counts == {"qk-norm, interleaved rope": 1}
+    for a, b in zip(got, want, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("name", ["across", "per head"])
+def test_pairs_with_dynamic_shapes(name):
+    fn, (q, k, *weights) = QK[name][0], QK[name][1][:4]
+    made, own = compiled(fn, dynamic=True)
+    with torch.no_grad():
+        for seq in (4, 7, 9):
+            tensors = [t[:, :1].repeat_interleave(seq, 1) for t in (q, k)]
+            tables = angles(2, seq, 32) if name == "across" else angles(seq, 32)
+            with default_device(None):
+                got = made(*tensors, *weights, *tables)
+            for a, b in zip(got, fn(*tensors, *weights, *tables), strict=True):
+                close(a, b)
+    assert own.counts == {"qk-norm, interleaved rope": 1} and len(own.graphs) == 1
+
+
+def norm_of_q_too(q, k, qw, kw, cos, sin):
+    n = normed(q, qw)
+    return rotate(n, cos, sin), rotate(normed(k, kw), cos, sin), n
+
+
+def other_turn(x, cos, sin):
+    real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return (x.float() * cos + torch.stack([imaginary, -real], dim=-1).flatten(-2).float() * sin).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda q, k, v, w, cos, sin: (rotate(q, cos, sin), rotate(k, cos, sin)),  # nothing is normed
+        lambda q, k, v, w, cos, sin: (rotate(normed(q, v), cos, sin), rotate(k, cos, sin)),
+        lambda q, k, v, w, cos, sin: rotate(normed(q, v), cos, sin),  # one alone
+        norm_of_q_too,  # a step is read elsewhere
+        lambda q, k, v, w, cos, sin: (rotate(normed(q, v), cos, sin), rotate(normed(k, w), sin, cos)),
+        lambda q, k, v, w, cos, sin: (rotate(normed(q, v), cos, sin), other_turn(normed(k, w), cos, sin)),
+        lambda q, k, v, w, cos, sin: across(q, k, v, w, cos[:, :1], sin[:, :1]),  # one angle for all tokens
+        lambda q, k, v, w, cos, sin: [x * cos + turn(x) * sin for x in (normed(q, v), normed(k, w))],  # float results
+        lambda q, k, v, w, cos, sin: across(q[:, None], k[:, None], v, w, cos[:, None], sin[:, None]),  # heads first
+    ],
+)
+def test_other_rotations_are_left_alone(fn):
+    _, args = QK["across"]
+    made, own = compiled(fn)
+    with torch.no_grad(), default_device(None):
+        made(*args)
+    assert own.counts == {}
+
+
+# ---- Models ----
 
 
 def layer(name, dtype):
@@ -164,6 +355,69 @@ def test_decoder_layers(name, dtype):
     module, kwargs = layer(name, dtype)
     got, want, counts = run(module, randn(2, 16, 256, dtype=dtype), **kwargs)
     assert counts == LAYERS[name]
+    close(got, want)
+
+
+DIFFUSERS = {
+    "ltx": {
+        "rms_norm, modulation": 1,  # the first block's
+        "gate, residual, rms_norm, modulation": 1,  # from block to block
+        "residual, rms_norm, modulation": 2,
+        "gate, residual, layer_norm, modulation": 1,  # the last norm
+        "qk-norm, interleaved rope": 2,
+    },
+    "flux": {
+        "layer_norm, modulation": 3,  # text, image, and both in the single block
+        "gate, residual, layer_norm, modulation": 2,
+        "qk-norm, interleaved rope": 1,  # of the single block; text and image have norms of their own
+    },
+}
+
+
+def diffusers_model(name, dtype):
+    pytest.importorskip("diffusers")
+    import diffusers_models
+
+    torch.manual_seed(0)
+    model, inputs = getattr(diffusers_models, f"_{name}")(wide=True)
+
+    def widened(dtype):
+        return {k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() and not k.endswith("_ids")
+                else v for k, v in inputs.items()} | {"return_dict": False}  # fmt: skip
+
+    return torch.nn.Module.to(model.eval(), dtype), widened
+
+
+def distance(got, exact):
+    return (got.double() - exact).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_diffusers(name, dtype):
+    """Twice as far from the model in double as without the pass would be another computation; on a CPU bf16 has the
+    same bits."""
+    model, inputs = diffusers_model(name, dtype)
+    made, own = compiled(model)
+    with torch.no_grad(), default_device(None):
+        (got,) = made(**inputs(dtype))
+        (want,) = compiled(model, devices=())[0](**inputs(dtype))
+        (exact,) = torch.nn.Module.to(model, torch.float64)(**inputs(torch.float64))
+    assert own.counts == DIFFUSERS[name]
+    assert got.dtype == want.dtype and distance(got, exact) <= 2 * distance(want, exact)
+    if dtype == torch.bfloat16 and here().type == "cpu":
+        assert torch.equal(got, want)
+
+
+def test_blocks_of_ltx_through_inductor():
+    """Views of tables and embeddings, sums and pairs of results as Inductor's code passes them on."""
+    model, inputs = diffusers_model("ltx", torch.float32)
+    made = adze.compile(model, devices=(here().type,), fullgraph=True, options={"fx_graph_cache": False})
+    torch._dynamo.reset()
+    with torch.no_grad(), default_device(None):
+        (got,) = made(**inputs(torch.float32))
+        (want,) = torch.compile(model, fullgraph=True)(**inputs(torch.float32))
+    assert made.adze_pass.counts == DIFFUSERS["ltx"]
     close(got, want)
 
 
