@@ -51,5 +51,18 @@ __device__ __forceinline__ void cluster_store(void *p, int rank, float a, float 
     (void)p, (void)rank, (void)a, (void)b;
 #endif
 }
+/* Four, 16-byte aligned. */
+__device__ __forceinline__ void cluster_store(void *p, int rank, float4 v)
+{
+#if __CUDA_ARCH__ >= 900
+    const uint32_t here = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n\t}" ::"r"(here),
+                 "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#else
+    (void)p, (void)rank, (void)v;
+#endif
+}
 
 #endif

@@ -1,62 +1,40 @@
-/* group_norm on CUDA. Over 600 lines: six kernels for two layouts, and their choice.
+/* group_norm on CUDA.
 
-   A group is rows of `len` elements: those of its channels when channels come first, its part of each position's row
-   when they come last. group_parts.cuh has the kernel for channels first that can be read 16 bytes at a time and held
-   by a cluster of blocks; what follows here is for other calls and older cards. group_whole: a block holds a group in
-   registers, reads it once and writes it. Larger groups take three kernels and scratch between them: the mean and the
-   squared deviations of slices (group_slices, or last_slices for whole rows of channels last), their combination, and
-   the result (group_write, last_write). Slices are cut by the shape and combined in double in a fixed order, so that
-   two runs give the same bits. The result is written from the end, which was read last and may still be in the second
-   level of cache. */
-#include "act.cuh"
-#include "group_parts.cuh"
-#include "launch.cuh"
-#include "reduce.cuh"
-#include "rows.cuh"
-#include "unit.cuh"
-#include "vec.cuh"
+   group_tile.cuh has the kernels for tensors that are even enough for 16-byte vectors; tile_plan finds out whether
+   one is, and how it is cut. What follows here takes any other, an element at a time. A group is rows of `len`
+   elements: those of its channels when channels come first, its part of each position's row when they come last.
+   group_whole: a block has a group in registers. Larger groups take two kernels and scratch between them: the
+   statistics of slices (group_slices), and their combination and the result (group_write). Slices are cut by the
+   shape and combined in a fixed order, so that two runs give the same bits. */
+#include "group_tile.cuh"
 
 enum {
     WHOLE_THREADS = 512,
     ROW_THREADS = 256,
     ROW_UNITS = 4,
-    LAST_THREADS = 512,
-    LAST_UNITS = 8,
-    WRITE_UNITS = 4,
-    LAST_GROUPS = 256, /* at most, for last_slices: their sums lie in shared memory */
+    TILE_CHANNELS = 1024, /* of a tile, at most */
+    SLICE_BLOCKS = 264,   /* about as many blocks of tile_slices, and of tile_write */
+    WRITE_BLOCKS = 792,
+    SHARED_MOST = 48 << 10,
 };
-
-/* Units of W elements in each thread of group_whole. */
-template <int W>
-constexpr int WHOLE_UNITS = W == 1 ? 4 : 8;
 
 struct group_params {
     const void *x, *weight, *bias;
     void *out;
-    float2 *slice, *stats; /* [all, slices]: mean and squares; [all]: mean and 1 / deviation */
-    int64_t all;           /* groups of all batch entries */
-    int64_t count, units;  /* elements of a group, units of W elements */
+    float4 *stats; /* [all, slices]: elements, mean and squared deviations */
+    int64_t all;   /* groups of all batch entries */
+    int64_t count; /* elements of a group */
     int64_t len;
     int64_t per_group; /* channels */
     int64_t rows_per_group, rows_per_channel;
     int64_t positions;
-    int64_t slices, slice_units; /* units of a slice; positions in last_slices */
-    int64_t pieces, piece;       /* last_write: pieces of the positions of a batch entry, and their size */
-    int32_t groups, columns, height;
-    float eps, inverse; /* 1 / count */
+    int64_t slices, slice; /* of a group; elements of one */
+    int32_t groups;
+    float eps;
     int32_t act;
     bool last, steps, weight_f32, bias_f32;
     adze_rows rows; /* of x and out */
 };
-
-/* Brings the next unit to v[0]: a loop that is not unrolled walks registers this way, and its code stays small. */
-template <typename H, int N>
-__device__ __forceinline__ void held_next(H (&v)[N])
-{
-#pragma unroll
-    for (int k = 0; k + 1 < N; k++)
-        v[k] = v[k + 1];
-}
 
 /* Where a run of units of one group begins. What follows it within 2^30 elements is found from here by divisions of
    32 bits, which are several times cheaper than those of 64. */
@@ -111,323 +89,115 @@ __device__ __forceinline__ group_place group_find(const group_params &p, const g
         p.last ? place.column : start.channel + step_over(start.into, (uint32_t)rows, p.rows_per_channel, into);
     return place;
 }
-template <typename T>
-__device__ __forceinline__ const T *group_at(const group_params &p, const group_start &start, uint32_t element)
+/* Elements of a run, every blockDim.x-th from the thread's own: at most N. Gives how many there are. */
+template <typename T, int N>
+__device__ __forceinline__ int group_fetch(const group_params &p, const group_start &start, int elements,
+                                           unit<T, 1> (&v)[N])
 {
-    const group_place place = group_find(p, start, element);
-    return (const T *)p.x + row_offset(p.rows, 0, place.index) + place.column;
-}
-
-/* The sum of v, or of (v - mean)^2, over the units of a block; every thread gets it. */
-template <typename T, int W, int N, bool SQUARE>
-__device__ __forceinline__ float group_sum(const unit<T, W> (&v)[N], int units, float mean, float *part)
-{
-    float sum[W] = {};
+    int n = 0;
 #pragma unroll
-    for (int k = 0; k < N; k++)
-        if ((int)(threadIdx.x + k * blockDim.x) < units) {
-            float f[W];
-            v[k].get(f);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                sum[j] = SQUARE ? fmaf(f[j] - mean, f[j] - mean, sum[j]) : sum[j] + f[j];
+    for (int k = 0; k < N; k++) {
+        const int element = (int)(threadIdx.x + k * blockDim.x);
+        if (element < elements) {
+            const group_place place = group_find(p, start, element);
+            v[k].fetch((const T *)p.x + row_offset(p.rows, 0, place.index) + place.column);
+            n = k + 1;
         }
-#pragma unroll
-    for (int width = W / 2; width; width /= 2)
-#pragma unroll
-        for (int j = 0; j < width; j++)
-            sum[j] += sum[j + width];
-    return row_sum(sum[0], part);
+    }
+    return n;
 }
 
-/* The norm of W elements, through act, stored. */
-template <typename T, int W>
-__device__ __forceinline__ void group_store(const group_params &p, const group_place &place, float (&f)[W],
-                                            float mean, float rstd)
+/* The norm of what group_fetch gave, through act, stored. */
+template <typename T, int N>
+__device__ __forceinline__ void group_store(const group_params &p, const group_start &start, unit<T, 1> (&v)[N],
+                                            int n, float2 stats)
 {
-    float weight[W], bias[W];
-    if (p.last) {
+#pragma unroll 1
+    for (int k = 0; k < n; k++) { /* registers are walked, so that the code stays small */
+        float f[1], weight[1] = {1}, bias[1] = {0};
+        v[0].get(f);
+        const group_place place = group_find(p, start, threadIdx.x + k * blockDim.x);
         if (p.weight)
-            load_param<T, W>(p.weight, p.weight_f32, place.channel, weight);
+            load_param<T, 1>(p.weight, p.weight_f32, place.channel, weight);
         if (p.bias)
-            load_param<T, W>(p.bias, p.bias_f32, place.channel, bias);
-    } else {
-        float one[1];
-        if (p.weight)
-            load_param<T, 1>(p.weight, p.weight_f32, place.channel, one);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            weight[j] = one[0];
-        if (p.bias)
-            load_param<T, 1>(p.bias, p.bias_f32, place.channel, one);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            bias[j] = one[0];
-    }
-#pragma unroll
-    for (int j = 0; j < W; j++) {
-        f[j] = (f[j] - mean) * (p.weight ? rstd * weight[j] : rstd) + (p.bias ? bias[j] : 0);
+            load_param<T, 1>(p.bias, p.bias_f32, place.channel, bias);
+        f[0] = fmaf(f[0] - stats.x, stats.y * weight[0], bias[0]);
         if (p.steps)
-            f[j] = round_to<T>(f[j]);
+            f[0] = round_to<T>(f[0]);
+        act_all<1>(p.act, f);
+        store<T, 1>((T *)p.out + row_offset(p.rows, 1, place.index) + place.column, f);
+#pragma unroll
+        for (int i = 0; i + 1 < N; i++)
+            v[i] = v[i + 1];
     }
-    act_all<W>(p.act, f);
-    store<T, W>((T *)p.out + row_offset(p.rows, 1, place.index) + place.column, f);
 }
 
-template <typename T, int W>
-__global__ void __launch_bounds__(WHOLE_THREADS, 1) group_whole(const __grid_constant__ group_params p)
+/* The statistics of a block from those of its threads; every thread gets them. */
+__device__ __forceinline__ float4 group_block(const group_sums<1, 1> &sums, float4 (&parts)[32])
 {
-    __shared__ __align__(16) float part[2][32];
-    const int units = (int)p.units;
+    const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    const float4 mine =
+        group_combine<float>(1, 0, 1, [&](int) { return make_float4(sums.count, sums.mean[0], sums.square[0], 0); });
+    __syncthreads(); /* parts were read */
+    if (lane == 0)
+        parts[threadIdx.x / 32] = mine;
+    __syncthreads();
+    return group_combine<float>(warps, lane, 32, [&](int i) { return parts[i]; });
+}
+
+template <typename T>
+__global__ void __launch_bounds__(WHOLE_THREADS, 2) group_whole(const __grid_constant__ group_params p)
+{
+    __shared__ float4 parts[32];
     pdl_launch_next();
     pdl_wait();
     for (int64_t group = blockIdx.x; group < p.all; group += gridDim.x) {
         const group_start start = group_begin(p, group, 0);
-        unit<T, W> v[WHOLE_UNITS<W>];
-#pragma unroll
-        for (int k = 0; k < WHOLE_UNITS<W>; k++) {
-            const int unit = (int)(threadIdx.x + k * blockDim.x);
-            if (unit < units)
-                v[k].fetch(group_at<T>(p, start, unit * W));
-        }
-        const float mean = group_sum<T, W, WHOLE_UNITS<W>, false>(v, units, 0, part[0]) * p.inverse;
-        const float square = group_sum<T, W, WHOLE_UNITS<W>, true>(v, units, mean, part[1]);
-        const float rstd = rsqrtf(square * p.inverse + p.eps);
-#pragma unroll 1
-        for (int unit = (int)threadIdx.x; unit < units; unit += (int)blockDim.x, held_next(v)) {
-            float f[W];
-            v[0].get(f);
-            group_store<T, W>(p, group_find(p, start, unit * W), f, mean, rstd);
-        }
+        unit<T, 1> v[ROW_UNITS];
+        const int n = group_fetch(p, start, (int)p.count, v);
+        group_sums<1, 1> sums;
+        sums.add(v, n);
+        group_store(p, start, v, n, group_stats(group_block(sums, parts), p.eps));
     }
 }
 
-/* Chan: the squared deviations of two sets from their common mean. */
-struct group_share {
-    double n, mean, square;
-    __device__ __forceinline__ void add(double m, double its_mean, double its_square)
-    {
-        const double share = m * inverse(n + m), away = its_mean - mean;
-        mean += away * share;
-        square += its_square + away * away * n * share;
-        n += m;
-    }
-    __device__ __forceinline__ float2 floats() const { return make_float2((float)mean, (float)square); }
-};
-
-/* A block has a slice of a group, and takes as much of it at a time as its registers hold. */
-template <typename T, int W>
+template <typename T>
 __global__ void __launch_bounds__(ROW_THREADS, 3) group_slices(const __grid_constant__ group_params p)
 {
-    __shared__ __align__(16) float part[2][32];
+    __shared__ float4 parts[32];
     pdl_launch_next();
     pdl_wait();
     for (int64_t i = blockIdx.x; i < p.all * p.slices; i += gridDim.x) {
-        const int64_t group = divide(i, p.slices), begin = (i - group * p.slices) * p.slice_units;
-        const int64_t end = begin + p.slice_units < p.units ? begin + p.slice_units : p.units;
-        group_share share = {0, 0, 0};
+        const int64_t group = divide(i, p.slices), begin = (i - group * p.slices) * p.slice;
+        const int64_t end = begin + p.slice < p.count ? begin + p.slice : p.count;
+        group_sums<1, 1> sums;
         for (int64_t at = begin; at < end; at += ROW_THREADS * ROW_UNITS) {
-            const int units = end - at < ROW_THREADS * ROW_UNITS ? (int)(end - at) : ROW_THREADS * ROW_UNITS;
-            const group_start start = group_begin(p, group, at * W);
-            unit<T, W> v[ROW_UNITS];
-#pragma unroll
-            for (int k = 0; k < ROW_UNITS; k++) {
-                const int unit = (int)threadIdx.x + k * ROW_THREADS;
-                if (unit < units)
-                    v[k].fetch(group_at<T>(p, start, unit * W));
-            }
-            const double n = units * W;
-            const float mean =
-                group_sum<T, W, ROW_UNITS, false>(v, units, 0, part[0]) * reciprocal((float)(units * W));
-            const float square = group_sum<T, W, ROW_UNITS, true>(v, units, mean, part[1]);
-            if (threadIdx.x == 0)
-                share.add(n, mean, square);
+            unit<T, 1> v[ROW_UNITS];
+            const int elements = end - at < ROW_THREADS * ROW_UNITS ? (int)(end - at) : ROW_THREADS * ROW_UNITS;
+            sums.add(v, group_fetch(p, group_begin(p, group, at), elements, v));
         }
+        const float4 all = group_block(sums, parts);
         if (threadIdx.x == 0)
-            p.slice[i] = share.floats();
+            p.stats[i] = all;
     }
 }
 
-__device__ __forceinline__ double warp_sum_double(double v)
-{
-#pragma unroll
-    for (int mask = 16; mask; mask /= 2)
-        v += __shfl_xor_sync(~0u, v, mask);
-    return v;
-}
-
-/* A warp has a group. */
-__global__ void __launch_bounds__(32) group_combine(const __grid_constant__ group_params p)
-{
-    pdl_launch_next();
-    pdl_wait();
-    const int64_t each = p.slice_units * (p.count / p.units);
-    for (int64_t group = blockIdx.x; group < p.all; group += gridDim.x) {
-        double sum = 0, square = 0;
-        for (int64_t k = threadIdx.x; k < p.slices; k += 32) {
-            const int64_t n = p.count - k * each < each ? p.count - k * each : each;
-            sum += (double)n * p.slice[group * p.slices + k].x;
-        }
-        const double mean = warp_sum_double(sum) * inverse((double)p.count);
-        for (int64_t k = threadIdx.x; k < p.slices; k += 32) {
-            const int64_t n = p.count - k * each < each ? p.count - k * each : each;
-            const float2 slice = p.slice[group * p.slices + k];
-            square += slice.y + (double)n * (slice.x - mean) * (slice.x - mean);
-        }
-        square = warp_sum_double(square);
-        if (threadIdx.x == 0)
-            p.stats[group] = make_float2((float)mean, rsqrtf((float)(square * inverse((double)p.count)) + p.eps));
-    }
-}
-
-template <typename T, int W>
+template <typename T>
 __global__ void __launch_bounds__(ROW_THREADS, 3) group_write(const __grid_constant__ group_params p)
 {
-    const int64_t pieces = (p.units + ROW_THREADS * ROW_UNITS - 1) / (ROW_THREADS * ROW_UNITS);
+    const int64_t pieces = (p.count + ROW_THREADS * ROW_UNITS - 1) / (ROW_THREADS * ROW_UNITS);
     pdl_launch_next();
     pdl_wait();
     for (int64_t i = p.all * pieces - 1 - blockIdx.x; i >= 0; i -= gridDim.x) {
         const int64_t group = divide(i, pieces), at = (i - group * pieces) * (ROW_THREADS * ROW_UNITS);
-        const int units = p.units - at < ROW_THREADS * ROW_UNITS ? (int)(p.units - at) : ROW_THREADS * ROW_UNITS;
-        const group_start start = group_begin(p, group, at * W);
-        unit<T, W> v[ROW_UNITS];
-#pragma unroll
-        for (int k = 0; k < ROW_UNITS; k++) {
-            const int unit = (int)threadIdx.x + k * ROW_THREADS;
-            if (unit < units)
-                v[k].fetch(group_at<T>(p, start, unit * W));
-        }
-        const float2 stats = p.stats[group];
-#pragma unroll 1
-        for (int unit = (int)threadIdx.x; unit < units; unit += ROW_THREADS, held_next(v)) {
-            float f[W];
-            v[0].get(f);
-            group_store<T, W>(p, group_find(p, start, unit * W), f, stats.x, stats.y);
-        }
-    }
-}
-
-/* ---- Channels last, whole rows: a thread has one 16-byte column and every height-th position ---- */
-
-/* Per group: adds up what the threads left per channel. Each warp has every so-many-th group. */
-template <typename F>
-__device__ __forceinline__ void last_groups(const group_params &p, const float *sums, F done)
-{
-    const int per_group = (int)p.per_group, channels = p.groups * per_group, warps = (int)blockDim.x / 32;
-    for (int g = (int)threadIdx.x / 32; g < p.groups; g += warps) {
-        float sum = 0;
-        for (int i = (int)threadIdx.x % 32; i < per_group * p.height; i += 32) {
-            const int y = i / per_group;
-            sum += sums[y * channels + g * per_group + i - y * per_group];
-        }
-        sum = warp_sum<32>(sum);
-        if (threadIdx.x % 32 == 0)
-            done(g, sum);
-    }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(LAST_THREADS, 1) last_slices(const __grid_constant__ group_params p)
-{
-    constexpr int W = VEC<T>;
-    extern __shared__ __align__(16) char shared[];
-    float *sums = (float *)shared;                                                   /* [height, channels] */
-    group_share *shares = (group_share *)(sums + (int64_t)p.height * p.columns * W); /* [groups] */
-    float *means = (float *)(shares + p.groups);                                     /* [groups] */
-    const int y = (int)threadIdx.x / p.columns, column = (int)threadIdx.x - y * p.columns;
-    const int64_t entry = blockIdx.x / (uint32_t)p.slices, begin = (blockIdx.x - entry * p.slices) * p.slice_units;
-    const int64_t end = begin + p.slice_units < p.positions ? begin + p.slice_units : p.positions;
-    const bool active = y < p.height;
-    float *mine = sums + (y * p.columns + column) * W;
-    for (int g = (int)threadIdx.x; g < p.groups; g += (int)blockDim.x)
-        shares[g] = {0, 0, 0};
-    pdl_launch_next();
-    pdl_wait();
-    for (int64_t at = begin; at < end; at += LAST_UNITS * p.height) {
-        packed<T> v[LAST_UNITS];
-        const int64_t first = at + y, left = end - at;
-#pragma unroll
-        for (int k = 0; k < LAST_UNITS; k++)
-            if (active && first + k * p.height < end)
-                v[k] =
-                    load_packed((const T *)p.x + column * W +
-                                row_offset(p.rows, 0, row_split(p.rows, entry * p.positions + first + k * p.height)));
-        const float n = (float)(left < LAST_UNITS * p.height ? left : LAST_UNITS * p.height) * (float)p.per_group;
-#pragma unroll
-        for (int square = 0; square < 2; square++) {
-            float sum[W] = {}, mean[W] = {};
-#pragma unroll
-            for (int j = 0; j < W && square; j++)
-                mean[j] = means[(column * W + j) / (int)p.per_group];
-#pragma unroll
-            for (int k = 0; k < LAST_UNITS; k++)
-                if (active && first + k * p.height < end) {
-                    float f[W];
-                    v[k].get(f);
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        sum[j] = square ? fmaf(f[j] - mean[j], f[j] - mean[j], sum[j]) : sum[j] + f[j];
-                }
-            if (active)
-                store<float, W>(mine, sum);
-            __syncthreads();
-            if (square)
-                last_groups(p, sums, [=](int g, float s) { shares[g].add(n, means[g], s); });
-            else
-                last_groups(p, sums, [=](int g, float s) { means[g] = s * reciprocal(n); });
-            __syncthreads();
-        }
-    }
-    for (int g = (int)threadIdx.x; g < p.groups; g += (int)blockDim.x)
-        p.slice[(entry * p.groups + g) * p.slices + blockIdx.x - entry * p.slices] = shares[g].floats();
-}
-
-template <typename T>
-__global__ void __launch_bounds__(LAST_THREADS, 1) last_write(const __grid_constant__ group_params p)
-{
-    constexpr int W = VEC<T>;
-    const int y = (int)threadIdx.x / p.columns, column = (int)threadIdx.x - y * p.columns;
-    const int64_t i = gridDim.x - 1 - blockIdx.x, entry = (uint32_t)i / (uint32_t)p.pieces,
-                  begin = (i - entry * p.pieces) * p.piece;
-    const int64_t end = begin + p.piece < p.positions ? begin + p.piece : p.positions;
-    pdl_launch_next();
-    pdl_wait();
-    if (y >= p.height)
-        return;
-    float mean[W], scale[W], bias[W] = {};
-#pragma unroll
-    for (int j = 0; j < W; j++)
-        scale[j] = 1;
-    if (p.weight)
-        load_param<T, W>(p.weight, p.weight_f32, column * W, scale);
-    if (p.bias)
-        load_param<T, W>(p.bias, p.bias_f32, column * W, bias);
-#pragma unroll
-    for (int j = 0; j < W; j++) {
-        const float2 stats = p.stats[entry * p.groups + (column * W + j) / (int)p.per_group];
-        mean[j] = stats.x, scale[j] *= stats.y;
-    }
-    for (int64_t at = begin + y; at < end; at += WRITE_UNITS * p.height) {
-        packed<T> v[WRITE_UNITS];
-#pragma unroll
-        for (int k = 0; k < WRITE_UNITS; k++)
-            if (at + k * p.height < end)
-                v[k] = load_packed((const T *)p.x + column * W +
-                                   row_offset(p.rows, 0, row_split(p.rows, entry * p.positions + at + k * p.height)));
-#pragma unroll 1
-        for (int k = 0; k < WRITE_UNITS && at + k * p.height < end; k++, held_next(v)) {
-            float f[W];
-            v[0].get(f);
-#pragma unroll
-            for (int j = 0; j < W; j++) {
-                f[j] = fmaf(f[j] - mean[j], scale[j], bias[j]);
-                if (p.steps)
-                    f[j] = round_to<T>(f[j]);
-            }
-            act_all<W>(p.act, f);
-            const row_index index = row_split(p.rows, entry * p.positions + at + k * p.height);
-            store<T, W>((T *)p.out + row_offset(p.rows, 1, index) + column * W, f);
-        }
+        const int elements = p.count - at < ROW_THREADS * ROW_UNITS ? (int)(p.count - at) : ROW_THREADS * ROW_UNITS;
+        const group_start start = group_begin(p, group, at);
+        unit<T, 1> v[ROW_UNITS];
+        const int n = group_fetch(p, start, elements, v);
+        const float4 *stats = p.stats + group * p.slices;
+        const float4 all =
+            group_combine<double>((int)p.slices, (int)threadIdx.x % 32, 32, [&](int k) { return stats[k]; });
+        group_store(p, start, v, n, group_stats(all, p.eps));
     }
 }
 
@@ -438,14 +208,12 @@ static int64_t clamp(int64_t v, int64_t low, int64_t high)
     return v < low ? low : v > high ? high : v;
 }
 
-/* The most slices a group may have: enough blocks in all, by the shape alone. */
+/* Slices of a group of any tensor: enough blocks in all, and no thread adds more than 32 chunks, by the shape alone.
+ */
 static int64_t row_slices(int64_t all, int64_t count)
 {
-    return clamp(2048 / all, 16, ceil_div(count, ROW_THREADS * ROW_UNITS));
-}
-static int64_t last_slices_of(int64_t entries, int64_t positions)
-{
-    return clamp(1024 / entries, 16, ceil_div(positions, LAST_UNITS));
+    const int64_t chunks = ceil_div(count, ROW_THREADS * ROW_UNITS);
+    return clamp(2048 / all, ceil_div(chunks, 32), chunks);
 }
 
 static bool channels_are_last(const adze_group_norm_args *a)
@@ -453,152 +221,219 @@ static bool channels_are_last(const adze_group_norm_args *a)
     return a->channels_last || a->x.rank == 2; /* a rank of 2 has no positions: both layouts are one */
 }
 
-extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
-{
-    const int64_t elements = adze_count(&a->x);
-    if (elements == 0)
-        return 0;
-    const int64_t all = a->x.shape[0] * a->groups, count = elements / all;
-    if (count <= WHOLE_THREADS * WHOLE_UNITS<1>)
-        return 0;
-    int64_t slices = row_slices(all, count);
-    if (channels_are_last(a)) {
-        const int64_t positions = elements / a->x.shape[0] / a->x.shape[a->x.rank - 1];
-        const int64_t last = last_slices_of(a->x.shape[0], positions);
-        slices = last > slices ? last : slices;
-    }
-    return (size_t)(all * (slices + 1)) * sizeof(float2);
-}
+/* ---- Tiles ---- */
 
-template <typename T, int W>
-static adze_status run_rows(adze_stream s, group_params p)
+/* The shape as tiles of the fewest columns that hold whole groups; false: it is not even enough for vectors. */
+static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
 {
-    p.units = p.count / W;
-    if (p.units <= WHOLE_THREADS * WHOLE_UNITS<W>) {
-        const int64_t threads = clamp(ceil_div(p.units, 4), 1, WHOLE_THREADS);
-        return launch("group_norm", s, group_whole<T, W>, grid_for(p.all, 1),
-                      dim3((unsigned)(threads + 31) / 32 * 32), 0, p);
-    }
-    const int64_t chunks = ceil_div(p.units, ROW_THREADS * ROW_UNITS);
-    const int64_t each = ceil_div(chunks, row_slices(p.all, p.count));
-    p.slices = ceil_div(chunks, each);
-    p.slice_units = each * ROW_THREADS * ROW_UNITS;
-    ADZE_CHECK(launch("group_norm", s, group_slices<T, W>, grid_for(p.all * p.slices, 1), dim3(ROW_THREADS), 0, p));
-    ADZE_CHECK(launch("group_norm", s, group_combine, grid_for(p.all, 1), dim3(32), 0, p));
-    return launch("group_norm", s, group_write<T, W>, grid_for(p.all * chunks, 1), dim3(ROW_THREADS), 0, p);
-}
-
-template <typename T>
-static adze_status run_last(adze_stream s, group_params p)
-{
-    const unsigned threads = (unsigned)(p.columns * p.height + 31) / 32 * 32;
-    const int64_t entries = p.all / p.groups, chunks = ceil_div(p.positions, LAST_UNITS * p.height);
-    const int64_t each = ceil_div(chunks, last_slices_of(entries, p.positions));
-    p.units = p.positions;
-    p.slices = ceil_div(chunks, each);
-    p.slice_units = each * LAST_UNITS * p.height;
-    const int64_t rounds =
-        p.positions * entries / ((int64_t)WRITE_UNITS * p.height * 8 * adze_cuda_sm_count(s.device));
-    p.piece = clamp(rounds, 1, 8) * WRITE_UNITS * p.height;
-    p.pieces = ceil_div(p.positions, p.piece);
-    const size_t shared = (size_t)p.groups * (sizeof(group_share) + sizeof(float)) +
-                          (size_t)p.height * p.columns * VEC<T> * sizeof(float);
-    ADZE_CHECK(launch("group_norm", s, last_slices<T>, entries * p.slices, dim3(threads), shared, p));
-    ADZE_CHECK(launch("group_norm", s, group_combine, grid_for(p.all, 1), dim3(32), 0, p));
-    return launch("group_norm", s, last_write<T>, entries * p.pieces, dim3(threads), 0, p);
-}
-
-/* Whether channels are first and the groups fit into clusters, and if so, their launch. As few blocks in a cluster as
-   keep the card busy. */
-template <typename T>
-static bool run_parts(adze_stream s, const group_params &g, bool aligned, adze_status *status)
-{
-    constexpr int W = VEC<T>;
-    if (g.last || !aligned || g.count > PART_BLOCKS * part_most(s.device) * W || g.per_group > PART_CHANNELS ||
-        g.all > 0x7fffffff / PART_BLOCKS || !adze_cuda_clusters(s.device))
+    const bool last = channels_are_last(a);
+    const int64_t channels = a->x.shape[last ? a->x.rank - 1 : 1], per_group = channels / a->groups;
+    const int64_t positions = adze_count(&a->x) / a->x.shape[0] / channels;
+    int64_t whole = per_group; /* channels of a tile */
+    while (last && whole % width)
+        whole += per_group;
+    const int64_t rows = last ? positions : per_group * positions / width;
+    if ((last ? channels % whole : positions % width) || whole > TILE_CHANNELS || rows > 1 << 30 ||
+        a->x.shape[0] * a->groups > 1 << 20)
         return false;
-    part_params p = {};
-    const int64_t sm_count = adze_cuda_sm_count(s.device);
-    p.units = (int32_t)(g.count / W);
-    unsigned blocks = 1;
-    while (blocks < PART_BLOCKS && ((g.all * blocks < sm_count * 3 / 2 && p.units > (int)blocks * PART_THREADS / 4) ||
-                                    ceil_div(p.units, blocks) > EIGHT_THREADS * 8))
-        blocks *= 2;
-    p.share = (int32_t)ceil_div(p.units, blocks);
-    /* No more threads than the vectors need that each has. */
-    const int64_t each = p.share <= PART_THREADS * 2    ? 2
-                         : p.share <= PART_THREADS * 4  ? 4
-                         : p.share <= EIGHT_THREADS * 8 ? 8
-                                                        : ceil_div(p.share, PART_THREADS);
-    const unsigned threads = (unsigned)(ceil_div(p.share, each) + 31) / 32 * 32;
-    p.step_rows = (int32_t)(threads * W / g.len), p.step_at = (int32_t)(threads * W % g.len);
-    p.len = (int32_t)g.len, p.rows_per_channel = (int32_t)g.rows_per_channel;
-    p.x = g.x, p.weight = g.weight, p.bias = g.bias, p.out = g.out;
-    p.rows_of_group = g.rows_per_group;
-    p.per_group = (int32_t)g.per_group, p.groups = g.groups;
-    p.eps = g.eps, p.act = g.act, p.steps = g.steps;
-    p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.rows = g.rows;
-    *status = part_launch<T>(s, p, g.all, blocks, p.share > EIGHT_THREADS * 8 ? PART_UNITS : each, threads);
+    p->rows = (int32_t)rows, p->channels = (int32_t)whole, p->tiles = (int32_t)(channels / whole);
+    p->per_group = (int32_t)per_group, p->groups = (int32_t)(whole / per_group);
+    p->columns = last ? (int32_t)(whole / width) : 1, p->tile = last ? whole : per_group * positions;
+    p->per_channel = last ? 1 : (int32_t)(positions / width);
+    p->over_group = (uint32_t)(0xffffffffu / (uint32_t)per_group + 1);
     return true;
 }
 
-template <typename T>
-static adze_status run_as(const adze_group_norm_args *a, adze_stream s, group_params p, const adze_tensor *x,
-                          const adze_tensor *out)
+/* Where x and out lie; false: not in one piece, or not where vectors can. */
+static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p)
 {
-    constexpr int W = VEC<T>;
-    const int64_t channels = p.groups * p.per_group, columns = channels / W;
-    const bool params = !p.last || (rows_aligned(&a->weight, p.len) && rows_aligned(&a->bias, p.len));
-    const bool aligned = rows_aligned(x, p.len) && rows_aligned(out, p.len) && params;
-    const bool whole = rows_aligned(x, channels) && rows_aligned(out, channels) &&
-                       rows_aligned(&a->weight, channels) && rows_aligned(&a->bias, channels);
-    adze_status status;
-    if (run_parts<T>(s, p, aligned, &status))
-        return status;
-    if (p.last &&
-        p.count > WHOLE_THREADS * (aligned ? WHOLE_UNITS<W> * W : WHOLE_UNITS<1>)&&p.groups <= LAST_GROUPS &&
-        columns <= LAST_THREADS && whole) {
-        p.columns = (int32_t)columns;
-        p.height = (int32_t)clamp(256 / columns, 1, 8);
-        /* No lane of last_groups adds more than 50 terms: what the definition allows for. */
-        if (p.per_group * p.height <= 50 * 32 && p.all / p.groups * ceil_div(p.positions, 4) <= 0x7fffffff)
-            return run_last<T>(s, p);
+    const bool last = channels_are_last(a);
+    adze_tensor x = a->x, out = a->out;
+    adze_tensor *const both[] = {&x, &out};
+    if (last)
+        x.rank--, out.rank--;
+    adze_merge(2, both, 1);
+    for (int i = 0; i < 2; i++) {
+        p->entry[i] = both[i]->stride[0], p->row[i] = !last ? width : x.rank > 1 ? both[i]->stride[1] : 0;
+        if (x.rank > 2 || (uintptr_t)both[i]->data % 16 || (x.shape[0] > 1 && p->entry[i] % width) ||
+            (p->rows > 1 && p->row[i] % width))
+            return false;
     }
-    return aligned ? run_rows<T, W>(s, p) : run_rows<T, 1>(s, p);
+    p->x = x.data, p->out = out.data, p->slice = (float4 *)a->call.scratch;
+    p->weight = a->weight.dtype ? a->weight.data : NULL, p->bias = a->bias.dtype ? a->bias.data : NULL;
+    p->weight_f32 = a->weight.dtype == ADZE_F32, p->bias_f32 = a->bias.dtype == ADZE_F32;
+    p->eps = a->eps, p->act = a->act, p->steps = a->act && (a->rounding & ADZE_ROUND_STEPS);
+    return true;
 }
 
-extern "C" adze_status adze_group_norm_cuda(adze_stream stream, const void *args)
+static unsigned tile_threads(const tile_params &p)
 {
-    const adze_group_norm_args *a = (const adze_group_norm_args *)args;
-    const int64_t elements = adze_count(&a->x);
-    if (elements == 0)
-        return ADZE_OK;
+    return (unsigned)(p.columns * p.height + 31) / 32 * 32;
+}
+
+/* Tiles `times` as wide, each cut into `slices` blocks of at most `most` threads that have `units` vectors at a time.
+ */
+static tile_params tile_cut(tile_params p, bool last, int times, int64_t slices, int units, int most)
+{
+    p.channels *= times, p.groups *= times, p.columns *= times, p.tile *= times, p.tiles /= times;
+    p.slices = (int32_t)slices, p.ranks = 1;
+    p.share = (int32_t)ceil_div(p.rows, slices);
+    p.height = (int32_t)clamp(ceil_div(p.share, units), 1, most / p.columns);
+    if (!last) {
+        p.height = (p.height + 31) / 32 * 32;
+        p.step_channels = p.height / p.per_channel, p.step_rest = p.height % p.per_channel;
+    }
+    p.split = (int32_t)tile_threads(p) / 32;
+    if (last)
+        p.split = p.split > p.groups ? p.split / p.groups : 1;
+    return p;
+}
+
+/* For two kernels: rows of 256 bytes where there are as many, about `blocks` blocks by the shape alone, and no thread
+   adds more than 32 chunks. */
+static tile_params slice_cut(const tile_params &p, bool last, int64_t entries, int64_t blocks, int units)
+{
+    int times = 1;
+    for (int more = 2; last && more <= p.tiles && p.columns * times < 16 && p.columns * more <= 64; more++)
+        times = p.tiles % more ? times : more;
+    const int64_t least = ceil_div(p.rows, 32 * units * (SLICE_THREADS / (p.columns * times)));
+    return tile_cut(p, last, times, clamp(blocks * times / (entries * p.tiles), least, p.rows), units, SLICE_THREADS);
+}
+
+template <typename T, bool LAST>
+static adze_status run_slices(adze_stream s, const tile_params &p, int64_t entries)
+{
+    tile_params a = slice_cut(p, LAST, entries, SLICE_BLOCKS, SLICE_UNITS);
+    tile_params b = slice_cut(p, LAST, entries, WRITE_BLOCKS, WRITE_UNITS);
+    b.parts = a.slices;
+    ADZE_CHECK(launch("group_norm", s, tile_slices<T, LAST>, entries * a.tiles * a.slices, dim3(tile_threads(a)),
+                      tile_shared(a, LAST, VEC<T>), a));
+    return launch("group_norm", s, tile_write<T, LAST>, entries * b.tiles * b.slices, dim3(tile_threads(b)),
+                  tile_shared(b, LAST, VEC<T>), b);
+}
+
+/* The cut for tile_norm whose busiest multiprocessor has the least to do, counted in vectors; units: those of a
+   thread, 0 when no cluster holds a tile. */
+struct held_cut {
+    tile_params p;
+    int units;
+};
+static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t entries, int width)
+{
+    const int64_t sm_count = adze_cuda_sm_count(s.device);
+    const int ranks_most = adze_cuda_clusters(s.device) ? 8 : 1;
+    const int units_most = adze_cuda_sm(s.device) == 90 && !(last && width == 4) ? HELD_MOST : 8;
+    held_cut best = {};
+    int64_t least = INT64_MAX;
+    for (int times = 1; times <= p.tiles && p.columns * times <= 64 && (last || times == 1); times++)
+        for (int ranks = 1; ranks <= ranks_most && p.tiles % times == 0; ranks *= 2)
+            for (const int units : {4, 8, HELD_MOST}) {
+                const int threads = held_threads(units, last);
+                if (units > units_most || p.columns * times > threads)
+                    continue;
+                tile_params cut = tile_cut(p, last, times, ranks, units, threads);
+                cut.ranks = ranks;
+                if ((int64_t)cut.height * units < cut.share || tile_shared(cut, last, width) > SHARED_MOST)
+                    continue;
+                const int64_t blocks = entries * cut.tiles * ranks, row = cut.columns + (last ? cut.columns % 2 : 0);
+                const int64_t cost = ceil_div(blocks, sm_count) * cut.share * row +
+                                     ceil_div(blocks, sm_count * held_blocks(units)) * 1000 + (ranks > 1) * 300;
+                if (cost < least)
+                    least = cost, best.p = cut, best.units = units;
+                break;
+            }
+    return best;
+}
+
+template <typename T, bool LAST>
+static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
+{
+    const launch_shape shape(tile_shared(h.p, LAST, VEC<T>), (unsigned)h.p.ranks);
+    const int64_t grid = entries * h.p.tiles * h.p.ranks;
+    const dim3 block(tile_threads(h.p));
+    if (h.units == 4)
+        return launch("group_norm", s, tile_norm<T, 4, LAST>, grid, block, shape, h.p);
+    if (h.units == 8)
+        return launch("group_norm", s, tile_norm<T, 8, LAST>, grid, block, shape, h.p);
+    return launch("group_norm", s, tile_norm<T, HELD_MOST, LAST>, grid, block, shape, h.p);
+}
+
+/* ---- The call ---- */
+
+extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
+{
+    const int64_t elements = adze_count(&a->x), all = a->x.shape[0] * a->groups;
+    if (elements == 0 || elements / all <= WHOLE_THREADS * ROW_UNITS)
+        return 0;
+    int64_t slices = row_slices(all, elements / all);
+    tile_params p = {};
+    if (tile_shape(a, 16 / (int)adze_dtype_size(a->x.dtype), &p)) {
+        const tile_params cut = slice_cut(p, channels_are_last(a), a->x.shape[0], SLICE_BLOCKS, SLICE_UNITS);
+        slices = cut.slices > slices ? cut.slices : slices;
+    }
+    return (size_t)(all * slices) * sizeof(float4);
+}
+
+template <typename T>
+static adze_status run_any(adze_stream s, group_params p)
+{
+    if (p.count <= WHOLE_THREADS * ROW_UNITS) {
+        const int64_t threads = clamp(ceil_div(p.count, ROW_UNITS), 1, WHOLE_THREADS);
+        return launch("group_norm", s, group_whole<T>, grid_for(p.all, 1), dim3((unsigned)(threads + 31) / 32 * 32),
+                      0, p);
+    }
+    const int64_t chunks = ceil_div(p.count, ROW_THREADS * ROW_UNITS);
+    p.slices = row_slices(p.all, p.count);
+    p.slice = ceil_div(chunks, p.slices) * ROW_THREADS * ROW_UNITS;
+    ADZE_CHECK(launch("group_norm", s, group_slices<T>, grid_for(p.all * p.slices, 1), dim3(ROW_THREADS), 0, p));
+    return launch("group_norm", s, group_write<T>, grid_for(p.all * chunks, 1), dim3(ROW_THREADS), 0, p);
+}
+
+template <typename T>
+static adze_status run_as(adze_stream s, const adze_group_norm_args *a)
+{
+    const bool last = channels_are_last(a);
+    const int64_t entries = a->x.shape[0], elements = adze_count(&a->x);
+    tile_params t = {};
+    group_params p = {};
+    p.all = entries * a->groups;
+    p.count = elements / p.all;
+    if (tile_shape(a, VEC<T>, &t) && tile_place(a, VEC<T>, &t)) {
+        const held_cut held = hold(s, t, last, entries, VEC<T>);
+        if (held.units)
+            return last ? run_held<T, true>(s, held, entries) : run_held<T, false>(s, held, entries);
+        if (p.count > WHOLE_THREADS * ROW_UNITS)
+            return last ? run_slices<T, true>(s, t, entries) : run_slices<T, false>(s, t, entries);
+    }
     adze_tensor x = a->x, out = a->out;
     adze_tensor *const merged[] = {&x, &out};
     const adze_tensor *const tensors[] = {&x, &out};
-    group_params p = {};
-    p.last = channels_are_last(a);
+    p.last = last;
     p.groups = a->groups;
-    p.per_group = a->x.shape[p.last ? a->x.rank - 1 : 1] / a->groups;
-    p.all = a->x.shape[0] * a->groups;
-    p.count = elements / p.all;
+    p.per_group = a->x.shape[last ? a->x.rank - 1 : 1] / a->groups;
     p.positions = p.count / p.per_group;
-    if (!p.last)
+    if (!last)
         adze_merge(2, merged, 2);
     adze_rows_init(&p.rows, &x, 2, tensors);
-    p.len = p.last ? p.per_group : x.shape[x.rank - 1];
+    p.len = last ? p.per_group : x.shape[x.rank - 1];
     p.rows_per_group = p.count / p.len;
     p.rows_per_channel = p.positions / p.len > 0 ? p.positions / p.len : 1;
     p.x = x.data, p.out = out.data;
     p.weight = a->weight.dtype ? a->weight.data : NULL, p.bias = a->bias.dtype ? a->bias.data : NULL;
     p.weight_f32 = a->weight.dtype == ADZE_F32, p.bias_f32 = a->bias.dtype == ADZE_F32;
-    p.eps = a->eps, p.inverse = 1 / (float)p.count, p.act = a->act;
-    p.steps = a->act && (a->rounding & ADZE_ROUND_STEPS);
-    p.stats = (float2 *)a->call.scratch;
-    p.slice = p.stats ? p.stats + p.all : NULL;
-    switch (x.dtype) {
-    case ADZE_F32: return run_as<float>(a, stream, p, &x, &out);
-    case ADZE_F16: return run_as<f16>(a, stream, p, &x, &out);
-    default: return run_as<bf16>(a, stream, p, &x, &out);
+    p.eps = a->eps, p.act = a->act, p.steps = a->act && (a->rounding & ADZE_ROUND_STEPS);
+    p.stats = (float4 *)a->call.scratch;
+    return run_any<T>(s, p);
+}
+
+extern "C" adze_status adze_group_norm_cuda(adze_stream stream, const void *args)
+{
+    const adze_group_norm_args *a = (const adze_group_norm_args *)args;
+    if (adze_count(&a->x) == 0)
+        return ADZE_OK;
+    switch (a->x.dtype) {
+    case ADZE_F32: return run_as<float>(stream, a);
+    case ADZE_F16: return run_as<f16>(stream, a);
+    default: return run_as<bf16>(stream, a);
     }
 }

@@ -1,0 +1,517 @@
+/* group_tile.cuh - group_norm of tensors that are even enough for 16-byte vectors and one stride: the common case.
+
+   A tile is whole groups of one batch entry: rows of `columns` vectors, a stride apart. With channels first it is one
+   group, which lies in one piece, and a row is a vector; with channels last a row is a part of a position's channels.
+   Each thread has one column and every height-th row; it takes the mean and the squared deviations of what it has
+   (per channel where channels are last, since groups may end inside a vector), and these are combined by Chan's
+   formula over threads, blocks and slices, always in the same order.
+
+   tile_norm holds a tile in the registers of a cluster of blocks: x is read once. For larger tiles tile_slices leaves
+   the statistics of slices in scratch, and tile_write combines them and reads x again, from the end, which was read
+   last and may still be in the second level of cache. */
+#ifndef ADZE_CUDA_GROUP_TILE_CUH
+#define ADZE_CUDA_GROUP_TILE_CUH
+
+#include "act.cuh"
+#include "cluster.cuh"
+#include "launch.cuh"
+#include "rows.cuh"
+#include "unit.cuh"
+
+constexpr int SLICE_THREADS = 256, SLICE_UNITS = 8, WRITE_UNITS = 4; /* of a block; vectors of a thread at a time */
+
+struct tile_params {
+    const void *x, *weight, *bias;
+    void *out;
+    float4 *slice;                                 /* [tiles of all entries, groups, slices] */
+    int64_t entry[2], row[2], tile;                /* strides of x and out */
+    int32_t tiles, slices, ranks;                  /* of an entry; blocks of a tile, and of a cluster */
+    int32_t parts;                                 /* tile_write: slices whose statistics it combines */
+    int32_t rows, share;                           /* of a tile, of a block */
+    int32_t channels, groups, per_group;           /* of a tile; channels of a group */
+    int32_t columns, height, split;                /* split: warps that have a group's statistics in a block */
+    int32_t per_channel, step_channels, step_rest; /* channels first: rows, and from a thread's row to its next */
+    uint32_t over_group;                           /* 2^32 / per_group, rounded up */
+    float eps;
+    int32_t act;
+    bool steps, weight_f32, bias_f32;
+};
+
+/* Shared memory: float4 parts[groups * split * ranks]; float2 stats[groups], affine[channels]; and with channels last
+   float2 sums[height * columns * W]. */
+struct tile_memory {
+    float4 *parts; /* count, mean, squared deviations */
+    float2 *stats, *affine, *sums;
+    __device__ __forceinline__ tile_memory(const tile_params &p, float4 *shared)
+        : parts(shared), stats((float2 *)(shared + p.groups * p.split * p.ranks)),
+          affine(stats + (p.groups + 1) / 2 * 2), sums(affine + (p.channels + 1) / 2 * 2)
+    {
+    }
+};
+static inline size_t tile_shared(const tile_params &p, bool last, int width)
+{
+    const size_t pairs = (size_t)((p.groups + 1) / 2 + (p.channels + 1) / 2) * 2;
+    return (size_t)p.groups * p.split * p.ranks * sizeof(float4) +
+           (pairs + (last ? (size_t)p.height * p.columns * width : 0)) * sizeof(float2);
+}
+
+template <typename S>
+__device__ __forceinline__ S lanes_sum(S v)
+{
+#pragma unroll
+    for (int mask = 16; mask; mask /= 2)
+        v += __shfl_xor_sync(~0u, v, mask);
+    return v;
+}
+__device__ __forceinline__ float one_over(float v)
+{
+    return reciprocal(v);
+}
+__device__ __forceinline__ double one_over(double v)
+{
+    return inverse(v);
+}
+
+/* The parts (count, mean, squared deviations) from, from + step ... of all lanes of a warp as one, in S. */
+template <typename S, typename F>
+__device__ __forceinline__ float4 group_combine(int count, int from, int step, F part)
+{
+    S n = 0, sum = 0, square = 0;
+    for (int i = from; i < count; i += step) {
+        const float4 its = part(i);
+        n += its.x, sum += (S)its.x * its.y;
+    }
+    n = lanes_sum(n), sum = lanes_sum(sum);
+    const S mean = n > 0 ? sum * one_over(n) : 0;
+    for (int i = from; i < count; i += step) {
+        const float4 its = part(i);
+        const S away = its.y - mean;
+        square += its.z + its.x * away * away;
+    }
+    return make_float4((float)n, (float)mean, (float)lanes_sum(square), 0);
+}
+
+/* blockIdx.x, such that what follows from it is found anew: registers that would hold it have better use. */
+__device__ __forceinline__ uint32_t block_again()
+{
+    uint32_t block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+}
+
+/* What a thread has: where, and how much of it. */
+template <typename T, bool LAST>
+struct tile_thread {
+    int index, tile, slice, rows; /* of all tiles; of the entry's; of the block */
+    int row, column, left;        /* the first, from the tile's; rows from it to the block's end */
+    int64_t entry;
+    int y;
+    __device__ __forceinline__ tile_thread(const tile_params &p, uint32_t block)
+    {
+        index = (int)(block / (uint32_t)p.slices), slice = (int)block - index * p.slices;
+        entry = (uint32_t)index / (uint32_t)p.tiles, tile = index - (int)entry * p.tiles;
+        y = (int)threadIdx.x, column = 0;
+        if (LAST)
+            y /= p.columns, column = (int)threadIdx.x - y * p.columns;
+        rows = max(min(p.rows - slice * p.share, p.share), 0);
+        row = slice * p.share + y;
+        left = y < p.height ? rows - y : 0;
+    }
+    __device__ __forceinline__ int64_t at(const tile_params &p, int tensor) const
+    {
+        return entry * p.entry[tensor] + tile * p.tile + column * VEC<T> + row * p.row[tensor];
+    }
+};
+
+/* The next vectors of a thread; gives how many there are. */
+template <int UNITS, typename T>
+__device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int left, packed<T> (&v)[UNITS])
+{
+    const int64_t step = p.height * p.row[0];
+    const int n = left > 0 ? min((int)((uint32_t)(left + p.height - 1) / (uint32_t)p.height), UNITS) : 0;
+#pragma unroll
+    for (int k = 0; k < UNITS; k++, x += step)
+        if (k < n)
+            v[k] = load_packed(x);
+    return n;
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void keep(packed<T> (&v)[N])
+{
+    keep_packed(v);
+}
+template <typename T, int N>
+__device__ __forceinline__ void keep(unit<T, 1> (&)[N])
+{
+}
+
+template <int W>
+__device__ __forceinline__ float tree_sum(float (&sum)[W])
+{
+#pragma unroll
+    for (int width = W / 2; width; width /= 2)
+#pragma unroll
+        for (int j = 0; j < width; j++)
+            sum[j] += sum[j + width];
+    return sum[0];
+}
+
+/* The statistics of what a thread has in units of W elements: per element of a unit (N = W), or of all (N = 1). */
+template <int W, int N>
+struct group_sums {
+    static constexpr bool LAST = N > 1;
+    float count = 0, mean[N] = {}, square[N] = {};
+    template <typename U, int UNITS>
+    __device__ __forceinline__ void add(U (&v)[UNITS], int n)
+    {
+        const float its_count = (float)(LAST ? n : n * W), over = n ? reciprocal(its_count) : 0;
+        float sum[W] = {}, its_mean[N];
+#pragma unroll
+        for (int k = 0; k < UNITS; k++)
+            if (k < n) {
+                float f[W];
+                v[k].get(f);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    sum[j] += f[j];
+            }
+        keep(v);
+        if (!LAST)
+            tree_sum(sum);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            its_mean[j] = sum[j] * over;
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            sum[j] = 0;
+#pragma unroll
+        for (int k = 0; k < UNITS; k++)
+            if (k < n) {
+                float f[W];
+                v[k].get(f);
+#pragma unroll
+                for (int j = 0; j < W; j++) {
+                    const float away = f[j] - its_mean[LAST ? j : 0];
+                    sum[j] = fmaf(away, away, sum[j]);
+                }
+            }
+        keep(v);
+        if (!LAST)
+            tree_sum(sum);
+        if (count == 0) {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                mean[j] = its_mean[j], square[j] = sum[j];
+        } else if (n) {
+            const float part = its_count * reciprocal(count + its_count);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const float away = its_mean[j] - mean[j];
+                mean[j] = fmaf(away, part, mean[j]);
+                square[j] += fmaf(away * away, count * part, sum[j]);
+            }
+        }
+        count += its_count;
+    }
+};
+
+/* The statistics of a block's threads, by warps, to the parts of all blocks of its cluster. */
+template <typename T, bool LAST>
+__device__ __forceinline__ void tile_share(const tile_params &p, const group_sums<VEC<T>, LAST ? VEC<T> : 1> &sums,
+                                           const tile_memory &memory)
+{
+    constexpr int W = VEC<T>;
+    const tile_thread<T, LAST> t(p, block_again());
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, rank = p.ranks > 1 ? t.slice : 0;
+    const auto emit = [&](int g, int part, const float4 &share) {
+        float4 *to = &memory.parts[(g * p.ranks + rank) * p.split + part];
+        if (p.ranks > 1) {
+            if (lane < p.ranks)
+                cluster_store(to, lane, share);
+        } else if (lane == 0) {
+            *to = share;
+        }
+    };
+    if constexpr (!LAST) {
+        emit(0, warp, group_combine<float>(1, 0, 1, [&](int) {
+                 return make_float4(sums.count, sums.mean[0], sums.square[0], 0);
+             }));
+    } else {
+        if (t.y < p.height) {
+            float4 *mine = (float4 *)(memory.sums + (t.y * p.columns + t.column) * W);
+#pragma unroll
+            for (int j = 0; j < W; j += 2)
+                mine[j / 2] = make_float4(sums.mean[j], sums.square[j], sums.mean[j + 1], sums.square[j + 1]);
+        }
+        __syncthreads();
+        const int each = t.rows / p.height, more = t.rows - each * p.height;
+        for (int job = warp; job < p.groups * p.split; job += (int)blockDim.x / 32) {
+            const int g = job / p.split, part = job - g * p.split;
+            emit(g, part, group_combine<float>(p.per_group * p.height, lane + 32 * part, 32 * p.split, [&](int i) {
+                     const int y = p.per_group == 1 ? i : (int)__umulhi((uint32_t)i, p.over_group);
+                     const float2 its = memory.sums[y * p.channels + g * p.per_group + i - y * p.per_group];
+                     return make_float4((float)(each + (y < more)), its.x, its.y, 0);
+                 }));
+        }
+    }
+}
+
+/* each(g) for the groups of a tile: a warp has every so-many-th. */
+template <typename F>
+__device__ __forceinline__ void tile_groups(const tile_params &p, F each)
+{
+    for (int g = (int)threadIdx.x / 32; g < p.groups; g += (int)blockDim.x / 32)
+        each(g);
+}
+__device__ __forceinline__ float2 group_stats(const float4 &all, float eps)
+{
+    return make_float2(all.y, rsqrtf(all.z * reciprocal(all.x) + eps));
+}
+
+template <typename T>
+__device__ __forceinline__ void tile_affine(const tile_params &p, int tile, float2 *affine)
+{
+    for (int c = (int)threadIdx.x; c < p.channels; c += (int)blockDim.x) {
+        float scale[1] = {1}, bias[1] = {0};
+        if (p.weight)
+            load_param<T, 1>(p.weight, p.weight_f32, tile * p.channels + c, scale);
+        if (p.bias)
+            load_param<T, 1>(p.bias, p.bias_f32, tile * p.channels + c, bias);
+        affine[c] = make_float2(scale[0], bias[0]);
+    }
+}
+
+/* What a thread's vectors are multiplied by and shifted to. */
+template <typename T, bool LAST>
+struct tile_scale;
+template <typename T>
+struct tile_scale<T, true> {
+    float mean[VEC<T>], scale[VEC<T>], bias[VEC<T>];
+    __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, true> &t,
+                                          const tile_memory &memory, float2)
+    {
+        if (t.y >= p.height)
+            return;
+        int c = t.column * VEC<T>, g = c / p.per_group, rest = c - g * p.per_group;
+#pragma unroll
+        for (int j = 0; j < VEC<T>; j++) {
+            const float2 stats = memory.stats[g], affine = memory.affine[c + j];
+            mean[j] = stats.x, scale[j] = stats.y * affine.x, bias[j] = affine.y;
+            if (++rest == p.per_group)
+                rest = 0, g++;
+        }
+    }
+    __device__ __forceinline__ void apply(const tile_params &, float (&f)[VEC<T>])
+    {
+#pragma unroll
+        for (int j = 0; j < VEC<T>; j++)
+            f[j] = fmaf(f[j] - mean[j], scale[j], bias[j]);
+    }
+};
+template <typename T>
+struct tile_scale<T, false> {
+    const float2 *affine;
+    float2 stats;
+    int channel, rest;
+    __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, false> &t,
+                                          const tile_memory &memory, float2 its)
+        : affine(memory.affine), stats(its), channel(t.row / p.per_channel), rest(t.row - channel * p.per_channel)
+    {
+    }
+    __device__ __forceinline__ void apply(const tile_params &p, float (&f)[VEC<T>])
+    {
+        const float2 its = affine[channel];
+        const float scale = stats.y * its.x;
+#pragma unroll
+        for (int j = 0; j < VEC<T>; j++)
+            f[j] = fmaf(f[j] - stats.x, scale, its.y);
+        channel += p.step_channels, rest += p.step_rest;
+        if (rest >= p.per_channel)
+            rest -= p.per_channel, channel++;
+    }
+};
+
+/* The norm of n vectors, through ACT (-1: p.act), stored. */
+template <int ACT, typename T, bool LAST, int UNITS>
+__device__ __forceinline__ void tile_store(const tile_params &p, packed<T> (&v)[UNITS], int n,
+                                           tile_scale<T, LAST> &scale, T *out)
+{
+    const int64_t step = p.height * p.row[1];
+    const auto write = [&](const packed<T> &raw, T *to) {
+        float f[VEC<T>];
+        raw.get(f);
+        scale.apply(p, f);
+        if (p.steps) {
+#pragma unroll
+            for (int j = 0; j < VEC<T>; j++)
+                f[j] = round_to<T>(f[j]);
+        }
+        act_all<VEC<T>>(ACT >= 0 ? ACT : p.act, f);
+        store<T, VEC<T>>(to, f);
+    };
+    if constexpr (ACT >= 0) {
+#pragma unroll
+        for (int k = 0; k < UNITS; k++, out += step) {
+            asm volatile("" : "+l"(out)); /* addresses are not all found at once: they are two registers each */
+            if (k < n)
+                write(v[k], out);
+        }
+    } else {
+#pragma unroll 1
+        for (int k = 0; k < n; k++) { /* registers are walked, so that the code stays small */
+            write(v[0], out), out += step;
+#pragma unroll
+            for (int i = 0; i + 1 < UNITS; i++)
+                v[i] = v[i + 1];
+        }
+    }
+}
+template <typename T, bool LAST, int UNITS>
+__device__ __forceinline__ void tile_store_act(const tile_params &p, packed<T> (&v)[UNITS], int n,
+                                               tile_scale<T, LAST> &scale, T *out)
+{
+    if (p.act == ADZE_ACT_NONE)
+        tile_store<ADZE_ACT_NONE>(p, v, n, scale, out);
+    else if (p.act == ADZE_ACT_SILU)
+        tile_store<ADZE_ACT_SILU>(p, v, n, scale, out);
+    else
+        tile_store<-1>(p, v, n, scale, out);
+}
+
+/* ---- The kernels ---- */
+
+template <typename T, int UNITS, bool LAST>
+__device__ __forceinline__ void tile_norm_body(const tile_params &p)
+{
+    extern __shared__ float4 tile_storage[];
+    const tile_memory memory(p, tile_storage);
+    const int lane = (int)threadIdx.x % 32;
+    if (p.ranks > 1)
+        cluster_arrive(); /* waited for before the first store to another block */
+    const tile_thread<T, LAST> t(p, blockIdx.x);
+    pdl_launch_next();
+    pdl_wait();
+    packed<T> v[UNITS];
+    const int n = tile_load(p, (const T *)p.x + t.at(p, 0), t.left, v);
+    tile_affine<T>(p, t.tile, memory.affine);
+    group_sums<VEC<T>, LAST ? VEC<T> : 1> sums;
+    sums.add(v, n);
+    if (p.ranks > 1)
+        cluster_wait();
+    tile_share<T, LAST>(p, sums, memory);
+    if (p.ranks > 1)
+        cluster_arrive(), cluster_wait();
+    else
+        __syncthreads();
+    const auto combine = [&](int g) {
+        const int parts = p.ranks * p.split;
+        return group_stats(group_combine<float>(parts, lane, 32, [&](int i) { return memory.parts[g * parts + i]; }),
+                           p.eps);
+    };
+    float2 stats = {};
+    if constexpr (LAST) {
+        tile_groups(p, [&](int g) {
+            const float2 its = combine(g);
+            if (lane == 0)
+                memory.stats[g] = its;
+        });
+        __syncthreads();
+    } else {
+        stats = combine(0);
+    }
+    const tile_thread<T, LAST> again(p, block_again());
+    tile_scale<T, LAST> scale(p, again, memory, stats);
+    tile_store_act(p, v, n, scale, (T *)p.out + again.at(p, 1));
+}
+
+/* Registers decide: threads with more vectors are fewer, those with the most have a multiprocessor to themselves.
+   They are for sm_90, and not for floats with channels last: there they do not fit. */
+constexpr int HELD_MOST = 21;
+constexpr int held_threads(int units, bool last)
+{
+    return units > 8 ? 512 : last && units == 8 ? 320 : 384;
+}
+constexpr int held_blocks(int units)
+{
+    return units > 8 ? 1 : 2;
+}
+template <typename T, int UNITS, bool LAST>
+__global__ void __launch_bounds__(held_threads(UNITS, LAST), held_blocks(UNITS))
+    tile_norm(const __grid_constant__ tile_params p)
+{
+#ifdef __CUDA_ARCH__
+    if constexpr (UNITS <= 8 || (__CUDA_ARCH__ == 900 && !(LAST && sizeof(T) == 4)))
+        tile_norm_body<T, UNITS, LAST>(p);
+#endif
+}
+
+template <typename T, int UNITS, bool LAST>
+__device__ __forceinline__ void tile_slices_body(const tile_params &p)
+{
+    extern __shared__ float4 tile_storage[];
+    const tile_memory memory(p, tile_storage);
+    const int lane = (int)threadIdx.x % 32;
+    const tile_thread<T, LAST> t(p, blockIdx.x);
+    pdl_launch_next();
+    pdl_wait();
+    const T *x = (const T *)p.x + t.at(p, 0);
+    group_sums<VEC<T>, LAST ? VEC<T> : 1> sums;
+    for (int left = t.left; left > 0; left -= UNITS * p.height, x += UNITS * p.height * p.row[0]) {
+        packed<T> v[UNITS];
+        const int n = tile_load(p, x, left, v);
+        sums.add(v, n);
+    }
+    tile_share<T, LAST>(p, sums, memory);
+    __syncthreads();
+    tile_groups(p, [&](int g) {
+        const float4 all =
+            group_combine<float>(p.split, lane, 32, [&](int i) { return memory.parts[g * p.split + i]; });
+        if (lane == 0)
+            p.slice[((int64_t)t.index * p.groups + g) * p.slices + t.slice] = all;
+    });
+}
+
+template <typename T, int UNITS, bool LAST>
+__device__ __forceinline__ void tile_write_body(const tile_params &p)
+{
+    extern __shared__ float4 tile_storage[];
+    const tile_memory memory(p, tile_storage);
+    const int lane = (int)threadIdx.x % 32;
+    const tile_thread<T, LAST> t(p, gridDim.x - 1 - blockIdx.x);
+    pdl_launch_next();
+    pdl_wait();
+    const T *x = (const T *)p.x + t.at(p, 0);
+    T *out = (T *)p.out + t.at(p, 1);
+    packed<T> v[UNITS];
+    int left = t.left, n = tile_load(p, x, left, v);
+    tile_affine<T>(p, t.tile, memory.affine);
+    tile_groups(p, [&](int g) {
+        const float4 *slice = p.slice + ((int64_t)t.index * p.groups + g) * p.parts;
+        const float2 its =
+            group_stats(group_combine<double>(p.parts, lane, 32, [&](int i) { return slice[i]; }), p.eps);
+        if (lane == 0)
+            memory.stats[g] = its;
+    });
+    __syncthreads();
+    tile_scale<T, LAST> scale(p, t, memory, memory.stats[0]);
+    while (left > 0) {
+        tile_store_act(p, v, n, scale, out);
+        left -= UNITS * p.height;
+        x += UNITS * p.height * p.row[0], out += UNITS * p.height * p.row[1];
+        n = tile_load(p, x, left, v);
+    }
+}
+
+template <typename T, bool LAST>
+__global__ void __launch_bounds__(SLICE_THREADS, 2) tile_slices(const __grid_constant__ tile_params p)
+{
+    tile_slices_body<T, SLICE_UNITS, LAST>(p);
+}
+template <typename T, bool LAST>
+__global__ void __launch_bounds__(SLICE_THREADS, 3) tile_write(const __grid_constant__ tile_params p)
+{
+    tile_write_body<T, WRITE_UNITS, LAST>(p);
+}
+
+#endif
