@@ -174,7 +174,7 @@ def _selected(graph, node, dim, index):
     return made
 
 
-def rejoin(graph):
+def rejoin(graph, devices):
     """Takes out concatenations of all the slices of a sum, in their order: a sequence of text and image that one
     block gives as two, and the next puts together again, is what it was. A result of the graph stays a copy."""
     for node in list(graph.nodes):
@@ -185,7 +185,7 @@ def rejoin(graph):
             continue
         source = parts[0].args[0]
         rank, begin = source.meta["val"].dim(), 0
-        if source.target is not aten.add.Tensor:
+        if source.target is not aten.add.Tensor or source.meta["val"].device.type not in devices:
             continue
         for part in parts:
             if part.args[0] is not source or part.args[1] % rank != dim % rank or part.args[2] != begin:

@@ -137,7 +137,7 @@ class Pass(CustomGraphPass):
         self.devices, self.counts = tuple(devices), {}
 
     def __call__(self, graph):
-        chains.rejoin(graph)
+        chains.rejoin(graph, self.devices)
         for chain, traced in known():
             self._count(chain.name, chains.replace(graph, chain, traced, self.devices))
         for name, count in rotation.replace(graph, self.devices).items():
