@@ -45,7 +45,7 @@ ISAS.x86_64  := avx2 avx512
 FLAGS.sve    := -march=armv8.2-a+sve
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
-CPU_CFLAGS   := $(if $(SAN),-O1,-O3) -Wno-psabi -fno-math-errno -ffp-contract=fast
+CPU_CFLAGS   := $(if $(SAN),-O1,-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)

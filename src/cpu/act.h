@@ -24,7 +24,12 @@ INLINE vf exp_parts(vf whole, vf r)
     const vf low = vf_fma(r, vf_all(0x1.55548ap-3f), vf_all(0x1.fffffcp-2f));
     const vf high = vf_fma(r, vf_all(0x1.123fb4p-7f), vf_all(0x1.555916p-5f));
     const vf q = vf_fma(square, vf_fma(square, vf_all(0x1.6a1a8ep-10f), high), low);
-    return (vf_fma(square, q, r) + 1) * (vf)((vu)whole << 23) * 0x1p-64f;
+    const vf power = vf_fma(square, q, r) + 1;
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)power, (__m512)(whole - EXP_BIAS));
+#else
+    return power * (vf)((vu)whole << 23) * 0x1p-64f;
+#endif
 }
 /* e^x for x <= 44, to 2 units. */
 INLINE vf vf_exp(vf x)
@@ -43,7 +48,7 @@ INLINE vi act_sign(vf x)
 INLINE vf act_times_sigmoid(vf x, vf z)
 {
     const vf e = vf_exp(vf_minus_abs(z));
-    return vf_select(act_sign(x), x * e, x) / (1 + e);
+    return vf_over(vf_select(act_sign(x), x * e, x), 1 + e);
 }
 /* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
    polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. a^2 is taken in two parts, the first of them exact. */
@@ -54,7 +59,7 @@ INLINE vf act_gelu(vf x)
     const vf square = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
     const vf whole = exp_whole(square + rest);
     const vf e = exp_parts(whole, exp_rest(square, whole) + rest);
-    const vf w = 1 / (a + 3), t = 1 - 6 * w;
+    const vf w = vf_over(vf_all(1), a + 3), t = 1 - 6 * w;
     vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), vf_all(-0x1.d81ad4p-11f));
     g = vf_fma(g, t, vf_all(0x1.19e984p-10f));
     g = vf_fma(g, t, vf_all(0x1.c5a324p-8f));
@@ -83,7 +88,7 @@ INLINE vf vf_act(int act, vf x)
     case ADZE_ACT_RELU2: return act_relu(x) * act_relu(x);
     case ADZE_ACT_SIGMOID: {
         const vf e = vf_exp(vf_minus_abs(x));
-        return vf_select(act_sign(x), e, vf_all(1)) / (1 + e);
+        return vf_over(vf_select(act_sign(x), e, vf_all(1)), 1 + e);
     }
     default: return x;
     }

@@ -1,34 +1,37 @@
 /* norm.h - rms_norm and layer_norm on the CPU. A row is read once from memory and becomes floats in a buffer, summed
-   on the way; it is read again from there for the squares (layer_norm) and to be written. Weights and what else rows
-   share become floats once. A row longer than the buffer goes through it in parts, made anew each time. */
+   on the way; it is read again from there for the squares (layer_norm) and to be written, while the next row is
+   brought into the cache. Weights and what else rows share become floats once. A row longer than the buffer goes
+   through it in parts, made anew each time. */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
 #include "cpu/row.h"
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
-enum { CHUNK = 8192 }; /* elements of a part */
+enum { SPACE = 65536 }; /* floats of a thread, for a part of a row and of each operand */
 
 typedef struct norm_call {
     const adze_norm_args *a;
     const adze_tensor *tensors[NORM_TENSORS];
     adze_rows rows;
-    int64_t dim;
+    int64_t dim, chunk; /* elements of a row, and of a part of it */
     int stream_out, stream_sum;
 } norm_call;
 
 typedef struct norm_side { /* an operand as floats, and what they were made from */
     const char *data, *table;
-    float floats[CHUNK] __attribute__((aligned(64)));
+    float *floats;
 } norm_side;
 
 typedef struct norm_space { /* of a thread */
-    float row[CHUNK] __attribute__((aligned(64)));
+    float *row;
     norm_side weight, bias, gate, scale, shift;
+    float floats[SPACE] __attribute__((aligned(64)));
 } norm_space;
 
 typedef struct norm_part { /* of a row: n elements, from what its passes need; absent pointers are NULL */
     const char *x, *residual;
+    const char *next_x, *next_residual; /* the same part of the next row */
     char *out, *sum;
     float *made; /* where h becomes floats; NULL: x is h already */
     const float *h;
@@ -195,13 +198,27 @@ INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, 
         y = norm_plus(y, t->shift, j, n);
     row_store_part(t->out, out_dtype, j, y, n, t->stream_out);
 }
+/* Asks for 32 elements of the next row. */
+INLINE void norm_ahead(const char *next, int dtype, int64_t j)
+{
+    const char *at = next + j * (dtype == ADZE_F32 ? 4 : 2);
+    __builtin_prefetch(at);
+    if (dtype == ADZE_F32)
+        __builtin_prefetch(at + 64);
+}
 INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int centred)
 {
     int64_t j = 0;
-    for (; j + LANES <= t->n; j += LANES)
+    for (; j + 2 * LANES <= t->n; j += 2 * LANES) {
+        if (t->next_x)
+            norm_ahead(t->next_x, dtype, j);
+        if (t->next_residual)
+            norm_ahead(t->next_residual, dtype, j);
         norm_put(t, dtype, out_dtype, centred, j, LANES);
-    if (j < t->n)
-        norm_put(t, dtype, out_dtype, centred, j, t->n - j);
+        norm_put(t, dtype, out_dtype, centred, j + LANES, LANES);
+    }
+    for (; j < t->n; j += LANES)
+        norm_put(t, dtype, out_dtype, centred, j, t->n - j < LANES ? t->n - j : LANES);
 }
 INLINE void norm_write(const norm_part *t, int dtype, int out_dtype, int centred)
 {
@@ -234,7 +251,7 @@ INLINE const float *norm_shared(const adze_tensor *t, norm_side *side, int64_t i
 }
 INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
 {
-    t->n = c->dim - i < CHUNK ? c->dim - i : CHUNK;
+    t->n = c->dim - i < c->chunk ? c->dim - i : c->chunk;
     t->x = norm_at(c, row, X, i);
     t->out = (char *)norm_at(c, row, OUT, i);
     t->sum = (char *)norm_at(c, row, SUM, i);
@@ -253,15 +270,20 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
     enum { MEAN, SQUARE, WRITE };
     norm_space space;
     norm_side *const sides[] = {&space.weight, &space.bias, &space.gate, &space.scale, &space.shift};
+    const int present[] = {c->a->weight.dtype, c->a->bias.dtype, c->a->gate.dtype, c->a->scale.dtype,
+                           c->a->shift.dtype};
+    float *floats = space.floats;
+    space.row = floats;
     for (int s = 0; s < 5; s++)
-        sides[s]->data = sides[s]->table = NULL;
-    const int kept = c->dim <= CHUNK, first = centred ? MEAN : SQUARE, dtype = c->a->x.dtype;
+        *sides[s] = (norm_side){NULL, NULL, present[s] ? floats += c->chunk : NULL};
+    const int kept = c->dim <= c->chunk, first = centred ? MEAN : SQUARE, dtype = c->a->x.dtype;
     norm_part t = {.round_norm = c->a->rounding & ADZE_ROUND_NORM,
                    .round_steps = c->a->rounding & ADZE_ROUND_STEPS,
                    .round_sum = !(c->a->rounding & ADZE_FLOAT_SUM),
                    .stream_out = c->stream_out,
                    .stream_sum = c->stream_sum};
     const char *row[NORM_TENSORS] = {NULL};
+    const int size = dtype == ADZE_F32 ? 4 : 2;
     int given[NORM_TENSORS], count = 0;
     for (int k = 0; k < NORM_TENSORS; k++)
         if (c->tensors[k]->dtype)
@@ -272,9 +294,15 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
             row[given[k]] =
                 (const char *)x->data + adze_row_offset(&c->rows, given[k], r) * (x->dtype == ADZE_F32 ? 4 : 2);
         }
+        if (kept && r + 1 < end) {
+            t.next_x = (const char *)c->a->x.data + adze_row_offset(&c->rows, X, r + 1) * size;
+            if (c->a->residual.dtype)
+                t.next_residual =
+                    (const char *)c->a->residual.data + adze_row_offset(&c->rows, RESIDUAL, r + 1) * size;
+        }
         for (int pass = first; pass <= WRITE; pass++) {
             float sum = 0;
-            for (int64_t i = 0; i < c->dim; i += CHUNK) {
+            for (int64_t i = 0; i < c->dim; i += c->chunk) {
                 if (!kept || pass == first)
                     norm_part_of(c, row, &space, i, &t);
                 if (!kept && pass != WRITE)
@@ -304,6 +332,8 @@ INLINE adze_status norm_run(const adze_norm_args *a, adze_range_fn body)
                    .tensors = {&a->x, &a->out, &a->sum, &a->residual, &a->gate, &a->gate_table, &a->scale,
                                &a->scale_table, &a->shift, &a->shift_table},
                    .dim = a->x.shape[a->x.rank - 1]};
+    const int operands = !!a->weight.dtype + !!a->bias.dtype + !!a->gate.dtype + !!a->scale.dtype + !!a->shift.dtype;
+    c.chunk = SPACE / (operands + 1) / 64 * 64; /* each begins on a line */
     adze_rows_init(&c.rows, &a->x, NORM_TENSORS, c.tensors);
     c.stream_out = row_streams(&a->out, c.rows.count * c.dim);
     c.stream_sum = a->sum.dtype && row_streams(&a->sum, c.rows.count * c.dim);

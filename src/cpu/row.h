@@ -66,6 +66,17 @@ INLINE vf vf_fma(vf a, vf b, vf c) /* contracted where the target can */
     return a * b + c;
 }
 
+/* a / b to 2 units, for b from 1 to 2^60. AVX-512 divides in the time of eight products. */
+INLINE vf vf_over(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    const vf r = (vf)_mm512_rcp14_ps((__m512)b);
+    return a * vf_fma(vf_fma(-b, r, vf_all(1)), r, r);
+#else
+    return a / b;
+#endif
+}
+
 INLINE vf16 vf16_all(float f)
 {
     vf16 v;

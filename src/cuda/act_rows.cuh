@@ -12,29 +12,41 @@
 
 enum { GATE, OUT, VALUE, ACT_TENSORS, ACT_THREADS = 256 };
 
+template <typename ROWS>
 struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
     void *out;
     int64_t units;   /* of a row */
     uint32_t pieces; /* of a row */
     int32_t act, steps;
-    adze_rows rows;
+    ROWS rows;
 };
+/* Vectors of near rows, or single elements of any. */
+template <int W>
+struct act_rows_of {
+    typedef near_rows<ACT_TENSORS> type;
+};
+template <>
+struct act_rows_of<1> {
+    typedef far_rows<ACT_TENSORS> type;
+};
+template <int W>
+using act_params_of = act_params<typename act_rows_of<W>::type>;
 
 /* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. */
 template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
-__global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params p)
+__global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params_of<W> p)
 {
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
     const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
     const int64_t piece = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS);
     const bool valid = r < p.rows.count;
-    const row_index index = row_split(p.rows, valid ? r : 0);
-    const T *gate = (const T *)p.gate + row_offset(p.rows, GATE, index) + piece * W;
-    const T *value = (const T *)p.value + (TIMES ? row_offset(p.rows, VALUE, index) + piece * W : 0);
-    T *out = (T *)p.out + row_offset(p.rows, OUT, index) + piece * W;
+    int64_t start[ACT_TENSORS];
+    p.rows.locate(valid ? r : 0, start);
+    const T *gate = (const T *)p.gate + start[GATE] + piece * W;
+    const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
+    T *out = (T *)p.out + start[OUT] + piece * W;
     const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
-    pdl_launch_next();
     pdl_wait();
     if (!valid)
         return;
@@ -48,6 +60,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
                 v[u].fetch(value + at * W);
         }
     }
+    pdl_launch_next(); /* not before: the next kernel's blocks would be in the way of these loads */
     float y[UNITS * W];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -79,7 +92,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
 
 /* Few and small blocks when there is little to do, so that every SM takes part. */
 template <typename T, bool TIMES, int W, int UNITS>
-static adze_status act_launch(const char *op, adze_stream s, act_params p, int most)
+static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p, int most)
 {
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     p.pieces = (uint32_t)split.pieces;
@@ -88,13 +101,13 @@ static adze_status act_launch(const char *op, adze_stream s, act_params p, int m
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, act_params p, int64_t dim, bool aligned)
+static adze_status act_launch_as(const char *op, adze_stream s, const act_params<far_rows<ACT_TENSORS>> &g,
+                                 int64_t dim, bool aligned)
 {
-    if (!aligned) {
-        p.units = dim;
-        return act_launch<T, TIMES, 1, 4>(op, s, p, ACT_THREADS);
-    }
-    p.units = dim / VEC<T>;
+    if (!aligned || !rows_are_near(g.rows.rows))
+        return act_launch<T, TIMES, 1, 4>(op, s, g, ACT_THREADS);
+    const act_params<near_rows<ACT_TENSORS>> p = {
+        g.gate, g.value, g.out, dim / VEC<T>, 0, g.act, g.steps, rows_near(g.rows.rows, {GATE, OUT, VALUE})};
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
     if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
         return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
@@ -108,13 +121,12 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     adze_tensor *const merged[] = {&t[GATE], &t[OUT], &t[VALUE]};
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
-    act_params p = {};
-    adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
+    act_params<far_rows<ACT_TENSORS>> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, act, steps, {}};
+    adze_rows_init(&p.rows.rows, &t[OUT], ACT_TENSORS, tensors);
+    p.rows.count = p.rows.rows.count;
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
-    p.gate = t[GATE].data, p.value = t[VALUE].data, p.out = t[OUT].data;
-    p.act = act, p.steps = steps;
     const bool aligned = rows_aligned(&t[GATE], dim) && rows_aligned(&t[OUT], dim) && rows_aligned(&t[VALUE], dim);
     switch (t[OUT].dtype) {
     case ADZE_F32: return act_launch_as<float, TIMES>(op, s, p, dim, aligned);

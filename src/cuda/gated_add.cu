@@ -9,14 +9,17 @@
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
 constexpr int THREADS = 128, GENERAL_THREADS = 256; /* of a block, at most: of vectors; of single elements */
 
+template <typename ROWS>
 struct gated_params {
     const void *x, *residual, *gate, *table; /* table: NULL when there is none */
     void *out;
     int64_t units;   /* of a row */
     uint32_t pieces; /* of a row */
     bool gate_f32, table_f32, steps;
-    adze_rows rows;
+    ROWS rows;
 };
+typedef gated_params<near_rows<TENSORS>> near_params; /* vectors */
+typedef gated_params<far_rows<TENSORS>> far_params;   /* single elements of any rows */
 
 /* W elements of T or of float, fetched now and unpacked later. */
 template <typename T, int W>
@@ -70,23 +73,25 @@ __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W
 
 /* TABLE, WIDE: there may be a table, or a gate or table of float where x is not. SINGLE: a block has one row, or a
    piece of it, whose address is then the same for all its threads. */
-template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE>
-__global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS)
-    gated_rows(const __grid_constant__ gated_params p)
+template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE, typename PARAMS>
+__global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS) gated_rows(const __grid_constant__ PARAMS p)
 {
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
     const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
     const int64_t piece = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS);
     const bool valid = r < p.rows.count, table = TABLE && p.table;
     const bool gate_f32 = WIDE && p.gate_f32, table_f32 = WIDE && p.table_f32;
-    const row_index index = row_split(p.rows, valid ? r : 0);
-    const T *x = (const T *)p.x + row_offset(p.rows, X, index) + piece * W;
-    const T *residual = (const T *)p.residual + row_offset(p.rows, RESIDUAL, index) + piece * W;
-    T *out = (T *)p.out + row_offset(p.rows, OUT, index) + piece * W;
-    const int64_t gate_at = row_offset(p.rows, GATE, index) + piece * W;
-    const int64_t table_at = table ? row_offset(p.rows, GATE_TABLE, index) + piece * W : 0;
+    int64_t start[TENSORS];
+    p.rows.locate(valid ? r : 0, start);
+    const T *x = (const T *)p.x + start[X] + piece * W;
+    const T *residual = (const T *)p.residual + start[RESIDUAL] + piece * W;
+    T *out = (T *)p.out + start[OUT] + piece * W;
+    const int64_t gate_at = start[GATE] + piece * W, table_at = start[GATE_TABLE] + piece * W;
     const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     pdl_launch_next();
+    /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
+    if (W > 1 && threadIdx.x == 0)
+        prefetch_row(residual, min(units, UNITS * (int)blockDim.x));
     pdl_wait();
     if (!valid)
         return;
@@ -117,23 +122,33 @@ __global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS)
     }
 }
 
-template <typename T, int W, int UNITS, bool TABLE, bool WIDE>
-static adze_status gated_launch(adze_stream s, gated_params p, int most)
+template <typename T, int W, int UNITS, bool TABLE, bool WIDE, typename PARAMS>
+static adze_status gated_launch(adze_stream s, PARAMS p, int most)
 {
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     p.pieces = (uint32_t)split.pieces;
-    return split.rows == 1
-               ? launch("gated_add", s, gated_rows<T, W, UNITS, TABLE, WIDE, true>, split.blocks, split.block, 0, p)
-               : launch("gated_add", s, gated_rows<T, W, UNITS, TABLE, WIDE, false>, split.blocks, split.block, 0, p);
+    const auto kernel = split.rows == 1 ? gated_rows<T, W, UNITS, TABLE, WIDE, true, PARAMS>
+                                        : gated_rows<T, W, UNITS, TABLE, WIDE, false, PARAMS>;
+    return launch("gated_add", s, kernel, split.blocks, split.block, 0, p);
 }
 
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, gated_params p, int64_t dim, bool aligned)
+static adze_status gated_launch_as(adze_stream s, const far_params &g, bool aligned)
 {
     constexpr bool half = sizeof(T) < 4;
-    p.units = aligned ? dim / VEC<T> : dim;
-    if (!aligned)
-        return gated_launch<T, 1, 4, true, half>(s, p, GENERAL_THREADS);
+    if (!aligned || !rows_are_near(g.rows.rows))
+        return gated_launch<T, 1, 4, true, half>(s, g, GENERAL_THREADS);
+    const near_params p = {g.x,
+                           g.residual,
+                           g.gate,
+                           g.table,
+                           g.out,
+                           g.units / VEC<T>,
+                           0,
+                           g.gate_f32,
+                           g.table_f32,
+                           g.steps,
+                           rows_near(g.rows.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
     if (p.gate_f32 || p.table_f32)
         return p.table ? gated_launch<T, VEC<T>, 1, true, half>(s, p, THREADS)
                        : gated_launch<T, VEC<T>, 1, false, half>(s, p, THREADS);
@@ -146,8 +161,10 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     const adze_gated_add_args *a = (const adze_gated_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->out, &a->gate, &a->gate_table};
     const int64_t dim = a->x.shape[a->x.rank - 1];
-    gated_params p = {};
-    adze_rows_init(&p.rows, &a->x, TENSORS, tensors);
+    far_params p = {};
+    p.units = dim;
+    adze_rows_init(&p.rows.rows, &a->x, TENSORS, tensors);
+    p.rows.count = p.rows.rows.count;
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
     bool aligned = true;
@@ -160,8 +177,8 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     p.table_f32 = a->gate_table.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
     p.steps = a->rounding & ADZE_ROUND_STEPS;
     switch (a->x.dtype) {
-    case ADZE_F32: return gated_launch_as<float>(stream, p, dim, aligned);
-    case ADZE_F16: return gated_launch_as<f16>(stream, p, dim, aligned);
-    default: return gated_launch_as<bf16>(stream, p, dim, aligned);
+    case ADZE_F32: return gated_launch_as<float>(stream, p, aligned);
+    case ADZE_F16: return gated_launch_as<f16>(stream, p, aligned);
+    default: return gated_launch_as<bf16>(stream, p, aligned);
     }
 }

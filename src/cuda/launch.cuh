@@ -23,6 +23,16 @@ __device__ __forceinline__ void pdl_launch_next()
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+/* Starts to bring `vectors` 16-byte vectors into the second level of cache; allowed before pdl_wait(), for what is
+   read later is what is there then. */
+__device__ __forceinline__ void prefetch_row(const void *row, int vectors)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(row), "r"(vectors * 16) : "memory");
+#else
+    (void)row, (void)vectors;
+#endif
+}
 
 static inline adze_status cuda_status(const char *op, cudaError_t e)
 {

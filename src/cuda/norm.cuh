@@ -16,7 +16,7 @@
 #include "vec.cuh"
 
 /* Of a block, at most; with four vectors a thread that do not fit exactly; rows where LANES is 0. */
-constexpr int NORM_THREADS = 512, ROUGH_THREADS = 448, NORM_ROWS = 4;
+constexpr int NORM_THREADS = 512, ROUGH_THREADS = 448, NORM_ROWS = 8;
 
 /* All W values as a store and a load would leave them, if `condition`. */
 template <typename T, int W>
@@ -63,31 +63,11 @@ template <norm_form FORM>
 struct norm_lean {
     const void *row[row_tensors<FORM>];
     const void *flat[3];
-    int64_t stride[row_tensors<FORM>];
     int32_t vectors;
-    uint32_t count; /* rows */
     float eps, inverse_dim, weight_offset;
-    uint32_t size[2]; /* of the inner dimensions of the rows, when they are 3; size[1] alone when they are 2 */
-    int64_t outer[2][row_tensors<FORM>];
+    uint32_t first; /* blocks that start at once: a residual is prefetched for them */
+    near_rows<row_tensors<FORM>> rows;
 };
-
-/* Where row r of each tensor lies, in elements. */
-template <norm_form FORM>
-__device__ __forceinline__ void norm_locate(const norm_lean<FORM> &p, uint32_t r, int64_t (&at)[row_tensors<FORM>])
-{
-    constexpr int n = row_tensors<FORM>;
-    if (p.size[1] == 0) {
-#pragma unroll
-        for (int t = 0; t < n; t++)
-            at[t] = r * p.stride[t];
-        return;
-    }
-    const uint32_t rest = r / p.size[1], inner = r - rest * p.size[1];
-    const uint32_t outer = p.size[0] ? rest / p.size[0] : 0, middle = rest - outer * p.size[0];
-#pragma unroll
-    for (int t = 0; t < n; t++)
-        at[t] = inner * p.stride[t] + middle * p.outer[1][t] + outer * p.outer[0][t];
-}
 
 /* The VECTORS vectors of a thread, all at once. */
 template <bool FULL, typename T, int VECTORS>
@@ -101,6 +81,20 @@ __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void 
         if (FULL || thread + v * threads < vectors)
             to[v] = load_packed((const T *)data + (thread + v * threads) * VEC<T>);
     }
+}
+
+/* A weight that is absent is one: a branch for each vector would cost more. */
+template <bool FULL, typename T, int VECTORS>
+__device__ __forceinline__ void norm_fetch_weight(packed<T> (&to)[VECTORS], const void *data, int thread, int threads,
+                                                  int vectors)
+{
+    if (data) {
+        norm_fetch<FULL>(to, data, thread, threads, vectors);
+        return;
+    }
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        to[v].fill(1);
 }
 
 /* W parameters of dtype S that multiply or shift W values of x. */
@@ -169,10 +163,10 @@ constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bo
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
 constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : CENTRED &&EXTRA;
 
-/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight (PLAIN,
-   RESIDUAL_SUM), or after each step (the others). EXTRA: there is a weight, or there are tables. FULL: a row has
-   exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not after the sum:
-   registers for latency. FEW: rows are. */
+/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
+   step of a modulation. EXTRA: there is a weight, or there are tables; where it is EARLY, a weight may be absent.
+   FULL: a row has exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not
+   after the sum: registers for latency. FEW: rows are. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
           bool FULL, bool EARLY, bool FEW>
 __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_THREADS,
@@ -187,15 +181,18 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
     const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;
     /* Threads beyond the last row repeat it and write nothing: shuffles and barriers want them all. */
-    const bool writes = r < p.count;
+    const bool writes = r < p.rows.count;
     int64_t at[row_tensors<FORM>];
-    norm_locate(p, writes ? r : p.count - 1, at);
+    p.rows.locate(writes ? r : p.rows.count - 1, at);
     const void *row[row_tensors<FORM>], *const *flat = p.flat;
 #pragma unroll
     for (int t = 0; t < row_tensors<FORM>; t++)
         row[t] = (const char *)p.row[t] + at[t] * (int64_t)(modulates<FORM> && t >= scale_at ? sizeof(S) : sizeof(T));
     const int vectors = p.vectors;
     pdl_launch_next();
+    /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
+    if (adds<FORM> && thread == 0 && blockIdx.x < p.first)
+        prefetch_row(row[RESIDUAL_ROW], vectors);
     pdl_wait();
 
     packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
@@ -206,8 +203,8 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
     if constexpr (modulates<FORM> && EARLY) {
         side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
         side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
-    } else if constexpr (EARLY && WEIGHTED) {
-        norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
+    } else if constexpr (EARLY && WEIGHTED && !adds<FORM>) {
+        norm_fetch_weight<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
 
     float sum = 0, mean = 0;
@@ -243,6 +240,9 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
 #pragma unroll
         for (int j = 0; j < W; j++)
             sum += CENTRED ? h[j] : h[j] * h[j];
+    }
+    if constexpr (EARLY && WEIGHTED && adds<FORM>) { /* when the residual has left its registers */
+        norm_fetch_weight<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
     sum = norm_total<LANES>(sum, part[0][LANES ? 0 : in_block]);
     keep_packed(x);
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
             for (int j = 0; j < W; j++)
                 y[j] += side[j];
         } else {
-            if constexpr (WEIGHTED) {
+            if (WEIGHTED && (EARLY || FORM == PLAIN || flat[WEIGHT])) {
                 if constexpr (EARLY)
                     weight[v].get(side);
                 else
@@ -490,7 +490,8 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 
 /* The shapes of norm_registers: lanes of a row or 0, vectors of a thread, and whether they fit exactly. */
 #define NORM_SHAPES(X)                                                                                               \
-    X(8, 1, 1) X(8, 2, 1) X(16, 2, 0) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 8, 0) X(0, 8, 1)
+    X(8, 1, 1)                                                                                                       \
+    X(8, 2, 1) X(16, 2, 0) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 5, 0) X(0, 8, 0) X(0, 8, 1)
 
 struct norm_shape {
     int lanes, each, full; /* each 0: norm_loop */
@@ -498,61 +499,75 @@ struct norm_shape {
     bool few;              /* rows are */
 };
 
-/* Which shapes a form is compiled for. */
-constexpr bool norm_has(norm_form form, bool sides, int lanes, int each, int full)
+/* Modulations that few models make have one shape: each is seconds of compilation. */
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
+constexpr bool norm_rare = modulates<FORM> && (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FORM == BLOCK)));
+
+/* Which shapes a form is compiled for. A row without a weight takes the kernel with one where that can do without. */
+constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int lanes, int each, int full)
 {
-    return form == PLAIN          ? each != 3
-           : form == RESIDUAL_SUM ? lanes == 0 && each != 3 && (full || each != 4)
-                                  : lanes == 0 && (sides ? each == 4 && !full : each <= 4);
+    return form == PLAIN          ? each != 3 && (each != 5 || centred) && (extra || (centred && lanes == 0))
+           : form == RESIDUAL_SUM ? lanes == 0 && each != 3 && each != 5 && (full || each != 4) && extra
+                                  : lanes == 0 && (rare            ? each == 4 && !full
+                                                   : form == BLOCK ? each <= 4
+                                                                   : each <= 5);
 }
 
 /* Whether registers hold what multiplies the row while its sum is made. */
 constexpr bool norm_early(norm_form form, bool centred, int each)
 {
-    return form == MODULATED || form == BLOCK ? each <= 2 : each != 4 || !centred;
+    return form == MODULATED || form == BLOCK ? each <= 2 : (each != 4 && each != 5) || !centred;
 }
 
 /* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the
    shortest chain of work, many take more where a row has many threads or not all of them would work. Scale and shift
    want three or four, so that few threads wait for them. */
-static norm_shape norm_pick(norm_form form, bool sides, int64_t rows, int64_t vectors, int sm_count)
+static norm_shape norm_pick(norm_form form, bool centred, bool rare, int64_t rows, int64_t vectors, int sm_count)
 {
     const bool few = rows <= 8 * (int64_t)sm_count, fours = vectors % 128 == 0;
     if (form == PLAIN && vectors <= 32) {
         const int lanes = vectors == 8 || vectors == 16 ? 8 : 16;
         return {lanes, vectors == 8 ? 1 : 2, lanes == 8, few ? 128 : 256, 1, few};
     }
+    const bool fives = centred && !few && vectors > 128 && ceil_div(vectors, 160) * 160 * 7 <= vectors * 8;
     int each = 2;
     if (form == PLAIN && (!few || vectors > 1024))
         each = fours && vectors <= 2048 && (vectors > 512 || vectors == 256) ? 4
                : vectors <= 64 || (vectors % 64 == 0 && vectors <= 512)      ? 2
+               : fives && vectors <= 5 * NORM_THREADS                        ? 5
                : vectors <= 4 * ROUGH_THREADS                                ? 4
                                                                              : 8;
     else if (form == RESIDUAL_SUM)
         each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
     else if (form != PLAIN)
-        each = sides ? 4 : vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
+        each = rare                                                                        ? 4
+               : form == MODULATED && fives && vectors % 32 && vectors <= 5 * NORM_THREADS ? 5
+               : vectors <= 256                                                            ? 2
+               : vectors % 96 == 0 && vectors <= 1536                                      ? 3
+                                                                                           : 4;
     const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
-    const bool full = vectors % (32 * each) == 0 && !(sides && form != PLAIN && form != RESIDUAL_SUM);
+    const bool full = vectors % (32 * each) == 0 && !rare && each != 5;
     if (threads > (full || each != 4 ? NORM_THREADS : ROUGH_THREADS))
         return {0, 0, 0, 0, 0, few};
-    return {0, each, full, (int)threads, few || threads > 96 ? 1 : threads > 32 ? 2 : 4, few};
+    const int64_t together = each == 5 ? 256 / threads : threads > 96 ? 1 : threads > 32 ? 2 : 4;
+    return {0, each, full, (int)threads, few || together == 0 ? 1 : (int)together, few};
 }
 
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
-static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean<FORM> &p, norm_shape shape)
+static adze_status norm_launch_as(const char *op, adze_stream s, norm_lean<FORM> p, norm_shape shape)
 {
+    p.first = (uint32_t)(adze_cuda_sm_count(s.device) * (2048 / (shape.threads * shape.rows)));
     const int64_t rows = shape.lanes ? shape.threads / shape.lanes : shape.rows;
     const dim3 block((unsigned)shape.threads, (unsigned)shape.rows);
 #define X(l, e, f)                                                                                                   \
-    if constexpr (norm_has(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, l, e, f))                                   \
+    if constexpr (norm_has(FORM, CENTRED, EXTRA, norm_rare<T, S, CENTRED, FORM, ROUND, EXTRA>, l, e, f))             \
         if (shape.lanes == l && shape.each == e && shape.full == f) {                                                \
             constexpr bool early = norm_early(FORM, CENTRED, e), can_be_few = FORM == PLAIN && !l && e == 2 && f;    \
             auto kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, l, e, f, early, false>;                  \
             if constexpr (can_be_few)                                                                                \
                 if (shape.few)                                                                                       \
                     kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, l, e, f, early, true>;                \
-            return launch(op, s, kernel, grid_for(p.count, rows), block, 0, p);                                      \
+            return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);                                 \
         }
     NORM_SHAPES(X)
 #undef X
@@ -565,19 +580,11 @@ static norm_lean<FORM> norm_leaner(const norm_params &g, int width, const int (&
                                    const void *flat0, const void *flat1, const void *flat2)
 {
     norm_lean<FORM> p = {};
-    const int rank = g.rows.rank;
-    for (int t = 0; t < row_tensors<FORM>; t++) {
-        const int64_t *stride = g.rows.stride[which[t]];
+    for (int t = 0; t < row_tensors<FORM>; t++)
         p.row[t] = g.data[which[t]];
-        p.stride[t] = stride[rank - 1];
-        p.outer[1][t] = rank > 1 ? stride[rank - 2] : 0;
-        p.outer[0][t] = rank > 2 ? stride[rank - 3] : 0;
-    }
     p.flat[0] = flat0, p.flat[1] = flat1, p.flat[2] = flat2;
-    p.size[1] = rank > 1 ? (uint32_t)g.rows.size[rank - 1] : 0;
-    p.size[0] = rank > 2 ? (uint32_t)g.rows.size[rank - 2] : 0;
+    p.rows = rows_near(g.rows, which);
     p.vectors = (int32_t)(g.dim / width);
-    p.count = (uint32_t)g.rows.count;
     p.eps = g.eps;
     p.inverse_dim = g.inverse_dim;
     p.weight_offset = g.weight_offset;
@@ -602,13 +609,17 @@ static adze_status norm_modulated(const char *op, adze_stream s, const norm_para
 
 /* Nothing modulates. */
 template <typename T, bool CENTRED, norm_form FORM>
-static adze_status norm_plain(const char *op, adze_stream s, const norm_lean<FORM> &p, norm_shape shape, bool round)
+static adze_status norm_plain(const char *op, adze_stream s, norm_lean<FORM> p, norm_shape shape, bool round)
 {
     constexpr bool can_round = sizeof(T) < 4 && !CENTRED; /* before a weight */
+    if constexpr (CENTRED && FORM == PLAIN)
+        if (!p.flat[WEIGHT] && shape.lanes == 0)
+            return norm_launch_as<T, T, CENTRED, FORM, false, false>(op, s, p, shape);
     if (!p.flat[WEIGHT])
-        return norm_launch_as<T, T, CENTRED, FORM, false, false>(op, s, p, shape);
-    return round ? norm_launch_as<T, T, CENTRED, FORM, can_round, true>(op, s, p, shape)
-                 : norm_launch_as<T, T, CENTRED, FORM, false, true>(op, s, p, shape);
+        p.weight_offset = 0;
+    else if (round)
+        return norm_launch_as<T, T, CENTRED, FORM, can_round, true>(op, s, p, shape);
+    return norm_launch_as<T, T, CENTRED, FORM, false, true>(op, s, p, shape);
 }
 
 /* Whether a table is one vector for all rows. */
@@ -635,9 +646,11 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     const bool tables = d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]);
     const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
     const bool all_f32 = (sides | none) == (1u << SCALE | 1u << SHIFT | 1u << GATE);
-    const norm_shape shape = norm_pick(form, d[SCALE_TABLE] || (half && all_f32), g.rows.count, g.dim / VEC<T>,
-                                       adze_cuda_sm_count(s.device));
-    bool lean = shape.each && g.rows.count <= 0x7fffffff && g.rows.rank <= 3 && !(g.is_f32 >> OUT & 1) &&
+    const bool rare =
+        side && (d[SCALE_TABLE] || !half || all_f32 || (!steps && (!CENTRED || form == BLOCK))); /* as norm_rare */
+    const norm_shape shape =
+        norm_pick(form, CENTRED, rare, g.rows.count, g.dim / VEC<T>, adze_cuda_sm_count(s.device));
+    bool lean = shape.each && rows_are_near(g.rows) && !(g.is_f32 >> OUT & 1) &&
                 !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
         lean = lean && d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm && (no_table || tables) &&

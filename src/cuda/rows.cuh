@@ -61,6 +61,68 @@ __device__ __forceinline__ int64_t row_offset(const adze_rows &rows, int tensor,
     return offset;
 }
 
+/* The rows of N tensors when there are at most 2^31 in up to three dimensions, as those of models are: a kernel finds
+   its row before its first load, and the general way above takes longer than the load. */
+template <int N>
+struct near_rows {
+    uint32_t count;
+    uint32_t size[2]; /* of the inner dimensions, when there are 3; size[1] alone when there are 2 */
+    int64_t stride[N], outer[2][N];
+
+    /* Where row r of each tensor begins, in elements. */
+    __device__ __forceinline__ void locate(uint32_t r, int64_t (&at)[N]) const
+    {
+        if (size[1] == 0) {
+#pragma unroll
+            for (int t = 0; t < N; t++)
+                at[t] = r * stride[t];
+            return;
+        }
+        const uint32_t rest = r / size[1], inner = r - rest * size[1];
+        const uint32_t far = size[0] ? rest / size[0] : 0, middle = rest - far * size[0];
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            at[t] = inner * stride[t] + middle * outer[1][t] + far * outer[0][t];
+    }
+};
+
+/* Any rows. */
+template <int N>
+struct far_rows {
+    int64_t count;
+    adze_rows rows;
+
+    __device__ __forceinline__ void locate(int64_t r, int64_t (&at)[N]) const
+    {
+        const row_index index = row_split(rows, r);
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            at[t] = row_offset(rows, t, index);
+    }
+};
+
+/* Host: whether the rows are near, and those of the tensors that `which` names. */
+static inline bool rows_are_near(const adze_rows &rows)
+{
+    return rows.count <= 0x7fffffff && rows.rank <= 3;
+}
+template <int N>
+static near_rows<N> rows_near(const adze_rows &rows, const int (&which)[N])
+{
+    near_rows<N> near = {};
+    const int rank = rows.rank;
+    near.count = (uint32_t)rows.count;
+    near.size[1] = rank > 1 ? (uint32_t)rows.size[rank - 1] : 0;
+    near.size[0] = rank > 2 ? (uint32_t)rows.size[rank - 2] : 0;
+    for (int t = 0; t < N; t++) {
+        const int64_t *stride = rows.stride[which[t]];
+        near.stride[t] = stride[rank - 1];
+        near.outer[1][t] = rank > 1 ? stride[rank - 2] : 0;
+        near.outer[0][t] = rank > 2 ? stride[rank - 3] : 0;
+    }
+    return near;
+}
+
 /* Host: whether the rows of a tensor can be read 16 bytes at a time. */
 static inline bool rows_aligned(const adze_tensor *t, int64_t dim)
 {

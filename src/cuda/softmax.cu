@@ -5,8 +5,8 @@
    block, or to a cluster of blocks with a part each. Every warp takes the maximum of its own elements and the sum of
    their powers relative to it; one barrier later each warp puts all these pairs together, and what it holds needs one
    factor. In a cluster the pairs are written into the shared memory of all its blocks, so that the same one barrier
-   does and no block waits for another before it ends. softmax_loop: rows of any length, in blocks or clusters too;
-   maximum and sum are found together in a first pass, the second reads the row again. */
+   does and no block waits for another before it ends. softmax_loop: any call, rows of any length, in blocks or
+   clusters too; maximum and sum are found together in a first pass, the second reads the row again. */
 #include "act.cuh"
 #include "cluster.cuh"
 #include "launch.cuh"
@@ -15,8 +15,8 @@
 #include "unit.cuh"
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
-constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 256, LONG_THREADS = 512; /* of a block, at most */
-constexpr int CLUSTER = 8;                                                  /* blocks, at most */
+constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 512, LONG_THREADS = 1024; /* of a block, at most */
+constexpr int CLUSTER = 8;                                                   /* blocks, at most */
 
 struct softmax_params {
     const void *x, *mask; /* mask: NULL when absent */
@@ -28,15 +28,14 @@ struct softmax_params {
     adze_rows rows;
 };
 
-struct softmax_row {
-    int64_t x, out, mask;
+/* The same as the kernels take it that hold a row: a mask has x's dtype. */
+struct softmax_lean {
+    const void *x, *mask;
+    void *out;
+    int32_t units, part; /* of W elements: of a row, and of them in each block of a cluster */
+    float scale;
+    near_rows<SOFTMAX_TENSORS> rows;
 };
-__device__ __forceinline__ softmax_row softmax_find(const softmax_params &p, int64_t r, bool masked)
-{
-    const row_index index = row_split(p.rows, r);
-    return {row_offset(p.rows, X, index), row_offset(p.rows, OUT, index),
-            masked ? row_offset(p.rows, MASK, index) : 0};
-}
 
 /* exp(d), d <= 0. In a sum, where the largest term is 1, what is below the smallest normal float may be lost. */
 __device__ __forceinline__ float power(float d)
@@ -50,46 +49,46 @@ __device__ __forceinline__ float power_of_sum(float d)
     return r;
 }
 
-/* x * scale + mask of W elements from `at` on. */
-template <typename T, int W>
-__device__ __forceinline__ void softmax_values(const softmax_params &p, const softmax_row &row, int64_t at,
-                                               bool masked, float (&y)[W])
+/* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
+   LATE: the next kernel may start once the loads are on their way, not before. */
+template <typename T, bool MASKED, int W, int UNITS, bool LATE>
+__device__ __forceinline__ float softmax_read(const T *x, const T *mask, float scale, int thread, int threads,
+                                              int units, float (&y)[UNITS][W])
 {
-    if (p.scale != 1) {
+    constexpr bool MASK_EARLY = MASKED && W > 1 && UNITS * W * sizeof(T) <= 64; /* else registers would not do */
+    unit<T, W> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] *= p.scale;
-    }
-    if (masked) {
-        float mask[W];
-        load_param<T, W>(p.mask, p.mask_f32, row.mask + at, mask);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            y[j] += mask[j];
-    }
-}
-
-/* The UNITS units of a thread as floats, and the largest of them; -inf where the row has ended. */
-template <typename T, bool MASKED, int W, int UNITS>
-__device__ __forceinline__ float softmax_read(const softmax_params &p, const softmax_row &row, int thread,
-                                              int threads, int units, float (&y)[UNITS][W])
-{
-    const T *x = (const T *)p.x + row.x;
-    unit<T, W> raw[UNITS];
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (thread + u * threads < units)
+    for (int u = 0; u < UNITS; u++) {
+        raw[u].fill(scale > 0 ? -INFINITY : INFINITY); /* times the scale: -inf */
+        if constexpr (MASK_EARLY)
+            hide[u].fill(0);
+        if (thread + u * threads < units) {
             raw[u].fetch(x + (thread + u * threads) * W);
+            if constexpr (MASK_EARLY)
+                hide[u].fetch(mask + (thread + u * threads) * W);
+        }
+    }
+    if (LATE)
+        pdl_launch_next();
     float max = -INFINITY;
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        if (thread + u * threads < units) {
-            raw[u].get(y[u]);
-            softmax_values<T, W>(p, row, (thread + u * threads) * W, MASKED, y[u]);
-        } else {
+        raw[u].get(y[u]);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[u][j] *= scale;
+        if constexpr (MASK_EARLY) {
+            float f[W];
+            hide[u].get(f);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                y[u][j] = -INFINITY;
+                y[u][j] += f[j];
+        } else if (MASKED && thread + u * threads < units) {
+            float f[W];
+            load<T, W>(mask + (thread + u * threads) * W, f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[u][j] += f[j];
         }
 #pragma unroll
         for (int j = 0; j < W; j++)
@@ -111,19 +110,6 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
             store<T, W>(out + (thread + u * threads) * W, y[u]);
         }
 }
-
-/* Blocks that a multiprocessor should have room for: as many as the registers allow that a thread needs. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-template <int W, int UNITS, int THREADS, bool MORE>
-constexpr int softmax_blocks = W == 1 ? 1
-                                      : 65536 / THREADS /
-                                            (UNITS * W == 16 ? 40
-                                             : MORE          ? 56
-                                                             : 48);
-#else
-template <int W, int UNITS, int THREADS, bool MORE>
-constexpr int softmax_blocks = 1;
-#endif
 
 /* What a warp found in its part of a row: the maximum, and the sum of the powers relative to it. */
 struct alignas(8) softmax_share {
@@ -166,24 +152,26 @@ __device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softma
 
 /* Beside sm_90 the compiler must be told that one block may have all registers, or it spills. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int SHORT_BLOCKS = 1;
+constexpr int ONE_BLOCK = 1;
 #else
-constexpr int SHORT_BLOCKS = 0;
+constexpr int ONE_BLOCK = 0;
 #endif
 
 template <typename T, bool MASKED, int LANES, int UNITS>
-__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS) softmax_lanes(const __grid_constant__ softmax_params p)
+__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const __grid_constant__ softmax_lean p)
 {
     constexpr int W = VEC<T>;
-    const int lane = (int)threadIdx.x % LANES, units = (int)(p.dim / W);
-    const int64_t r = (int64_t)blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
+    const int lane = (int)threadIdx.x % LANES;
+    const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
     /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
     const bool writes = r < p.rows.count;
-    const softmax_row row = softmax_find(p, writes ? r : p.rows.count - 1, MASKED);
+    int64_t at[SOFTMAX_TENSORS];
+    p.rows.locate(writes ? r : p.rows.count - 1, at);
     pdl_launch_next();
     pdl_wait();
     float y[UNITS][W], sum[2] = {0, 0};
-    const float max = warp_max<LANES>(softmax_read<T, MASKED, W, UNITS>(p, row, lane, LANES, units, y));
+    const float max = warp_max<LANES>(softmax_read<T, MASKED, W, UNITS, false>(
+        (const T *)p.x + at[X], (const T *)p.mask + at[MASK], p.scale, lane, LANES, p.units, y));
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -193,40 +181,44 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS) softmax_lanes(con
         }
     const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
     if (writes)
-        softmax_write<T, W, UNITS>((T *)p.out + row.out, lane, LANES, units, inverse, y);
+        softmax_write<T, W, UNITS>((T *)p.out + at[OUT], lane, LANES, p.units, inverse, y);
 }
 
-/* Where the part of a block begins, and how many units it has. */
-template <bool MASKED, int W, bool IN_CLUSTER>
-__device__ __forceinline__ softmax_row softmax_place(const softmax_params &p, unsigned block, int &units)
-{
-    const unsigned blocks = IN_CLUSTER ? (unsigned)cluster_size() : 1, r = block / blocks;
-    softmax_row row = softmax_find(p, r, MASKED);
-    if constexpr (!IN_CLUSTER) {
-        units = (int)(p.dim / W);
-        return row;
-    }
-    const int64_t from = (block - r * blocks) * p.part, left = p.dim - from;
-    units = (int)((left < 0 ? 0 : left < p.part ? left : p.part) / W);
-    row.x += from, row.out += from, row.mask += from;
-    return row;
-}
+/* Threads of a block, at most, and the blocks of sixteen elements a thread that a multiprocessor has room for. */
+template <typename T, bool MASKED, int ELEMENTS>
+constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) ? LONG_THREADS : BLOCK_THREADS;
+template <typename T, bool MASKED, int W, int ELEMENTS>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int softmax_blocks = W == 1 || ELEMENTS == 32   ? 1
+                               : MASKED && sizeof(T) == 4 ? 2
+                                                          : 3;
+#else
+constexpr int softmax_blocks = 1;
+#endif
 
-template <typename T, bool MASKED, int W, int UNITS, int THREADS, bool IN_CLUSTER>
-__global__ void __launch_bounds__(THREADS, softmax_blocks<W, UNITS, THREADS, MASKED || IN_CLUSTER>)
-    softmax_block(const __grid_constant__ softmax_params p)
+template <typename T, bool MASKED, int W, int ELEMENTS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_blocks<T, MASKED, W, ELEMENTS>)
+    softmax_block(const __grid_constant__ softmax_lean p)
 {
-    __shared__ softmax_share shares[IN_CLUSTER ? CLUSTER * THREADS / 32 : THREADS / 32];
+    constexpr int UNITS = ELEMENTS / W;
+    constexpr bool LATE = ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
+    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
-    int units;
-    const softmax_row row = softmax_place<MASKED, W, IN_CLUSTER>(p, blockIdx.x, units);
-    pdl_launch_next();
+    const uint32_t blocks = IN_CLUSTER ? (uint32_t)cluster_size() : 1, r = blockIdx.x / blocks;
+    const int first = (int)(blockIdx.x - r * blocks) * p.part;
+    const int units = IN_CLUSTER ? max(min(p.units - first, p.part), 0) : p.units;
+    int64_t at[SOFTMAX_TENSORS];
+    p.rows.locate(r, at);
+    if (!LATE)
+        pdl_launch_next();
     pdl_wait();
     float y[UNITS][W], sum[2] = {0, 0};
-    const float max = warp_max<32>(softmax_read<T, MASKED, W, UNITS>(p, row, thread, threads, units, y));
-    const float from = softmax_from(max);
+    const float most = warp_max<32>(softmax_read<T, MASKED, W, UNITS, LATE>((const T *)p.x + at[X] + first * W,
+                                                                            (const T *)p.mask + at[MASK] + first * W,
+                                                                            p.scale, thread, threads, units, y));
+    const float from = softmax_from(most);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -234,19 +226,44 @@ __global__ void __launch_bounds__(THREADS, softmax_blocks<W, UNITS, THREADS, MAS
             y[u][j] = power(y[u][j] - from);
             sum[j % 2] += y[u][j];
         }
-    const softmax_share mine = {max, warp_sum<32>(sum[0] + sum[1])};
+    const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
     if constexpr (IN_CLUSTER)
         cluster_wait();
     const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
-    const float factor = power(max - all.max) * reciprocal(all.sum);
-    softmax_write<T, W, UNITS>((T *)p.out + row.out, thread, threads, units, factor, y);
+    const float factor = power(most - all.max) * reciprocal(all.sum);
+    softmax_write<T, W, UNITS>((T *)p.out + at[OUT] + first * W, thread, threads, units, factor, y);
+}
+
+/* A row of any view, and x * scale + mask of W elements from `at` on. */
+struct softmax_row {
+    int64_t x, out, mask;
+};
+__device__ __forceinline__ softmax_row softmax_find(const softmax_params &p, int64_t r)
+{
+    const row_index index = row_split(p.rows, r);
+    return {row_offset(p.rows, X, index), row_offset(p.rows, OUT, index), row_offset(p.rows, MASK, index)};
+}
+template <typename T, int W>
+__device__ __forceinline__ void softmax_values(const softmax_params &p, const softmax_row &row, int64_t at,
+                                               float (&y)[W])
+{
+    load<T, W>((const T *)p.x + row.x + at, y);
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        y[j] *= p.scale;
+    if (p.mask) {
+        float mask[W];
+        load_param<T, W>(p.mask, p.mask_f32, row.mask + at, mask);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] += mask[j];
+    }
 }
 
 template <typename T, int W, bool IN_CLUSTER>
-__global__ void __launch_bounds__(LONG_THREADS) softmax_loop(const __grid_constant__ softmax_params p)
+__global__ void __launch_bounds__(BLOCK_THREADS, ONE_BLOCK) softmax_loop(const __grid_constant__ softmax_params p)
 {
-    __shared__ softmax_share shares[IN_CLUSTER ? CLUSTER * LONG_THREADS / 32 : LONG_THREADS / 32];
-    const bool masked = p.mask;
+    __shared__ softmax_share shares[IN_CLUSTER ? CLUSTER * BLOCK_THREADS / 32 : BLOCK_THREADS / 32];
     const unsigned blocks = IN_CLUSTER ? (unsigned)cluster_size() : 1;
     const int64_t first = IN_CLUSTER ? cluster_rank() * p.part : 0, step = (int64_t)blockDim.x * W;
     const int64_t end = first + p.part < p.dim ? first + p.part : p.dim, start = first + (int64_t)threadIdx.x * W;
@@ -257,13 +274,11 @@ __global__ void __launch_bounds__(LONG_THREADS) softmax_loop(const __grid_consta
     if constexpr (IN_CLUSTER)
         cluster_wait();
     for (int64_t r = blockIdx.x / blocks; r < p.rows.count; r += gridDim.x / blocks) {
-        const softmax_row row = softmax_find(p, r, masked);
-        const T *x = (const T *)p.x + row.x;
+        const softmax_row row = softmax_find(p, r);
         float max = -INFINITY, sum = 0, y[W];
 #pragma unroll 2
         for (int64_t i = start; i < end; i += step) {
-            load<T, W>(x + i, y);
-            softmax_values<T, W>(p, row, i, masked, y);
+            softmax_values<T, W>(p, row, i, y);
             float top = y[0];
 #pragma unroll
             for (int j = 1; j < W; j++)
@@ -283,8 +298,7 @@ __global__ void __launch_bounds__(LONG_THREADS) softmax_loop(const __grid_consta
         const float inverse = reciprocal(all.sum);
 #pragma unroll 2
         for (int64_t i = start; i < end; i += step) {
-            load<T, W>(x + i, y);
-            softmax_values<T, W>(p, row, i, masked, y);
+            softmax_values<T, W>(p, row, i, y);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 y[j] = power(y[j] - all.max) * inverse;
@@ -302,76 +316,74 @@ __global__ void __launch_bounds__(LONG_THREADS) softmax_loop(const __grid_consta
 /* ---- The host ---- */
 
 template <typename T, int W>
-static adze_status softmax_launch_loop(adze_stream s, softmax_params p, bool clusters)
+static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 {
+    const int64_t most = BLOCK_THREADS * 16;
+    const bool clusters = p.dim > most && p.rows.count <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     p.part = ceil_div(ceil_div(p.dim, W), clusters ? CLUSTER : 1) * W;
     const int64_t warps = ceil_div(p.part, 32 * W);
-    const dim3 threads(warps * 32 < LONG_THREADS ? (unsigned)warps * 32 : LONG_THREADS);
+    const dim3 threads(warps * 32 < BLOCK_THREADS ? (unsigned)warps * 32 : BLOCK_THREADS);
     if (clusters)
         return launch("softmax", s, softmax_loop<T, W, true>, p.rows.count * CLUSTER, threads, {0, CLUSTER}, p);
     return launch("softmax", s, softmax_loop<T, W, false>, grid_for(p.rows.count, 1), threads, 0, p);
 }
 
-/* A row in a block, or in a cluster of up to 8: UNITS units of W elements a thread. */
-template <typename T, bool MASKED, int W, int UNITS, int THREADS>
-static adze_status softmax_launch_block(adze_stream s, softmax_params p, int blocks)
+/* A row in a block, or in a cluster. */
+template <typename T, bool MASKED, int W, int ELEMENTS>
+static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
 {
-    p.part = ceil_div(ceil_div(p.dim, W), blocks) * W;
-    const dim3 threads((unsigned)ceil_div(p.part, 32 * UNITS * W) * 32);
+    const int64_t rows = p.rows.count;
+    p.part = (int32_t)ceil_div(p.units, blocks);
+    const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / W) * 32);
     if (blocks == 1)
-        return launch("softmax", s, softmax_block<T, MASKED, W, UNITS, THREADS, false>, p.rows.count, threads, 0, p);
-    return launch("softmax", s, softmax_block<T, MASKED, W, UNITS, THREADS, true>, p.rows.count * blocks, threads,
+        return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, false>, rows, threads, 0, p);
+    return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, true>, rows * blocks, threads,
                   {0, (unsigned)blocks}, p);
 }
 template <typename T, bool MASKED, int LANES, int ELEMENTS>
-static adze_status softmax_launch_lanes(adze_stream s, const softmax_params &p)
+static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
 {
     return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
-/* Sixteen elements a thread when there are few rows, so that more threads are at work, or short ones; else 32, so
-   that more bytes are on their way. */
+/* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
+   or when a mask wants registers too; else 32, so that more bytes are on their way. A cluster only for what a block
+   cannot hold, or for few rows. */
 template <typename T, bool MASKED>
-static adze_status softmax_launch(adze_stream s, const softmax_params &p, bool aligned)
+static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool aligned)
 {
     constexpr int W = VEC<T>;
-    const int64_t rows = p.rows.count, some = adze_cuda_sm_count(s.device) * 2;
-    const bool fits = rows <= 0x7fffffff, few = rows <= some;
-    const bool clusters = p.dim > 16 * LONG_THREADS && rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
-    const int64_t blocks = clusters ? CLUSTER : 1;
-    if (!aligned) {
-        if (!fits || p.dim > 16 * LONG_THREADS * blocks)
-            return softmax_launch_loop<T, 1>(s, p, clusters);
-        return softmax_launch_block<T, MASKED, 1, 16, LONG_THREADS>(s, p, p.dim <= 16 * LONG_THREADS ? 1 : CLUSTER);
-    }
-    if (!fits || p.dim > 32 * LONG_THREADS * blocks)
-        return softmax_launch_loop<T, W>(s, p, clusters);
+    const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
+    const int64_t most16 = 16 * BLOCK_THREADS,
+                  most32 = 32 * softmax_threads<T, MASKED, 32>; /* elements that a block can hold */
+    const bool few = rows <= some, near = rows_are_near(g.rows) && !(sizeof(T) < 4 && g.mask && g.mask_f32);
+    const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
+    softmax_lean p = {};
+    p.x = g.x, p.mask = g.mask, p.out = g.out, p.scale = g.scale;
+    if (!near || dim > (aligned ? most32 : most16) * blocks)
+        return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
+    p.rows = rows_near(g.rows, {X, OUT, MASK});
+    p.units = (int32_t)(aligned ? dim / W : dim);
+    if (!aligned)
+        return softmax_launch_block<T, MASKED, 1, 16>(s, p, dim <= most16 ? 1 : CLUSTER);
     if constexpr (!MASKED) {
-        if (p.dim <= 64)
+        if (dim <= 64)
             return softmax_launch_lanes<T, false, 8, 8>(s, p);
-        if (p.dim <= 128)
+        if (dim <= 128)
             return softmax_launch_lanes<T, false, 8, 16>(s, p);
-        if (p.dim <= 256)
+        if (dim <= 256)
             return softmax_launch_lanes<T, false, 16, 16>(s, p);
     }
-    if (!few && p.dim <= 512)
+    if (!few && dim <= 512)
         return softmax_launch_lanes<T, MASKED, 32, 16>(s, p);
-    if (!few && p.dim <= 1024)
+    if (!few && dim <= 1024)
         return softmax_launch_lanes<T, MASKED, 32, 32>(s, p);
-    if (few && p.dim <= 16 * LONG_THREADS)
-        return softmax_launch_block<T, MASKED, W, 16 / W, LONG_THREADS>(s, p, 1);
-    if (rows * CLUSTER <= some && p.dim <= 16 * LONG_THREADS * blocks)
-        return softmax_launch_block<T, MASKED, W, 16 / W, LONG_THREADS>(s, p, CLUSTER);
-    if (p.dim <= 32 * BLOCK_THREADS * blocks) {
-        const int64_t needed = ceil_div(p.dim, 32 * BLOCK_THREADS);
-        return softmax_launch_block<T, MASKED, W, 32 / W, BLOCK_THREADS>(s, p,
-                                                                         needed <= 1   ? 1
-                                                                         : needed == 2 ? 2
-                                                                         : needed <= 4 ? 4
-                                                                                       : 8);
-    }
-    return softmax_launch_block<T, MASKED, W, 32 / W, LONG_THREADS>(s, p, p.dim <= 32 * LONG_THREADS ? 1 : CLUSTER);
+    if ((few || MASKED) && dim <= most16)
+        return softmax_launch_block<T, MASKED, W, 16>(s, p, 1);
+    if (rows * CLUSTER <= some && dim <= most16 * blocks)
+        return softmax_launch_block<T, MASKED, W, 16>(s, p, CLUSTER);
+    return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
 }
 
 extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)

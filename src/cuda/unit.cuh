@@ -9,12 +9,14 @@ template <typename T, int W>
 struct unit {
     packed<T> v;
     __device__ __forceinline__ void fetch(const T *p) { v = load_packed(p); }
+    __device__ __forceinline__ void fill(float f) { v.fill(f); }
     __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
 };
 template <typename T>
 struct unit<T, 1> {
     T v;
     __device__ __forceinline__ void fetch(const T *p) { v = *p; }
+    __device__ __forceinline__ void fill(float f) { v = from_float<T>(f); }
     __device__ __forceinline__ void get(float (&f)[1]) const { f[0] = to_float(v); }
 };
 

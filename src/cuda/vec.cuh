@@ -51,9 +51,27 @@ __device__ __forceinline__ float round_to(float v)
 /* Sixteen bytes, still packed: what a row costs in registers while it waits. */
 template <typename T>
 struct packed;
+/* The bits of v, in both halves of 32 where it has 16. */
+__device__ __forceinline__ uint32_t twice(float v)
+{
+    return __float_as_uint(v);
+}
+__device__ __forceinline__ uint32_t twice(f16 v)
+{
+    return __half_as_ushort(v) * 0x10001u;
+}
+__device__ __forceinline__ uint32_t twice(bf16 v)
+{
+    return __bfloat16_as_ushort(v) * 0x10001u;
+}
 template <>
 struct packed<float> {
     uint4 raw;
+    __device__ __forceinline__ void fill(float v)
+    {
+        const uint32_t bits = twice(from_float<float>(v));
+        raw = make_uint4(bits, bits, bits, bits);
+    }
     __device__ __forceinline__ void get(float (&f)[4]) const
     {
         f[0] = __uint_as_float(raw.x), f[1] = __uint_as_float(raw.y);
@@ -67,6 +85,11 @@ struct packed<float> {
 template <>
 struct packed<bf16> {
     uint4 raw;
+    __device__ __forceinline__ void fill(float v)
+    {
+        const uint32_t bits = twice(from_float<bf16>(v));
+        raw = make_uint4(bits, bits, bits, bits);
+    }
     __device__ __forceinline__ void get(float (&f)[8]) const
     {
         const uint32_t u[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -90,6 +113,11 @@ struct packed<bf16> {
 template <>
 struct packed<f16> {
     uint4 raw;
+    __device__ __forceinline__ void fill(float v)
+    {
+        const uint32_t bits = twice(from_float<f16>(v));
+        raw = make_uint4(bits, bits, bits, bits);
+    }
     __device__ __forceinline__ void get(float (&f)[8]) const
     {
         const uint32_t u[4] = {raw.x, raw.y, raw.z, raw.w};
