@@ -1,15 +1,21 @@
-"""What each operator returns, for tensors that have a shape and no data: torch.compile and torch.export ask here."""
+"""What each operator returns, for tensors that have a shape and no data: torch.compile and torch.export ask here.
+Inductor also learns here that calls share their inputs."""
+
+import sys
 
 import torch
 
-from ._ops import add_op_namespace_prefix
+from ._ops import add_op_namespace_prefix, ops
 
 DTYPES = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
+NAMES = ("rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "softmax", "glu", "rope", "qk_norm_rope",
+         "rope_table")  # fmt: skip
 
 
 def dense(like, shape=None, dtype=None):
     """Outputs are contiguous, whatever the strides of the inputs."""
     refuse_gradients(like)
+    share_inputs()
     return like.new_empty(like.shape if shape is None else shape, dtype=dtype or like.dtype)
 
 
@@ -54,6 +60,52 @@ def rope_table(pos, freq, axis=None, scale=0.0, columns=0, double_angle=0, out_d
 
 def nothing(*args, **kwargs):
     """The form that writes the caller's outputs."""
+    share_inputs()
+
+
+# ---- Inductor ----
+
+
+def _shared(node):
+    """Whether something else reads a node of the graph, or what it is a view of."""
+    while isinstance(node, torch.fx.Node) and len(node.users) == 1:
+        if not getattr(node.target, "is_view", False) and node.target is not torch.ops.aten.reshape.default:
+            return False
+        node = node.args[0]
+    return isinstance(node, torch.fx.Node)
+
+
+def _constrain(node, *args, **kwargs):
+    """The arguments of a call, in the strides that they have in eager. Inductor brings values into strides by a copy
+    for each reader, which computes all that was not computed yet: one that others read too is computed first."""
+    lowering = sys.modules["torch._inductor.lowering"]
+    names = [argument.name for argument in node.target._schema.arguments]
+    sources = {**dict(zip(names, node.args)), **node.kwargs}  # noqa: B905  trailing arguments have defaults
+    if "eager_input_vals" in node.meta:
+        positional, named = node.meta["eager_input_vals"]
+        eager = {**dict(zip(names, positional)), **named}  # noqa: B905
+    else:  # a pass made the call
+        eager = {name: a.meta.get("val") for name, a in sources.items() if isinstance(a, torch.fx.Node)}
+
+    def constrain(name, value):
+        if not isinstance(value, lowering.TensorBox) or not isinstance(eager.get(name), torch.Tensor):
+            return value
+        if _shared(sources[name]):
+            value.realize()
+        return lowering.ir.ExternKernel.require_exact_strides(value, eager[name].stride())
+
+    placed = tuple(constrain(name, value) for name, value in zip(names, args))  # noqa: B905
+    return placed, {name: constrain(name, value) for name, value in kwargs.items()}
+
+
+def share_inputs():
+    """Tells Inductor, once, where it is loaded: it asks for fakes before it lowers a graph."""
+    lowering = sys.modules.get("torch._inductor.lowering")
+    make_fallback = getattr(lowering, "make_fallback", None)
+    if make_fallback is None or ops.rope.default in lowering.lowerings:
+        return
+    for name in NAMES:
+        make_fallback(getattr(ops, name), _constrain, warn=False)
 
 
 torch.library.register_fake(add_op_namespace_prefix("rms_norm"), norm)
@@ -70,6 +122,5 @@ torch.library.register_fake(add_op_namespace_prefix("rope.k_out"), like_q_and_k)
 torch.library.register_fake(add_op_namespace_prefix("qk_norm_rope"), like_q)
 torch.library.register_fake(add_op_namespace_prefix("qk_norm_rope.k_out"), like_q_and_k)
 torch.library.register_fake(add_op_namespace_prefix("rope_table"), rope_table)
-for name in ("rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "softmax", "glu", "rope",
-             "qk_norm_rope", "rope_table"):  # fmt: skip
+for name in NAMES:
     torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import chains, fake, rotation  # noqa: F401  fake: what the compiler asks of the operators
+from . import chains, fake, rotation
 from ._ops import ops
 from .chains import Chain
 from .ops import ACTS, ROUND_NORM, ROUND_STEPS
@@ -151,7 +151,7 @@ class Pass(CustomGraphPass):
     def uuid(self):
         """Inductor keeps compiled graphs by this: another source of the pass makes other graphs."""
         digest = hashlib.sha256(repr(self.devices).encode())
-        for module in (__file__, chains.__file__, rotation.__file__):
+        for module in (__file__, chains.__file__, fake.__file__, rotation.__file__):
             digest.update(pathlib.Path(module).read_bytes())
         return digest.hexdigest()
 

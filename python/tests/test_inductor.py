@@ -1,5 +1,7 @@
 """The pass over compiled graphs: what it finds, what it leaves alone, and that the numbers stay those of eager."""
 
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,6 +9,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._functorch.aot_autograd import make_boxed_func  # noqa: E402
 from torch._inductor.decomposition import select_decomp_table  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import adze  # noqa: E402
 from adze.inductor import Pass, known  # noqa: E402
@@ -325,6 +328,66 @@ def test_other_rotations_are_left_alone(fn):
     with torch.no_grad(), default_device(None):
         made(*args)
     assert own.counts == {}
+
+
+# ---- What calls share ----
+
+TABLES = {
+    "pointwise": lambda angle, f: f(angle),
+    "repeated": lambda angle, f: f(angle[..., ::2]).repeat_interleave(2, -1),
+    "concatenated": lambda angle, f: 0.5 * torch.cat([torch.ones_like(angle[..., :2]), f(angle[..., 2:])], -1),
+}
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("name", TABLES)
+def test_layers_share_one_table(name, by_hand):
+    """Inductor would compute the angles anew for each call that it knows nothing about."""
+
+    def tables(angle):
+        return TABLES[name](angle, torch.cos), TABLES[name](angle, torch.sin)
+
+    def called(q, k, qw, kw, angle):
+        cos, sin = tables(angle)
+        for _ in range(3):
+            q, k = adze.qk_norm_rope(-q, -k, qw, kw, cos, sin, eps=1e-5, interleaved=True)
+        return q, k
+
+    def written(q, k, qw, kw, angle):
+        cos, sin = tables(angle)
+        for _ in range(3):
+            q, k = per_head(-q, -k, qw, kw, cos, sin)
+        return q, k
+
+    args = [t.float() for t in QK["per head"][1][:4]] + [randn(5, 32, dtype=torch.float32)]
+    torch._dynamo.reset()
+    options = {"fx_graph_cache": False}
+    if by_hand:
+        fn, made = called, torch.compile(called, fullgraph=True, options=options)
+    else:
+        fn, made = written, adze.compile(written, devices=(here().type,), fullgraph=True, options=options)
+    with torch.no_grad(), default_device(None):
+        got, codes = run_and_get_code(made, *args)
+        for a, b in zip(got, fn(*args), strict=True):
+            close(a, b)
+    calls = re.findall(r"qk_norm_rope\.k_out\((.*)\)", codes[0])
+    assert len(calls) == 3 and len({tuple(call.split(", ")[4:6]) for call in calls}) == 1
+
+
+def test_inputs_have_the_strides_of_eager():
+    """Inductor lays out what it computes as it likes, and n.T would not be contiguous."""
+
+    def fn(x, r, value):
+        n = x.T + r.T
+        return F.silu(n.T) * value, F.relu(n).sum(0)
+
+    args = [randn(6, 64, dtype=torch.float32, seed=s) for s in range(3)]
+    torch._dynamo.reset()
+    made = adze.compile(fn, devices=(here().type,), fullgraph=True, options={"fx_graph_cache": False})
+    with torch.no_grad(), default_device(None):
+        for a, b in zip(made(*args), fn(*args), strict=True):
+            close(a, b)
+    assert made.adze_pass.counts == {"silu, product": 1}
 
 
 # ---- Models ----
