@@ -15,6 +15,7 @@ static const char *const bench[] = {
     "x=$[1,4992,2048] scale=$[1,1,2048] shift=$[1,1,2048] eps=1e-6",
     "x=$[1,4608,3072] scale=$[1,1,3072] shift=$[1,1,3072] eps=1e-6",
     "x=$[1,32768,5120] scale=$[1,1,5120] shift=$[1,1,5120] eps=1e-6",
+    "x=$[16,256,1152] scale=$[16,1,1152] shift=$[16,1,1152] eps=1e-6 rounding=2",
     "x=$[1,4608,3072] scale=$[1,1,3072] shift=$[1,1,3072] eps=1e-6 rounding=2",
     "x=$[1,4608,3072] residual=$[1,4608,3072] gate=$[1,1,3072] scale=$[1,1,3072] shift=$[1,1,3072] eps=1e-6 "
     "rounding=2",

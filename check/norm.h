@@ -74,7 +74,11 @@
     "x=$[2129,64] weight=$[64] eps=1e-6", "x=$[2131,512] weight=$[512] eps=1e-6", "x=$[1061,272] eps=1e-6",          \
         "x=$[2129,768] weight=$[768] bias=$[768] eps=1e-6", "x=$[1059,1152] weight=$[1152] eps=1e-6 rounding=1",     \
         "x=$[1061,2048] weight=$[2048] eps=1e-6", "x=$[1061,2048] residual=$[1061,2048] weight=$[2048] eps=1e-6",    \
-        "x=$[1063,1536] residual=$[1063,1536] scale=$[1,1536] shift=$[1,1536] eps=1e-6 rounding=2"
+        "x=$[1063,1536] residual=$[1063,1536] scale=$[1,1536] shift=$[1,1536] eps=1e-6 rounding=2",                  \
+        "x=$[1061,1152] bias=$[1152] eps=1e-6", "x=$[1061,4544] eps=1e-6",                                           \
+        "x=$[1061,4096] residual=$[1061,4096] eps=1e-6",                                                             \
+        "x=$[1,1067,1152] scale=$[1,1,1152] shift=$[1,1,1152] eps=1e-6 rounding=2",                                  \
+        "x=$[1,1061,4544] scale=$[1,1,4544] shift=$[1,1,4544] eps=1e-6"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

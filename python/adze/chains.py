@@ -25,12 +25,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Chain:
     """search(tensors..., eps): the formula. kinds: of each tensor "x" (all of one shape), "weight" ([dim]) or "row"
     (of x's last dimension, broadcast to it). call(tensors..., eps): the operator and its arguments. Where search
-    gives a sum too, and something reads it, the operator is called in the form that returns it."""
+    gives a sum too, and something reads it, the operator is called in the form that returns it. pays(x, out): asked
+    of nodes that fit, where the chain is not always worth it."""
 
     name: str
     search: Callable
     call: Callable
     kinds: str
+    pays: Callable = lambda x, out: True
 
     def __post_init__(self):
         self.inputs = [n for n in inspect.signature(self.search).parameters if n != "eps"]
@@ -265,7 +267,9 @@ def _usable(chain, match, inputs, ends, devices):
         return False
     if any(user not in inner for n in inner if n not in outputs for user in n.users):
         return False  # a step of the chain is read elsewhere: it would have to be computed anyway
-    return _fits(chain, [n.meta["val"] for n in given], [n.meta["val"] for n in outputs], devices)
+    if not _fits(chain, [n.meta["val"] for n in given], [n.meta["val"] for n in outputs], devices):
+        return False
+    return chain.pays(given[0], outputs[0])
 
 
 def _rows_of_sums(chain, match, inputs):

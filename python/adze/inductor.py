@@ -3,7 +3,8 @@
 An opaque kernel in place of one small op costs more than it gives: Inductor can no longer fuse through it, and
 outside of CUDA graphs each call of a foreign operator costs host time. A chain that is replaced as a whole
 (residual + norm, norm + modulation, qk-norm + rope, gate * activation) leaves nothing behind to fuse, and is where
-these kernels are faster. Lone norms, activations and elementwise work stay with Inductor.
+these kernels are faster. Lone norms, activations and elementwise work stay with Inductor, but for large activations
+between two matrix products, which nothing could be fused with.
 """
 
 import functools
@@ -12,6 +13,7 @@ import pathlib
 
 import torch
 import torch.nn.functional as F
+from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import chains, fake, rotation
@@ -43,6 +45,9 @@ BARE = [
     ("rms_norm", ops.rms_norm, lambda h, eps: (h * _root(h, eps)).to(h.dtype)),
 ]
 GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
+# Devices on which an activation between two products pays, from so many elements on.
+ALONE = {"cuda": 4 << 20}
+PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")}
 
 
 def _norm_args(
@@ -119,12 +124,45 @@ def _glu(name):
     return Chain(f"{name}, product", search, call, "x x")
 
 
+def _is_view(node):
+    return getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default
+
+
+def _goes_into_products(node):
+    return bool(node.users) and all(
+        user.target in PRODUCTS or (_is_view(user) and _goes_into_products(user)) for user in node.users
+    )
+
+
+def _alone(x, out):
+    """Whether Inductor would make a kernel of the activation alone, and one that is slower than ours. With autotuned
+    products it may be part of the product's kernel."""
+    value = x.meta["val"]
+    if value.dtype not in (torch.float16, torch.bfloat16) or not isinstance(value.numel(), int):
+        return False
+    if value.numel() < ALONE.get(value.device.type, float("inf")) or config.max_autotune or config.max_autotune_gemm:
+        return False
+    while _is_view(x):
+        x = x.args[0]
+    return x.target in PRODUCTS and _goes_into_products(out)
+
+
+def _activation(name):
+    def search(x):
+        return GATES[name](x)
+
+    def call(x):
+        return ops.activation, (x, ACTS[name])
+
+    return Chain("activation between products", search, call, "x", _alone)
+
+
 @functools.cache
 def known():
     """Chains and their patterns, longest first: what one takes, a shorter one cannot."""
     made = [make(*norm) for make in (_gated_modulated, _residual_modulated, _modulated) for norm in BARE]
     made += [_residual_rms_norm(order) for order in ORDERS] + [_residual_layer_norm()]
-    made += [_glu(name) for name in GATES]
+    made += [make(name) for make in (_glu, _activation) for name in GATES]
     return [(chain, chains.patterns(chain)) for chain in made]
 
 
@@ -150,7 +188,7 @@ class Pass(CustomGraphPass):
 
     def uuid(self):
         """Inductor keeps compiled graphs by this: another source of the pass makes other graphs."""
-        digest = hashlib.sha256(repr(self.devices).encode())
+        digest = hashlib.sha256(repr((self.devices, ALONE)).encode())
         for module in (__file__, chains.__file__, fake.__file__, rotation.__file__):
             digest.update(pathlib.Path(module).read_bytes())
         return digest.hexdigest()

@@ -12,6 +12,7 @@ from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import adze  # noqa: E402
+from adze import inductor  # noqa: E402
 from adze.inductor import Pass, known  # noqa: E402
 from device import default_device, generator, here  # noqa: E402
 
@@ -230,6 +231,76 @@ def test_tokens_that_are_split_and_joined_are_one_sequence():
     assert counts == {"gate, residual, layer_norm, modulation": 1}
     assert run(fn, X, R, *ROWS)[2] == {"layer_norm, modulation": 1}  # the concatenation is a result itself
     assert run(swapped, X, R, *ROWS)[2] == {"layer_norm, modulation": 1}
+
+
+ALONE = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+UP, DOWN = randn(128, 64, seed=1) / 8, randn(64, 128, seed=2) / 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALONE)
+def test_an_activation_between_products_is_found(name, dtype, monkeypatch):
+    monkeypatch.setitem(inductor.ALONE, here().type, 2 * 5 * 128)
+
+    def fn(x, up, down, bias):
+        return F.linear(ALONE[name](F.linear(x, up, bias)), down)
+
+    def batched(x, up, down, bias):
+        return torch.bmm(ALONE[name](torch.bmm(x, up.T.expand(2, -1, -1))), down.T.expand(2, -1, -1))
+
+    args = [t.to(dtype) for t in (X, UP, DOWN, randn(128, seed=3))]
+    for made in (fn, batched):
+        got, want, counts = run(made, *args)
+        assert counts == {"activation between products": 1}
+        close(got, want)
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_activation_between_products_rounds_as_eager(name, dtype, monkeypatch):
+    """What goes into the second product, which is with the identity: every value of the dtype up to 16."""
+    monkeypatch.setitem(inductor.ALONE, here().type, 1)
+    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    values = torch.where(values.abs() <= 16, values, 0).reshape(-1, 64)
+    one = torch.eye(64, dtype=dtype)
+    got, want, counts = run(lambda x, one: ALONE[name](x @ one) @ one, values, one)
+    assert counts == {"activation between products": 1}
+    close(got, want)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, up, down: F.linear(F.gelu(F.linear(x, up)) * 2, down),  # Inductor fuses what follows
+        lambda x, up, down: F.linear(F.gelu(F.linear(x, up) * 2), down),  # and what comes before
+        lambda x, up, down: F.gelu(F.linear(x, up)),  # a result
+        lambda x, up, down: (lambda h: (F.linear(h, down), h.sum(-1)))(F.gelu(F.linear(x, up))),  # read twice
+        lambda x, up, down: F.linear(F.gelu(x.repeat(1, 1, 2)), down),  # not of a product
+        lambda x, up, down: F.linear(torch.cat([F.gelu(F.linear(x, up)), F.linear(x, up)], 1), down),
+        lambda x, up, down: F.linear(F.relu(F.linear(x, up)), down),
+        lambda x, up, down: F.linear(F.gelu(F.linear(x.float(), up.float())), down.float()),
+    ],
+)
+def test_other_activations_are_left_alone(fn, monkeypatch):
+    monkeypatch.setitem(inductor.ALONE, here().type, 1)
+    assert run(fn, X, UP, DOWN)[2] == {}
+
+
+def test_where_an_activation_pays(monkeypatch):
+    def fn(x, up, down):
+        return F.linear(F.gelu(F.linear(x, up)), down)
+
+    assert "cpu" not in inductor.ALONE and run(fn, X, UP, DOWN)[2] == {}
+    monkeypatch.setitem(inductor.ALONE, here().type, 2 * 5 * 128 + 1)  # it has one element less
+    assert run(fn, X, UP, DOWN)[2] == {}
+    monkeypatch.setitem(inductor.ALONE, here().type, 1)
+    made, own = compiled(fn, dynamic=True)
+    with torch.no_grad(), default_device(None):
+        made(X, UP, DOWN)
+    assert own.counts == {}  # of a size that is not known
+    with torch._inductor.config.patch(max_autotune=True):
+        assert run(fn, X, UP, DOWN)[2] == {}
+    assert run(fn, X, UP, DOWN)[2] == {"activation between products": 1}
 
 
 # ---- Pairs ----

@@ -18,7 +18,9 @@ struct act_params {
     void *out;
     int64_t units;   /* of a row */
     uint32_t pieces; /* of a row */
-    int32_t act, steps;
+    int32_t act;
+    bool steps;
+    bool late; /* the next kernel starts after the loads: before, many blocks of it would be in their way */
     ROWS rows;
 };
 /* Vectors of near rows, or single elements of any. */
@@ -47,6 +49,8 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
     T *out = (T *)p.out + start[OUT] + piece * W;
     const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
+    if (!p.late)
+        pdl_launch_next();
     pdl_wait();
     if (!valid)
         return;
@@ -60,7 +64,8 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
                 v[u].fetch(value + at * W);
         }
     }
-    pdl_launch_next(); /* not before: the next kernel's blocks would be in the way of these loads */
+    if (p.late)
+        pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -96,6 +101,7 @@ static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p,
 {
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     p.pieces = (uint32_t)split.pieces;
+    p.late = split.blocks > 2 * adze_cuda_sm_count(s.device);
     return split.rows == 1 ? launch(op, s, act_rows<T, TIMES, W, UNITS, true>, split.blocks, split.block, 0, p)
                            : launch(op, s, act_rows<T, TIMES, W, UNITS, false>, split.blocks, split.block, 0, p);
 }
@@ -107,7 +113,7 @@ static adze_status act_launch_as(const char *op, adze_stream s, const act_params
     if (!aligned || !rows_are_near(g.rows.rows))
         return act_launch<T, TIMES, 1, 4>(op, s, g, ACT_THREADS);
     const act_params<near_rows<ACT_TENSORS>> p = {
-        g.gate, g.value, g.out, dim / VEC<T>, 0, g.act, g.steps, rows_near(g.rows.rows, {GATE, OUT, VALUE})};
+        g.gate, g.value, g.out, dim / VEC<T>, 0, g.act, g.steps, false, rows_near(g.rows.rows, {GATE, OUT, VALUE})};
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
     if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
         return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
@@ -122,7 +128,8 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_params<far_rows<ACT_TENSORS>> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, act, steps, {}};
+    act_params<far_rows<ACT_TENSORS>> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0,
+                                           act,          steps != 0,    false,       {}};
     adze_rows_init(&p.rows.rows, &t[OUT], ACT_TENSORS, tensors);
     p.rows.count = p.rows.rows.count;
     if (dim == 0 || p.rows.count == 0)

@@ -83,20 +83,6 @@ __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void 
     }
 }
 
-/* A weight that is absent is one: a branch for each vector would cost more. */
-template <bool FULL, typename T, int VECTORS>
-__device__ __forceinline__ void norm_fetch_weight(packed<T> (&to)[VECTORS], const void *data, int thread, int threads,
-                                                  int vectors)
-{
-    if (data) {
-        norm_fetch<FULL>(to, data, thread, threads, vectors);
-        return;
-    }
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        to[v].fill(1);
-}
-
 /* W parameters of dtype S that multiply or shift W values of x. */
 template <typename S, int W>
 struct side_vector {
@@ -164,9 +150,9 @@ template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
 constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : CENTRED &&EXTRA;
 
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
-   step of a modulation. EXTRA: there is a weight, or there are tables; where it is EARLY, a weight may be absent.
-   FULL: a row has exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not
-   after the sum: registers for latency. FEW: rows are. */
+   step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
+   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. FEW: rows
+   are. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
           bool FULL, bool EARLY, bool FEW>
 __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_THREADS,
@@ -203,8 +189,8 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
     if constexpr (modulates<FORM> && EARLY) {
         side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
         side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
-    } else if constexpr (EARLY && WEIGHTED && !adds<FORM>) {
-        norm_fetch_weight<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
+    } else if constexpr (EARLY && WEIGHTED) {
+        norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
 
     float sum = 0, mean = 0;
@@ -240,9 +226,6 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
 #pragma unroll
         for (int j = 0; j < W; j++)
             sum += CENTRED ? h[j] : h[j] * h[j];
-    }
-    if constexpr (EARLY && WEIGHTED && adds<FORM>) { /* when the residual has left its registers */
-        norm_fetch_weight<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
     sum = norm_total<LANES>(sum, part[0][LANES ? 0 : in_block]);
     keep_packed(x);
@@ -306,7 +289,7 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
             for (int j = 0; j < W; j++)
                 y[j] += side[j];
         } else {
-            if (WEIGHTED && (EARLY || FORM == PLAIN || flat[WEIGHT])) {
+            if constexpr (WEIGHTED) {
                 if constexpr (EARLY)
                     weight[v].get(side);
                 else
@@ -503,14 +486,17 @@ struct norm_shape {
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
 constexpr bool norm_rare = modulates<FORM> && (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FORM == BLOCK)));
 
-/* Which shapes a form is compiled for. A row without a weight takes the kernel with one where that can do without. */
+/* Which shapes a form is compiled for; without a weight, what a layer_norm needs, and little of the others. */
 constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int lanes, int each, int full)
 {
-    return form == PLAIN          ? each != 3 && (each != 5 || centred) && (extra || (centred && lanes == 0))
-           : form == RESIDUAL_SUM ? lanes == 0 && each != 3 && each != 5 && (full || each != 4) && extra
-                                  : lanes == 0 && (rare            ? each == 4 && !full
-                                                   : form == BLOCK ? each <= 4
-                                                                   : each <= 5);
+    return form == PLAIN ? lanes == 16 || (extra     ? each != 3 && each != 5
+                                           : centred ? lanes == 0 && each != 3
+                                                     : lanes == 0 && each == 4 && !full)
+           : form == RESIDUAL_SUM
+               ? lanes == 0 && (extra ? each != 3 && each != 5 && (full || each != 4) : each == 8 && !full)
+               : lanes == 0 && (rare            ? each == 4 && !full
+                                : form == BLOCK ? each <= 4
+                                                : each <= 5);
 }
 
 /* Whether registers hold what multiplies the row while its sum is made. */
@@ -522,16 +508,18 @@ constexpr bool norm_early(norm_form form, bool centred, int each)
 /* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the
    shortest chain of work, many take more where a row has many threads or not all of them would work. Scale and shift
    want three or four, so that few threads wait for them. */
-static norm_shape norm_pick(norm_form form, bool centred, bool rare, int64_t rows, int64_t vectors, int sm_count)
+static norm_shape norm_pick(norm_form form, bool fives, bool rare, int64_t rows, int64_t vectors, int sm_count)
 {
     const bool few = rows <= 8 * (int64_t)sm_count, fours = vectors % 128 == 0;
     if (form == PLAIN && vectors <= 32) {
-        const int lanes = vectors == 8 || vectors == 16 ? 8 : 16;
-        return {lanes, vectors == 8 ? 1 : 2, lanes == 8, few ? 128 : 256, 1, few};
+        const int lanes = !rare && (vectors == 8 || vectors == 16) ? 8 : 16;
+        return {lanes, lanes == 8 && vectors == 8 ? 1 : 2, lanes == 8, few ? 128 : 256, 1, few};
     }
-    const bool fives = centred && !few && vectors > 128 && ceil_div(vectors, 160) * 160 * 7 <= vectors * 8;
+    fives = fives && !few && vectors > 128 && ceil_div(vectors, 160) * 160 * 7 <= vectors * 8;
     int each = 2;
-    if (form == PLAIN && (!few || vectors > 1024))
+    if (rare)
+        each = form == RESIDUAL_SUM ? 8 : 4;
+    else if (form == PLAIN && (!few || vectors > 1024))
         each = fours && vectors <= 2048 && (vectors > 512 || vectors == 256) ? 4
                : vectors <= 64 || (vectors % 64 == 0 && vectors <= 512)      ? 2
                : fives && vectors <= 5 * NORM_THREADS                        ? 5
@@ -540,11 +528,10 @@ static norm_shape norm_pick(norm_form form, bool centred, bool rare, int64_t row
     else if (form == RESIDUAL_SUM)
         each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
     else if (form != PLAIN)
-        each = rare                                                                        ? 4
-               : form == MODULATED && fives && vectors % 32 && vectors <= 5 * NORM_THREADS ? 5
-               : vectors <= 256                                                            ? 2
-               : vectors % 96 == 0 && vectors <= 1536                                      ? 3
-                                                                                           : 4;
+        each = form == MODULATED && fives && vectors % 32 && vectors <= 5 * NORM_THREADS ? 5
+               : vectors <= 256                                                          ? 2
+               : vectors % 96 == 0 && vectors <= 1536                                    ? 3
+                                                                                         : 4;
     const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
     const bool full = vectors % (32 * each) == 0 && !rare && each != 5;
     if (threads > (full || each != 4 ? NORM_THREADS : ROUGH_THREADS))
@@ -609,17 +596,13 @@ static adze_status norm_modulated(const char *op, adze_stream s, const norm_para
 
 /* Nothing modulates. */
 template <typename T, bool CENTRED, norm_form FORM>
-static adze_status norm_plain(const char *op, adze_stream s, norm_lean<FORM> p, norm_shape shape, bool round)
+static adze_status norm_plain(const char *op, adze_stream s, const norm_lean<FORM> &p, norm_shape shape, bool round)
 {
     constexpr bool can_round = sizeof(T) < 4 && !CENTRED; /* before a weight */
-    if constexpr (CENTRED && FORM == PLAIN)
-        if (!p.flat[WEIGHT] && shape.lanes == 0)
-            return norm_launch_as<T, T, CENTRED, FORM, false, false>(op, s, p, shape);
     if (!p.flat[WEIGHT])
-        p.weight_offset = 0;
-    else if (round)
-        return norm_launch_as<T, T, CENTRED, FORM, can_round, true>(op, s, p, shape);
-    return norm_launch_as<T, T, CENTRED, FORM, false, true>(op, s, p, shape);
+        return norm_launch_as<T, T, CENTRED, FORM, false, false>(op, s, p, shape);
+    return round ? norm_launch_as<T, T, CENTRED, FORM, can_round, true>(op, s, p, shape)
+                 : norm_launch_as<T, T, CENTRED, FORM, false, true>(op, s, p, shape);
 }
 
 /* Whether a table is one vector for all rows. */
@@ -646,10 +629,12 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     const bool tables = d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]);
     const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
     const bool all_f32 = (sides | none) == (1u << SCALE | 1u << SHIFT | 1u << GATE);
-    const bool rare =
-        side && (d[SCALE_TABLE] || !half || all_f32 || (!steps && (!CENTRED || form == BLOCK))); /* as norm_rare */
+    const int64_t vectors = g.dim / VEC<T>;
+    const bool bare = !side && !g.weight; /* no weight */
+    const bool rare = side ? d[SCALE_TABLE] || !half || all_f32 || (!steps && (!CENTRED || form == BLOCK))
+                           : bare && (!CENTRED || form == RESIDUAL_SUM || vectors <= 32); /* as norm_rare, norm_has */
     const norm_shape shape =
-        norm_pick(form, CENTRED, rare, g.rows.count, g.dim / VEC<T>, adze_cuda_sm_count(s.device));
+        norm_pick(form, CENTRED && (side || bare), rare, g.rows.count, vectors, adze_cuda_sm_count(s.device));
     bool lean = shape.each && rows_are_near(g.rows) && !(g.is_f32 >> OUT & 1) &&
                 !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
