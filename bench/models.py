@@ -8,6 +8,7 @@ CUDA only).
 import argparse
 import contextlib
 import copy
+import fcntl
 import gc
 import json
 import pathlib
@@ -241,6 +242,17 @@ def profile(call):
     return {"busy_ms": busy_us((e.time_range.start, e.time_range.end) for e in work) / 1000, "launches": len(work)}
 
 
+@contextlib.contextmanager
+def turn(path):
+    """While this process alone holds the file: others may build models and compile, but not measure."""
+    if not path:
+        yield
+        return
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 # ---- A comparison ----
 
 
@@ -277,11 +289,12 @@ class Comparison:
             return made(**inputs)
 
         with torch.no_grad():
-            prepare(module)
-            eager = tensors(once(module))
-            prepare(module)
-            eager_whole = whole and tensors(whole(module))
-            check = Check(eager, self._exact(module, inputs, prepare))
+            with turn(self.options.turn):
+                prepare(module)
+                eager = tensors(once(module))
+                prepare(module)
+                eager_whole = whole and tensors(whole(module))
+                check = Check(eager, self._exact(module, inputs, prepare))
             regional, first = getattr(self.options, "regional", False), len(self.rows)
             # Compilers and profilers leave a process in which launches cost more: who needs neither is timed first.
             for name in progress(sorted(names, key=is_compiled), what):
@@ -291,23 +304,8 @@ class Comparison:
                         prepare(module)
                         once(made)  # compiles, captures
                         self._assert_captured(made)
-                        prepare(module)
-                        row |= check(tensors(once(made)))
-                        if whole:
-                            prepare(module)
-                            row["whole_equal"] = share_equal(tensors(whole(made)), eager_whole)
-                            prepare(module)
-                            row["whole_ms"] = step_ms(lambda made=made: whole(made), 1, self.device)[0]
-                        prepare(module)
-                        for _ in range(self.options.warmup_iterations):
-                            once(made)
-                        prepare(module)
-                        row |= summary(step_ms(lambda made=made: once(made), self.options.steps, self.device))
-                        prepare(module)
-                        if self.device == "cuda" and is_compiled(name):
-                            row |= profile(lambda made=made: once(made))
-                        if replaced(made) is not None:
-                            row["replaced"] = replaced(made)
+                        with turn(self.options.turn):
+                            row |= self._row(made, name, module, once, prepare, check, whole, eager_whole)
                     self.rows.append(row)
                 except Exception as error:  # the other variants are still worth their time; main fails at the end
                     if not isinstance(error, LeftOut):
@@ -320,7 +318,29 @@ class Comparison:
                         prepare(module)
                         once(made)
                         prepare(module)
-                        row |= profile(lambda made=made: once(made))
+                        with turn(self.options.turn):
+                            row |= profile(lambda made=made: once(made))
+
+    def _row(self, made, name, module, once, prepare, check, whole, eager_whole):
+        """What a variant gives, and its times."""
+        prepare(module)
+        row = check(tensors(once(made)))
+        if whole:
+            prepare(module)
+            row["whole_equal"] = share_equal(tensors(whole(made)), eager_whole)
+            prepare(module)
+            row["whole_ms"] = step_ms(lambda: whole(made), 1, self.device)[0]
+        prepare(module)
+        for _ in range(self.options.warmup_iterations):
+            once(made)
+        prepare(module)
+        row |= summary(step_ms(lambda: once(made), self.options.steps, self.device))
+        prepare(module)
+        if self.device == "cuda" and is_compiled(name):
+            row |= profile(lambda: once(made))
+        if replaced(made) is not None:
+            row["replaced"] = replaced(made)
+        return row
 
     def _exact(self, module, inputs, prepare):
         """Outputs of a copy in a wider dtype."""
@@ -442,6 +462,7 @@ def parser(doc, steps=None):
         made.add_argument("--warmup-iterations", type=int, default=3, help="steps before them (3)")
     made.add_argument("--variants", nargs="+", metavar="NAME", help="these instead of all")
     made.add_argument("--json", metavar="FILE")
+    made.add_argument("--turn", metavar="FILE", help="measure only while no other process that names it does")
     made.add_argument("--plot", metavar="PNG", help="bars; needs matplotlib")
     made.add_argument("--commit", help="what the library was built from, where git cannot say")
     return made

@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -187,7 +188,7 @@ class Scale(torch.nn.Module):
 def test_a_variant_that_computes_something_else_is_left_out(bench, monkeypatch):
     models = bench["models"]
     options = models.argparse.Namespace(
-        device="cpu", dtype="bf16", steps=2, warmup_iterations=0, json=None, plot=None
+        device="cpu", dtype="bf16", steps=2, warmup_iterations=0, json=None, plot=None, turn=None
     )
     wrong = {
         "off": lambda x: x * 1.02,
@@ -207,6 +208,22 @@ def test_a_variant_that_computes_something_else_is_left_out(bench, monkeypatch):
     assert [row["variant"] for row in results.rows] == ["eager"]
     assert [gone["variant"] for gone in results.left_out] == list(wrong)
     assert results.finish("test", "it") == 1
+
+
+def test_measurements_take_turns(bench, tmp_path):
+    turn, path, order = bench["models"].turn, tmp_path / "turn", []
+
+    def other():
+        with turn(path):
+            order.append("other")
+
+    with turn(path):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(0.2)
+        order.append("this")
+    thread.join()
+    assert order == ["this", "other"]
 
 
 def test_busy_time_counts_overlaps_once(bench):
