@@ -13,8 +13,7 @@ enum {
     ROW_THREADS = 256,
     ROW_UNITS = 4,
     TILE_CHANNELS = 1024, /* of a tile, at most */
-    SLICE_BLOCKS = 264,   /* about as many blocks of tile_slices, and of tile_write */
-    WRITE_BLOCKS = 792,
+    SLICE_BLOCKS = 264,   /* of tile_slices and tile_write at once: two on each multiprocessor of an H200 */
     SHARED_MOST = 48 << 10,
 };
 
@@ -289,31 +288,36 @@ static tile_params tile_cut(tile_params p, bool last, int times, int64_t slices,
     return p;
 }
 
-/* For two kernels: rows of 256 bytes where there are as many, about `blocks` blocks by the shape alone, and no thread
+/* For two kernels, by the shape alone: rows of 128 bytes or somewhat more where there are as many, which did best on
+   an H200; blocks that fill SLICE_BLOCKS once, or several times where that leaves fewer places empty; and no thread
    adds more than 32 chunks. */
-static tile_params slice_cut(const tile_params &p, bool last, int64_t entries, int64_t blocks, int units)
+static tile_params slice_cut(const tile_params &p, bool last, int64_t entries)
 {
     int times = 1;
-    for (int more = 2; last && more <= p.tiles && p.columns * times < 16 && p.columns * more <= 64; more++)
+    for (int more = 2; last && more <= p.tiles && p.columns * times < 8 && p.columns * more <= 64; more++)
         times = p.tiles % more ? times : more;
-    const int64_t least = ceil_div(p.rows, 32 * units * (SLICE_THREADS / (p.columns * times)));
-    return tile_cut(p, last, times, clamp(blocks * times / (entries * p.tiles), least, p.rows), units, SLICE_THREADS);
+    const int64_t tiles = entries * p.tiles / times;
+    int64_t slices = SLICE_BLOCKS / tiles;
+    for (int fills = 2; fills <= 4 && slices * tiles * 8 < (fills - 1) * SLICE_BLOCKS * 7; fills++)
+        slices = fills * SLICE_BLOCKS / tiles;
+    const int64_t least = ceil_div(p.rows, 32 * SLICE_UNITS * (SLICE_THREADS / (p.columns * times)));
+    return tile_cut(p, last, times, clamp(slices, least, p.rows), SLICE_UNITS, SLICE_THREADS);
 }
 
 template <typename T, bool LAST>
 static adze_status run_slices(adze_stream s, const tile_params &p, int64_t entries)
 {
-    tile_params a = slice_cut(p, LAST, entries, SLICE_BLOCKS, SLICE_UNITS);
-    tile_params b = slice_cut(p, LAST, entries, WRITE_BLOCKS, WRITE_UNITS);
-    b.parts = a.slices;
-    ADZE_CHECK(launch("group_norm", s, tile_slices<T, LAST>, entries * a.tiles * a.slices, dim3(tile_threads(a)),
-                      tile_shared(a, LAST, VEC<T>), a));
-    return launch("group_norm", s, tile_write<T, LAST>, entries * b.tiles * b.slices, dim3(tile_threads(b)),
-                  tile_shared(b, LAST, VEC<T>), b);
+    const tile_params cut = slice_cut(p, LAST, entries);
+    const int64_t grid = entries * cut.tiles * cut.slices;
+    const dim3 block(tile_threads(cut));
+    const size_t shared = tile_shared(cut, LAST, VEC<T>);
+    ADZE_CHECK(launch("group_norm", s, tile_slices<T, LAST>, grid, block, shared, cut));
+    return launch("group_norm", s, tile_write<T, LAST>, grid, block, shared, cut);
 }
 
-/* The cut for tile_norm whose busiest multiprocessor has the least to do, counted in vectors; units: those of a
-   thread, 0 when no cluster holds a tile. */
+/* The cut for tile_norm whose busiest multiprocessor has the least to do, counted in vectors; so are a wave of
+   blocks, a cluster, and up to eight vectors in a row in one thread, with weights that choose what was fastest on an
+   H200. units: those of a thread, 0 when no cluster holds a tile. */
 struct held_cut {
     tile_params p;
     int units;
@@ -322,12 +326,12 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
 {
     const int64_t sm_count = adze_cuda_sm_count(s.device);
     const int ranks_most = adze_cuda_clusters(s.device) ? 8 : 1;
-    const int units_most = adze_cuda_sm(s.device) == 90 && !(last && width == 4) ? HELD_MOST : 8;
+    const int units_most = adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
     held_cut best = {};
     int64_t least = INT64_MAX;
     for (int times = 1; times <= p.tiles && p.columns * times <= 64 && (last || times == 1); times++)
         for (int ranks = 1; ranks <= ranks_most && p.tiles % times == 0; ranks *= 2)
-            for (const int units : {4, 8, HELD_MOST}) {
+            for (const int units : {2, 4, 8, HELD_MOST}) {
                 const int threads = held_threads(units, last);
                 if (units > units_most || p.columns * times > threads)
                     continue;
@@ -337,7 +341,8 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
                     continue;
                 const int64_t blocks = entries * cut.tiles * ranks, row = cut.columns + (last ? cut.columns % 2 : 0);
                 const int64_t cost = ceil_div(blocks, sm_count) * cut.share * row +
-                                     ceil_div(blocks, sm_count * held_blocks(units)) * 1000 + (ranks > 1) * 300;
+                                     ceil_div(blocks, sm_count * held_blocks(units)) * 1000 + (ranks > 1) * 400 +
+                                     (units < 8 ? units : 8) * 100;
                 if (cost < least)
                     least = cost, best.p = cut, best.units = units;
                 break;
@@ -351,11 +356,14 @@ static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
     const launch_shape shape(tile_shared(h.p, LAST, VEC<T>), (unsigned)h.p.ranks);
     const int64_t grid = entries * h.p.tiles * h.p.ranks;
     const dim3 block(tile_threads(h.p));
-    if (h.units == 4)
-        return launch("group_norm", s, tile_norm<T, 4, LAST>, grid, block, shape, h.p);
-    if (h.units == 8)
-        return launch("group_norm", s, tile_norm<T, 8, LAST>, grid, block, shape, h.p);
-    return launch("group_norm", s, tile_norm<T, HELD_MOST, LAST>, grid, block, shape, h.p);
+    if constexpr (!LAST)
+        if (h.units == HELD_MOST)
+            return launch("group_norm", s, tile_norm<T, HELD_MOST, LAST>, grid, block, shape, h.p);
+    switch (h.units) {
+    case 2: return launch("group_norm", s, tile_norm<T, 2, LAST>, grid, block, shape, h.p);
+    case 4: return launch("group_norm", s, tile_norm<T, 4, LAST>, grid, block, shape, h.p);
+    default: return launch("group_norm", s, tile_norm<T, 8, LAST>, grid, block, shape, h.p);
+    }
 }
 
 /* ---- The call ---- */
@@ -368,7 +376,7 @@ extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
     int64_t slices = row_slices(all, elements / all);
     tile_params p = {};
     if (tile_shape(a, 16 / (int)adze_dtype_size(a->x.dtype), &p)) {
-        const tile_params cut = slice_cut(p, channels_are_last(a), a->x.shape[0], SLICE_BLOCKS, SLICE_UNITS);
+        const tile_params cut = slice_cut(p, channels_are_last(a), a->x.shape[0]);
         slices = cut.slices > slices ? cut.slices : slices;
     }
     return (size_t)(all * slices) * sizeof(float4);
