@@ -331,6 +331,21 @@ struct tile_scale<T, false> {
     }
 };
 
+/* act of N values one by one, for those that hardly anyone asks for: the code stays small, also for the compiler. */
+template <int N>
+__device__ __forceinline__ void act_each(int act, float (&f)[N])
+{
+#pragma unroll 1
+    for (int k = 0; k < N; k++) {
+        float first[1] = {f[0]};
+        act_all<1>(act, first);
+#pragma unroll
+        for (int i = 0; i + 1 < N; i++)
+            f[i] = f[i + 1];
+        f[N - 1] = first[0];
+    }
+}
+
 /* The norm of n vectors, through ACT (-1: p.act), stored. */
 template <int ACT, typename T, bool LAST, int UNITS>
 __device__ __forceinline__ void tile_store(const tile_params &p, packed<T> (&v)[UNITS], int n,
@@ -346,7 +361,10 @@ __device__ __forceinline__ void tile_store(const tile_params &p, packed<T> (&v)[
             for (int j = 0; j < VEC<T>; j++)
                 f[j] = round_to<T>(f[j]);
         }
-        act_all<VEC<T>>(ACT >= 0 ? ACT : p.act, f);
+        if constexpr (ACT >= 0)
+            act_all<VEC<T>>(ACT, f);
+        else
+            act_each(p.act, f);
         store<T, VEC<T>>(to, f);
     };
     if constexpr (ACT >= 0) {
