@@ -77,6 +77,7 @@ static const char *const good[] = {
     "out=$[2,9,9,64] x=$[2,9,9,64]@out weight=$[64] bias=$[64] eps=1e-5 groups=8 channels_last=1",
     "out=$[1,2,40000] x=$[1,2,40000]@out eps=1e-5 groups=1", /* rounding without an activation changes nothing */
     "x=$[2,6,5,7] weight=$[6] bias=$[6] eps=1e-5 groups=3 rounding=2",
+    "x=$[2,32,64] weight=$[32] bias=$[32] eps=1e-5 groups=16 act=gelu",
     "x=$[2,64,9,9] weight=$[64] bias=$[64] eps=1e-5 groups=32 act=silu",
     "x=$[2,64,9,9] weight=$[64] bias=$[64] eps=1e-5 groups=32 act=silu rounding=2",
     "x=$[2,9,9,64] weight=$[64] bias=$[64] eps=1e-5 groups=32 channels_last=1 act=silu",
