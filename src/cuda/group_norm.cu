@@ -325,8 +325,9 @@ struct held_cut {
 static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t entries, int width)
 {
     const int64_t sm_count = adze_cuda_sm_count(s.device);
-    const int ranks_most = adze_cuda_clusters(s.device) ? 8 : 1;
-    const int units_most = adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
+    const bool clusters = adze_cuda_clusters(s.device); /* so the code that runs there is for sm_90 or newer */
+    const int ranks_most = clusters ? 8 : 1;
+    const int units_most = clusters && adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
     held_cut best = {};
     int64_t least = INT64_MAX;
     for (int times = 1; times <= p.tiles && p.columns * times <= 64 && (last || times == 1); times++)
