@@ -448,7 +448,7 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
 constexpr int HELD_MOST = 21;
 constexpr int held_threads(int units, bool last)
 {
-    return units > 8 ? 512 : units == 2 ? 128 : last && units == 8 ? 320 : 384;
+    return units > 8 || (units == 4 && !last) ? 512 : units == 2 ? 128 : last && units == 8 ? 320 : 384;
 }
 constexpr int held_blocks(int units)
 {

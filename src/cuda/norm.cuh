@@ -494,9 +494,7 @@ constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int
                                                      : lanes == 0 && each == 4 && !full)
            : form == RESIDUAL_SUM
                ? lanes == 0 && (extra ? each != 3 && each != 5 && (full || each != 4) : each == 8 && !full)
-               : lanes == 0 && (rare            ? each == 4 && !full
-                                : form == BLOCK ? each <= 4
-                                                : each <= 5);
+               : lanes == 0 && (rare ? each == 4 && !full : each <= 4);
 }
 
 /* Whether registers hold what multiplies the row while its sum is made. */
@@ -528,10 +526,7 @@ static norm_shape norm_pick(norm_form form, bool fives, bool rare, int64_t rows,
     else if (form == RESIDUAL_SUM)
         each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
     else if (form != PLAIN)
-        each = form == MODULATED && fives && vectors % 32 && vectors <= 5 * NORM_THREADS ? 5
-               : vectors <= 256                                                          ? 2
-               : vectors % 96 == 0 && vectors <= 1536                                    ? 3
-                                                                                         : 4;
+        each = vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
     const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
     const bool full = vectors % (32 * each) == 0 && !rare && each != 5;
     if (threads > (full || each != 4 ? NORM_THREADS : ROUGH_THREADS))
@@ -634,7 +629,7 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     const bool rare = side ? d[SCALE_TABLE] || !half || all_f32 || (!steps && (!CENTRED || form == BLOCK))
                            : bare && (!CENTRED || form == RESIDUAL_SUM || vectors <= 32); /* as norm_rare, norm_has */
     const norm_shape shape =
-        norm_pick(form, CENTRED && (side || bare), rare, g.rows.count, vectors, adze_cuda_sm_count(s.device));
+        norm_pick(form, CENTRED && bare, rare, g.rows.count, vectors, adze_cuda_sm_count(s.device));
     bool lean = shape.each && rows_are_near(g.rows) && !(g.is_f32 >> OUT & 1) &&
                 !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
