@@ -66,10 +66,14 @@ def nothing(*args, **kwargs):
 # ---- Inductor ----
 
 
+def is_view(node):
+    return getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default
+
+
 def _shared(node):
     """Whether something else reads a node of the graph, or what it is a view of."""
     while isinstance(node, torch.fx.Node) and len(node.users) == 1:
-        if not getattr(node.target, "is_view", False) and node.target is not torch.ops.aten.reshape.default:
+        if not is_view(node):
             return False
         node = node.args[0]
     return isinstance(node, torch.fx.Node)

@@ -124,13 +124,9 @@ def _glu(name):
     return Chain(f"{name}, product", search, call, "x x")
 
 
-def _is_view(node):
-    return getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default
-
-
 def _goes_into_products(node):
     return bool(node.users) and all(
-        user.target in PRODUCTS or (_is_view(user) and _goes_into_products(user)) for user in node.users
+        user.target in PRODUCTS or (fake.is_view(user) and _goes_into_products(user)) for user in node.users
     )
 
 
@@ -142,7 +138,7 @@ def _alone(x, out):
         return False
     if value.numel() < ALONE.get(value.device.type, float("inf")) or config.max_autotune or config.max_autotune_gemm:
         return False
-    while _is_view(x):
+    while fake.is_view(x):
         x = x.args[0]
     return x.target in PRODUCTS and _goes_into_products(out)
 
