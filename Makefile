@@ -39,13 +39,14 @@ SO_LDFLAGS  := -Wl,-z,defs
 endif
 
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
-# passed between inlined functions only, so -Wpsabi has nothing to say.
+# passed between inlined functions only, so -Wpsabi has nothing to say. What two sanitizers find, one looks for: the
+# kernels' long functions take a while to compile.
 ISAS.aarch64 := sve
 ISAS.x86_64  := avx2 avx512
 FLAGS.sve    := -march=armv8.2-a+sve
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
-CPU_CFLAGS   := $(if $(SAN),-O1,-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
+CPU_CFLAGS   := $(if $(SAN),-O1 -fno-sanitize=null -fno-sanitize=object-size,-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)

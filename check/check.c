@@ -190,6 +190,10 @@ static void complain(const char *kernel, const char *line, const char *why)
     state.tally.failed++;
 }
 
+static int wanted(const adze_kernel *k)
+{
+    return !state.options->kernel || strcmp(state.options->kernel, k->name) == 0;
+}
 static void check_line(const adze_op *op, adze_stream stream, const char *text, kernel_row *rows)
 {
     char full[1100], error[256];
@@ -208,7 +212,7 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
     } else {
         adze_reference_make(job, want);
         for (const adze_kernel *k = op->kernels; k->run; k++) {
-            if (!adze_can_run(k, stream) || (k->accepts && !k->accepts(stream, job->args)))
+            if (!wanted(k) || !adze_can_run(k, stream) || (k->accepts && !k->accepts(stream, job->args)))
                 continue;
             adze_verdict v;
             adze_judge(job, k, want, &v);
@@ -353,7 +357,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
         adze_check_huge(suite, stream.device, &state.tally);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         const kernel_row *row = &rows[k - op->kernels];
-        if (k->on_cuda != (stream.device != ADZE_CPU))
+        if (!wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
             continue;
         if (!adze_can_run(k, stream)) {
             printf("--   %s.%s skipped: not for this machine\n", op->name, k->name);
@@ -381,10 +385,24 @@ static int check_device(int device)
     return known;
 }
 
+/* Whether some op has a kernel of this name. */
+static int kernel_known(const char *name)
+{
+    int known = !name;
+    for (const adze_suite *const *s = adze_suites; *s; s++)
+        for (const adze_kernel *k = (*s)->op->kernels; k->run && !known; k++)
+            known = strcmp(name, k->name) == 0;
+    return known;
+}
+
 int adze_check(const adze_check_options *options)
 {
     memset(&state, 0, sizeof state);
     state.options = options;
+    if (!kernel_known(options->kernel)) {
+        fprintf(stderr, "adze check: no kernel is called '%s'\n", options->kernel);
+        return 2;
+    }
     state.progress = isatty(STDERR_FILENO);
     setvbuf(stdout, NULL, _IOLBF, 0);
     int known = 1;

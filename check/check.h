@@ -78,6 +78,7 @@ double adze_random_uniform(uint64_t *state); /* 0 to 1 */
 /* check.c, self.c, bench.c: the commands. Each returns an exit status. */
 typedef struct adze_check_options {
     const char *op;      /* NULL: all */
+    const char *kernel;  /* the same, such as "cpu_avx2" */
     const char *require; /* NULL, or "cuda" */
     int device;          /* ADZE_CPU, a CUDA device, or ADZE_ALL_DEVICES */
     int verbose, self;

@@ -57,7 +57,7 @@ step_check-sve() {
     [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
     ! grep -qw sve /proc/cpuinfo || skip 'the processor has SVE, check ran it'
     need qemu-aarch64
-    qemu-aarch64 -cpu max build/adze check --device cpu
+    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve
 }
 step_check-cross() {
     other_arch

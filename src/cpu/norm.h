@@ -214,8 +214,8 @@ INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int cent
             norm_ahead(t->next_x, dtype, j);
         if (t->next_residual)
             norm_ahead(t->next_residual, dtype, j);
-        norm_put(t, dtype, out_dtype, centred, j, LANES);
-        norm_put(t, dtype, out_dtype, centred, j + LANES, LANES);
+        for (int64_t i = j; i < j + 2 * LANES; i += LANES)
+            norm_put(t, dtype, out_dtype, centred, i, LANES);
     }
     for (; j < t->n; j += LANES)
         norm_put(t, dtype, out_dtype, centred, j, t->n - j < LANES ? t->n - j : LANES);
