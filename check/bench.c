@@ -191,15 +191,17 @@ static int make_proof(adze_trial *t, const adze_line *line, adze_stream stream, 
     return adze_job_make(t->proof, &small, stream, 1, error, error_size);
 }
 
-static void judge_all(adze_trial *t)
+/* All kernels, or the one that the library would take. */
+static void judge(adze_trial *t, int all)
 {
     const adze_op *op = t->proof->line.op;
-    for (const adze_kernel *k = op->kernels; k->run && t->attempts < ADZE_TRIAL_KERNELS; k++) {
-        if (!adze_can_run(k, t->proof->stream))
+    for (const adze_kernel *k = op->kernels; k->run && t->attempts < (all ? ADZE_TRIAL_KERNELS : 1); k++) {
+        const int accepts = !k->accepts || k->accepts(t->proof->stream, t->proof->args);
+        if (!adze_can_run(k, t->proof->stream) || (!all && !accepts))
             continue;
         adze_attempt *a = &t->attempt[t->attempts++];
         a->kernel = k;
-        if (!k->accepts || k->accepts(t->proof->stream, t->proof->args))
+        if (accepts)
             adze_judge(t->proof, k, t->want, &a->verdict);
     }
 }
@@ -217,7 +219,7 @@ static const char *try_proof(adze_job *job)
     return message ? message : adze_memory_sync(job->stream);
 }
 
-int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
+int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, int all, char *error, size_t error_size)
 {
     memset(t, 0, sizeof *t);
     t->whole = calloc(1, sizeof *t->whole);
@@ -241,7 +243,7 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, ch
         return 0;
     }
     adze_reference_make(t->proof, t->want);
-    judge_all(t);
+    judge(t, all);
     return 1;
 }
 

@@ -33,8 +33,10 @@ typedef struct adze_trial {
     int64_t set_count, next;
 } adze_trial;
 
-/* 0 when the line cannot be tried: then error holds a sentence. Kernels that are wrong are not timed. */
-int adze_trial_make(adze_trial *trial, const adze_line *line, adze_stream stream, char *error, size_t error_size);
+/* 0 when the line cannot be tried: then error holds a sentence. Kernels that are wrong are not timed. all: with every
+   kernel, not only the one that the library would take. */
+int adze_trial_make(adze_trial *trial, const adze_line *line, adze_stream stream, int all, char *error,
+                    size_t error_size);
 int adze_trial_time(adze_trial *trial, const adze_effort *effort, char *error, size_t error_size);
 void adze_trial_free(adze_trial *trial);
 size_t adze_cold_bytes(adze_stream stream); /* memory touched between two uses of a line, so that it is not cached */

@@ -14,7 +14,7 @@ void adze_check_huge(const adze_suite *suite, int device, adze_tally *tally)
         adze_line_expand(line_text, sizeof line_text, *text, "bf16");
         const char *message = adze_gpu_open(&stream);
         int ok = !message && adze_line_parse(&line, suite->op, line_text, error, sizeof error) &&
-                 adze_trial_make(trial, &line, stream, error, sizeof error) &&
+                 adze_trial_make(trial, &line, stream, 1, error, sizeof error) &&
                  adze_trial_time(trial, &once, error, sizeof error) && trial->attempts > 0;
         for (int k = 0; k < trial->attempts && ok; k++)
             if (trial->attempt[k].verdict.why[0]) {

@@ -19,7 +19,7 @@ static const char help[] =
     "  --device D      where (default: a GPU, if there is one)\n"
     "  --dtype T       of the lines that leave it open (default: bf16)\n"
     "  --quick         less exact, a few seconds\n"
-    "  --full          longer looks, and lines above 400 MB on the CPU too\n"
+    "  --full          longer looks; on the CPU also lines above 400 MB, and kernels for older processors\n"
     "  --json FILE     the machine, the ceilings and every row\n"
     "  --html FILE     a page with pictures\n"
     "  --against FILE  compare with what --json wrote on such a machine; a loss beyond noise fails\n";
@@ -131,7 +131,7 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
         return;
     }
     adze_trial trial;
-    if (!adze_trial_make(&trial, &line, stream, error, sizeof error) ||
+    if (!adze_trial_make(&trial, &line, stream, options.full || stream.device != ADZE_CPU, error, sizeof error) ||
         !adze_trial_time(&trial, &state.effort, error, sizeof error))
         complain(op->name, error, full);
     for (int k = 0; k < trial.attempts; k++) {
