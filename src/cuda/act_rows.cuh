@@ -23,17 +23,8 @@ struct act_params {
     bool late; /* the next kernel starts after the loads: before, many blocks of it would be in their way */
     ROWS rows;
 };
-/* Vectors of near rows, or single elements of any. */
 template <int W>
-struct act_rows_of {
-    typedef near_rows<ACT_TENSORS> type;
-};
-template <>
-struct act_rows_of<1> {
-    typedef far_rows<ACT_TENSORS> type;
-};
-template <int W>
-using act_params_of = act_params<typename act_rows_of<W>::type>;
+using act_params_of = act_params<rows_for<W, ACT_TENSORS>>;
 
 /* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. */
 template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
@@ -107,13 +98,12 @@ static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p,
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, const act_params<far_rows<ACT_TENSORS>> &g,
-                                 int64_t dim, bool aligned)
+static adze_status act_launch_as(const char *op, adze_stream s, const act_params_of<1> &g, int64_t dim, bool aligned)
 {
-    if (!aligned || !rows_are_near(g.rows.rows))
+    if (!aligned || !rows_are_near(g.rows))
         return act_launch<T, TIMES, 1, 4>(op, s, g, ACT_THREADS);
-    const act_params<near_rows<ACT_TENSORS>> p = {
-        g.gate, g.value, g.out, dim / VEC<T>, 0, g.act, g.steps, false, rows_near(g.rows.rows, {GATE, OUT, VALUE})};
+    const act_params_of<VEC<T>> p = {
+        g.gate, g.value, g.out, dim / VEC<T>, 0, g.act, g.steps, false, rows_near(g.rows, {GATE, OUT, VALUE})};
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
     if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
         return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
@@ -128,10 +118,8 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_params<far_rows<ACT_TENSORS>> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0,
-                                           act,          steps != 0,    false,       {}};
-    adze_rows_init(&p.rows.rows, &t[OUT], ACT_TENSORS, tensors);
-    p.rows.count = p.rows.rows.count;
+    act_params_of<1> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, act, steps != 0, false, {}};
+    adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
     const bool aligned = rows_aligned(&t[GATE], dim) && rows_aligned(&t[OUT], dim) && rows_aligned(&t[VALUE], dim);

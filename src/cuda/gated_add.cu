@@ -18,8 +18,8 @@ struct gated_params {
     bool gate_f32, table_f32, steps;
     ROWS rows;
 };
-typedef gated_params<near_rows<TENSORS>> near_params; /* vectors */
-typedef gated_params<far_rows<TENSORS>> far_params;   /* single elements of any rows */
+template <int W>
+using gated_params_of = gated_params<rows_for<W, TENSORS>>;
 
 /* W elements of T or of float, fetched now and unpacked later. */
 template <typename T, int W>
@@ -73,8 +73,9 @@ __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W
 
 /* TABLE, WIDE: there may be a table, or a gate or table of float where x is not. SINGLE: a block has one row, or a
    piece of it, whose address is then the same for all its threads. */
-template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE, typename PARAMS>
-__global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS) gated_rows(const __grid_constant__ PARAMS p)
+template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE>
+__global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS)
+    gated_rows(const __grid_constant__ gated_params_of<W> p)
 {
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
     const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
@@ -122,33 +123,33 @@ __global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS) gated_rows
     }
 }
 
-template <typename T, int W, int UNITS, bool TABLE, bool WIDE, typename PARAMS>
-static adze_status gated_launch(adze_stream s, PARAMS p, int most)
+template <typename T, int W, int UNITS, bool TABLE, bool WIDE>
+static adze_status gated_launch(adze_stream s, gated_params_of<W> p, int most)
 {
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     p.pieces = (uint32_t)split.pieces;
-    const auto kernel = split.rows == 1 ? gated_rows<T, W, UNITS, TABLE, WIDE, true, PARAMS>
-                                        : gated_rows<T, W, UNITS, TABLE, WIDE, false, PARAMS>;
+    const auto kernel =
+        split.rows == 1 ? gated_rows<T, W, UNITS, TABLE, WIDE, true> : gated_rows<T, W, UNITS, TABLE, WIDE, false>;
     return launch("gated_add", s, kernel, split.blocks, split.block, 0, p);
 }
 
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, const far_params &g, bool aligned)
+static adze_status gated_launch_as(adze_stream s, const gated_params_of<1> &g, bool aligned)
 {
     constexpr bool half = sizeof(T) < 4;
-    if (!aligned || !rows_are_near(g.rows.rows))
+    if (!aligned || !rows_are_near(g.rows))
         return gated_launch<T, 1, 4, true, half>(s, g, GENERAL_THREADS);
-    const near_params p = {g.x,
-                           g.residual,
-                           g.gate,
-                           g.table,
-                           g.out,
-                           g.units / VEC<T>,
-                           0,
-                           g.gate_f32,
-                           g.table_f32,
-                           g.steps,
-                           rows_near(g.rows.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
+    const gated_params_of<VEC<T>> p = {g.x,
+                                       g.residual,
+                                       g.gate,
+                                       g.table,
+                                       g.out,
+                                       g.units / VEC<T>,
+                                       0,
+                                       g.gate_f32,
+                                       g.table_f32,
+                                       g.steps,
+                                       rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
     if (p.gate_f32 || p.table_f32)
         return p.table ? gated_launch<T, VEC<T>, 1, true, half>(s, p, THREADS)
                        : gated_launch<T, VEC<T>, 1, false, half>(s, p, THREADS);
@@ -161,10 +162,9 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     const adze_gated_add_args *a = (const adze_gated_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->out, &a->gate, &a->gate_table};
     const int64_t dim = a->x.shape[a->x.rank - 1];
-    far_params p = {};
+    gated_params_of<1> p = {};
     p.units = dim;
-    adze_rows_init(&p.rows.rows, &a->x, TENSORS, tensors);
-    p.rows.count = p.rows.rows.count;
+    adze_rows_init(&p.rows, &a->x, TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
     bool aligned = true;

@@ -15,6 +15,7 @@
 #include "act.cuh"
 #include "cluster.cuh"
 #include "launch.cuh"
+#include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
 
@@ -54,14 +55,6 @@ static inline size_t tile_shared(const tile_params &p, bool last, int width)
            (pairs + (last ? (size_t)p.height * p.columns * width : 0)) * sizeof(float2);
 }
 
-template <typename S>
-__device__ __forceinline__ S lanes_sum(S v)
-{
-#pragma unroll
-    for (int mask = 16; mask; mask /= 2)
-        v += __shfl_xor_sync(~0u, v, mask);
-    return v;
-}
 __device__ __forceinline__ float one_over(float v)
 {
     return reciprocal(v);
@@ -80,14 +73,14 @@ __device__ __forceinline__ float4 group_combine(int count, int from, int step, F
         const float4 its = part(i);
         n += its.x, sum += (S)its.x * its.y;
     }
-    n = lanes_sum(n), sum = lanes_sum(sum);
+    n = warp_sum<32>(n), sum = warp_sum<32>(sum);
     const S mean = n > 0 ? sum * one_over(n) : 0;
     for (int i = from; i < count; i += step) {
         const float4 its = part(i);
         const S away = its.y - mean;
         square += its.z + its.x * away * away;
     }
-    return make_float4((float)n, (float)mean, (float)lanes_sum(square), 0);
+    return make_float4((float)n, (float)mean, (float)warp_sum<32>(square), 0);
 }
 
 /* blockIdx.x, such that what follows from it is found anew: registers that would hold it have better use. */

@@ -500,7 +500,7 @@ constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int
 /* Whether registers hold what multiplies the row while its sum is made. */
 constexpr bool norm_early(norm_form form, bool centred, int each)
 {
-    return form == MODULATED || form == BLOCK ? each <= 2 : (each != 4 && each != 5) || !centred;
+    return form == MODULATED || form == BLOCK ? each <= 2 : each != 4 || !centred;
 }
 
 /* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the

@@ -3,8 +3,8 @@
 #ifndef ADZE_CUDA_REDUCE_CUH
 #define ADZE_CUDA_REDUCE_CUH
 
-template <int WIDTH>
-__device__ __forceinline__ float warp_sum(float v)
+template <int WIDTH, typename S>
+__device__ __forceinline__ S warp_sum(S v)
 {
 #pragma unroll
     for (int mask = WIDTH / 2; mask; mask /= 2)

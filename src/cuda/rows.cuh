@@ -88,18 +88,27 @@ struct near_rows {
 
 /* Any rows. */
 template <int N>
-struct far_rows {
-    int64_t count;
-    adze_rows rows;
-
+struct far_rows : adze_rows {
     __device__ __forceinline__ void locate(int64_t r, int64_t (&at)[N]) const
     {
-        const row_index index = row_split(rows, r);
+        const row_index index = row_split(*this, r);
 #pragma unroll
         for (int t = 0; t < N; t++)
-            at[t] = row_offset(rows, t, index);
+            at[t] = row_offset(*this, t, index);
     }
 };
+
+/* What a kernel takes that walks rows W elements at a time: vectors of near rows, or single elements of any. */
+template <int W, int N>
+struct rows_choice {
+    typedef near_rows<N> type;
+};
+template <int N>
+struct rows_choice<1, N> {
+    typedef far_rows<N> type;
+};
+template <int W, int N>
+using rows_for = typename rows_choice<W, N>::type;
 
 /* Host: whether the rows are near, and those of the tensors that `which` names. */
 static inline bool rows_are_near(const adze_rows &rows)

@@ -9,7 +9,7 @@ template <typename T, int W>
 struct unit {
     packed<T> v;
     __device__ __forceinline__ void fetch(const T *p) { v = load_packed(p); }
-    __device__ __forceinline__ void fill(float f) { v.fill(f); }
+    __device__ __forceinline__ void fill(float f) { v = packed_all<T>(f); }
     __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
 };
 template <typename T>

@@ -51,27 +51,9 @@ __device__ __forceinline__ float round_to(float v)
 /* Sixteen bytes, still packed: what a row costs in registers while it waits. */
 template <typename T>
 struct packed;
-/* The bits of v, in both halves of 32 where it has 16. */
-__device__ __forceinline__ uint32_t twice(float v)
-{
-    return __float_as_uint(v);
-}
-__device__ __forceinline__ uint32_t twice(f16 v)
-{
-    return __half_as_ushort(v) * 0x10001u;
-}
-__device__ __forceinline__ uint32_t twice(bf16 v)
-{
-    return __bfloat16_as_ushort(v) * 0x10001u;
-}
 template <>
 struct packed<float> {
     uint4 raw;
-    __device__ __forceinline__ void fill(float v)
-    {
-        const uint32_t bits = twice(from_float<float>(v));
-        raw = make_uint4(bits, bits, bits, bits);
-    }
     __device__ __forceinline__ void get(float (&f)[4]) const
     {
         f[0] = __uint_as_float(raw.x), f[1] = __uint_as_float(raw.y);
@@ -85,11 +67,6 @@ struct packed<float> {
 template <>
 struct packed<bf16> {
     uint4 raw;
-    __device__ __forceinline__ void fill(float v)
-    {
-        const uint32_t bits = twice(from_float<bf16>(v));
-        raw = make_uint4(bits, bits, bits, bits);
-    }
     __device__ __forceinline__ void get(float (&f)[8]) const
     {
         const uint32_t u[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -113,11 +90,6 @@ struct packed<bf16> {
 template <>
 struct packed<f16> {
     uint4 raw;
-    __device__ __forceinline__ void fill(float v)
-    {
-        const uint32_t bits = twice(from_float<f16>(v));
-        raw = make_uint4(bits, bits, bits, bits);
-    }
     __device__ __forceinline__ void get(float (&f)[8]) const
     {
         const uint32_t u[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -147,6 +119,27 @@ __device__ __forceinline__ void keep_packed(packed<T> (&v)[N])
 #pragma unroll
     for (int i = 0; i < N; i++)
         asm volatile("" : "+r"(v[i].raw.x), "+r"(v[i].raw.y), "+r"(v[i].raw.z), "+r"(v[i].raw.w));
+}
+
+/* The bits of v, in both halves of 32 where it has 16. */
+__device__ __forceinline__ uint32_t twice(float v)
+{
+    return __float_as_uint(v);
+}
+__device__ __forceinline__ uint32_t twice(f16 v)
+{
+    return __half_as_ushort(v) * 0x10001u;
+}
+__device__ __forceinline__ uint32_t twice(bf16 v)
+{
+    return __bfloat16_as_ushort(v) * 0x10001u;
+}
+/* v in all elements. */
+template <typename T>
+__device__ __forceinline__ packed<T> packed_all(float v)
+{
+    const uint32_t bits = twice(from_float<T>(v));
+    return {make_uint4(bits, bits, bits, bits)};
 }
 
 template <typename T>
