@@ -1,11 +1,11 @@
 /* group_norm on CUDA.
 
    group_tile.cuh has the kernels for tensors that are even enough for 16-byte vectors; tile_shape and tile_place find
-   out whether one is, hold and slice_cut how it is cut. What follows here takes any other, an element at a time. A group is rows of `len`
-   elements: those of its channels when channels come first, its part of each position's row when they come last.
-   group_whole: a block has a group in registers. Larger groups take two kernels and scratch between them: the
-   statistics of slices (group_slices), and their combination and the result (group_write). Slices are cut by the
-   shape and combined in a fixed order, so that two runs give the same bits. */
+   out whether one is, hold and slice_cut how it is cut. What follows here takes any other, an element at a time. A
+   group is rows of `len` elements: those of its channels when channels come first, its part of each position's row
+   when they come last. group_whole: a block has a group in registers. Larger groups take two kernels and scratch
+   between them: the statistics of slices (group_slices), and their combination and the result (group_write). Slices
+   are cut by the shape and combined in a fixed order, so that two runs give the same bits. */
 #include "group_tile.cuh"
 
 enum {
