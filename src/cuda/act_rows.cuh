@@ -26,6 +26,29 @@ struct act_params {
 template <int W>
 using act_params_of = act_params<rows_for<W, ACT_TENSORS>>;
 
+/* y, times v if TIMES: with STEPS y is rounded before. */
+template <bool TIMES, bool STEPS, typename T, int W, int UNITS>
+__device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const unit<T, W> (&v)[TIMES ? UNITS : 1],
+                                          T *out, int units)
+{
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        float part[W], factor[W];
+        if constexpr (TIMES)
+            v[u].get(factor);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            part[j] = TIMES && !STEPS ? y[u * W + j] * factor[j] : y[u * W + j];
+        unit<T, W> result;
+        result.set(part);
+        if constexpr (TIMES && STEPS)
+            result.multiply(v[u]);
+        if (at < units)
+            result.put(out + at * W);
+    }
+}
+
 /* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. */
 template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params_of<W> p)
@@ -67,23 +90,11 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
             y[u * W + j] = part[j];
     }
     act_all<UNITS * W>(p.act, y);
-    if (TIMES && p.steps) {
-#pragma unroll
-        for (int j = 0; j < UNITS * W; j++)
-            y[j] = round_to<T>(y[j]);
-    }
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
-        float part[W], factor[W];
-        if constexpr (TIMES)
-            v[u].get(factor);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            part[j] = TIMES ? y[u * W + j] * factor[j] : y[u * W + j];
-        if (at < units)
-            store<T, W>(out + at * W, part);
-    }
+    /* The branch is around the loop: in it, each of its turns would wait for the one before. */
+    if (TIMES && p.steps)
+        act_write<TIMES, true, T, W, UNITS>(y, v, out, units);
+    else
+        act_write<TIMES, false, T, W, UNITS>(y, v, out, units);
 }
 
 /* Few and small blocks when there is little to do, so that every SM takes part. */

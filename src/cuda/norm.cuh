@@ -111,16 +111,23 @@ __device__ __forceinline__ void side_fetch(side_vector<S, W> (&to)[VECTORS], con
                 to[v].part[i] = load_packed((const S *)data + (thread + v * threads) * W + i * VEC<S>);
 }
 
-/* side + table, rounded when the model rounds it. */
-template <typename T, typename S, int W>
-__device__ __forceinline__ void add_table(const void *table, int at, bool round, float (&side)[W])
+/* side + table, in float. */
+template <typename S, int W>
+__device__ __forceinline__ void add_table(const void *table, int at, float (&side)[W])
 {
     float f[W];
     load<S, W>((const S *)table + at, f);
 #pragma unroll
     for (int j = 0; j < W; j++)
         side[j] += f[j];
-    round_if<T, W>(round, side);
+}
+/* side + table, rounded. */
+template <bool TABLE, typename T>
+__device__ __forceinline__ packed<T> side_of(packed<T> side, const void *table, int at)
+{
+    if constexpr (TABLE)
+        return packed_add(side, load_packed((const T *)table + at));
+    return side;
 }
 
 /* The sum over the threads of a row. */
@@ -201,23 +208,29 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
         x[v].get(h);
         if constexpr (adds<FORM>) {
             if (FULL || thread + v * threads < vectors) {
-                float other[W];
-                if constexpr (FORM == BLOCK) {
-                    if (p.row[gate_at]) {
-                        load<S, W>((const S *)row[gate_at] + i, other);
-                        if (TABLES)
-                            add_table<T, S, W>(flat[GATE_TABLE_AT], i, ROUND, other);
+                if constexpr (FORM == BLOCK && ROUND) {
+                    if (p.row[gate_at])
+                        x[v] = packed_mul(
+                            x[v], side_of<TABLES>(load_packed((const T *)row[gate_at] + i), flat[GATE_TABLE_AT], i));
+                    x[v] = packed_add(x[v], residual[v]);
+                } else {
+                    float other[W];
+                    if constexpr (FORM == BLOCK) {
+                        if (p.row[gate_at]) {
+                            load<S, W>((const S *)row[gate_at] + i, other);
+                            if (TABLES)
+                                add_table<S, W>(flat[GATE_TABLE_AT], i, other);
 #pragma unroll
-                        for (int j = 0; j < W; j++)
-                            h[j] *= other[j];
-                        round_if<T, W>(ROUND, h);
+                            for (int j = 0; j < W; j++)
+                                h[j] *= other[j];
+                        }
                     }
-                }
-                residual[v].get(other);
+                    residual[v].get(other);
 #pragma unroll
-                for (int j = 0; j < W; j++)
-                    h[j] += other[j];
-                x[v].set(h);
+                    for (int j = 0; j < W; j++)
+                        h[j] += other[j];
+                    x[v].set(h);
+                }
                 if (p.row[SUM_ROW] && writes)
                     store_packed((T *)row[SUM_ROW] + i, x[v]);
                 x[v].get(h);
@@ -263,28 +276,37 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
 #pragma unroll
         for (int j = 0; j < W; j++)
             y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
-        round_if<T, W>(ROUND, y);
+        if constexpr (ROUND) {
+            packed<T> out, by, more;
+            out.set(y);
+            if constexpr (modulates<FORM>) {
+                by = EARLY ? scale[v * EARLY].part[0] : load_packed((const T *)row[scale_at] + i);
+                more = EARLY ? shift[v * EARLY].part[0] : load_packed((const T *)row[shift_at] + i);
+                by = packed_add(side_of<TABLES>(by, flat[SCALE_TABLE_AT], i), packed_all<T>(1));
+                out = packed_add(packed_mul(out, by), side_of<TABLES>(more, flat[SHIFT_TABLE_AT], i));
+            } else {
+                by = EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i);
+                out = packed_mul(out, by);
+            }
+            store_packed((T *)row[OUT_ROW] + i, out);
+            continue;
+        }
         if constexpr (modulates<FORM>) {
             if constexpr (EARLY)
                 scale[v].get(side);
             else
                 load<S, W>((const S *)row[scale_at] + i, side);
             if (TABLES)
-                add_table<T, S, W>(flat[SCALE_TABLE_AT], i, ROUND, side);
+                add_table<S, W>(flat[SCALE_TABLE_AT], i, side);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                side[j] += 1;
-            round_if<T, W>(ROUND, side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] *= side[j];
-            round_if<T, W>(ROUND, y);
+                y[j] *= side[j] + 1;
             if constexpr (EARLY)
                 shift[v].get(side);
             else
                 load<S, W>((const S *)row[shift_at] + i, side);
             if (TABLES)
-                add_table<T, S, W>(flat[SHIFT_TABLE_AT], i, ROUND, side);
+                add_table<S, W>(flat[SHIFT_TABLE_AT], i, side);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 y[j] += side[j];
@@ -639,7 +661,8 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
             lean = lean && norm_flat(g, t + TABLE) &&
                    (!d[t + TABLE] || (g.is_f32 >> t & 1) == (g.is_f32 >> (t + TABLE) & 1));
     } else {
-        lean = lean && !d[GATE] && !(half && (g.weight_f32 || g.bias_f32)) && (CENTRED ? !round_norm : !g.bias);
+        lean = lean && !d[GATE] && !(half && (g.weight_f32 || g.bias_f32)) && (CENTRED ? !round_norm : !g.bias) &&
+               !(round_norm && g.weight_offset != 0);
     }
     if (!lean)
         return norm_launch_loop<T, CENTRED, VEC<T>>(op, s, g);

@@ -134,40 +134,6 @@ struct rope_columns {
     }
 };
 
-/* Two elements of T in a word. */
-template <typename T>
-struct rope_pair_of;
-template <>
-struct rope_pair_of<bf16> {
-    typedef __nv_bfloat162 type;
-};
-template <>
-struct rope_pair_of<f16> {
-    typedef __half2 type;
-};
-/* a * b, each product rounded. */
-template <typename T>
-__device__ __forceinline__ uint32_t pair_mul(uint32_t a, uint32_t b)
-{
-    typedef typename rope_pair_of<T>::type P;
-    const P y = __hmul2_rn(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
-    return *reinterpret_cast<const uint32_t *>(&y);
-}
-template <typename T>
-__device__ __forceinline__ uint32_t pair_add(uint32_t a, uint32_t b)
-{
-    typedef typename rope_pair_of<T>::type P;
-    const P y = __hadd2_rn(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
-    return *reinterpret_cast<const uint32_t *>(&y);
-}
-template <typename T>
-__device__ __forceinline__ uint32_t pair_sub(uint32_t a, uint32_t b)
-{
-    typedef typename rope_pair_of<T>::type P;
-    const P y = __hsub2_rn(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
-    return *reinterpret_cast<const uint32_t *>(&y);
-}
-
 /* Rotates x and y, the thread's two sets. A model that rounds every step computes in T: the products of two T are
    exact in float, so rounding them once is the same. */
 template <typename T, typename FORM>

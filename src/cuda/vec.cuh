@@ -142,6 +142,47 @@ __device__ __forceinline__ packed<T> packed_all(float v)
     return {make_uint4(bits, bits, bits, bits)};
 }
 
+/* Two elements of T in a word, or one float: products, sums and differences, each rounded to T. Those of two halves
+   have so few bits that a float would hold them, or round them the same. */
+template <typename T>
+struct pair_of;
+template <>
+struct pair_of<bf16> {
+    typedef __nv_bfloat162 type;
+};
+template <>
+struct pair_of<f16> {
+    typedef __half2 type;
+};
+#define PAIR_OP(name, of_halves, of_floats)                                                                          \
+    template <typename T>                                                                                            \
+    __device__ __forceinline__ uint32_t name(uint32_t a, uint32_t b)                                                 \
+    {                                                                                                                \
+        if constexpr (sizeof(T) == 4) {                                                                              \
+            return __float_as_uint(of_floats(__uint_as_float(a), __uint_as_float(b)));                               \
+        } else {                                                                                                     \
+            typedef typename pair_of<T>::type P;                                                                     \
+            const P y = of_halves(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));               \
+            return *reinterpret_cast<const uint32_t *>(&y);                                                          \
+        }                                                                                                            \
+    }
+PAIR_OP(pair_mul, __hmul2_rn, __fmul_rn)
+PAIR_OP(pair_add, __hadd2_rn, __fadd_rn)
+PAIR_OP(pair_sub, __hsub2_rn, __fsub_rn)
+#undef PAIR_OP
+template <typename T>
+__device__ __forceinline__ packed<T> packed_mul(packed<T> a, packed<T> b)
+{
+    return {make_uint4(pair_mul<T>(a.raw.x, b.raw.x), pair_mul<T>(a.raw.y, b.raw.y), pair_mul<T>(a.raw.z, b.raw.z),
+                       pair_mul<T>(a.raw.w, b.raw.w))};
+}
+template <typename T>
+__device__ __forceinline__ packed<T> packed_add(packed<T> a, packed<T> b)
+{
+    return {make_uint4(pair_add<T>(a.raw.x, b.raw.x), pair_add<T>(a.raw.y, b.raw.y), pair_add<T>(a.raw.z, b.raw.z),
+                       pair_add<T>(a.raw.w, b.raw.w))};
+}
+
 template <typename T>
 __device__ __forceinline__ packed<T> load_packed(const T *p)
 {
