@@ -1,8 +1,8 @@
 """What the model benchmarks share: models with random weights, the variants of a model, their check and their time.
 
-A variant is named by its parts: "eager", "adze" (patched) or "adze norm" (its norms alone), then "compile"
-(torch.compile) or, in place of both, "pass" (adze.compile of the unpatched model), then "graph" (adze.graph over it,
-CUDA only).
+A variant is named by its parts: "eager", "adze" (patched), "adze fast" (with numerics="fast") or "adze norm" (its
+norms alone), then "compile" (torch.compile) or, in place of both, "pass" (adze.compile of the unpatched model), then
+"graph" (adze.graph over it, CUDA only).
 """
 
 import argparse
@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 
 import adze
 
-CPU_VARIANTS = ["eager", "compile", "adze", "adze + compile", "pass"]
-PATCHED = {"adze": None, "adze norm": ["norm"]}  # ops for adze.patch
-GRAPH_VARIANTS = ["eager + graph", "compile + graph", "adze + graph", "adze + compile + graph", "pass + graph"]
+CPU_VARIANTS = ["eager", "compile", "adze", "adze + compile", "adze fast", "adze fast + compile", "pass"]
+PATCHED = {"adze": {}, "adze fast": {"numerics": "fast"}, "adze norm": {"ops": ["norm"]}}  # arguments of adze.patch
+GRAPH_VARIANTS = [f"{name} + graph" for name in CPU_VARIANTS]
 
 
 # ---- Models without a checkpoint ----
@@ -103,7 +103,7 @@ def variant(name, module, device, mode=None, regional=False):
         raise ValueError(f"there is no variant {name!r}")
     mode = None if "graph" in parts else mode  # modes with CUDA graphs of their own cannot be captured
     torch._dynamo.reset()
-    handle = adze.patch(module, ops=PATCHED[parts[0]]) if parts[0] in PATCHED else None
+    handle = adze.patch(module, **PATCHED[parts[0]]) if parts[0] in PATCHED else None
     made, blocks = module, []
     try:
         if handle is not None and not handle.patched:

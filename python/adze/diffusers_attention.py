@@ -63,10 +63,11 @@ def _norm_only(norm, q, k, q_norm, k_norm, q_out=None, k_out=None):
 
 def _joined(norm, rounding, *streams):
     """Queries and keys of two streams of tokens (q, k, their norms, cos, sin), normed and, with a table, rotated.
-    The ops write where the attention reads; a compiler is left to see to that by itself."""
+    The ops write where the attention reads; but Dynamo takes no out= that is a part of a tensor, as a norm's would
+    be."""
     outs = [(None, None)] * 2
-    compiling = torch.compiler.is_compiling()
-    if not compiling:
+    rooms = not torch.compiler.is_compiling() or all(cos is not None for *_, cos, _ in streams)
+    if rooms:
         q, first, second = streams[0][0], streams[0][0].shape[1], streams[1][0].shape[1]
         q_room, k_room = (q.new_empty(q.shape[0], first + second, *q.shape[2:]) for _ in range(2))
         outs = [(q_room[:, :first], k_room[:, :first]), (q_room[:, first:], k_room[:, first:])]
@@ -76,7 +77,7 @@ def _joined(norm, rounding, *streams):
             done.append(_norm_only(norm, *stream, q_out, k_out))
         else:
             done.append(_norm_rope(norm, rounding, *stream, cos, sin, q_out, k_out))
-    if not compiling:
+    if rooms:
         return q_room, k_room
     return torch.cat([done[0][0], done[1][0]], dim=1), torch.cat([done[0][1], done[1][1]], dim=1)
 

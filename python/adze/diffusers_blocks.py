@@ -7,6 +7,7 @@ from torch import nn
 
 from . import ops
 from .diffusers_norms import added, dense, gate_usable, gated, grouped, modulated
+from .patch_torch import product_gelu
 from .patching import plain, usable
 
 
@@ -37,7 +38,7 @@ def ltx(module, ctx):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = rows.unbind(2)
         x = modulated(self.norm1, norm1, steps, hidden_states, scale, shift, table[1], table[0])
         x = self.attn1(hidden_states=x, encoder_hidden_states=None, image_rotary_emb=image_rotary_emb)
-        hidden_states = gated(fast, hidden_states, x, gate, table[2])
+        hidden_states = gated(fast, hidden_states, x, gate, table[2], alone=True)
         x = self.attn2(
             hidden_states,
             encoder_hidden_states=encoder_hidden_states,
@@ -47,7 +48,7 @@ def ltx(module, ctx):
         x, hidden_states = added(
             self.norm2, norm2, steps, x, hidden_states, None, mlp_scale, mlp_shift, table[4], table[3]
         )
-        return gated(fast, hidden_states, self.ff(x), mlp_gate, table[5])
+        return gated(fast, hidden_states, self.ff(x), mlp_gate, table[5], alone=True)
 
     return forward
 
@@ -90,14 +91,41 @@ def flux(module, ctx):
 
 def _side_by_side(act_module, act, first, x):
     """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself, as compilers do."""
-    if torch.compiler.is_compiling():
-        return torch.cat([first, act_module(x)], dim=2)
     if plain(act_module, act.cls) and usable(x) and x.dtype == first.dtype:
+        if torch.compiler.is_compiling():
+            return torch.cat([first, act.cls.forward(act_module, x)], dim=2)
         room = x.new_empty(*x.shape[:-1], first.shape[-1] + x.shape[-1])
         ops.activation(x, act.name, out=room[..., first.shape[-1] :])
         room[..., : first.shape[-1]] = first
         return room
     return torch.cat([first, act_module(x)], dim=2)
+
+
+def _room_with_mlp(block, act, x):
+    """What proj_out takes, with its second part made and room for as many columns as x has before it; or None."""
+    if torch.compiler.is_compiling() or not plain(block.act_mlp, act.cls):
+        return None
+    size = x.shape[-1]
+    room = x.new_empty(*x.shape[:-1], size + block.mlp_hidden_dim)
+    return room if product_gelu(block.proj_mlp, x, room[..., size:]) is not None else None
+
+
+def _end_to_end(first, rest):
+    """torch.cat([first, rest], dim=1), or no copy where they are the parts that a block before has cut."""
+    (n, size), stride = first.shape[1:], first.stride()
+    if (
+        not torch.compiler.is_compiling()
+        and type(first) is type(rest) is torch.Tensor
+        and not (first.requires_grad or rest.requires_grad)
+        and first.untyped_storage().data_ptr() == rest.untyped_storage().data_ptr()
+        and rest.storage_offset() == first.storage_offset() + n * size
+        and rest.stride() == stride == (stride[0], size, 1)
+        and first.dtype == rest.dtype
+        and first.shape[0] == rest.shape[0]
+        and (first.shape[0] == 1 or stride[0] == (n + rest.shape[1]) * size)
+    ):
+        return first.as_strided((first.shape[0], n + rest.shape[1], size), stride)
+    return torch.cat([first, rest], dim=1)
 
 
 def flux_single(module, ctx):
@@ -107,14 +135,20 @@ def flux_single(module, ctx):
         return act
     if ctx.match and not act.once:
         return f"{act.name} rounds more than once"
+    at_once = fast and act.name == "gelu_pytorch_tanh"
 
     def forward(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
         n = encoder_hidden_states.shape[1]
-        tokens = torch.cat([encoder_hidden_states, hidden_states], dim=1)
+        tokens = _end_to_end(encoder_hidden_states, hidden_states)
         x, gate = self.norm(tokens, emb=temb)
-        mlp = self.proj_mlp(x)
+        room = _room_with_mlp(self, act, x) if at_once else None
+        mlp = self.proj_mlp(x) if room is None else None
         x = self.attn(hidden_states=x, image_rotary_emb=image_rotary_emb, **(joint_attention_kwargs or {}))
-        x = self.proj_out(_side_by_side(self.act_mlp, act, x, mlp))
+        if room is None:
+            room = _side_by_side(self.act_mlp, act, x, mlp)
+        else:
+            room[..., : x.shape[-1]] = x
+        x = self.proj_out(room)
         tokens = _finite(gated(fast, tokens, x, gate[:, None]))
         return tokens[:, :n], tokens[:, n:]
 
@@ -379,7 +413,7 @@ def _hunyuan_video_single(module, ctx, replaces):
         **kwargs,
     ):
         n = encoder_hidden_states.shape[1]
-        tokens = torch.cat([hidden_states, encoder_hidden_states], dim=1)
+        tokens = _end_to_end(hidden_states, encoder_hidden_states)
         x, gate = self.norm(tokens, emb=temb)
         x = attended(self, tokens, x, n, attention_mask, image_rotary_emb)
         tokens = gated(fast, tokens, x, gate[:, None])
@@ -396,7 +430,7 @@ def _hunyuan_video_single(module, ctx, replaces):
         num_tokens=None,
     ):
         n = encoder_hidden_states.shape[1]
-        tokens = torch.cat([hidden_states, encoder_hidden_states], dim=1)
+        tokens = _end_to_end(hidden_states, encoder_hidden_states)
         x, gate, first_gate = self.norm(tokens, temb, token_replace_emb, num_tokens)
         x = attended(self, tokens, x, n, attention_mask, image_rotary_emb)
         first = gated(fast, tokens[:, :num_tokens], x[:, :num_tokens], first_gate[:, None])

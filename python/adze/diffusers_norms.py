@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from . import ops
-from .patch_torch import Act, Norm, act_usable
+from .patch_torch import Act, Norm, act_usable, product_gelu
 from .patching import plain, usable
 
 # ---- Norms of one input ----
@@ -104,10 +104,11 @@ def added(child, norm, steps, x, residual, gate=None, scale=None, shift=None, sc
     return modulated(child, norm, steps, total, scale, shift, scale_table, shift_table), total
 
 
-def gate_usable(residual, x, gate, table):
-    """Whether adze's op may have residual + (gate + table) * x. A compiler fuses it with what is around it."""
+def gate_usable(residual, x, gate, table, alone=False):
+    """Whether adze's op may have residual + (gate + table) * x. A compiler fuses it with what is around it, unless it
+    is alone between operators that are not the compiler's."""
     return (
-        not torch.compiler.is_compiling()
+        (not torch.compiler.is_compiling() or (alone and x.is_cuda))
         and x.dim() == gate.dim() == 3
         and x.shape == residual.shape
         and x.dtype == residual.dtype
@@ -118,9 +119,9 @@ def gate_usable(residual, x, gate, table):
     )
 
 
-def gated(fast, residual, x, gate, table=None):
+def gated(fast, residual, x, gate, table=None, alone=False):
     """residual + (gate + table) * x; that sum of gates and the product are not rounded when fast."""
-    if _alike(x, gate, table) and gate_usable(residual, x, gate, table):
+    if _alike(x, gate, table) and gate_usable(residual, x, gate, table, alone):
         return ops.gated_add(x, residual, gate, gate_table=table, rounding=0 if fast else ops.ROUND_STEPS)
     gate = gate if table is None else table + gate
     if fast and x.dtype == residual.dtype == gate.dtype:
@@ -287,8 +288,12 @@ def swiglu(module, ctx):
 def gelu(module, ctx):
     """A Linear and a GELU."""
     act = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}[module.approximate]
+    at_once = not ctx.match and module.approximate == "tanh"
 
     def forward(self, hidden_states):
+        made = product_gelu(self.proj, hidden_states) if at_once else None
+        if made is not None:
+            return made
         hidden_states = self.proj(hidden_states)
         return ops.activation(hidden_states, act) if usable(hidden_states) else self.gelu(hidden_states)
 

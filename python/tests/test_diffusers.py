@@ -243,6 +243,28 @@ def test_fast_is_close_and_not_the_same():
     torch.testing.assert_close(found, expected, rtol=0.016, atol=0.016 * expected.abs().max().item())
 
 
+def test_parts_of_one_tensor_are_joined_without_a_copy():
+    from adze.diffusers_blocks import _end_to_end
+
+    for batch in (1, 2):
+        x = torch.randn(batch, 7, 16)
+        joined = _end_to_end(x[:, :3], x[:, 3:])
+        assert joined.data_ptr() == x.data_ptr()
+        assert torch.equal(joined, x)
+    gap, trained = torch.randn(2, 8, 16), torch.randn(1, 7, 16, requires_grad=True)
+    for first, rest in [
+        (gap[:, :3], gap[:, 4:]),
+        (gap[:, :3], gap[:, 3:7]),
+        (gap[:, 3:], gap[:, :3]),
+        (gap[:, :3, :8], gap[:, 3:, :8]),
+        (gap[:1, :3], gap[1:, :5]),
+        (trained[:, :3], trained[:, 3:]),
+    ]:
+        joined = _end_to_end(first, rest)
+        assert joined.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        assert torch.equal(joined, torch.cat([first, rest], dim=1))
+
+
 # ---- What models are asked to do ----
 
 
