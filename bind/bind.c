@@ -35,6 +35,15 @@ void bind_number(bind_call *call, const adze_field *f, double value)
         bind_fail(call, "%s: %s is %.0f, it must fit in 32 bits", call->op->name, f->name, value);
 }
 
+static void make_dense(adze_tensor *t)
+{
+    int64_t stride = 1;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        t->stride[d] = stride;
+        stride *= t->shape[d] > 1 ? t->shape[d] : 1;
+    }
+}
+
 void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride)
 {
     adze_tensor *t = bind_tensor(call, f);
@@ -43,32 +52,40 @@ void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_
         return;
     }
     t->rank = (int32_t)rank;
-    int64_t dense = 1;
-    for (int d = 0; d < t->rank; d++)
-        stride = shape[d] ? stride : NULL; /* an empty tensor may have any strides, and needs none */
-    for (int d = t->rank - 1; d >= 0; d--) {
+    int dense = !stride;
+    for (int d = 0; d < t->rank; d++) {
         t->shape[d] = shape[d];
-        t->stride[d] = stride ? stride[d] : dense;
-        dense *= shape[d] > 1 ? shape[d] : 1;
+        t->stride[d] = stride ? stride[d] : 1;
+        dense |= shape[d] == 0; /* an empty tensor may have any strides, and needs none */
     }
+    if (dense)
+        make_dense(t);
 }
 
-int bind_outputs(bind_call *call, bind_form form)
+void bind_check(bind_call *call, const adze_field *f)
 {
-    if (call->error[0] || !took(call, adze_dispatch_outputs(call->op, call->args)))
-        return 0;
-    for (const adze_field *f = call->op->fields; f->name; f++) {
-        if (!bind_is_out(f))
-            continue;
-        adze_tensor *t = bind_tensor(call, f);
-        if (bind_returns(f, form) && t->dtype == ADZE_NONE)
-            bind_fail(call, "%s: the arguments give %s no value", call->op->name, f->name);
-        if (!bind_returns(f, form) && t->dtype != ADZE_NONE && f->kind == ADZE_OUT_IF)
+    if (!call->error[0])
+        took(call, adze_check_tensor(call->op, f, bind_tensor(call, f)));
+}
+
+int bind_outputs(bind_call *call)
+{
+    return !call->error[0] && took(call, adze_dispatch_outputs(call->op, call->args));
+}
+
+int bind_output(bind_call *call, bind_form form, const adze_field *f)
+{
+    adze_tensor *t = bind_tensor(call, f);
+    const int returned = bind_returns(f, form);
+    if (returned && t->dtype == ADZE_NONE)
+        bind_fail(call, "%s: the arguments give %s no value", call->op->name, f->name);
+    if (!returned && t->dtype != ADZE_NONE) {
+        if (f->kind == ADZE_OUT_IF)
             bind_fail(call, "%s: the arguments give %s too; take the form that returns it", call->op->name, f->name);
-        if (!bind_returns(f, form))
-            *t = (adze_tensor){.dtype = ADZE_NONE};
+        *t = (adze_tensor){.dtype = ADZE_NONE};
     }
-    return call->error[0] == 0;
+    make_dense(t);
+    return returned && !call->error[0];
 }
 
 int bind_scratch(bind_call *call, size_t *bytes)
@@ -115,12 +132,21 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
             bind_number(&call, f, *numbers++);
             continue;
         }
-        bind_shape(&call, f, in->rank, in->shape, NULL);
         adze_tensor *t = bind_tensor(&call, f);
-        t->dtype = in++->dtype;
+        const adze_tensor *from = in++;
         t->data = (void *)(uintptr_t)((uint64_t)(in - tensors) << 52);
+        if (bind_is_out(f))
+            continue;
+        bind_shape(&call, f, from->rank, from->shape, NULL);
+        t->dtype = from->dtype;
+        bind_check(&call, f);
     }
-    if (call.error[0] || !took(&call, adze_dispatch_outputs(call.op, call.args)) || !bind_scratch(&call, scratch))
+    if (!bind_outputs(&call))
+        return call.error;
+    for (const adze_field *f = call.op->fields; f->name; f++)
+        if (bind_is_out(f))
+            make_dense(bind_tensor(&call, f));
+    if (!bind_scratch(&call, scratch))
         return call.error;
     for (const adze_field *f = call.op->fields; f->name; f++)
         if (bind_is_tensor(f))

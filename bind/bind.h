@@ -57,9 +57,10 @@ static inline int bind_returns(const adze_field *f, bind_form form)
     return f->kind == ADZE_OUT || (bind_is_out(f) && form == BIND_ALL);
 }
 
-__attribute__((format(printf, 2, 3))) void bind_fail(bind_call *call, const char *format, ...);
+__attribute__((format(printf, 2, 3), cold)) void bind_fail(bind_call *call, const char *format, ...);
 void bind_number(bind_call *call, const adze_field *f, double value);
 void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride);
+void bind_check(bind_call *call, const adze_field *f); /* an input, for bind_outputs() */
 /* torch.c: NULL, or a sentence; a second call does nothing. torch must have been imported. */
 ADZE_API const char *adze_torch_register(void);
 /* One line per op: name and fields, as `kind name` with the words of an int in brackets. For the Python package. */
@@ -72,8 +73,11 @@ int bind_prepare(bind_call *call);
    writes dtype and shape of the outputs, NONE where there is none, and the bytes of scratch on CUDA. NULL, or why the
    call is refused. */
 const char *bind_describe_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch);
-/* What outputs() gives, held against what the form returns. */
-int bind_outputs(bind_call *call, bind_form form);
+/* Writes dtype and shape of the outputs, once the inputs are there and have been checked. */
+int bind_outputs(bind_call *call);
+/* Whether the form returns that output: it then has dense strides, and waits for its memory. What the form does not
+   return is absent. */
+int bind_output(bind_call *call, bind_form form, const adze_field *f);
 /* The op's call, once every tensor has its memory; `scratch` is asked only when the op needs some. */
 int bind_scratch(bind_call *call, size_t *bytes);
 int bind_run(bind_call *call, bind_form form, void *scratch, size_t bytes); /* outputs of BIND_OUT are checked */

@@ -76,14 +76,15 @@ static int dtype_from(int32_t torch_dtype)
 typedef struct torch_call {
     bind_call call;
     tensor taken[BIND_FIELDS], made[BIND_FIELDS], scratch;
-    int n_taken, n_made;
+    const adze_field *outs[BIND_FIELDS];
+    int n_taken, n_made, n_outs;
     int32_t device_type, device_index; /* of the first tensor; type -1 before it */
 } torch_call;
 
 /* A tensor of the stack; an optional one lies in a cell made by C++'s new. */
 static tensor pop_tensor(int optional, value v)
 {
-    if (!optional || !v)
+    if (!optional)
         return (tensor)(uintptr_t)v;
     value *cell = (value *)(uintptr_t)v;
     tensor t = (tensor)(uintptr_t)*cell;
@@ -106,15 +107,14 @@ static void device_name(char *text, size_t size, int32_t type, int32_t index)
 static void take_tensor(torch_call *c, const adze_field *f, value v)
 {
     tensor t = pop_tensor(f->kind != ADZE_IN && f->kind != ADZE_OUT, v);
-    if (!t)
-        return;
     c->taken[c->n_taken++] = t;
     int64_t rank, *shape, *stride;
-    int32_t dtype, type, index;
+    int32_t dtype, type, index = -1;
     adze_tensor *view = bind_tensor(&c->call, f);
     if (torch.aoti_torch_get_dim(t, &rank) || torch.aoti_torch_get_sizes(t, &shape) ||
         torch.aoti_torch_get_strides(t, &stride) || torch.aoti_torch_get_dtype(t, &dtype) ||
-        torch.aoti_torch_get_device_type(t, &type) || torch.aoti_torch_get_device_index(t, &index) ||
+        torch.aoti_torch_get_device_type(t, &type) ||
+        (type != torch.cpu && torch.aoti_torch_get_device_index(t, &index)) ||
         (bind_is_out(f) ? torch.torch_get_mutable_data_ptr(t, &view->data)
                         : torch.torch_get_const_data_ptr(t, (const void **)&view->data))) {
         bind_fail(&c->call, "%s: torch does not say what %s is", c->call.op->name, f->name);
@@ -144,6 +144,17 @@ static void take_number(torch_call *c, const adze_field *f, value v)
     bind_number(&c->call, f, number);
 }
 
+/* Zero is an absent tensor or the number 0: the field has it already. */
+static inline void take(torch_call *c, const adze_field *f, value v, bind_form form)
+{
+    if (v && bind_is_tensor(f)) {
+        take_tensor(c, f, v);
+        if (form != BIND_OUT)
+            bind_check(&c->call, f);
+    } else if (v)
+        take_number(c, f, v);
+}
+
 static tensor make(torch_call *c, int64_t rank, const int64_t *shape, const int64_t *stride, int32_t dtype)
 {
     tensor t = NULL;
@@ -154,12 +165,12 @@ static tensor make(torch_call *c, int64_t rank, const int64_t *shape, const int6
 
 static void make_outputs(torch_call *c, bind_form form)
 {
-    if (!bind_outputs(&c->call, form))
+    if (!bind_outputs(&c->call))
         return;
-    for (const adze_field *f = c->call.op->fields; f->name; f++) {
-        adze_tensor *view = bind_tensor(&c->call, f);
-        if (!bind_returns(f, form))
+    for (int i = 0; i < c->n_outs; i++) {
+        if (!bind_output(&c->call, form, c->outs[i]))
             continue;
+        adze_tensor *view = bind_tensor(&c->call, c->outs[i]);
         tensor t = make(c, view->rank, view->shape, view->stride, torch.dtype[view->dtype]);
         if (!t)
             return;
@@ -185,8 +196,10 @@ static void run(torch_call *c, bind_form form)
 {
     size_t bytes = 0;
     void *scratch = NULL;
-    if (c->call.error[0] || !bind_scratch(&c->call, &bytes))
+    if (c->call.error[0] || (form == BIND_OUT && !bind_scratch(&c->call, &bytes)))
         return;
+    if (form != BIND_OUT && c->call.op->scratch)
+        bytes = c->call.op->scratch(c->call.stream, c->call.args);
     if (bytes) {
         const int64_t size = (int64_t)bytes, one = 1;
         c->scratch = make(c, 1, &size, &one, torch.uint8);
@@ -199,23 +212,19 @@ static void run(torch_call *c, bind_form form)
 
 static void call_op(const adze_op *op, bind_form form, value *stack)
 {
+    const value *stack_at = stack;
     torch_call c;
     bind_begin(&c.call, op);
-    c.n_taken = c.n_made = 0;
+    c.n_taken = c.n_made = c.n_outs = 0;
     c.scratch = NULL;
     c.device_type = -1;
-    int at = 0;
-    for (const adze_field *f = op->fields; f->name; f++) {
+    for (const adze_field *f = op->fields; f->name; f++)
         if (bind_is_out(f))
-            continue;
-        if (bind_is_tensor(f))
-            take_tensor(&c, f, stack[at++]);
+            c.outs[c.n_outs++] = f;
         else
-            take_number(&c, f, stack[at++]);
-    }
-    for (const adze_field *f = op->fields; form == BIND_OUT && f->name; f++)
-        if (bind_is_out(f))
-            take_tensor(&c, f, stack[at++]);
+            take(&c, f, *stack_at++, form);
+    for (int i = 0; form == BIND_OUT && i < c.n_outs; i++)
+        take(&c, c.outs[i], *stack_at++, form);
     if (form != BIND_OUT)
         make_outputs(&c, form);
     take_stream(&c);
@@ -314,7 +323,10 @@ static void loop_range(int64_t begin, int64_t end, void *of)
 static void parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *context)
 {
     loop of = {body, context};
-    torch.torch_parallel_for(0, count, grain > 0 ? grain : 1, loop_range, &of);
+    if (count <= grain)
+        body(context, 0, count);
+    else
+        torch.torch_parallel_for(0, count, grain > 0 ? grain : 1, loop_range, &of);
 }
 
 /* NULL, or the name of what this libtorch lacks. */

@@ -25,13 +25,17 @@ int adze_cpu_features(void)
 
 size_t adze_cpu_cache(void)
 {
+    static _Atomic size_t known;
+    if (known)
+        return known;
     long size = -1;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     size = sysconf(_SC_LEVEL3_CACHE_SIZE);
     if (size <= 0)
         size = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
-    return size > 0 ? (size_t)size : (size_t)32 << 20;
+    known = size > 0 ? (size_t)size : (size_t)32 << 20;
+    return known;
 }
 
 int adze_can_run(const adze_kernel *k, adze_stream s)

@@ -86,7 +86,7 @@ static int span(const adze_tensor *t, int64_t *low, int64_t *high)
 }
 
 /* What must hold for one tensor of any op. */
-static adze_status check_tensor(const adze_op *op, const adze_field *f, const adze_tensor *t)
+adze_status adze_check_tensor(const adze_op *op, const adze_field *f, const adze_tensor *t)
 {
     if (t->dtype == ADZE_NONE) {
         ADZE_REQUIRE(f->kind != ADZE_IN, ADZE_BAD_ARG, "%s: %s is absent", op->name, f->name);
@@ -297,7 +297,7 @@ static void trace_tensor(const adze_op *op, const char *args, const adze_field *
         fprintf(stderr, "@+%lld", (long long)offset);
 }
 
-static void trace(const adze_op *op, const char *args, const char *kernel)
+__attribute__((cold)) static void trace(const adze_op *op, const char *args, const char *kernel)
 {
     flockfile(stderr);
     fprintf(stderr, "%s", op->name);
@@ -347,7 +347,7 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
                  call->flags, ADZE_CONST_WEIGHTS);
     for (const adze_field *f = op->fields; f->name; f++)
         if (is_tensor(f))
-            ADZE_CHECK(check_tensor(op, f, tensor_at(f, args)));
+            ADZE_CHECK(adze_check_tensor(op, f, tensor_at(f, args)));
     ADZE_CHECK(op->validate(args));
     return check_outputs(op, args);
 }
@@ -366,8 +366,10 @@ static adze_status check_scratch(const adze_op *op, adze_stream s, const char *a
 /* Whether ADZE_KERNEL names another row of this op. */
 static int forced_away(const adze_op *op, const adze_kernel *k)
 {
+    if (!settings.kernel)
+        return 0;
     const size_t n = strlen(op->name);
-    return settings.kernel && strncmp(settings.kernel, op->name, n) == 0 && settings.kernel[n] == ':' &&
+    return strncmp(settings.kernel, op->name, n) == 0 && settings.kernel[n] == ':' &&
            strcmp(settings.kernel + n + 1, k->name) != 0;
 }
 
@@ -415,21 +417,8 @@ adze_status adze_dispatch(const adze_op *op, adze_stream s, const void *caller)
 
 adze_status adze_dispatch_outputs(const adze_op *op, void *args)
 {
-    for (const adze_field *f = op->fields; f->name; f++)
-        if (is_out(f))
-            ((adze_tensor *)(void *)((char *)args + f->offset))->dtype = ADZE_NONE;
-        else if (is_tensor(f))
-            ADZE_CHECK(check_tensor(op, f, tensor_at(f, args)));
     ADZE_CHECK(op->validate(args));
     op->outputs(args);
-    for (const adze_field *f = op->fields; f->name; f++) {
-        adze_tensor *t = (void *)((char *)args + f->offset);
-        int64_t stride = 1;
-        for (int d = is_out(f) && t->dtype ? t->rank - 1 : -1; d >= 0; d--) {
-            t->stride[d] = stride;
-            stride *= t->shape[d] > 1 ? t->shape[d] : 1;
-        }
-    }
     return ADZE_OK;
 }
 

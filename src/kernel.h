@@ -22,12 +22,14 @@ extern const adze_op *const adze_ops[]; /* the same, ended by NULL */
 adze_status adze_dispatch(const adze_op *op, adze_stream stream, const void *args);
 adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *kernel, adze_stream stream, const void *args);
 adze_status adze_dispatch_scratch(const adze_op *op, adze_stream stream, const void *args, size_t *bytes);
-/* For who allocates: checks the inputs, then writes each output's dtype, shape and dense strides; NONE where there is
-   none. The args are of this library's version. */
+/* For who allocates, in three steps, with args of this library's version: each input is checked as it is taken, */
+adze_status adze_check_tensor(const adze_op *op, const adze_field *field, const adze_tensor *tensor);
+/* then all of them are, and the dtype and shape of each output is written, which was zero and stays so where there is
+   none, */
 adze_status adze_dispatch_outputs(const adze_op *op, void *args);
-/* Then runs the op, once the outputs have new memory: nothing is checked a second time. */
+/* and the op is run, once the outputs have new memory: nothing is checked a second time. */
 adze_status adze_dispatch_made(const adze_op *op, adze_stream stream, const void *args);
-adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 const adze_op *adze_find_op(const char *name, size_t length);
 
 #define ADZE_REQUIRE(cond, status, ...)                                                                              \

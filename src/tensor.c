@@ -171,23 +171,26 @@ void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_ten
 {
     memset(rows, 0, sizeof *rows);
     rows->count = 1;
-    int rank = 0;
+    int rank = 0, given[ADZE_ROW_TENSORS], count = 0;
+    for (int i = 0; i < n; i++)
+        if (tensors[i]->dtype != ADZE_NONE)
+            given[count++] = i;
     for (int d = 0; d < x->rank - 1; d++) {
         rows->count *= x->shape[d];
         if (x->shape[d] == 1)
             continue;
         int64_t stride[ADZE_ROW_TENSORS];
         int merges = rank > 0;
-        for (int i = 0; i < n; i++) {
-            const adze_tensor *t = tensors[i];
+        for (int i = 0; i < count; i++) {
+            const adze_tensor *t = tensors[given[i]];
             const int at = d - (x->rank - t->rank);
-            stride[i] = t->dtype == ADZE_NONE || at < 0 || t->shape[at] == 1 ? 0 : t->stride[at];
-            merges = merges && rows->stride[i][rank - 1] == stride[i] * x->shape[d];
+            stride[i] = at < 0 || t->shape[at] == 1 ? 0 : t->stride[at];
+            merges = merges && rows->stride[given[i]][rank - 1] == stride[i] * x->shape[d];
         }
         rank += !merges;
         rows->size[rank - 1] = merges ? rows->size[rank - 1] * x->shape[d] : x->shape[d];
-        for (int i = 0; i < n; i++)
-            rows->stride[i][rank - 1] = stride[i];
+        for (int i = 0; i < count; i++)
+            rows->stride[given[i]][rank - 1] = stride[i];
     }
     if (rank == 0)
         rows->size[rank++] = 1;
