@@ -16,50 +16,65 @@ INLINE vf exp_rest(vf x, vf whole)
     const vf n = whole - EXP_BIAS;
     return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
-/* 2^n e^r for |r| <= 0.35 and n from -151 to 63. The polynomial is off by 2^-28. The power of two is 2^(n + 64), an
-   exponent of n + 191, and then 2^-64, so that results below 2^-126 are rounded and not lost. */
-INLINE vf exp_parts(vf whole, vf r)
+/* 2^n e^(unit r) for |unit r| <= 0.35, n from -151 to 63 and a power of two as unit. The polynomial is off by 2^-28.
+   The power of two is 2^(n + 64), an exponent of n + 191, and then 2^-64, so that results below 2^-126 are rounded
+   and not lost. */
+INLINE vf exp_parts(vf whole, vf r, float unit)
 {
-    const vf square = r * r;
-    const vf low = vf_fma(r, vf_all(0x1.55548ap-3f), vf_all(0x1.fffffcp-2f));
-    const vf high = vf_fma(r, vf_all(0x1.123fb4p-7f), vf_all(0x1.555916p-5f));
-    const vf q = vf_fma(square, vf_fma(square, vf_all(0x1.6a1a8ep-10f), high), low);
-    const vf power = vf_fma(square, q, r) + 1;
+    const float unit2 = unit * unit, unit3 = unit2 * unit;
+    vf power = vf_fma(r, vf_all(unit3 * unit3 * 0x1.6a1a8ep-10f), vf_all(unit2 * unit3 * 0x1.123fb4p-7f));
+    power = vf_fma(power, r, vf_all(unit2 * unit2 * 0x1.555916p-5f));
+    power = vf_fma(power, r, vf_all(unit3 * 0x1.55548ap-3f));
+    power = vf_fma(power, r, vf_all(unit2 * 0x1.fffffcp-2f));
+    power = vf_fma(power, r, vf_all(unit));
+    power = vf_fma(power, r, vf_all(1));
 #if defined(__AVX512F__)
     return (vf)_mm512_scalef_ps((__m512)power, (__m512)(whole - EXP_BIAS));
 #else
     return power * (vf)((vu)whole << 23) * 0x1p-64f;
 #endif
 }
+/* e^x for x from -104 to 44, to 2 units. */
+INLINE vf exp_within(vf x)
+{
+    const vf whole = exp_whole(x);
+    return exp_parts(whole, exp_rest(x, whole), 1);
+}
 /* e^x for x <= 44, to 2 units. */
 INLINE vf vf_exp(vf x)
 {
-    x = vf_max(vf_all(-104), x); /* in this order NaN stays */
-    const vf whole = exp_whole(x);
-    return exp_parts(whole, exp_rest(x, whole));
+    return exp_within(vf_max(vf_all(-104), x)); /* in this order NaN stays */
 }
 
-/* Where the sign bit is set. For zeros and NaN either branch below gives the same. */
-INLINE vi act_sign(vf x)
-{
-    return (vi)x < 0;
-}
 /* x sigmoid(z) for a z of x's sign, with no cancellation and no overflow: e = exp(-|z|) is at most 1. */
 INLINE vf act_times_sigmoid(vf x, vf z)
 {
-    const vf e = vf_exp(vf_minus_abs(z));
-    return vf_over(vf_select(act_sign(x), x * e, x), 1 + e);
+    const vf e = exp_within(vf_minus_abs_to(z, 104));
+    return vf_over(vf_by_sign(x, x * e, x), 1 + e);
+}
+/* a^2 + b, rounded once, or where a target cannot, with a^2 in two parts, the first of them exact. */
+INLINE vf act_square_plus(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)a, (__m256)b);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)b, (float32x4_t)a, (float32x4_t)a);
+#else
+    const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
+    return high * high + b + (a - high) * (a + high);
+#endif
 }
 /* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
-   polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. a^2 is taken in two parts, the first of them exact. */
+   polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. -a^2 / 2 is n ln 2 - r / 2. */
 INLINE vf act_gelu(vf x)
 {
-    const vf a = -vf_max(vf_all(-14.25f), vf_minus_abs(x));
-    const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
-    const vf square = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
-    const vf whole = exp_whole(square + rest);
-    const vf e = exp_parts(whole, exp_rest(square, whole) + rest);
-    const vf w = vf_over(vf_all(1), a + 3), t = 1 - 6 * w;
+    const vf minus_a = vf_minus_abs_to(x, 14.25f);
+    const vf whole = vf_fma(minus_a * minus_a, vf_all(-0x1.715476p-1f), vf_all(EXP_BIAS)), n = whole - EXP_BIAS;
+    const vf r = vf_fma(n, vf_all(0x1.7f7d1cp-19f), act_square_plus(minus_a, n * 0x1.62e4p+0f));
+    const vf e = exp_parts(whole, r, -0.5f);
+    const vf w = vf_over(vf_all(1), 3 - minus_a), t = 1 - 6 * w;
     vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), vf_all(-0x1.d81ad4p-11f));
     g = vf_fma(g, t, vf_all(0x1.19e984p-10f));
     g = vf_fma(g, t, vf_all(0x1.c5a324p-8f));
@@ -69,7 +84,7 @@ INLINE vf act_gelu(vf x)
     g = vf_fma(g, t, vf_all(-0x1.04c734p-1f));
     g = vf_fma(g, t, vf_all(0x1.754a74p-1f));
     const vf tail = g * w * e;
-    return x * vf_select(act_sign(x), tail, 1 - tail);
+    return x * vf_by_sign(x, tail, 1 - tail);
 }
 INLINE vf act_relu(vf x)
 {
@@ -88,7 +103,7 @@ INLINE vf vf_act(int act, vf x)
     case ADZE_ACT_RELU2: return act_relu(x) * act_relu(x);
     case ADZE_ACT_SIGMOID: {
         const vf e = vf_exp(vf_minus_abs(x));
-        return vf_over(vf_select(act_sign(x), e, vf_all(1)), 1 + e);
+        return vf_over(vf_by_sign(x, e, vf_all(1)), 1 + e);
     }
     default: return x;
     }

@@ -5,7 +5,7 @@
 
 #include "cpu/act.h"
 
-enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096 };
+enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096, AHEAD = 1024 };
 
 typedef struct act_call {
     adze_tensor tensors[ACT_TENSORS]; /* value may be absent */
@@ -14,28 +14,31 @@ typedef struct act_call {
     int act, steps, stream;
 } act_call;
 
-/* n <= 16 elements from i on. */
-INLINE void act_lanes(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
+INLINE vf32 act_lanes(const act_call *c, vf32 y, vf32 value, int dtype, int act, int times)
 {
-    vf16 y = row_load_part(data[GATE], dtype, i, n);
-    for (int p = 0; p < VF_PARTS; p++)
+    for (int p = 0; p < 2 * VF_PARTS; p++)
         y.part[p] = vf_act(act, y.part[p]);
-    if (times) {
-        const vf16 value = row_load_part(data[VALUE], dtype, i, n);
-        if (c->steps)
-            y = row_round(dtype, y);
-        for (int p = 0; p < VF_PARTS; p++)
-            y.part[p] *= value.part[p];
-    }
-    row_store_part(data[OUT], dtype, i, y, n, c->stream);
+    if (times && c->steps)
+        y = row_round32(dtype, y);
+    for (int p = 0; p < 2 * VF_PARTS && times; p++)
+        y.part[p] *= value.part[p];
+    return y;
 }
 INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype, int act, int times)
 {
+    const char *gate = data[GATE], *value = data[times ? VALUE : GATE];
     int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        act_lanes(c, data, i, LANES, dtype, act, times);
-    if (i < n)
-        act_lanes(c, data, i, n - i, dtype, act, times);
+    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+        row_ahead(gate, dtype, i + AHEAD);
+        if (times)
+            row_ahead(value, dtype, i + AHEAD);
+        const vf32 x = row_load32(gate, dtype, i);
+        row_store32(data[OUT], dtype, i, act_lanes(c, x, row_load32(value, dtype, i), dtype, act, times), c->stream);
+    }
+    if (i < n) {
+        const vf32 x = row_load32_part(gate, dtype, i, n - i), factor = row_load32_part(value, dtype, i, n - i);
+        row_store32_part(data[OUT], dtype, i, act_lanes(c, x, factor, dtype, act, times), n - i);
+    }
 }
 
 INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)
@@ -74,7 +77,7 @@ INLINE adze_status act_run(act_call *c, adze_range_fn body)
     adze_merge(c->tensors[VALUE].dtype ? 3 : 2, tensors, 0);
     adze_rows_init(&c->rows, out, ACT_TENSORS, rows);
     c->dim = out->shape[out->rank - 1];
-    c->stream = row_streams(out, c->rows.count * c->dim);
+    c->stream = row_streams32(out, c->rows.count * c->dim);
     c->pieces = (c->dim + PIECE - 1) / PIECE;
     adze_parallel_for(c->rows.count * c->pieces, row_grain(c->dim < PIECE ? c->dim : PIECE), body, c);
     return ADZE_OK;

@@ -198,22 +198,14 @@ INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, 
         y = norm_plus(y, t->shift, j, n);
     row_store_part(t->out, out_dtype, j, y, n, t->stream_out);
 }
-/* Asks for 32 elements of the next row. */
-INLINE void norm_ahead(const char *next, int dtype, int64_t j)
-{
-    const char *at = next + j * (dtype == ADZE_F32 ? 4 : 2);
-    __builtin_prefetch(at);
-    if (dtype == ADZE_F32)
-        __builtin_prefetch(at + 64);
-}
 INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int centred)
 {
     int64_t j = 0;
     for (; j + 2 * LANES <= t->n; j += 2 * LANES) {
         if (t->next_x)
-            norm_ahead(t->next_x, dtype, j);
+            row_ahead(t->next_x, dtype, j);
         if (t->next_residual)
-            norm_ahead(t->next_residual, dtype, j);
+            row_ahead(t->next_residual, dtype, j);
         for (int64_t i = j; i < j + 2 * LANES; i += LANES)
             norm_put(t, dtype, out_dtype, centred, i, LANES);
     }

@@ -61,6 +61,26 @@ INLINE vf vf_minus_abs(vf a)
 {
     return (vf)((vu)a | 0x80000000u);
 }
+/* -|a|, or -limit where that is more; of a NaN either may be left. */
+INLINE vf vf_minus_abs_to(vf a, float limit)
+{
+#if defined(__AVX512DQ__)
+    return (vf)_mm512_range_ps((__m512)a, (__m512)vf_all(limit), 14); /* the smaller size, with a minus */
+#else
+    return vf_max(vf_all(-limit), vf_minus_abs(a));
+#endif
+}
+/* a where x has its sign bit set, elsewhere b. */
+INLINE vf vf_by_sign(vf x, vf a, vf b)
+{
+#if defined(__AVX512DQ__)
+    return (vf)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)x), (__m512)b, (__m512)a);
+#elif defined(__AVX2__)
+    return (vf)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)x);
+#else
+    return vf_select((vi)x < 0, a, b);
+#endif
+}
 INLINE vf vf_fma(vf a, vf b, vf c) /* contracted where the target can */
 {
     return a * b + c;
@@ -416,14 +436,144 @@ INLINE vf16 row_round(int dtype, vf16 f)
     return dtype == ADZE_F32 ? f : half_to_f32(dtype, f32_to_half(dtype, f));
 }
 
-/* A whole output that is larger than the cache, and whose rows start on 32 bytes, is streamed past it. */
-INLINE int row_streams(const adze_tensor *out, int64_t count)
+/* ---- Thirty-two elements from index i of a row, in an order of their own ---- */
+
+/* For work on lanes alone, between tensors of one dtype. A word of two bf16 elements is taken apart with a shift and
+   a mask, and put together in the same way: no lane changes its place. */
+typedef struct vf32 {
+    vf part[2 * VF_PARTS];
+} vf32;
+typedef uint32_t vu_loose __attribute__((vector_size(64 / VF_PARTS), aligned(2), may_alias));
+
+/* The bits of f, rounded to bf16 in the upper half, with the lower one undefined. A NaN must have none of its bits in
+   the lower half: so are those made from bf16 elements. */
+INLINE vu bf16_upper(vf f)
+{
+    const vu u = (vu)f;
+#if defined(__AVX512F__)
+    const __mmask16 odd = _mm512_test_epi32_mask((__m512i)u, _mm512_set1_epi32(0x10000));
+    return (vu)_mm512_mask_add_epi32((__m512i)(u + 0x7fffu), odd, (__m512i)u, _mm512_set1_epi32(0x8000));
+#elif defined(__aarch64__)
+    return u + 0x7fffu - (vu)vtstq_u32((uint32x4_t)u, vdupq_n_u32(0x10000));
+#else
+    return u + 0x7fffu + ((u >> 16) & 1);
+#endif
+}
+INLINE vu bf16_pair(vf even, vf odd)
+{
+    const vu low = bf16_upper(even), high = bf16_upper(odd);
+#if defined(__AVX512BW__)
+    return (vu)_mm512_mask_blend_epi16(0xaaaaaaaau, (__m512i)(low >> 16), (__m512i)high);
+#elif defined(__AVX2__)
+    return (vu)_mm256_blend_epi16((__m256i)(low >> 16), (__m256i)high, 0xaa);
+#elif defined(__aarch64__)
+    return (vu)vsriq_n_u32((uint32x4_t)high, (uint32x4_t)low, 16);
+#else
+    return low >> 16 | (high & 0xffff0000u);
+#endif
+}
+INLINE vf32 row_load32(const void *row, int dtype, int64_t i)
+{
+    vf32 f;
+    for (int p = 0; p < VF_PARTS && dtype == ADZE_BF16; p++) {
+        const vu pair = *(const vu_loose *)((const uint16_t *)row + i + 2 * p * VF_WIDTH);
+        f.part[2 * p] = (vf)(pair << 16);
+        f.part[2 * p + 1] = (vf)(pair & 0xffff0000u);
+    }
+    for (int k = 0; k < 2 && dtype != ADZE_BF16; k++) {
+        const vf16 half = row_load(row, dtype, i + k * LANES);
+        for (int p = 0; p < VF_PARTS; p++)
+            f.part[k * VF_PARTS + p] = half.part[p];
+    }
+    return f;
+}
+/* A line past the cache. */
+INLINE void row_stream_line(void *at, vf16 line)
+{
+#if defined(__AVX512F__)
+    _mm512_stream_ps(at, (__m512)line.part[0]);
+#else
+    row_stream(at, ADZE_F32, 0, line);
+#endif
+}
+/* A row that is streamed begins on a line, i is a multiple of 32. */
+INLINE void row_store32(void *row, int dtype, int64_t i, vf32 f, int stream)
+{
+    if (dtype == ADZE_BF16) {
+        vf16 line;
+        for (int p = 0; p < VF_PARTS; p++)
+            line.part[p] = (vf)bf16_pair(f.part[2 * p], f.part[2 * p + 1]);
+        if (stream)
+            row_stream_line((uint16_t *)row + i, line);
+        for (int p = 0; p < VF_PARTS && !stream; p++)
+            *(vu_loose *)((uint16_t *)row + i + 2 * p * VF_WIDTH) = (vu)line.part[p];
+        return;
+    }
+    for (int k = 0; k < 2; k++) {
+        vf16 half;
+        for (int p = 0; p < VF_PARTS; p++)
+            half.part[p] = f.part[k * VF_PARTS + p];
+        if (stream && dtype == ADZE_F32)
+            row_stream_line((float *)row + i + k * LANES, half);
+        else
+            row_store_part(row, dtype, i + k * LANES, half, LANES, stream);
+    }
+}
+/* Asks for them. */
+INLINE void row_ahead(const char *row, int dtype, int64_t i)
+{
+    const char *at = row + i * (dtype == ADZE_F32 ? 4 : 2);
+    __builtin_prefetch(at);
+    if (dtype == ADZE_F32)
+        __builtin_prefetch(at + 64);
+}
+/* The n < 32 last elements. */
+INLINE vf32 row_load32_part(const void *row, int dtype, int64_t i, int64_t n)
+{
+    const size_t size = dtype == ADZE_F32 ? 4 : 2;
+    char part[128] = {0};
+    memcpy(part, (const char *)row + (size_t)i * size, (size_t)n * size);
+    return row_load32(part, dtype, 0);
+}
+INLINE void row_store32_part(void *row, int dtype, int64_t i, vf32 f, int64_t n)
+{
+    const size_t size = dtype == ADZE_F32 ? 4 : 2;
+    char part[128];
+    row_store32(part, dtype, 0, f, 0);
+    memcpy((char *)row + (size_t)i * size, part, (size_t)n * size);
+}
+/* f as a store and a load would leave it. */
+INLINE vf32 row_round32(int dtype, vf32 f)
+{
+    for (int p = 0; p < 2 * VF_PARTS && dtype == ADZE_BF16; p++)
+        f.part[p] = (vf)(bf16_upper(f.part[p]) & 0xffff0000u);
+    for (int k = 0; k < 2 && dtype == ADZE_F16; k++) {
+        vf16 half;
+        for (int p = 0; p < VF_PARTS; p++)
+            half.part[p] = f.part[k * VF_PARTS + p];
+        half = row_round(dtype, half);
+        for (int p = 0; p < VF_PARTS; p++)
+            f.part[k * VF_PARTS + p] = half.part[p];
+    }
+    return f;
+}
+
+/* A whole output that is larger than the cache, and whose rows start on so many bytes, is streamed past it. */
+INLINE int row_streams_on(size_t bytes, const adze_tensor *out, int64_t count)
 {
     const size_t size = out->dtype == ADZE_F32 ? 4 : 2;
-    int streams = (size_t)count * size > adze_cpu_cache() && (uintptr_t)out->data % 32 == 0;
+    int streams = (size_t)count * size > adze_cpu_cache() && (uintptr_t)out->data % bytes == 0;
     for (int d = 0; d < out->rank - 1; d++)
-        streams = streams && (size_t)out->stride[d] * size % 32 == 0;
+        streams = streams && (size_t)out->stride[d] * size % bytes == 0;
     return streams;
+}
+INLINE int row_streams(const adze_tensor *out, int64_t count) /* in sixteens */
+{
+    return row_streams_on(32, out, count);
+}
+INLINE int row_streams32(const adze_tensor *out, int64_t count)
+{
+    return row_streams_on(64, out, count);
 }
 
 /* Rows per piece of parallel work, so that a piece is worth a thread's while. */
