@@ -1,7 +1,8 @@
 """Attention of diffusers' transformers with the norms and the rotation of queries and keys in one launch.
 
 The forward of an attention module hands everything to its processor. Processors stay what they are: the forwards here
-do the work of the processor that was known when the model was patched, and call it when it is another one now."""
+do the work of the processor that was known when the model was patched, and call it when it is another one now.
+Rotations round as the models do, also where numerics is "fast": they take no longer."""
 
 import sys
 
@@ -102,7 +103,7 @@ def ltx(module, ctx):
     norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
     if isinstance(norm, str):
         return norm
-    cls, original, rounding = found[0], ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    cls, original, rounding = found[0], ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
 
     def forward(
@@ -138,7 +139,7 @@ def flux(module, ctx):
     norm = found if isinstance(found, str) else _same_norms(ctx, *children)
     if isinstance(norm, str):
         return norm
-    (cls, copied), original, rounding = found, ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    (cls, copied), original, rounding = found, ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     project = cls.__call__.__globals__["_get_qkv_projections"]
 
@@ -189,7 +190,7 @@ def wan(module, ctx):
     if isinstance(norm, str):
         return norm
     cls, original = found[0], ctx.original
-    value, steps = ctx.rounding(ops.ROUND_VALUE), ctx.rounding(ops.ROUND_STEPS)
+    value, steps = ops.ROUND_VALUE, ops.ROUND_STEPS
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     project = cls.__call__.__globals__["_get_qkv_projections"]
 
@@ -223,7 +224,7 @@ def hunyuan_video(module, ctx, cls):
     rotation = fingerprint(sys.modules["diffusers.models.embeddings"].apply_rotary_emb)
     if rotation != "d721cd933375":
         return f"apply_rotary_emb is {rotation}, which no rule knows"
-    original, rounding = ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     out_proj, text_proj = getattr(module, "to_out", None) is not None, getattr(module, "to_add_out", None) is not None
 
@@ -273,7 +274,7 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
     norm = found if isinstance(found, str) else _same_norms(ctx, *children)
     if isinstance(norm, str):
         return norm
-    original, rounding = ctx.original, ctx.rounding(ops.ROUND_VALUE)
+    original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     names = frozenset(("image_rotary_emb", "encoder_hidden_states_mask"))
     dropout = len(module.to_out) > 1

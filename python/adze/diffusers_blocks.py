@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from . import ops
+from .beside import beside
 from .diffusers_norms import added, dense, gate_usable, gated, grouped, modulated
-from .patch_torch import product_gelu
 from .patching import plain, usable
 
 
@@ -90,24 +90,10 @@ def flux(module, ctx):
 
 
 def _side_by_side(act_module, act, first, x):
-    """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself, as compilers do."""
-    if plain(act_module, act.cls) and usable(x) and x.dtype == first.dtype:
-        if torch.compiler.is_compiling():
-            return torch.cat([first, act.cls.forward(act_module, x)], dim=2)
-        room = x.new_empty(*x.shape[:-1], first.shape[-1] + x.shape[-1])
-        ops.activation(x, act.name, out=room[..., first.shape[-1] :])
-        room[..., : first.shape[-1]] = first
-        return room
+    """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself."""
+    if plain(act_module, act.cls) and usable(x) and x.dtype == first.dtype and x.shape[:-1] == first.shape[:-1]:
+        return beside(first, x, act.name)
     return torch.cat([first, act_module(x)], dim=2)
-
-
-def _room_with_mlp(block, act, x):
-    """What proj_out takes, with its second part made and room for as many columns as x has before it; or None."""
-    if torch.compiler.is_compiling() or not plain(block.act_mlp, act.cls):
-        return None
-    size = x.shape[-1]
-    room = x.new_empty(*x.shape[:-1], size + block.mlp_hidden_dim)
-    return room if product_gelu(block.proj_mlp, x, room[..., size:]) is not None else None
 
 
 def _end_to_end(first, rest):
@@ -135,20 +121,14 @@ def flux_single(module, ctx):
         return act
     if ctx.match and not act.once:
         return f"{act.name} rounds more than once"
-    at_once = fast and act.name == "gelu_pytorch_tanh"
 
     def forward(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
         n = encoder_hidden_states.shape[1]
         tokens = _end_to_end(encoder_hidden_states, hidden_states)
         x, gate = self.norm(tokens, emb=temb)
-        room = _room_with_mlp(self, act, x) if at_once else None
-        mlp = self.proj_mlp(x) if room is None else None
+        mlp = self.proj_mlp(x)
         x = self.attn(hidden_states=x, image_rotary_emb=image_rotary_emb, **(joint_attention_kwargs or {}))
-        if room is None:
-            room = _side_by_side(self.act_mlp, act, x, mlp)
-        else:
-            room[..., : x.shape[-1]] = x
-        x = self.proj_out(room)
+        x = self.proj_out(_side_by_side(self.act_mlp, act, x, mlp))
         tokens = _finite(gated(fast, tokens, x, gate[:, None]))
         return tokens[:, :n], tokens[:, n:]
 

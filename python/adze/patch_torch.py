@@ -114,7 +114,7 @@ def act_usable(act, match, x, *others):
     return (act.once or not match or x.dtype == torch.float32) and usable(x, *others)
 
 
-def product_gelu(proj, x, out=None):
+def product_gelu(proj, x):
     """gelu(proj(x)) by its tanh formula from cuBLASLt, which does not round the product before it; None where proj is
     not a plain Linear with a bias, in half precision on a GPU."""
     if not x.is_cuda or x.dtype == torch.float32 or not plain(proj, nn.Linear) or proj.bias is None:
@@ -122,11 +122,8 @@ def product_gelu(proj, x, out=None):
     weight, bias = proj.weight, proj.bias
     if weight.dtype != x.dtype or bias.dtype != x.dtype or not usable(x, weight, bias):
         return None
-    rows = x.reshape(-1, x.shape[-1])
-    if out is None:
-        return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*x.shape[:-1], weight.shape[0])
-    torch._addmm_activation(bias, rows, weight.t(), use_gelu=True, out=out.view(-1, weight.shape[0]))
-    return out
+    made = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
+    return made.view(*x.shape[:-1], weight.shape[0])
 
 
 def act_note(act, ctx, forward):

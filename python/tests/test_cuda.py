@@ -289,7 +289,7 @@ def test_offloaded_pipelines(offload, when):
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
 def test_a_product_and_its_gelu(dtype):
-    """At once it is nearer to the exact values than with a product that was rounded; parts of tensors are written."""
+    """At once it is nearer to the exact values than with a product that was rounded."""
     from adze.patch_torch import product_gelu
 
     proj = torch.nn.Linear(256, 512, dtype=dtype).requires_grad_(False)
@@ -298,9 +298,6 @@ def test_a_product_and_its_gelu(dtype):
         torch.nn.functional.linear(*(t.double() for t in (x, proj.weight, proj.bias))), approximate="tanh"
     )
     rounded = torch.nn.functional.gelu(proj(x), approximate="tanh")
-    room = torch.full((2, 96, 600), 7, dtype=dtype)
-    for found in (product_gelu(proj, x), product_gelu(proj, x, room[..., 88:])):
-        assert (found - exact).square().mean() < (rounded - exact).square().mean()
-    assert (room[..., :88] == 7).all()
+    assert (product_gelu(proj, x) - exact).square().mean() < (rounded - exact).square().mean()
     assert product_gelu(torch.nn.Linear(256, 512, bias=False, dtype=dtype), x) is None
     assert product_gelu(proj.float(), x.float()) is None

@@ -265,6 +265,21 @@ def test_parts_of_one_tensor_are_joined_without_a_copy():
         assert torch.equal(joined, torch.cat([first, rest], dim=1))
 
 
+@pytest.mark.parametrize("size", [64, 61])
+def test_an_activation_beside_another_tensor(size):
+    from adze.beside import beside
+
+    first, x = torch.randn(2, 5, size, dtype=torch.bfloat16), torch.randn(2, 5, 96, dtype=torch.bfloat16)
+    expected = torch.cat([first, adze.activation(x, "gelu_pytorch_tanh")], dim=-1)
+    for parts in [(first, x), (first.transpose(0, 1).contiguous().transpose(0, 1), x)]:
+        assert torch.equal(beside(*parts, "gelu_pytorch_tanh"), expected)
+    compiled = torch.compile(beside, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(first, x, "gelu_pytorch_tanh"), expected)
+    torch.library.opcheck(torch.ops.adze.beside.default, (first, x, 3))
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="gradients"):
+        beside(first, x.clone().requires_grad_(), "silu")
+
+
 # ---- What models are asked to do ----
 
 
