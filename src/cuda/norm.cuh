@@ -148,9 +148,9 @@ constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bo
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
     return 1;
 #else
-    return lanes || vectors > 4 || (sides && form != PLAIN)          ? 0
-           : form == PLAIN && vectors == 2 && full && !sides && !few ? 3
-                                                                     : 2;
+    return lanes || vectors > 4 || (sides && form != PLAIN) || (form == MODULATED && vectors == 3) ? 0
+           : form == PLAIN && vectors == 2 && full && !sides && !few                               ? 3
+                                                                                                   : 2;
 #endif
 }
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
@@ -496,7 +496,8 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 /* The shapes of norm_registers: lanes of a row or 0, vectors of a thread, and whether they fit exactly. */
 #define NORM_SHAPES(X)                                                                                               \
     X(8, 1, 1)                                                                                                       \
-    X(8, 2, 1) X(16, 2, 0) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 5, 0) X(0, 8, 0) X(0, 8, 1)
+    X(8, 2, 1)                                                                                                       \
+    X(16, 2, 0) X(0, 1, 1) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 5, 0) X(0, 8, 0) X(0, 8, 1)
 
 struct norm_shape {
     int lanes, each, full; /* each 0: norm_loop */
@@ -511,23 +512,24 @@ constexpr bool norm_rare = modulates<FORM> && (EXTRA || sizeof(S) == 4 || (!ROUN
 /* Which shapes a form is compiled for; without a weight, what a layer_norm needs, and little of the others. */
 constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int lanes, int each, int full)
 {
-    return form == PLAIN ? lanes == 16 || (extra     ? each != 3 && each != 5
-                                           : centred ? lanes == 0 && each != 3
+    const bool even = each != 3 && each != 5 && (each != 1 || lanes);
+    return form == PLAIN ? lanes == 16 || (extra     ? even
+                                           : centred ? lanes == 0 && (even || each == 5)
                                                      : lanes == 0 && each == 4 && !full)
            : form == RESIDUAL_SUM
-               ? lanes == 0 && (extra ? each != 3 && each != 5 && (full || each != 4) : each == 8 && !full)
-               : lanes == 0 && (rare ? each == 4 && !full : each <= 4);
+               ? lanes == 0 && (extra ? even && (full || each != 4) : each == 8 && !full)
+               : lanes == 0 && (rare ? each == 4 && !full : each <= 4 && (each > 1 || form == BLOCK));
 }
 
 /* Whether registers hold what multiplies the row while its sum is made. */
 constexpr bool norm_early(norm_form form, bool centred, int each)
 {
-    return form == MODULATED || form == BLOCK ? each <= 2 : each != 4 || !centred;
+    return form == MODULATED || form == BLOCK ? each <= 3 : each != 4 || !centred;
 }
 
 /* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the
    shortest chain of work, many take more where a row has many threads or not all of them would work. Scale and shift
-   want three or four, so that few threads wait for them. */
+   want three or four, so that few threads wait for them; a block, which loads four or five rows, wants one. */
 static norm_shape norm_pick(norm_form form, bool fives, bool rare, int64_t rows, int64_t vectors, int sm_count)
 {
     const bool few = rows <= 8 * (int64_t)sm_count, fours = vectors % 128 == 0;
@@ -548,7 +550,10 @@ static norm_shape norm_pick(norm_form form, bool fives, bool rare, int64_t rows,
     else if (form == RESIDUAL_SUM)
         each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
     else if (form != PLAIN)
-        each = vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
+        each = form == BLOCK && vectors % 32 == 0 && vectors <= NORM_THREADS ? 1
+               : vectors % 96 == 0 && vectors <= 3 * NORM_THREADS            ? 3
+               : vectors <= 256                                              ? 2
+                                                                             : 4;
     const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
     const bool full = vectors % (32 * each) == 0 && !rare && each != 5;
     if (threads > (full || each != 4 ? NORM_THREADS : ROUGH_THREADS))
