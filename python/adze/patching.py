@@ -94,6 +94,11 @@ def strange_weight(module):
     return None
 
 
+def left_to_compiler(x):
+    """Whether a compiler has x, and it is one token: a launch takes longer than its work, and Inductor has fewer."""
+    return torch.compiler.is_compiling() and x.is_cuda and x.dim() > 1 and x.shape[-2] == 1
+
+
 def usable(x, *others):
     """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
@@ -101,7 +106,7 @@ def usable(x, *others):
     device = x.device
     if x.dtype not in _DTYPES or device.type not in _DEVICES or torch.is_autocast_enabled(device.type):
         return False
-    if not 1 <= x.dim() <= 5 or x.stride(-1) != 1:
+    if not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x):
         return False
     grad = torch.is_grad_enabled()
     if grad and x.requires_grad:

@@ -7,7 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from . import ops
 from .fingerprint import unwrapped
 from .ops import ROUND_STEPS
-from .patching import Rule, clone, known, plain, shim, usable
+from .patching import Rule, clone, known, left_to_compiler, plain, shim, usable
 
 _HALF = "276f273e524c"  # rotate_half: cat((-x2, x1)) of the halves
 _PAIRS = "106bc618e139 08a627792aa5"  # rotate_half: the same of neighbours
@@ -101,6 +101,7 @@ def _qk_norm_rope(heads_first):
                 and cos.dtype == q.dtype
                 and _rotatable(q, k, cos, sin, 2)
                 and usable(q, q_norm.weight, k_norm.weight)
+                and not left_to_compiler(hidden_states)
                 and q_norm.weight.dtype == k_norm.weight.dtype
                 and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
             ):

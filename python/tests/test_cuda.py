@@ -301,3 +301,24 @@ def test_a_product_and_its_gelu(dtype):
     assert (product_gelu(proj, x) - exact).square().mean() < (rounded - exact).square().mean()
     assert product_gelu(torch.nn.Linear(256, 512, bias=False, dtype=dtype), x) is None
     assert product_gelu(proj.float(), x.float()) is None
+
+
+# ---- Compilers ----
+
+
+def test_one_token_is_left_to_the_compiler():
+    """Nothing of adze is in the graph of a patched norm of one token, and the norm of several is."""
+    norm = torch.nn.Sequential(torch.nn.RMSNorm(64, dtype=BF16)).requires_grad_(False)
+    seen = []
+
+    def backend(module, inputs):
+        seen.append([str(node.target) for node in module.graph.nodes if node.op == "call_function"])
+        return module
+
+    with adze.patched(norm), torch.no_grad():
+        compiled = torch.compile(norm, backend=backend, dynamic=False)
+        for tokens in (1, 5):
+            compiled(torch.randn(1, tokens, 64, dtype=BF16))
+    one, several = seen
+    assert not any("adze" in target for target in one)
+    assert any("adze" in target for target in several)
