@@ -16,17 +16,16 @@ INLINE vf exp_rest(vf x, vf whole)
     const vf n = whole - EXP_BIAS;
     return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
-/* 2^n e^(unit r) for |unit r| <= 0.35, n from -151 to 63 and a power of two as unit. The polynomial is off by 2^-28.
-   The power of two is 2^(n + 64), an exponent of n + 191, and then 2^-64, so that results below 2^-126 are rounded
-   and not lost. */
+/* 2^n e^(unit r) for |unit r| <= 0.35, n from -151 to 63 and a power of two as unit. The polynomial is off by
+   0.8 units. The power of two is 2^(n + 64), an exponent of n + 191, and then 2^-64, so that results below 2^-126 are
+   rounded and not lost. */
 INLINE vf exp_parts(vf whole, vf r, float unit)
 {
     const float unit2 = unit * unit, unit3 = unit2 * unit;
-    vf power = vf_fma(r, vf_all(unit3 * unit3 * 0x1.6a1a8ep-10f), vf_all(unit2 * unit3 * 0x1.123fb4p-7f));
-    power = vf_fma(power, r, vf_all(unit2 * unit2 * 0x1.555916p-5f));
-    power = vf_fma(power, r, vf_all(unit3 * 0x1.55548ap-3f));
-    power = vf_fma(power, r, vf_all(unit2 * 0x1.fffffcp-2f));
-    power = vf_fma(power, r, vf_all(unit));
+    vf power = vf_fma(r, vf_all(unit2 * unit3 * 0x1.0fa7d8p-7f), vf_all(unit2 * unit2 * 0x1.573adp-5f));
+    power = vf_fma(power, r, vf_all(unit3 * 0x1.555a6ep-3f));
+    power = vf_fma(power, r, vf_all(unit2 * 0x1.fffdc4p-2f));
+    power = vf_fma(power, r, vf_all(unit * 0x1.fffff6p-1f));
     power = vf_fma(power, r, vf_all(1));
 #if defined(__AVX512F__)
     return (vf)_mm512_scalef_ps((__m512)power, (__m512)(whole - EXP_BIAS));

@@ -14,31 +14,32 @@ typedef struct act_call {
     int act, steps, stream;
 } act_call;
 
-INLINE vf32 act_lanes(const act_call *c, vf32 y, vf32 value, int dtype, int act, int times)
+/* n <= 32 elements from i on. */
+INLINE void act_step(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
 {
+    vf32 y = row_load32_part(data[GATE], dtype, i, n);
     for (int p = 0; p < 2 * VF_PARTS; p++)
         y.part[p] = vf_act(act, y.part[p]);
-    if (times && c->steps)
-        y = row_round32(dtype, y);
-    for (int p = 0; p < 2 * VF_PARTS && times; p++)
-        y.part[p] *= value.part[p];
-    return y;
+    if (times) {
+        const vf32 value = row_load32_part(data[VALUE], dtype, i, n);
+        if (c->steps)
+            y = row_round32(dtype, y);
+        for (int p = 0; p < 2 * VF_PARTS; p++)
+            y.part[p] *= value.part[p];
+    }
+    row_store32_part(data[OUT], dtype, i, y, n, c->stream);
 }
 INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype, int act, int times)
 {
-    const char *gate = data[GATE], *value = data[times ? VALUE : GATE];
     int64_t i = 0;
     for (; i + 2 * LANES <= n; i += 2 * LANES) {
-        row_ahead(gate, dtype, i + AHEAD);
+        row_ahead(data[GATE], dtype, i + AHEAD);
         if (times)
-            row_ahead(value, dtype, i + AHEAD);
-        const vf32 x = row_load32(gate, dtype, i);
-        row_store32(data[OUT], dtype, i, act_lanes(c, x, row_load32(value, dtype, i), dtype, act, times), c->stream);
+            row_ahead(data[VALUE], dtype, i + AHEAD);
+        act_step(c, data, i, 2 * LANES, dtype, act, times);
     }
-    if (i < n) {
-        const vf32 x = row_load32_part(gate, dtype, i, n - i), factor = row_load32_part(value, dtype, i, n - i);
-        row_store32_part(data[OUT], dtype, i, act_lanes(c, x, factor, dtype, act, times), n - i);
-    }
+    if (i < n)
+        act_step(c, data, i, n - i, dtype, act, times);
 }
 
 INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)

@@ -1,14 +1,17 @@
-/* norm.h - rms_norm and layer_norm on the CPU. A row is read once from memory and becomes floats in a buffer, summed
-   on the way; it is read again from there for the squares (layer_norm) and to be written, while the next row is
-   brought into the cache. Weights and what else rows share become floats once. A row longer than the buffer goes
-   through it in parts, made anew each time. */
+/* norm.h - rms_norm and layer_norm on the CPU. A row is read from memory and summed, then from the cache for the
+   squares (layer_norm) and to be written, while the next row is brought there. A row that is made from several, or is
+   f16, becomes floats in a buffer on the way; so does once what rows share and is not of x's dtype, or is a sum. What
+   is longer than the buffer goes through it in parts, made anew each time. Lanes are in the order of x's dtype. */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
 #include "cpu/row.h"
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
-enum { SPACE = 65536 }; /* floats of a thread, for a part of a row and of each operand */
+enum {
+    SPACE = 65536,   /* floats of a thread, for a part of a row and of each operand */
+    STEP = 2 * LANES /* elements at a time */
+};
 
 typedef struct norm_call {
     const adze_norm_args *a;
@@ -29,13 +32,17 @@ typedef struct norm_space { /* of a thread */
     float floats[SPACE] __attribute__((aligned(64)));
 } norm_space;
 
+typedef struct norm_term { /* an operand of a part: floats that were made of it, or elements of x's dtype */
+    const char *data;      /* NULL: absent */
+    int made;
+} norm_term;
+
 typedef struct norm_part { /* of a row: n elements, from what its passes need; absent pointers are NULL */
     const char *x, *residual;
     const char *next_x, *next_residual; /* the same part of the next row */
     char *out, *sum;
     float *made; /* where h becomes floats; NULL: x is h already */
-    const float *h;
-    const float *weight, *bias, *gate, *scale, *shift;
+    norm_term weight, bias, gate, scale, shift;
     int64_t n;
     float mean, rstd;
     int round_norm, round_steps, round_sum, stream_out, stream_sum;
@@ -43,98 +50,121 @@ typedef struct norm_part { /* of a row: n elements, from what its passes need; a
 
 /* ---- Operands ---- */
 
-/* y = data, or y + data, n elements; `plus` is added too. */
-INLINE void norm_floats_as(float *y, const void *data, int dtype, int64_t n, int add, float plus)
+/* y = data, or y + data, n elements; `plus` is added too. A NaN becomes one that bf16 holds. */
+INLINE void norm_floats_as(float *y, const void *data, int dtype, int order, int64_t n, int add, float plus)
 {
-    for (int64_t j = 0; j < n; j += LANES) {
-        vf16 v = row_load_part(data, dtype, j, n - j < LANES ? n - j : LANES);
-        const vf16 old = add ? row_load(y, ADZE_F32, j) : vf16_all(plus);
-        for (int p = 0; p < VF_PARTS; p++)
-            v.part[p] += old.part[p];
-        row_store(y, ADZE_F32, j, v);
+    for (int64_t j = 0; j < n; j += STEP) {
+        vf32 v = row_load32_part(data, dtype, j, n - j < STEP ? n - j : STEP);
+        if (order == ADZE_BF16)
+            v = vf32_order(v, dtype, ADZE_BF16);
+        const vf32 more = add ? row_load32(y, ADZE_F32, j) : vf32_first(ADZE_F32, plus, STEP);
+        for (int p = 0; p < 2 * VF_PARTS; p++) {
+            v.part[p] += more.part[p];
+            v.part[p] = vf_select(v.part[p] == v.part[p], v.part[p], vf_all(NAN));
+        }
+        row_store32(y, ADZE_F32, j, v, 0);
     }
 }
-NO_INLINE void norm_floats(float *y, const void *data, int dtype, int64_t n, int add, float plus)
+NO_INLINE void norm_floats(float *y, const void *data, int dtype, int order, int64_t n, int add, float plus)
 {
     switch (dtype) {
-    case ADZE_F32: norm_floats_as(y, data, ADZE_F32, n, add, plus); break;
-    case ADZE_F16: norm_floats_as(y, data, ADZE_F16, n, add, plus); break;
-    default: norm_floats_as(y, data, ADZE_BF16, n, add, plus); break;
+    case ADZE_F32: norm_floats_as(y, data, ADZE_F32, order, n, add, plus); break;
+    case ADZE_F16: norm_floats_as(y, data, ADZE_F16, order, n, add, plus); break;
+    default: norm_floats_as(y, data, ADZE_BF16, order, n, add, plus); break;
     }
 }
 NO_INLINE void norm_round(float *y, int64_t n, int dtype)
 {
-    for (int64_t j = 0; j < n && dtype == ADZE_F16; j += LANES)
-        row_store(y, ADZE_F32, j, row_round(ADZE_F16, row_load(y, ADZE_F32, j)));
-    for (int64_t j = 0; j < n && dtype == ADZE_BF16; j += LANES)
-        row_store(y, ADZE_F32, j, row_round(ADZE_BF16, row_load(y, ADZE_F32, j)));
+    for (int64_t j = 0; j < n && dtype == ADZE_F16; j += STEP)
+        row_store32(y, ADZE_F32, j, row_round32(ADZE_F16, row_load32(y, ADZE_F32, j)), 0);
+    for (int64_t j = 0; j < n && dtype == ADZE_BF16; j += STEP)
+        row_store32(y, ADZE_F32, j, row_round32(ADZE_BF16, row_load32(y, ADZE_F32, j)), 0);
 }
 
-/* data + table + plus, n elements of a row; `steps` rounds both sums to that dtype. Rows that share an operand have
-   it made once. */
-INLINE const float *norm_operand(norm_side *side, const char *data, int dtype, const char *table, int table_dtype,
-                                 int64_t n, float plus, int steps)
+/* data + table + plus, n elements of a row; `steps` rounds both sums to x's dtype. Rows that share an operand have it
+   made once. */
+INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, int dtype, const char *table,
+                              int table_dtype, int64_t n, float plus, int steps)
 {
-    if (!data)
-        return NULL;
-    if (dtype == ADZE_F32 && !table && plus == 0)
-        return (const float *)(const void *)data;
-    if (side->data == data && side->table == table)
-        return side->floats;
-    norm_floats(side->floats, data, dtype, n, 0, table ? -0.0f : plus);
-    if (table) {
-        norm_floats(side->floats, table, table_dtype, n, 1, 0);
-        norm_round(side->floats, n, steps);
+    if (!data || (dtype == x_dtype && dtype != ADZE_F16 && !table && plus == 0))
+        return (norm_term){data, 0};
+    if (side->data != data || side->table != table) {
+        float *const y = side->floats;
+        norm_floats(y, data, dtype, x_dtype, n, 0, table ? -0.0f : plus);
+        if (table) {
+            norm_floats(y, table, table_dtype, x_dtype, n, 1, 0);
+            norm_round(y, n, steps ? x_dtype : 0);
+            if (plus != 0)
+                norm_floats(y, y, ADZE_F32, 0, n, 0, plus);
+        }
         if (plus != 0)
-            norm_floats(side->floats, side->floats, ADZE_F32, n, 0, plus);
+            norm_round(y, n, steps ? x_dtype : 0);
+        side->data = data;
+        side->table = table;
     }
-    if (plus != 0)
-        norm_round(side->floats, n, steps);
-    side->data = data;
-    side->table = table;
-    return side->floats;
+    return (norm_term){(const char *)side->floats, 1};
 }
 
 /* ---- Passes ---- */
 
-/* n <= 16 elements of h = residual + gate * x from j on. */
-INLINE vf16 norm_made(const norm_part *t, int dtype, int64_t j, int64_t n)
+/* n <= 32 elements from j on. */
+INLINE vf32 norm_load(norm_term term, int dtype, int64_t j, int64_t n)
 {
-    vf16 h = row_load_part(t->x, dtype, j, n);
+    return term.made ? row_load32(term.data, ADZE_F32, j) : row_load32_part(term.data, dtype, j, n);
+}
+INLINE vf32 norm_h(const norm_part *t, int dtype, int64_t j, int64_t n)
+{
+    return t->made ? row_load32(t->made, ADZE_F32, j) : row_load32_part(t->x, dtype, j, n);
+}
+INLINE vf32 norm_times(vf32 y, norm_term factor, int dtype, int64_t j, int64_t n)
+{
+    const vf32 f = norm_load(factor, dtype, j, n);
+    for (int p = 0; p < 2 * VF_PARTS; p++)
+        y.part[p] *= f.part[p];
+    return y;
+}
+INLINE vf32 norm_plus(vf32 y, norm_term term, int dtype, int64_t j, int64_t n)
+{
+    const vf32 t = norm_load(term, dtype, j, n);
+    for (int p = 0; p < 2 * VF_PARTS; p++)
+        y.part[p] += t.part[p];
+    return y;
+}
+
+/* h = residual + gate * x. */
+INLINE vf32 norm_sum(const norm_part *t, int dtype, int64_t j, int64_t n)
+{
+    vf32 h = row_load32_part(t->x, dtype, j, n);
     if (!t->residual)
         return h;
-    if (t->gate) {
-        const vf16 gate = row_load_part(t->gate, ADZE_F32, j, n);
-        for (int p = 0; p < VF_PARTS; p++)
-            h.part[p] *= gate.part[p];
+    if (t->gate.data) {
+        h = norm_times(h, t->gate, dtype, j, n);
         if (t->round_steps)
-            h = row_round(dtype, h);
+            h = row_round32(dtype, h);
     }
-    const vf16 residual = row_load_part(t->residual, dtype, j, n);
-    for (int p = 0; p < VF_PARTS; p++)
-        h.part[p] += residual.part[p];
+    h = norm_plus(h, (norm_term){t->residual, 0}, dtype, j, n);
     if (t->sum)
-        row_store_part(t->sum, dtype, j, h, n, t->stream_sum);
-    return t->round_sum ? row_round(dtype, h) : h;
+        row_store32_part(t->sum, dtype, j, h, n, t->stream_sum);
+    return t->round_sum ? row_round32(dtype, h) : h;
 }
-INLINE void norm_make_lanes(const norm_part *t, int dtype, int square, int64_t j, int64_t n, vf_total *total, int set)
+INLINE void norm_make_step(const norm_part *t, int dtype, int square, int64_t j, int64_t n, vf_total *total, int half)
 {
-    const vf16 h = norm_made(t, dtype, j, n);
-    vf_total_add(total, set, h, square);
+    const vf32 h = norm_sum(t, dtype, j, n);
+    vf_total_add32(total, half, h, square);
     if (t->made)
-        row_store(t->made, ADZE_F32, j, h);
+        row_store32(t->made, ADZE_F32, j, h, 0);
 }
-/* Makes h and adds it up, or its squares, in 32 lanes. */
+/* Makes h and adds it up, or its squares. */
 INLINE float norm_make_as(const norm_part *t, int dtype, int square)
 {
     vf_total total = {0};
     int64_t j = 0;
-    for (; j + 2 * LANES <= t->n; j += 2 * LANES) { /* written out: a set that is a variable stays in memory */
-        norm_make_lanes(t, dtype, square, j, LANES, &total, 0);
-        norm_make_lanes(t, dtype, square, j + LANES, LANES, &total, 1);
+    for (; j + 2 * STEP <= t->n; j += 2 * STEP) { /* written out: a set that is a variable stays in memory */
+        norm_make_step(t, dtype, square, j, STEP, &total, 0);
+        norm_make_step(t, dtype, square, j + STEP, STEP, &total, 1);
     }
-    for (; j < t->n; j += LANES)
-        norm_make_lanes(t, dtype, square, j, t->n - j < LANES ? t->n - j : LANES, &total, 2);
+    for (; j < t->n; j += STEP)
+        norm_make_step(t, dtype, square, j, t->n - j < STEP ? t->n - j : STEP, &total, 0);
     return vf_total_sum(&total);
 }
 INLINE float norm_make(const norm_part *t, int dtype, int square)
@@ -146,71 +176,80 @@ INLINE float norm_make(const norm_part *t, int dtype, int square)
     }
 }
 
-/* The sum of (h - mean)^2. */
-INLINE float norm_squares(const norm_part *t)
+/* Asks for 32 elements of the next row. */
+INLINE void norm_ahead(const norm_part *t, int dtype, int64_t i)
+{
+    if (t->next_x)
+        row_ahead(t->next_x, dtype, i);
+    if (t->next_residual)
+        row_ahead(t->next_residual, dtype, i);
+}
+
+/* The sum of (h - mean)^2. This pass asks for the first half of the next row, the one that writes for the other. */
+INLINE void norm_square(const norm_part *t, int dtype, int64_t j, int64_t n, vf_total *total, int half)
+{
+    const vf32 mean = vf32_first(dtype, t->mean, n);
+    vf32 away = norm_h(t, dtype, j, n);
+    for (int p = 0; p < 2 * VF_PARTS; p++)
+        away.part[p] -= mean.part[p];
+    vf_total_add32(total, half, away, 1);
+}
+INLINE float norm_squares_as(const norm_part *t, int dtype)
 {
     vf_total total = {0};
     int64_t j = 0;
-    for (; j + 4 * LANES <= t->n; j += 4 * LANES)
-        for (int set = 0; set < 4; set++)
-            vf_total_add(&total, set, vf16_minus(row_load(t->h, ADZE_F32, j + set * LANES), t->mean), 1);
-    for (int set = 0; j < t->n; j += LANES, set++) {
-        const int64_t n = t->n - j < LANES ? t->n - j : LANES;
-        const vf16 away = vf16_minus(row_load_part(t->h, ADZE_F32, j, n), t->mean);
-        vf_total_add(&total, set, n < LANES ? vf16_cut(away, n, 0) : away, 1);
+    for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
+        norm_ahead(t, dtype, j / 2);
+        norm_square(t, dtype, j, STEP, &total, 0);
+        norm_square(t, dtype, j + STEP, STEP, &total, 1);
     }
+    for (; j < t->n; j += STEP)
+        norm_square(t, dtype, j, t->n - j < STEP ? t->n - j : STEP, &total, 0);
     return vf_total_sum(&total);
 }
+INLINE float norm_squares(const norm_part *t, int dtype)
+{
+    switch (dtype) {
+    case ADZE_F32: return norm_squares_as(t, ADZE_F32);
+    case ADZE_F16: return norm_squares_as(t, ADZE_F16);
+    default: return norm_squares_as(t, ADZE_BF16);
+    }
+}
 
-INLINE vf16 norm_times(vf16 y, const float *factor, int64_t j, int64_t n)
-{
-    const vf16 f = row_load_part(factor, ADZE_F32, j, n);
-    for (int p = 0; p < VF_PARTS; p++)
-        y.part[p] *= f.part[p];
-    return y;
-}
-INLINE vf16 norm_plus(vf16 y, const float *term, int64_t j, int64_t n)
-{
-    const vf16 t = row_load_part(term, ADZE_F32, j, n);
-    for (int p = 0; p < VF_PARTS; p++)
-        y.part[p] += t.part[p];
-    return y;
-}
-/* n <= 16 elements from j on, of x's dtype where they are rounded and of `out_dtype` where they are stored. */
+/* n <= 32 elements from j on, of x's dtype where they are rounded and of `out_dtype` where they are stored. */
 INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, int64_t j, int64_t n)
 {
-    vf16 y = row_load_part(t->h, ADZE_F32, j, n);
-    for (int p = 0; p < VF_PARTS; p++)
+    vf32 y = norm_h(t, dtype, j, n);
+    for (int p = 0; p < 2 * VF_PARTS; p++)
         y.part[p] = (centred ? y.part[p] - t->mean : y.part[p]) * t->rstd;
     if (t->round_norm)
-        y = row_round(dtype, y);
-    if (t->weight)
-        y = norm_times(y, t->weight, j, n);
-    if (t->bias)
-        y = norm_plus(y, t->bias, j, n);
-    if (t->round_steps && (t->scale || t->shift))
-        y = row_round(dtype, y);
-    if (t->scale)
-        y = norm_times(y, t->scale, j, n);
-    if (t->round_steps && t->scale && t->shift)
-        y = row_round(dtype, y);
-    if (t->shift)
-        y = norm_plus(y, t->shift, j, n);
-    row_store_part(t->out, out_dtype, j, y, n, t->stream_out);
+        y = row_round32(dtype, y);
+    if (t->weight.data)
+        y = norm_times(y, t->weight, dtype, j, n);
+    if (t->bias.data)
+        y = norm_plus(y, t->bias, dtype, j, n);
+    if (t->round_steps && (t->scale.data || t->shift.data))
+        y = row_round32(dtype, y);
+    if (t->scale.data)
+        y = norm_times(y, t->scale, dtype, j, n);
+    if (t->round_steps && t->scale.data && t->shift.data)
+        y = row_round32(dtype, y);
+    if (t->shift.data)
+        y = norm_plus(y, t->shift, dtype, j, n);
+    row_store32_part(t->out, out_dtype, j, vf32_order(y, dtype, out_dtype), n, t->stream_out);
 }
 INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int centred)
 {
     int64_t j = 0;
-    for (; j + 2 * LANES <= t->n; j += 2 * LANES) {
-        if (t->next_x)
-            row_ahead(t->next_x, dtype, j);
-        if (t->next_residual)
-            row_ahead(t->next_residual, dtype, j);
-        for (int64_t i = j; i < j + 2 * LANES; i += LANES)
-            norm_put(t, dtype, out_dtype, centred, i, LANES);
+    for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
+        norm_ahead(t, dtype, centred ? (t->n + j) / 2 : j);
+        if (!centred)
+            norm_ahead(t, dtype, j + STEP);
+        for (int64_t i = j; i < j + 2 * STEP; i += STEP)
+            norm_put(t, dtype, out_dtype, centred, i, STEP);
     }
-    for (; j < t->n; j += LANES)
-        norm_put(t, dtype, out_dtype, centred, j, t->n - j < LANES ? t->n - j : LANES);
+    for (; j < t->n; j += STEP)
+        norm_put(t, dtype, out_dtype, centred, j, t->n - j < STEP ? t->n - j : STEP);
 }
 INLINE void norm_write(const norm_part *t, int dtype, int out_dtype, int centred)
 {
@@ -230,16 +269,17 @@ INLINE const char *norm_at(const norm_call *c, const char *const *row, int t, in
 {
     return row[t] ? row[t] + i * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2) : NULL;
 }
-INLINE const float *norm_pair(const norm_call *c, const char *const *row, norm_side *side, int t, int64_t i,
-                              int64_t n, float plus)
+INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_side *side, int t, int64_t i, int64_t n,
+                           float plus)
 {
-    return norm_operand(side, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
-                        c->tensors[t + 1]->dtype, n, plus, c->a->rounding & ADZE_ROUND_STEPS ? c->a->x.dtype : 0);
+    return norm_operand(side, c->a->x.dtype, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
+                        c->tensors[t + 1]->dtype, n, plus, c->a->rounding & ADZE_ROUND_STEPS);
 }
-INLINE const float *norm_shared(const adze_tensor *t, norm_side *side, int64_t i, int64_t n, float plus)
+INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_side *side, int64_t i, int64_t n,
+                             float plus)
 {
     const char *data = t->dtype ? (const char *)t->data + i * (t->dtype == ADZE_F32 ? 4 : 2) : NULL;
-    return norm_operand(side, data, t->dtype, NULL, 0, n, plus, 0);
+    return norm_operand(side, c->a->x.dtype, data, t->dtype, NULL, 0, n, plus, 0);
 }
 INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
 {
@@ -249,12 +289,11 @@ INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space 
     t->sum = (char *)norm_at(c, row, SUM, i);
     t->residual = norm_at(c, row, RESIDUAL, i);
     t->gate = norm_pair(c, row, &space->gate, GATE, i, t->n, 0);
-    t->weight = norm_shared(&c->a->weight, &space->weight, i, t->n, c->a->weight_offset);
-    t->bias = norm_shared(&c->a->bias, &space->bias, i, t->n, 0);
+    t->weight = norm_shared(c, &c->a->weight, &space->weight, i, t->n, c->a->weight_offset);
+    t->bias = norm_shared(c, &c->a->bias, &space->bias, i, t->n, 0);
     t->scale = norm_pair(c, row, &space->scale, SCALE, i, t->n, 1);
     t->shift = norm_pair(c, row, &space->shift, SHIFT, i, t->n, 0);
-    t->made = c->a->x.dtype == ADZE_F32 && !t->residual ? NULL : space->row;
-    t->h = t->made ? t->made : (const float *)(const void *)t->x;
+    t->made = t->residual || c->a->x.dtype == ADZE_F16 ? space->row : NULL;
 }
 
 INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centred)
@@ -301,10 +340,10 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
                     t.sum = NULL;
                 if (pass == first)
                     sum += norm_make(&t, dtype, !centred);
-                else if (!kept)
+                else if (!kept && t.made)
                     norm_make(&t, dtype, 0);
                 if (pass == SQUARE && centred)
-                    sum += norm_squares(&t);
+                    sum += norm_squares(&t, dtype);
                 if (pass == WRITE)
                     norm_write(&t, dtype, c->a->out.dtype, centred);
             }
@@ -327,8 +366,8 @@ INLINE adze_status norm_run(const adze_norm_args *a, adze_range_fn body)
     const int operands = !!a->weight.dtype + !!a->bias.dtype + !!a->gate.dtype + !!a->scale.dtype + !!a->shift.dtype;
     c.chunk = SPACE / (operands + 1) / 64 * 64; /* each begins on a line */
     adze_rows_init(&c.rows, &a->x, NORM_TENSORS, c.tensors);
-    c.stream_out = row_streams(&a->out, c.rows.count * c.dim);
-    c.stream_sum = a->sum.dtype && row_streams(&a->sum, c.rows.count * c.dim);
+    c.stream_out = row_streams32(&a->out, c.rows.count * c.dim);
+    c.stream_sum = a->sum.dtype && row_streams32(&a->sum, c.rows.count * c.dim);
     adze_parallel_for(c.dim ? c.rows.count : 0, row_grain(c.dim), body, &c);
     return ADZE_OK;
 }

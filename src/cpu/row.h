@@ -114,21 +114,32 @@ INLINE vf16 vf16_minus(vf16 v, float f)
 {
     return vf16_sub(v, vf16_all(f));
 }
+typedef float vf4 __attribute__((vector_size(16)));
+INLINE float vf_sum(vf v) /* halves are added until one lane is left */
+{
+#if defined(__AVX512F__)
+    const __m256 high = (__m256)_mm512_extractf64x4_pd((__m512d)v, 1);
+    const __m256 eight = _mm512_castps512_ps256((__m512)v) + high;
+#elif defined(__AVX2__)
+    const __m256 eight = (__m256)v;
+#endif
+#if defined(__AVX2__)
+    const vf4 four = (vf4)(_mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1));
+#else
+    const vf4 four = (vf4)v;
+#endif
+    const vf4 two = four + __builtin_shufflevector(four, four, 2, 3, 2, 3);
+    return two[0] + two[1];
+}
 INLINE float vf16_sum(vf16 v)
 {
 #if VF_PARTS == 4
-    const vf sum = (v.part[0] + v.part[2]) + (v.part[1] + v.part[3]);
+    return vf_sum((v.part[0] + v.part[2]) + (v.part[1] + v.part[3]));
 #elif VF_PARTS == 2
-    const vf sum = v.part[0] + v.part[1];
+    return vf_sum(v.part[0] + v.part[1]);
 #else
-    const vf sum = v.part[0];
+    return vf_sum(v.part[0]);
 #endif
-    float lane[VF_WIDTH];
-    memcpy(lane, &sum, sizeof lane);
-    for (int n = VF_WIDTH / 2; n; n /= 2)
-        for (int i = 0; i < n; i++)
-            lane[i] += lane[i + n];
-    return lane[0];
 }
 /* Lanes from n on become `rest`. */
 INLINE vf16 vf16_cut(vf16 v, int64_t n, float rest)
@@ -527,18 +538,24 @@ INLINE void row_ahead(const char *row, int dtype, int64_t i)
     if (dtype == ADZE_F32)
         __builtin_prefetch(at + 64);
 }
-/* The n < 32 last elements. */
+/* The n <= 32 last elements; the other lanes are zero. */
 INLINE vf32 row_load32_part(const void *row, int dtype, int64_t i, int64_t n)
 {
     const size_t size = dtype == ADZE_F32 ? 4 : 2;
     char part[128] = {0};
+    if (n == 2 * LANES)
+        return row_load32(row, dtype, i);
     memcpy(part, (const char *)row + (size_t)i * size, (size_t)n * size);
     return row_load32(part, dtype, 0);
 }
-INLINE void row_store32_part(void *row, int dtype, int64_t i, vf32 f, int64_t n)
+INLINE void row_store32_part(void *row, int dtype, int64_t i, vf32 f, int64_t n, int stream)
 {
     const size_t size = dtype == ADZE_F32 ? 4 : 2;
     char part[128];
+    if (n == 2 * LANES) {
+        row_store32(row, dtype, i, f, stream);
+        return;
+    }
     row_store32(part, dtype, 0, f, 0);
     memcpy((char *)row + (size_t)i * size, part, (size_t)n * size);
 }
@@ -556,6 +573,54 @@ INLINE vf32 row_round32(int dtype, vf32 f)
             f.part[k * VF_PARTS + p] = half.part[p];
     }
     return f;
+}
+
+/* Lanes in the order of one dtype, from that of another. */
+#if VF_PARTS == 1
+#    define VF_EVEN      0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#    define VF_ODD       1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#    define VF_ZIP_FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#    define VF_ZIP_LAST  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif VF_PARTS == 2
+#    define VF_EVEN      0, 2, 4, 6, 8, 10, 12, 14
+#    define VF_ODD       1, 3, 5, 7, 9, 11, 13, 15
+#    define VF_ZIP_FIRST 0, 8, 1, 9, 2, 10, 3, 11
+#    define VF_ZIP_LAST  4, 12, 5, 13, 6, 14, 7, 15
+#else
+#    define VF_EVEN      0, 2, 4, 6
+#    define VF_ODD       1, 3, 5, 7
+#    define VF_ZIP_FIRST 0, 4, 1, 5
+#    define VF_ZIP_LAST  2, 6, 3, 7
+#endif
+INLINE vf32 vf32_order(vf32 v, int from, int to)
+{
+    for (int p = 0; p < 2 * VF_PARTS; p += 2) {
+        const vf a = v.part[p], b = v.part[p + 1];
+        if (to == ADZE_BF16 && from != ADZE_BF16) {
+            v.part[p] = __builtin_shufflevector(a, b, VF_EVEN);
+            v.part[p + 1] = __builtin_shufflevector(a, b, VF_ODD);
+        }
+        if (to != ADZE_BF16 && from == ADZE_BF16) {
+            v.part[p] = __builtin_shufflevector(a, b, VF_ZIP_FIRST);
+            v.part[p + 1] = __builtin_shufflevector(a, b, VF_ZIP_LAST);
+        }
+    }
+    return v;
+}
+/* f in the lanes of the first n elements, elsewhere zero. */
+INLINE vf32 vf32_first(int dtype, float f, int64_t n)
+{
+    float lane[2 * LANES];
+    for (int64_t i = 0; i < 2 * LANES; i++)
+        lane[i] = i < n ? f : 0;
+    return vf32_order(row_load32(lane, ADZE_F32, 0), ADZE_F32, dtype);
+}
+
+/* To the first or the second half of the sets. */
+INLINE void vf_total_add32(vf_total *t, int half, vf32 v, int square)
+{
+    for (int p = 0; p < 2 * VF_PARTS; p++)
+        t->set[2 * half + p / VF_PARTS].part[p % VF_PARTS] += square ? v.part[p] * v.part[p] : v.part[p];
 }
 
 /* A whole output that is larger than the cache, and whose rows start on so many bytes, is streamed past it. */
