@@ -19,6 +19,12 @@ def _rotatable(q, k, cos, sin, unsqueeze_dim):
     return usable(q, k, cos, sin) and (k is None or k.dtype == q.dtype)
 
 
+def _tokens_first(x):
+    """Whether x, of [batch, heads, tokens, dim], lies in memory as a projection wrote it: with the heads of a token
+    together. An attention's result lies as its queries do, and is then not copied for the next projection."""
+    return x.stride(2) > x.stride(1) and x.shape[2] > 1
+
+
 def _rotation(interleaved=False, columns="all", steps=True, casts=False):
     """Makes a function in the place of apply_rotary_pos_emb, of the original and the numerics.
 
@@ -34,10 +40,13 @@ def _rotation(interleaved=False, columns="all", steps=True, casts=False):
             rounding = ROUND_STEPS if match and steps and cos.dtype == q.dtype else 0
             if columns == "first":
                 cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-            return ops.rope(
-                q, k, cos, sin, interleaved=interleaved, rotary_dim=2 * width if columns == "half" else width,
-                heads_first=unsqueeze_dim == 1, rounding=rounding,
-            )  # fmt: skip
+            options = {"rotary_dim": 2 * width if columns == "half" else width, "rounding": rounding}
+            tokens_first = unsqueeze_dim == 1 and _tokens_first(q) and (k is None or _tokens_first(k))
+            if not tokens_first:
+                return ops.rope(q, k, cos, sin, interleaved=interleaved, heads_first=unsqueeze_dim == 1, **options)
+            k = None if k is None else k.transpose(1, 2)
+            turned = ops.rope(q.transpose(1, 2), k, cos, sin, interleaved=interleaved, **options)
+            return turned.transpose(1, 2) if k is None else tuple(x.transpose(1, 2) for x in turned)
 
         def of_two(q, k, cos, sin, unsqueeze_dim=1):
             rotated = rotate(q, k, cos, sin, unsqueeze_dim)
