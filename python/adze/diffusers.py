@@ -54,6 +54,7 @@ RULES = [
     _rule("layer_norm + modulation", "fuse", norms.ada_zero_single_token_replace, "62c83148c2dc"),
     _rule("gate + add + norm + modulation", "fuse", blocks.qwen_image, "4d4c7b039075", _modulate="ae01bdd9bd38"),
     _rule("gate + add + norm + modulation", "fuse", blocks.qwen_image, "46fd14d2dae9", _modulate="e73e28bcd744"),
+    _rule("tables of rope, kept", "rope", attention.ltx_tables, "fef0973b7be1", _prepare_video_coords="c3cab3636c74"),
     _rule("qk_norm_rope", "rope", attention.ltx, "bbeb4fd2c38a"),
     _rule("qk_norm_rope", "rope", attention.flux, "720ec9c74e8d"),
     _rule("qk_norm_rope", "rope", attention.wan, "11b49b8e153e"),

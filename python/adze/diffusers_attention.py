@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from . import ops
+from . import graphs, ops
 from .fingerprint import fingerprint
 from .patching import plain, usable
 
@@ -97,6 +97,41 @@ def _attend(dispatch, processor, q, k, v, mask):
     return out.flatten(2, 3).to(q.dtype)
 
 
+def ltx_tables(module, ctx):
+    """LTXVideoRotaryPosEmbed: every step of a video has the same tables, so those of the step before are kept. Beside
+    them stand their pairs without repetition, which are half as much to read."""
+    original, kept = ctx.original, {}
+
+    def forward(
+        self,
+        hidden_states,
+        num_frames=None,
+        height=None,
+        width=None,
+        rope_interpolation_scale=None,
+        video_coords=None,
+    ):
+        scale = None if rope_interpolation_scale is None else tuple(rope_interpolation_scale)
+        args = (hidden_states, num_frames, height, width, rope_interpolation_scale, video_coords)
+        known = video_coords is None and all(isinstance(number, (int, float)) for number in scale or ())
+        if not known or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return original(self, *args)
+        device, own = hidden_states.device, tuple(v for v in vars(self).values() if isinstance(v, (int, float)))
+        key = (hidden_states.shape[0], device, num_frames, height, width, scale, own)
+        tables, stream = kept.get(key, (None, None))
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return tables if tables is not None and graphs.keep(*tables) else original(self, *args)
+        now = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
+        if tables is None or stream != now:
+            tables = original(self, *args)
+            tables[0].adze_once = tuple(table[..., ::2].contiguous() for table in tables)
+            kept.clear()
+            kept[key] = tables, now
+        return tables
+
+    return forward
+
+
 def ltx(module, ctx):
     """LTXAttention: the norm and the rotation see all heads as one."""
     found = _processor(module, {"4469db9a3a49": None}, apply_rotary_emb={"0b5cb0cc9d65"})
@@ -116,6 +151,8 @@ def ltx(module, ctx):
         q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
         if cos.dim() != 3 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
             return original(self, hidden_states, None, None, image_rotary_emb)
+        if not torch.compiler.is_compiling():
+            cos, sin = getattr(cos, "adze_once", (cos, sin))
         q, k = _norm_rope(norm, rounding, q.unsqueeze(2), k.unsqueeze(2), self.norm_q, self.norm_k, cos, sin)
         heads = self.heads
         q, k = q.squeeze(2).unflatten(2, (heads, -1)), k.squeeze(2).unflatten(2, (heads, -1))

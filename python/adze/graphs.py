@@ -1,9 +1,23 @@
 """adze.graph: a module's forward as CUDA graphs, one per shape of its inputs."""
 
+import threading
+
 import torch
 from torch.utils import _pytree as pytree
 
 WARMUP = 3  # calls before a capture: allocators, autotuners and lazily loaded kernels settle
+
+
+_capturing = threading.local()
+
+
+def keep(*tensors):
+    """Lets the graph that this thread captures hold tensors that it reads; False when adze.graph captures none."""
+    kept = getattr(_capturing, "kept", None)
+    if kept is None:
+        return False
+    kept.extend(tensors)
+    return True
 
 
 class _Captured:
@@ -20,8 +34,12 @@ class _Captured:
                 call(*args, **kwargs)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.outputs = call(*args, **kwargs)
+        self.kept = _capturing.kept = []
+        try:
+            with torch.cuda.graph(self.graph, pool=pool):
+                self.outputs = call(*args, **kwargs)
+        finally:
+            _capturing.kept = None
 
     def replay(self, leaves):
         for own, given in zip(self.inputs, leaves, strict=True):

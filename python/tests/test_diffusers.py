@@ -126,6 +126,7 @@ REPLACED = {
     "ltx": {
         ("LTXVideoTransformerBlock", FUSED),
         ("LTXAttention", "qk_norm_rope"),
+        ("LTXVideoRotaryPosEmbed", "tables of rope, kept"),
         ("AdaLayerNormSingle", None),
         RMS,
         LN,
@@ -241,6 +242,38 @@ def test_fast_is_close_and_not_the_same():
         found = output(model, inputs)
     assert not torch.equal(found, expected)
     torch.testing.assert_close(found, expected, rtol=0.016, atol=0.016 * expected.abs().max().item())
+
+
+def test_ltx_keeps_the_tables_of_the_step_before():
+    model, inputs = diffusers_models.make("ltx", True)
+    x, rope = inputs["hidden_states"], model.rope
+    sizes = {"num_frames": 2, "height": 4, "width": 4}
+    calls = [
+        {},
+        {"height": 2, "width": 8},
+        {"rope_interpolation_scale": (0.5, 32, 32)},
+        {"rope_interpolation_scale": (torch.tensor(0.5), 32, 32)},
+        {"video_coords": torch.rand(2, 3, 32)},
+    ]
+    expected = [rope(x, **{**sizes, **call}) for call in calls]
+    with adze.patched(model):
+        for call, want in zip(calls, expected, strict=True):
+            given = {**sizes, **call}
+            found, again = rope(x, **given), rope(x, **given)
+            for a, b in zip(found, want, strict=True):
+                assert torch.equal(a, b)
+            known = "video_coords" not in call and not any(
+                isinstance(part, torch.Tensor) for part in call.get("rope_interpolation_scale", ())
+            )
+            assert (found is again) == known
+            if known:
+                for once, table in zip(found[0].adze_once, found, strict=True):
+                    assert torch.equal(once.repeat_interleave(2, -1), table)
+        first = rope(x, **sizes)
+        rope.theta = 100.0
+        assert not torch.equal(rope(x, **sizes)[0], first[0])
+        with torch.enable_grad():
+            assert rope(x, **sizes) is not rope(x, **sizes)
 
 
 def test_parts_of_one_tensor_are_joined_without_a_copy():

@@ -82,3 +82,20 @@ def test_what_cannot_be_captured_runs():
     with torch.no_grad():
         assert graph(x).tolist() == [3, 3, 3] and graph(x).tolist() == [3, 3, 3]
     assert len(graph.refused) == 1
+
+
+@gpu
+def test_a_graph_holds_tables_that_a_model_keeps():
+    """Another shape takes their place in the model; the first graph must not read what has their memory then."""
+    diffusers_models = pytest.importorskip("diffusers_models")
+    model, inputs = diffusers_models.make("ltx", True, torch.bfloat16)
+    model, inputs = model.cuda(), {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+    other = {**inputs, "height": 2, "width": 8}
+    with adze.patched(model), torch.no_grad():
+        graph = adze.graph(model)
+        wanted = [model(**given, return_dict=False)[0] for given in (inputs, other)]
+        for _ in range(2):
+            for given, want in zip((inputs, other), wanted, strict=True):
+                assert torch.equal(graph(**given, return_dict=False)[0], want)
+                noise = [torch.full((n,), 3.0, device="cuda") for n in (1 << 10, 1 << 12, 1 << 14, 1 << 16)]
+        assert len(graph.captured) == 2 and not graph.refused and len(noise) == 4
