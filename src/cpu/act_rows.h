@@ -4,6 +4,7 @@
 #define ADZE_CPU_ACT_ROWS_H
 
 #include "cpu/act.h"
+#include "cpu/row32.h"
 
 enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096, AHEAD = 1024 };
 

@@ -5,7 +5,7 @@
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
-#include "cpu/row.h"
+#include "cpu/row32.h"
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
 enum {
