@@ -513,7 +513,7 @@ constexpr bool norm_rare = modulates<FORM> && (EXTRA || sizeof(S) == 4 || (!ROUN
 constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int lanes, int each, int full)
 {
     const bool even = each != 3 && each != 5 && (each != 1 || lanes);
-    return form == PLAIN ? lanes == 16 || (extra     ? even
+    return form == PLAIN ? lanes == 16 || (extra     ? even || (centred && each == 5)
                                            : centred ? lanes == 0 && (even || each == 5)
                                                      : lanes == 0 && each == 4 && !full)
            : form == RESIDUAL_SUM
@@ -524,7 +524,7 @@ constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int
 /* Whether registers hold what multiplies the row while its sum is made. */
 constexpr bool norm_early(norm_form form, bool centred, int each)
 {
-    return form == MODULATED || form == BLOCK ? each <= 3 : each != 4 || !centred;
+    return form == MODULATED || form == BLOCK ? each <= 3 : (each < 5 || form != PLAIN) && (each != 4 || !centred);
 }
 
 /* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the
@@ -655,8 +655,8 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     const bool bare = !side && !g.weight; /* no weight */
     const bool rare = side ? d[SCALE_TABLE] || !half || all_f32 || (!steps && (!CENTRED || form == BLOCK))
                            : bare && (!CENTRED || form == RESIDUAL_SUM || vectors <= 32); /* as norm_rare, norm_has */
-    const norm_shape shape =
-        norm_pick(form, CENTRED && bare, rare, g.rows.count, vectors, adze_cuda_sm_count(s.device));
+    const norm_shape shape = norm_pick(form, CENTRED && (bare || vectors > 320), rare, g.rows.count, vectors,
+                                       adze_cuda_sm_count(s.device));
     bool lean = shape.each && rows_are_near(g.rows) && !(g.is_f32 >> OUT & 1) &&
                 !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
