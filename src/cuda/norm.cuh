@@ -496,8 +496,7 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 /* The shapes of norm_registers: lanes of a row or 0, vectors of a thread, and whether they fit exactly. */
 #define NORM_SHAPES(X)                                                                                               \
     X(8, 1, 1)                                                                                                       \
-    X(8, 2, 1)                                                                                                       \
-    X(16, 2, 0) X(0, 1, 1) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 5, 0) X(0, 8, 0) X(0, 8, 1)
+    X(8, 2, 1) X(16, 2, 0) X(0, 2, 0) X(0, 2, 1) X(0, 3, 1) X(0, 4, 0) X(0, 4, 1) X(0, 5, 0) X(0, 8, 0) X(0, 8, 1)
 
 struct norm_shape {
     int lanes, each, full; /* each 0: norm_loop */
@@ -512,24 +511,23 @@ constexpr bool norm_rare = modulates<FORM> && (EXTRA || sizeof(S) == 4 || (!ROUN
 /* Which shapes a form is compiled for; without a weight, what a layer_norm needs, and little of the others. */
 constexpr bool norm_has(norm_form form, bool centred, bool extra, bool rare, int lanes, int each, int full)
 {
-    const bool even = each != 3 && each != 5 && (each != 1 || lanes);
-    return form == PLAIN ? lanes == 16 || (extra     ? even || (centred && each == 5)
-                                           : centred ? lanes == 0 && (even || each == 5)
+    return form == PLAIN ? lanes == 16 || (extra     ? each != 3 && each != 5
+                                           : centred ? lanes == 0 && each != 3
                                                      : lanes == 0 && each == 4 && !full)
            : form == RESIDUAL_SUM
-               ? lanes == 0 && (extra ? even && (full || each != 4) : each == 8 && !full)
-               : lanes == 0 && (rare ? each == 4 && !full : each <= 4 && (each > 1 || form == BLOCK));
+               ? lanes == 0 && (extra ? each != 3 && each != 5 && (full || each != 4) : each == 8 && !full)
+               : lanes == 0 && (rare ? each == 4 && !full : each <= 4);
 }
 
 /* Whether registers hold what multiplies the row while its sum is made. */
 constexpr bool norm_early(norm_form form, bool centred, int each)
 {
-    return form == MODULATED || form == BLOCK ? each <= 3 : (each < 5 || form != PLAIN) && (each != 4 || !centred);
+    return form == MODULATED ? each <= 3 : form == BLOCK ? each <= 2 : each != 4 || !centred;
 }
 
 /* As measurements on an H200 gave it. Short rows take a part of a warp. Few rows take two vectors a thread, the
    shortest chain of work, many take more where a row has many threads or not all of them would work. Scale and shift
-   want three or four, so that few threads wait for them; a block, which loads four or five rows, wants one. */
+   want three or four, so that few threads wait for them. */
 static norm_shape norm_pick(norm_form form, bool fives, bool rare, int64_t rows, int64_t vectors, int sm_count)
 {
     const bool few = rows <= 8 * (int64_t)sm_count, fours = vectors % 128 == 0;
@@ -550,10 +548,7 @@ static norm_shape norm_pick(norm_form form, bool fives, bool rare, int64_t rows,
     else if (form == RESIDUAL_SUM)
         each = vectors > 1024 ? (vectors <= 2048 && fours ? 4 : 8) : vectors == 256 && !few ? 4 : 2;
     else if (form != PLAIN)
-        each = form == BLOCK && vectors % 32 == 0 && vectors <= NORM_THREADS ? 1
-               : vectors % 96 == 0 && vectors <= 3 * NORM_THREADS            ? 3
-               : vectors <= 256                                              ? 2
-                                                                             : 4;
+        each = vectors <= 256 ? 2 : vectors % 96 == 0 && vectors <= 1536 ? 3 : 4;
     const int64_t threads = (vectors + 32 * each - 1) / (32 * each) * 32;
     const bool full = vectors % (32 * each) == 0 && !rare && each != 5;
     if (threads > (full || each != 4 ? NORM_THREADS : ROUGH_THREADS))
@@ -655,8 +650,8 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     const bool bare = !side && !g.weight; /* no weight */
     const bool rare = side ? d[SCALE_TABLE] || !half || all_f32 || (!steps && (!CENTRED || form == BLOCK))
                            : bare && (!CENTRED || form == RESIDUAL_SUM || vectors <= 32); /* as norm_rare, norm_has */
-    const norm_shape shape = norm_pick(form, CENTRED && (bare || vectors > 320), rare, g.rows.count, vectors,
-                                       adze_cuda_sm_count(s.device));
+    const norm_shape shape =
+        norm_pick(form, CENTRED && bare, rare, g.rows.count, vectors, adze_cuda_sm_count(s.device));
     bool lean = shape.each && rows_are_near(g.rows) && !(g.is_f32 >> OUT & 1) &&
                 !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
