@@ -49,6 +49,15 @@ class _Captured:
         return pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, self.outputs)
 
 
+def _leave_capture(stream):
+    """After a capture that failed: torch then leaves its stream the current one, and the generator counting for it,
+    so that the next random number would be an error."""
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 class GraphHandle:
     """What adze.graph returns: call it like the module, or switch it off and on. The module itself is not changed."""
 
@@ -87,11 +96,12 @@ class GraphHandle:
         if key not in self.captured:
             if len(self.captured) >= self.limit:
                 return self.module(*args, **kwargs)
+            stream = torch.cuda.current_stream()
             try:
                 with torch.no_grad():
                     captured = _Captured(self.module, (args, kwargs), self.pool)
             except (RuntimeError, NotImplementedError) as error:  # a module that cannot be captured runs as it is
-                torch.cuda.synchronize()
+                _leave_capture(stream)
                 self.refused[key] = str(error)
                 return self.module(*args, **kwargs)
             self.pool = captured.graph.pool()

@@ -79,9 +79,12 @@ def test_what_cannot_be_captured_runs():
 
     graph = adze.graph(Host())
     x = torch.ones(3, device="cuda")
+    stream = torch.cuda.current_stream()
     with torch.no_grad():
         assert graph(x).tolist() == [3, 3, 3] and graph(x).tolist() == [3, 3, 3]
     assert len(graph.refused) == 1
+    assert torch.cuda.current_stream() == stream
+    torch.rand(3, device="cuda")  # an error if the generator were still in the capture
 
 
 @gpu
