@@ -97,6 +97,20 @@ def _attend(dispatch, processor, q, k, v, mask):
     return out.flatten(2, 3).to(q.dtype)
 
 
+def _mask_of_heads(module, mask, length, batch):
+    """The mask as an attention takes it, of the one that the model gives to each of its layers: made once of it."""
+    if torch.compiler.is_compiling():
+        made = module.prepare_attention_mask(mask, length, batch)
+        return made.view(batch, module.heads, -1, made.shape[-1])
+    key = (module.heads, length, batch, None if mask.is_inference() else mask._version)
+    kept_key, kept = getattr(mask, "adze_of_heads", (None, None))
+    if kept_key != key or kept.requires_grad:
+        made = module.prepare_attention_mask(mask, length, batch)
+        kept = made.view(batch, module.heads, -1, made.shape[-1])
+        mask.adze_of_heads = key, kept
+    return kept
+
+
 def ltx_tables(module, ctx):
     """LTXVideoRotaryPosEmbed: every step of a video has the same tables, so those of the step before are kept. Beside
     them stand their pairs without repetition, which are half as much to read."""
@@ -144,9 +158,16 @@ def ltx(module, ctx):
     def forward(
         self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
     ):
-        crossed = encoder_hidden_states is not None or attention_mask is not None or image_rotary_emb is None
-        if crossed or kwargs or type(self.processor) is not cls:
-            return original(self, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
+        text, mask, heads = encoder_hidden_states, attention_mask, self.heads
+        crossed = text is not None and image_rotary_emb is None
+        alone = text is None and mask is None and image_rotary_emb is not None
+        if not (crossed or alone) or kwargs or type(self.processor) is not cls:
+            return original(self, hidden_states, text, mask, image_rotary_emb, **kwargs)
+        if crossed:
+            mask = None if mask is None else _mask_of_heads(self, mask, text.shape[1], text.shape[0])
+            q, k, v = self.norm_q(self.to_q(hidden_states)), self.norm_k(self.to_k(text)), self.to_v(text)
+            out = _attend(dispatch, self.processor, *(x.unflatten(2, (heads, -1)) for x in (q, k, v)), mask)
+            return self.to_out[1](self.to_out[0](out))
         cos, sin = image_rotary_emb
         q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
         if cos.dim() != 3 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
@@ -154,7 +175,6 @@ def ltx(module, ctx):
         if not torch.compiler.is_compiling():
             cos, sin = getattr(cos, "adze_once", (cos, sin))
         q, k = _norm_rope(norm, rounding, q.unsqueeze(2), k.unsqueeze(2), self.norm_q, self.norm_k, cos, sin)
-        heads = self.heads
         q, k = q.squeeze(2).unflatten(2, (heads, -1)), k.squeeze(2).unflatten(2, (heads, -1))
         out = _attend(dispatch, self.processor, q, k, v.unflatten(2, (heads, -1)), None)
         return self.to_out[1](self.to_out[0](out))

@@ -276,6 +276,25 @@ def test_ltx_keeps_the_tables_of_the_step_before():
             assert rope(x, **sizes) is not rope(x, **sizes)
 
 
+def test_ltx_makes_the_mask_of_its_heads_once(monkeypatch):
+    model, inputs = diffusers_models.make("ltx", True)
+    expected, made = output(model, inputs), []
+    cls = type(model.transformer_blocks[0].attn2)
+    prepare = cls.prepare_attention_mask
+    monkeypatch.setattr(cls, "prepare_attention_mask", lambda *args: made.append(1) or prepare(*args))
+    with adze.patched(model):
+        torch.testing.assert_close(output(model, inputs), expected)
+        assert len(made) == 1
+        block, x, text = model.transformer_blocks[0].attn2, torch.randn(2, 32, 256), torch.randn(2, 16, 256)
+        mask = torch.zeros(2, 1, 16)
+        for bias in (0.0, 3.0):
+            mask[:, :, 4] = bias  # seen, though the tensor is the same one
+            found = block(x, text, mask)
+            with monkeypatch.context() as own:
+                own.delattr(block, "forward")
+                torch.testing.assert_close(found, block(x, text, mask))
+
+
 def test_parts_of_one_tensor_are_joined_without_a_copy():
     from adze.diffusers_blocks import _end_to_end
 
