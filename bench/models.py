@@ -24,9 +24,10 @@ from torch.utils import _pytree as pytree
 
 import adze
 
-CPU_VARIANTS = ["eager", "compile", "adze", "adze + compile", "adze fast", "adze fast + compile", "pass"]
+CPU_VARIANTS = ["eager", "compile", "adze", "adze + compile", "pass"]
+FAST_VARIANTS = ["adze fast", "adze fast + compile"]  # only when asked for
 PATCHED = {"adze": {}, "adze fast": {"numerics": "fast"}, "adze norm": {"ops": ["norm"]}}  # arguments of adze.patch
-GRAPH_VARIANTS = [f"{name} + graph" for name in CPU_VARIANTS]
+GRAPH_VARIANTS = ["eager + graph", "compile + graph", "adze + graph", "adze + compile + graph", "pass + graph"]
 
 
 # ---- Models without a checkpoint ----
@@ -469,10 +470,13 @@ def parser(doc, steps=None):
 
 
 def variants(options):
-    """Those that were asked for, after eager; without any, all that this device can run."""
-    everything = CPU_VARIANTS + (GRAPH_VARIANTS if options.device == "cuda" else [])
-    names = options.variants or everything
-    unknown = [name for name in names if name not in everything]
+    """Those that were asked for, after eager; without any, all that this device can run but the fast ones."""
+    usual, fast = CPU_VARIANTS, FAST_VARIANTS
+    if options.device == "cuda":
+        usual, fast = usual + GRAPH_VARIANTS, fast + [f"{name} + graph" for name in fast]
+    names = options.variants or usual
+    unknown = [name for name in names if name not in usual + fast]
     if unknown:
-        raise SystemExit(f"on {options.device} there is no variant {unknown[0]!r}; there are {', '.join(everything)}")
+        known = ", ".join(usual + fast)
+        raise SystemExit(f"on {options.device} there is no variant {unknown[0]!r}; there are {known}")
     return ["eager", *[name for name in names if name != "eager"]]

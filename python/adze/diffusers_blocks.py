@@ -33,8 +33,8 @@ def ltx(module, ctx):
         image_rotary_emb=None,
         encoder_attention_mask=None,
     ):
-        table = self.scale_shift_table.to(temb.device)
-        rows = temb.unflatten(-1, (table.shape[0], -1))
+        table = self.scale_shift_table.to(temb.device).unbind(0)
+        rows = temb.unflatten(-1, (len(table), -1))
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = rows.unbind(2)
         x = modulated(self.norm1, norm1, steps, hidden_states, scale, shift, table[1], table[0])
         x = self.attn1(hidden_states=x, encoder_hidden_states=None, image_rotary_emb=image_rotary_emb)

@@ -103,8 +103,8 @@ def usable(x, *others):
     """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
         return False
-    device = x.device
-    if x.dtype not in _DTYPES or device.type not in _DEVICES or torch.is_autocast_enabled(device.type):
+    device, dtype = x.device, x.dtype
+    if dtype not in _DTYPES or device.type not in _DEVICES or torch.is_autocast_enabled(device.type):
         return False
     if not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x):
         return False
@@ -114,9 +114,10 @@ def usable(x, *others):
     for other in others:
         if other is None:
             continue
-        if not plain_weight(other) or other.device != device:
+        kind, own = type(other), other.dtype  # written out: this is a tenth of the host's time of a model
+        if (kind is not torch.Tensor and kind is not nn.Parameter) or other.device != device:
             return False
-        if (other.dtype != x.dtype and other.dtype != torch.float32) or other.stride(-1) != 1:
+        if (own is not dtype and own is not torch.float32) or other.stride(-1) != 1:
             return False
         if grad and other.requires_grad:
             return False
