@@ -357,7 +357,7 @@ static int take_option(int argc, char **argv, int *i)
 static void choose_effort(int cpu)
 {
     static const adze_effort efforts[2][3] = {{{5, 500}, {15, 1000}, {31, 2000}},
-                                              {{3, 3000}, {7, 10000}, {9, 50000}}};
+                                              {{3, 3000}, {5, 10000}, {9, 50000}}};
     const int level = options.quick ? 0 : options.full ? 2 : 1;
     state.effort = efforts[cpu][level];
     state.most = !cpu || options.full ? INT64_MAX : options.quick ? 150000000 : 400000000;

@@ -30,6 +30,11 @@ INLINE void act_step(const act_call *c, char *const *data, int64_t i, int64_t n,
     }
     row_store32_part(data[OUT], dtype, i, y, n, c->stream);
 }
+/* The same of any dtype and activation, at the end of a row: no loop has a second copy of it. */
+NO_INLINE void act_rest(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
+{
+    act_step(c, data, i, n, dtype, act, times);
+}
 INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype, int act, int times)
 {
     int64_t i = 0;
@@ -40,7 +45,7 @@ INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype
         act_step(c, data, i, 2 * LANES, dtype, act, times);
     }
     if (i < n)
-        act_step(c, data, i, n - i, dtype, act, times);
+        act_rest(c, data, i, n - i, dtype, act, times);
 }
 
 INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)

@@ -238,6 +238,11 @@ INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, 
         y = norm_plus(y, t->shift, dtype, j, n);
     row_store32_part(t->out, out_dtype, j, vf32_order(y, dtype, out_dtype), n, t->stream_out);
 }
+/* The same of any dtype, at the end of a row: no loop has a second copy of it. */
+NO_INLINE void norm_put_rest(const norm_part *t, int dtype, int out_dtype, int centred, int64_t j, int64_t n)
+{
+    norm_put(t, dtype, out_dtype, centred, j, n);
+}
 INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int centred)
 {
     int64_t j = 0;
@@ -249,7 +254,7 @@ INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int cent
             norm_put(t, dtype, out_dtype, centred, i, STEP);
     }
     for (; j < t->n; j += STEP)
-        norm_put(t, dtype, out_dtype, centred, j, t->n - j < STEP ? t->n - j : STEP);
+        norm_put_rest(t, dtype, out_dtype, centred, j, t->n - j < STEP ? t->n - j : STEP);
 }
 INLINE void norm_write(const norm_part *t, int dtype, int out_dtype, int centred)
 {
