@@ -99,16 +99,17 @@ def _attend(dispatch, processor, q, k, v, mask):
 
 def _mask_of_heads(module, mask, length, batch):
     """The mask as an attention takes it, of the one that the model gives to each of its layers: made once of it."""
-    if torch.compiler.is_compiling():
-        made = module.prepare_attention_mask(mask, length, batch)
-        return made.view(batch, module.heads, -1, made.shape[-1])
-    key = (module.heads, length, batch, None if mask.is_inference() else mask._version)
-    kept_key, kept = getattr(mask, "adze_of_heads", (None, None))
-    if kept_key != key or kept.requires_grad:
-        made = module.prepare_attention_mask(mask, length, batch)
-        kept = made.view(batch, module.heads, -1, made.shape[-1])
-        mask.adze_of_heads = key, kept
-    return kept
+    keeps, key = not torch.compiler.is_compiling() and not mask.requires_grad, None
+    if keeps:
+        key = (module.heads, length, batch, None if mask.is_inference() else mask._version)
+        kept_key, kept = getattr(mask, "adze_of_heads", (None, None))
+        if kept_key == key:
+            return kept
+    made = module.prepare_attention_mask(mask, length, batch)
+    made = made.view(batch, module.heads, -1, made.shape[-1])
+    if keeps:
+        mask.adze_of_heads = key, made
+    return made
 
 
 def ltx_tables(module, ctx):

@@ -114,10 +114,9 @@ def usable(x, *others):
     for other in others:
         if other is None:
             continue
-        kind, own = type(other), other.dtype  # written out: this is a tenth of the host's time of a model
-        if (kind is not torch.Tensor and kind is not nn.Parameter) or other.device != device:
+        if not plain_weight(other) or other.device != device:
             return False
-        if (own is not dtype and own is not torch.float32) or other.stride(-1) != 1:
+        if (other.dtype != dtype and other.dtype != torch.float32) or other.stride(-1) != 1:
             return False
         if grad and other.requires_grad:
             return False

@@ -1,4 +1,5 @@
-/* vec.cuh - elements of any dtype as float, one or sixteen bytes' worth at a time. */
+/* vec.cuh - elements of any dtype as float, one or sixteen bytes' worth at a time; and still packed, in their own
+   dtype. */
 #ifndef ADZE_CUDA_VEC_CUH
 #define ADZE_CUDA_VEC_CUH
 
