@@ -1,0 +1,313 @@
+/* norm_registers.cuh - the calls of rms_norm and layer_norm that models make, on CUDA.
+
+   A row is held in registers, packed, from the one time it is read until it is written: VECTORS 16-byte vectors in
+   each of its threads. LANES > 0: so many lanes of a warp share a row; LANES 0: the threads of a block with the same
+   threadIdx.y do. A block has several rows, because a card starts blocks more slowly than it could finish them. All
+   loads of a thread are issued before the first is used; what multiplies the row later (the weight, or scale and
+   shift) is on its way before the sum is known. */
+#ifndef ADZE_CUDA_NORM_REGISTERS_CUH
+#define ADZE_CUDA_NORM_REGISTERS_CUH
+
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "rows.cuh"
+#include "vec.cuh"
+
+/* Of a block, at most; with four vectors a thread that do not fit exactly; rows where LANES is 0. */
+constexpr int NORM_THREADS = 512, ROUGH_THREADS = 448, NORM_ROWS = 8;
+
+enum norm_form {
+    PLAIN,        /* weight and bias, if any */
+    RESIDUAL_SUM, /* and a residual */
+    MODULATED,    /* scale and shift, with or without tables */
+    BLOCK         /* a residual before them, with or without a gate */
+};
+template <norm_form FORM>
+constexpr bool adds = FORM == RESIDUAL_SUM || FORM == BLOCK;
+template <norm_form FORM>
+constexpr bool modulates = FORM == MODULATED || FORM == BLOCK;
+
+/* The tensors of a form that have rows, in order, and its vectors that all rows share. */
+enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* then scale, shift, gate, without the residual's in MODULATED */
+enum { WEIGHT, BIAS };                          /* PLAIN, RESIDUAL_SUM */
+enum { SCALE_TABLE_AT, SHIFT_TABLE_AT, GATE_TABLE_AT };
+template <norm_form FORM>
+constexpr int scale_row = FORM == BLOCK ? 4 : 2;
+template <norm_form FORM>
+constexpr int row_tensors = FORM == PLAIN   ? 2
+                            : FORM == BLOCK ? 7
+                                            : 4;
+
+template <norm_form FORM>
+struct norm_lean {
+    const void *row[row_tensors<FORM>];
+    const void *flat[3];
+    int32_t vectors;
+    float eps, inverse_dim, weight_offset;
+    uint32_t first; /* blocks that start at once: a residual is prefetched for them */
+    near_rows<row_tensors<FORM>> rows;
+};
+
+/* The VECTORS vectors of a thread, all at once. */
+template <bool FULL, typename T, int VECTORS>
+__device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void *data, int thread, int threads,
+                                           int vectors)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        if (!FULL)
+            to[v].raw = make_uint4(0, 0, 0, 0);
+        if (FULL || thread + v * threads < vectors)
+            to[v] = load_packed((const T *)data + (thread + v * threads) * VEC<T>);
+    }
+}
+
+/* W parameters of dtype S that multiply or shift W values of x. */
+template <typename S, int W>
+struct side_vector {
+    packed<S> part[W / VEC<S>];
+    __device__ __forceinline__ void get(float (&f)[W]) const
+    {
+#pragma unroll
+        for (int i = 0; i < W / VEC<S>; i++) {
+            float some[VEC<S>];
+            part[i].get(some);
+#pragma unroll
+            for (int j = 0; j < VEC<S>; j++)
+                f[i * VEC<S> + j] = some[j];
+        }
+    }
+};
+template <bool FULL, typename S, int W, int VECTORS>
+__device__ __forceinline__ void side_fetch(side_vector<S, W> (&to)[VECTORS], const void *data, int thread,
+                                           int threads, int vectors)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        if (FULL || thread + v * threads < vectors)
+#pragma unroll
+            for (int i = 0; i < W / VEC<S>; i++)
+                to[v].part[i] = load_packed((const S *)data + (thread + v * threads) * W + i * VEC<S>);
+}
+
+/* side + table, in float. */
+template <typename S, int W>
+__device__ __forceinline__ void add_table(const void *table, int at, float (&side)[W])
+{
+    float f[W];
+    load<S, W>((const S *)table + at, f);
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        side[j] += f[j];
+}
+/* side + table, rounded. */
+template <bool TABLE, typename T>
+__device__ __forceinline__ packed<T> side_of(packed<T> side, const void *table, int at)
+{
+    if constexpr (TABLE)
+        return packed_add(side, load_packed((const T *)table + at));
+    return side;
+}
+
+/* The sum over the threads of a row. */
+template <int LANES>
+__device__ __forceinline__ float norm_total(float v, float *part)
+{
+    if constexpr (LANES > 0)
+        return warp_sum<LANES>(v);
+    else
+        return row_sum(v, part);
+}
+
+/* Blocks that a multiprocessor must have room for (0: left to the compiler), as measured: with few the compiler takes
+   registers to have more in flight than helps, but for rows that are few; with more it spills. Sides: tables, f32
+   beside half, or the weight of a layer_norm. */
+constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bool full, bool few)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    return 1;
+#else
+    return lanes || vectors > 4 || (sides && form != PLAIN) || (form == MODULATED && vectors == 3) ? 0
+           : form == PLAIN && vectors == 2 && full && !sides && !few                               ? 3
+                                                                                                   : 2;
+#endif
+}
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
+constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : CENTRED &&EXTRA;
+
+/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
+   step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
+   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. FEW: rows
+   are. */
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
+          bool FULL, bool EARLY, bool FEW>
+__global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_THREADS,
+                                  norm_blocks(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, LANES, VECTORS, FULL,
+                                              FEW)) norm_registers(const __grid_constant__ norm_lean<FORM> p)
+{
+    constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
+    constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
+    constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
+    __shared__ __align__(16) float part[LANES ? 1 : 2][LANES ? 1 : NORM_ROWS][32];
+    const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
+    const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
+    const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;
+    /* Threads beyond the last row repeat it and write nothing: shuffles and barriers want them all. */
+    const bool writes = r < p.rows.count;
+    int64_t at[row_tensors<FORM>];
+    p.rows.locate(writes ? r : p.rows.count - 1, at);
+    const void *row[row_tensors<FORM>], *const *flat = p.flat;
+#pragma unroll
+    for (int t = 0; t < row_tensors<FORM>; t++)
+        row[t] = (const char *)p.row[t] + at[t] * (int64_t)(modulates<FORM> && t >= scale_at ? sizeof(S) : sizeof(T));
+    const int vectors = p.vectors;
+    pdl_launch_next();
+    /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
+    if (adds<FORM> && thread == 0 && blockIdx.x < p.first)
+        prefetch_row(row[RESIDUAL_ROW], vectors);
+    pdl_wait();
+
+    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
+    side_vector<S, W> scale[SIDES], shift[SIDES];
+    norm_fetch<FULL>(x, row[X_ROW], thread, threads, vectors);
+    if constexpr (adds<FORM>)
+        norm_fetch<FULL>(residual, row[RESIDUAL_ROW], thread, threads, vectors);
+    if constexpr (modulates<FORM> && EARLY) {
+        side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
+        side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
+    } else if constexpr (EARLY && WEIGHTED) {
+        norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
+    }
+
+    float sum = 0, mean = 0;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const int i = (thread + v * threads) * W;
+        float h[W];
+        x[v].get(h);
+        if constexpr (adds<FORM>) {
+            if (FULL || thread + v * threads < vectors) {
+                if constexpr (FORM == BLOCK && ROUND) {
+                    if (p.row[gate_at])
+                        x[v] = packed_mul(
+                            x[v], side_of<TABLES>(load_packed((const T *)row[gate_at] + i), flat[GATE_TABLE_AT], i));
+                    x[v] = packed_add(x[v], residual[v]);
+                } else {
+                    float other[W];
+                    if constexpr (FORM == BLOCK) {
+                        if (p.row[gate_at]) {
+                            load<S, W>((const S *)row[gate_at] + i, other);
+                            if (TABLES)
+                                add_table<S, W>(flat[GATE_TABLE_AT], i, other);
+#pragma unroll
+                            for (int j = 0; j < W; j++)
+                                h[j] *= other[j];
+                        }
+                    }
+                    residual[v].get(other);
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        h[j] += other[j];
+                    x[v].set(h);
+                }
+                if (p.row[SUM_ROW] && writes)
+                    store_packed((T *)row[SUM_ROW] + i, x[v]);
+                x[v].get(h);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            sum += CENTRED ? h[j] : h[j] * h[j];
+    }
+    sum = norm_total<LANES>(sum, part[0][LANES ? 0 : in_block]);
+    keep_packed(x);
+    if constexpr (modulates<FORM> && EARLY) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+            keep_packed(scale[v].part), keep_packed(shift[v].part);
+    } else if constexpr (EARLY && WEIGHTED) {
+        keep_packed(weight);
+    }
+    if (CENTRED) {
+        mean = sum * p.inverse_dim;
+        sum = 0;
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            float h[W];
+            x[v].get(h);
+            if (FULL || thread + v * threads < vectors) {
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    sum += (h[j] - mean) * (h[j] - mean);
+            }
+        }
+        sum = norm_total<LANES>(sum, part[!LANES][LANES ? 0 : in_block]);
+        keep_packed(x);
+    }
+    const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+        const int i = (thread + v * threads) * W;
+        if ((!FULL && thread + v * threads >= vectors) || !writes)
+            continue;
+        float y[W], side[W];
+        x[v].get(y);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
+        if constexpr (ROUND) {
+            packed<T> out, by, more;
+            out.set(y);
+            if constexpr (modulates<FORM>) {
+                by = EARLY ? scale[v * EARLY].part[0] : load_packed((const T *)row[scale_at] + i);
+                more = EARLY ? shift[v * EARLY].part[0] : load_packed((const T *)row[shift_at] + i);
+                by = packed_add(side_of<TABLES>(by, flat[SCALE_TABLE_AT], i), packed_all<T>(1));
+                out = packed_add(packed_mul(out, by), side_of<TABLES>(more, flat[SHIFT_TABLE_AT], i));
+            } else {
+                by = EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i);
+                out = packed_mul(out, by);
+            }
+            store_packed((T *)row[OUT_ROW] + i, out);
+            continue;
+        }
+        if constexpr (modulates<FORM>) {
+            if constexpr (EARLY)
+                scale[v].get(side);
+            else
+                load<S, W>((const S *)row[scale_at] + i, side);
+            if (TABLES)
+                add_table<S, W>(flat[SCALE_TABLE_AT], i, side);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] *= side[j] + 1;
+            if constexpr (EARLY)
+                shift[v].get(side);
+            else
+                load<S, W>((const S *)row[shift_at] + i, side);
+            if (TABLES)
+                add_table<S, W>(flat[SHIFT_TABLE_AT], i, side);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] += side[j];
+        } else {
+            if constexpr (WEIGHTED) {
+                if constexpr (EARLY)
+                    weight[v].get(side);
+                else
+                    load<T, W>((const T *)flat[WEIGHT] + i, side);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[j] *= side[j] + p.weight_offset;
+            }
+            if (CENTRED && flat[BIAS]) {
+                load<T, W>((const T *)flat[BIAS] + i, side);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[j] += side[j];
+            }
+        }
+        store<T, W>((T *)row[OUT_ROW] + i, y);
+    }
+}
+
+#endif
