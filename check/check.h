@@ -49,10 +49,26 @@ int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *
 void adze_line_expand(char *to, size_t size, const char *text, const char *dtype);
 adze_tensor *adze_line_tensor(adze_line *line, int field);
 
+/* The elements of a tensor in row-major order; `i` counts them, `at` is the distance from data. */
+typedef struct adze_walk {
+    int64_t i, at, index[5];
+} adze_walk;
+static inline void adze_walk_next(adze_walk *w, const adze_tensor *t)
+{
+    w->i++;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        w->at += t->stride[d];
+        if (++w->index[d] < t->shape[d])
+            return;
+        w->at -= t->stride[d] * t->shape[d];
+        w->index[d] = 0;
+    }
+}
+
 /* data.c: arguments with memory behind them. */
 typedef struct adze_memory { /* one allocation: guard, body, guard */
     char *origin;            /* what it holds before a call */
-    unsigned char *owners;   /* by byte: who uses it */
+    char *inputs, *outputs;  /* masks: the bytes of each are all ones, the others zero */
     char *work, *result;     /* on the device that runs; on the host, after it ran */
     size_t bytes, data_at;
 } adze_memory;
@@ -65,7 +81,7 @@ typedef struct adze_job {
     adze_stream stream;
     void *scratch;
 } adze_job;
-enum { ADZE_GUARD = 4096, ADZE_OWNED_OUT = 1, ADZE_OWNED_IN = 2 };
+enum { ADZE_GUARD = 4096 };
 /* The line with its outputs, and how much memory each tensor needs, but none yet. */
 int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, char *error, size_t error_size);
 int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint64_t seed, char *error,

@@ -5,71 +5,71 @@
 #include <stdlib.h>
 #include <string.h>
 
-double adze_random_uniform(uint64_t *state)
+static uint64_t random_bits(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+    return z ^ (z >> 31);
+}
+
+double adze_random_uniform(uint64_t *state)
+{
+    return (double)(int64_t)(random_bits(state) >> 11) * 0x1p-53;
+}
+
+/* Normal values come from a pool: a logarithm and a cosine for each element are a large part of a check, above all
+   where the processor is emulated. Sixteen bits of a draw choose, and others vary the choice by up to 2^-9, so that
+   the last places of a value are random too. */
+enum { POOL = 1 << 16 };
+static void fill_pool(double *pool)
+{
+    uint64_t state = 0;
+    for (int i = 0; i < POOL; i++) {
+        const double radius = sqrt(-2 * log(adze_random_uniform(&state) + 0x1p-60));
+        pool[i] = radius * cos(6.283185307179586 * adze_random_uniform(&state));
+    }
 }
 
 double adze_random_normal(uint64_t *state)
 {
-    const double radius = sqrt(-2 * log(adze_random_uniform(state) + 0x1p-60));
-    return radius * cos(6.283185307179586 * adze_random_uniform(state));
+    static double pool[POOL];
+    if (pool[0] == 0)
+        fill_pool(pool);
+    const uint64_t z = random_bits(state);
+    return pool[z >> 48] * (1 + (double)(int32_t)z * 0x1p-40);
 }
-
-/* Calls body for each element with its distance from data, in row-major order. */
-static void each_element(const adze_tensor *t, void (*body)(void *, int64_t at, int64_t i), void *context)
-{
-    int64_t index[5] = {0}, at = 0;
-    const int64_t count = adze_count(t);
-    for (int64_t i = 0; i < count; i++) {
-        body(context, at, i);
-        for (int d = t->rank - 1; d >= 0; d--) {
-            at += t->stride[d];
-            if (++index[d] < t->shape[d])
-                break;
-            at -= t->stride[d] * t->shape[d];
-            index[d] = 0;
-        }
-    }
-}
-
-typedef struct filler {
-    const adze_tensor *t;
-    uint64_t state;
-    const char *mood; /* "" for a plain normal distribution */
-} filler;
 
 /* The moods: each aims at one way to be wrong. */
-static double mood_value(filler *f, int64_t i)
+static double mood_value(const char *mood, double v, int64_t i)
 {
-    const double v = adze_random_normal(&f->state);
-    if (!f->mood[0])
+    if (!mood[0]) /* a plain normal distribution */
         return v;
-    if (strcmp(f->mood, "tiny") == 0) /* eps decides */
+    if (strcmp(mood, "tiny") == 0) /* eps decides */
         return v * 0x1p-10;
-    if (strcmp(f->mood, "outlier") == 0) /* one large value among small ones */
+    if (strcmp(mood, "outlier") == 0) /* one large value among small ones */
         return i % 97 == 13 ? v * 200 : v;
-    if (strcmp(f->mood, "equal") == 0)
+    if (strcmp(mood, "equal") == 0)
         return 1.5;
-    if (strcmp(f->mood, "mean") == 0) /* far from zero, so that a one-pass variance fails */
+    if (strcmp(mood, "mean") == 0) /* far from zero, so that a one-pass variance fails */
         return v + 60;
-    if (strcmp(f->mood, "zero") == 0)
+    if (strcmp(mood, "zero") == 0)
         return 0;
-    if (strcmp(f->mood, "wide") == 0) /* into the tails of exp, tanh and erf */
+    if (strcmp(mood, "wide") == 0) /* into the tails of exp, tanh and erf */
         return v * 12;
-    if (strcmp(f->mood, "special") == 0)
+    if (strcmp(mood, "special") == 0)
         return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
     return v;
 }
 
-static void fill_one(void *context, int64_t at, int64_t i)
+static void fill_tensor(const adze_tensor *t, uint64_t state, const char *mood)
 {
-    filler *f = context;
-    const int whole = f->t->dtype == ADZE_I32 || f->t->dtype == ADZE_I64;
-    adze_put(f->t, at, whole ? floor(adze_random_uniform(&f->state) * 4096) : mood_value(f, i));
+    const int whole = t->dtype == ADZE_I32 || t->dtype == ADZE_I64;
+    const int64_t count = adze_count(t);
+    for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, t))
+        adze_put(t, w.at,
+                 whole ? floor(adze_random_uniform(&state) * 4096)
+                       : mood_value(mood, adze_random_normal(&state), w.i));
 }
 
 static void fill_inputs(adze_job *job, uint64_t seed)
@@ -80,8 +80,7 @@ static void fill_inputs(adze_job *job, uint64_t seed)
         const adze_tensor *t = adze_line_tensor(&job->line, f);
         if (op->fields[f].kind > ADZE_OPTIONAL || t->dtype == ADZE_NONE)
             continue;
-        filler fill = {t, seed + (uint64_t)f * 7919, first ? job->line.mood : ""};
-        each_element(t, fill_one, &fill);
+        fill_tensor(t, seed + (uint64_t)f * 7919, first ? job->line.mood : "");
         first = 0;
     }
     for (const adze_suite *const *s = adze_suites; *s; s++)
@@ -125,20 +124,19 @@ static int root_of(const adze_line *line, int f, int64_t *start)
     return f;
 }
 
-typedef struct marker {
-    unsigned char *owners;
-    size_t size;
-    int64_t start; /* bytes from the beginning of the memory */
-    unsigned char owner;
-} marker;
-
-static void mark_one(void *context, int64_t at, int64_t i)
+/* Sets the bytes of a tensor in a mask, where its data begins at `data`. */
+static void mark(char *data, const adze_tensor *t)
 {
-    const marker *m = context;
-    (void)i;
-    unsigned char *owners = m->owners + m->start + at * (int64_t)m->size;
-    for (size_t b = 0; b < m->size; b++)
-        owners[b] |= m->owner;
+    const int64_t size = (int64_t)adze_dtype_size(t->dtype);
+    adze_tensor rows = *t; /* each of them `length` elements side by side */
+    int64_t length = 1;
+    if (t->rank > 0 && t->stride[t->rank - 1] == 1) {
+        length = t->shape[t->rank - 1];
+        rows.shape[t->rank - 1] = 1;
+    }
+    const int64_t count = adze_count(t);
+    for (adze_walk w = {0}; w.i * length < count; adze_walk_next(&w, &rows))
+        memset(data + w.at * size, 0xff, (size_t)(length * size));
 }
 
 /* Outputs the line does not give are contiguous, of the shape that outputs() says. */
@@ -175,9 +173,10 @@ static int make_memory(adze_job *job, int root, char *error, size_t error_size)
     }
     m->origin = aligned_alloc(64, m->bytes);
     m->result = aligned_alloc(64, m->bytes);
-    m->owners = calloc(1, m->bytes);
+    m->inputs = calloc(1, m->bytes);
+    m->outputs = calloc(1, m->bytes);
     m->work = adze_memory_take(job->stream, m->bytes);
-    if (!m->origin || !m->result || !m->owners || !m->work) {
+    if (!m->origin || !m->result || !m->inputs || !m->outputs || !m->work) {
         snprintf(error, error_size, "no memory for %s (%zu bytes)", job->line.op->fields[root].name, m->bytes);
         return 0;
     }
@@ -233,9 +232,7 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
             return 0;
         }
         t->data = m->origin + job->place[f];
-        marker mark = {m->owners, adze_dtype_size(t->dtype), (int64_t)job->place[f],
-                       op->fields[f].kind > ADZE_OPTIONAL ? ADZE_OWNED_OUT : ADZE_OWNED_IN};
-        each_element(t, mark_one, &mark);
+        mark((op->fields[f].kind > ADZE_OPTIONAL ? m->outputs : m->inputs) + job->place[f], t);
     }
     memcpy(job->args, job->line.args, sizeof job->args);
     for (int f = 0; op->fields[f].name; f++) {
@@ -259,7 +256,8 @@ void adze_job_free(adze_job *job)
     for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
         free(job->memory[f].origin);
         free(job->memory[f].result);
-        free(job->memory[f].owners);
+        free(job->memory[f].inputs);
+        free(job->memory[f].outputs);
         if (job->memory[f].work)
             adze_memory_give(job->stream, job->memory[f].work);
     }

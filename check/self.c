@@ -52,21 +52,6 @@ static adze_tensor *tensor_of(void *args, int field)
     return (adze_tensor *)(void *)((char *)args + now.job->line.op->fields[field].offset);
 }
 
-/* Elements in row-major order; `i` counts them, `at` is the distance from data. */
-typedef struct walk {
-    int64_t i, at, index[5];
-} walk;
-static void walk_next(walk *w, const adze_tensor *t)
-{
-    w->i++;
-    for (int d = t->rank - 1; d >= 0; d--) {
-        w->at += t->stride[d];
-        if (++w->index[d] < t->shape[d])
-            return;
-        w->at -= t->stride[d] * t->shape[d];
-        w->index[d] = 0;
-    }
-}
 static int64_t row_length(const adze_tensor *t)
 {
     return t->shape[t->rank - 1];
@@ -78,7 +63,7 @@ static char *gather(const adze_tensor *t)
     const size_t size = adze_dtype_size(t->dtype);
     const int64_t count = adze_count(t);
     char *all = malloc((size_t)count * size + 1);
-    for (walk w = {0}; all && w.i < count; walk_next(&w, t))
+    for (adze_walk w = {0}; all && w.i < count; adze_walk_next(&w, t))
         memcpy(all + (size_t)w.i * size, (char *)t->data + w.at * (int64_t)size, size);
     return all;
 }
@@ -86,7 +71,7 @@ static void put_back(const adze_tensor *t, const char *all, fault_kind kind)
 {
     const size_t size = adze_dtype_size(t->dtype);
     const int64_t count = adze_count(t), n = row_length(t);
-    for (walk w = {0}; w.i < count; walk_next(&w, t))
+    for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, t))
         if (kind == TAIL ? w.i % n == n - 1 : w.i >= n)
             memcpy((char *)t->data + w.at * (int64_t)size, all + (size_t)w.i * size, size);
 }
@@ -154,7 +139,7 @@ static void break_values(void *args)
         const adze_value *want = now.want[n++];
         const adze_tensor *t = tensor_of(args, f);
         const int64_t count = t->dtype ? adze_count(t) : 0;
-        for (walk w = {0}; w.i < count; walk_next(&w, t))
+        for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, t))
             adze_put(t, w.at, broken_value(t->dtype, adze_get(t, w.at), want[w.i].v));
     }
 }
@@ -176,7 +161,7 @@ static char *byte_to_flip(void *args)
         at += now.fault->kind == PAST_END;
         char *byte = (char *)t->data + at * (int64_t)adze_dtype_size(t->dtype);
         const adze_memory *m = &now.job->memory[now.job->memory_of[f]];
-        if ((m->owners[byte - m->work] & ADZE_OWNED_OUT) == (now.fault->kind == RACE ? ADZE_OWNED_OUT : 0))
+        if (!m->outputs[byte - m->work] == (now.fault->kind != RACE))
             return byte;
     }
     return NULL;
