@@ -13,8 +13,7 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
-/* Of a block, at most; with four vectors a thread that do not fit exactly; rows where LANES is 0. */
-constexpr int NORM_THREADS = 512, ROUGH_THREADS = 448, NORM_ROWS = 8;
+constexpr int NORM_ROWS = 8; /* of a block, at most, where LANES is 0 */
 
 enum norm_form {
     PLAIN,        /* weight and bias, if any */
@@ -78,6 +77,15 @@ struct side_vector {
         }
     }
 };
+template <typename S, int W>
+__device__ __forceinline__ side_vector<S, W> side_load(const void *data, int at)
+{
+    side_vector<S, W> to;
+#pragma unroll
+    for (int i = 0; i < W / VEC<S>; i++)
+        to.part[i] = load_packed((const S *)data + at + i * VEC<S>);
+    return to;
+}
 template <bool FULL, typename S, int W, int VECTORS>
 __device__ __forceinline__ void side_fetch(side_vector<S, W> (&to)[VECTORS], const void *data, int thread,
                                            int threads, int vectors)
@@ -85,9 +93,7 @@ __device__ __forceinline__ void side_fetch(side_vector<S, W> (&to)[VECTORS], con
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         if (FULL || thread + v * threads < vectors)
-#pragma unroll
-            for (int i = 0; i < W / VEC<S>; i++)
-                to[v].part[i] = load_packed((const S *)data + (thread + v * threads) * W + i * VEC<S>);
+            to[v] = side_load<S, W>(data, (thread + v * threads) * W);
 }
 
 /* side + table, in float. */
@@ -111,7 +117,7 @@ __device__ __forceinline__ packed<T> side_of(packed<T> side, const void *table, 
 
 /* The sum over the threads of a row. */
 template <int LANES>
-__device__ __forceinline__ float norm_total(float v, float *part)
+__device__ __forceinline__ float norm_total(float v, float (&part)[32])
 {
     if constexpr (LANES > 0)
         return warp_sum<LANES>(v);
@@ -119,31 +125,27 @@ __device__ __forceinline__ float norm_total(float v, float *part)
         return row_sum(v, part);
 }
 
-/* Blocks that a multiprocessor must have room for (0: left to the compiler), as measured: with few the compiler takes
-   registers to have more in flight than helps, but for rows that are few; with more it spills. Sides: tables, f32
-   beside half, or the weight of a layer_norm. */
-constexpr int norm_blocks(norm_form form, bool sides, int lanes, int vectors, bool full, bool few)
+/* The blocks of launch bounds: as measured on compute capability 9.0, and as compilers for others can do without
+   spilling. */
+constexpr int norm_room(int blocks, int vectors)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
     return 1;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
+    return vectors > 4 ? 0 : blocks < 2 ? blocks : 2;
 #else
-    return lanes || vectors > 4 || (sides && form != PLAIN) || (form == MODULATED && vectors == 3) ? 0
-           : form == PLAIN && vectors == 2 && full && !sides && !few                               ? 3
-                                                                                                   : 2;
+    return blocks;
 #endif
 }
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool EXTRA>
-constexpr bool norm_sides = modulates<FORM> ? EXTRA || sizeof(S) != sizeof(T) : CENTRED &&EXTRA;
 
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
    step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
-   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. FEW: rows
-   are. */
+   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. MOST
+   threads of a block and BLOCKS of a multiprocessor bound the registers. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
-          bool FULL, bool EARLY, bool FEW>
-__global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_THREADS,
-                                  norm_blocks(FORM, norm_sides<T, S, CENTRED, FORM, EXTRA>, LANES, VECTORS, FULL,
-                                              FEW)) norm_registers(const __grid_constant__ norm_lean<FORM> p)
+          bool FULL, bool EARLY, int MOST, int BLOCKS>
+__global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
+    norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
     constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
     constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
@@ -184,7 +186,6 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
     for (int v = 0; v < VECTORS; v++) {
         const int i = (thread + v * threads) * W;
         float h[W];
-        x[v].get(h);
         if constexpr (adds<FORM>) {
             if (FULL || thread + v * threads < vectors) {
                 if constexpr (FORM == BLOCK && ROUND) {
@@ -194,6 +195,7 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
                     x[v] = packed_add(x[v], residual[v]);
                 } else {
                     float other[W];
+                    x[v].get(h);
                     if constexpr (FORM == BLOCK) {
                         if (p.row[gate_at]) {
                             load<S, W>((const S *)row[gate_at] + i, other);
@@ -212,9 +214,9 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
                 }
                 if (p.row[SUM_ROW] && writes)
                     store_packed((T *)row[SUM_ROW] + i, x[v]);
-                x[v].get(h);
             }
         }
+        x[v].get(h);
 #pragma unroll
         for (int j = 0; j < W; j++)
             sum += CENTRED ? h[j] : h[j] * h[j];
@@ -250,51 +252,37 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
         const int i = (thread + v * threads) * W;
         if ((!FULL && thread + v * threads >= vectors) || !writes)
             continue;
-        float y[W], side[W];
+        float y[W];
+        packed<T> out;
         x[v].get(y);
 #pragma unroll
         for (int j = 0; j < W; j++)
             y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
-        if constexpr (ROUND) {
-            packed<T> out, by, more;
-            out.set(y);
-            if constexpr (modulates<FORM>) {
-                by = EARLY ? scale[v * EARLY].part[0] : load_packed((const T *)row[scale_at] + i);
-                more = EARLY ? shift[v * EARLY].part[0] : load_packed((const T *)row[shift_at] + i);
-                by = packed_add(side_of<TABLES>(by, flat[SCALE_TABLE_AT], i), packed_all<T>(1));
-                out = packed_add(packed_mul(out, by), side_of<TABLES>(more, flat[SHIFT_TABLE_AT], i));
-            } else {
-                by = EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i);
-                out = packed_mul(out, by);
-            }
-            store_packed((T *)row[OUT_ROW] + i, out);
-            continue;
-        }
+        out.set(y);
         if constexpr (modulates<FORM>) {
-            if constexpr (EARLY)
-                scale[v].get(side);
-            else
-                load<S, W>((const S *)row[scale_at] + i, side);
-            if (TABLES)
-                add_table<S, W>(flat[SCALE_TABLE_AT], i, side);
+            side_vector<S, W> by = EARLY ? scale[v * EARLY] : side_load<S, W>(row[scale_at], i);
+            side_vector<S, W> more = EARLY ? shift[v * EARLY] : side_load<S, W>(row[shift_at], i);
+            if constexpr (ROUND) {
+                by.part[0] = packed_add(side_of<TABLES>(by.part[0], flat[SCALE_TABLE_AT], i), packed_all<T>(1));
+                out = packed_add(packed_mul(out, by.part[0]), side_of<TABLES>(more.part[0], flat[SHIFT_TABLE_AT], i));
+            } else {
+                float times[W], plus[W];
+                by.get(times), more.get(plus);
+                if (TABLES) {
+                    add_table<S, W>(flat[SCALE_TABLE_AT], i, times);
+                    add_table<S, W>(flat[SHIFT_TABLE_AT], i, plus);
+                }
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] *= side[j] + 1;
-            if constexpr (EARLY)
-                shift[v].get(side);
-            else
-                load<S, W>((const S *)row[shift_at] + i, side);
-            if (TABLES)
-                add_table<S, W>(flat[SHIFT_TABLE_AT], i, side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] += side[j];
-        } else {
+                for (int j = 0; j < W; j++)
+                    y[j] = y[j] * (times[j] + 1) + plus[j];
+                out.set(y);
+            }
+        } else if constexpr (ROUND) {
+            out = packed_mul(out, EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i));
+        } else if constexpr (WEIGHTED || CENTRED) {
+            float side[W];
             if constexpr (WEIGHTED) {
-                if constexpr (EARLY)
-                    weight[v].get(side);
-                else
-                    load<T, W>((const T *)flat[WEIGHT] + i, side);
+                (EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i)).get(side);
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     y[j] *= side[j] + p.weight_offset;
@@ -305,8 +293,9 @@ __global__ void __launch_bounds__(FULL || VECTORS != 4 ? NORM_THREADS : ROUGH_TH
                 for (int j = 0; j < W; j++)
                     y[j] += side[j];
             }
+            out.set(y);
         }
-        store<T, W>((T *)row[OUT_ROW] + i, y);
+        store_packed((T *)row[OUT_ROW] + i, out);
     }
 }
 

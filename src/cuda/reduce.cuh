@@ -20,25 +20,40 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-/* Over the threads of a block with the same threadIdx.y: whole warps. `part` is shared memory of 32 floats of their
-   own, 16-byte aligned, that nothing else uses until the block's next barrier. All threads of the block call it. */
-__device__ __forceinline__ float row_sum(float v, float *part)
+/* N sums over the threads of a block with the same threadIdx.y: whole warps. `part` is shared memory of their own,
+   16-byte aligned, that nothing else uses until the block's next barrier. All threads of the block call it. */
+template <int N>
+__device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[32])
 {
     const int warps = (int)blockDim.x / 32, slots = (warps + 3) / 4 * 4;
-    v = warp_sum<32>(v);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        v[n] = warp_sum<32>(v[n]);
     if (warps == 1)
-        return v;
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    if (threadIdx.x < slots - warps)
-        part[warps + threadIdx.x] = 0;
-    __syncthreads();
-    float4 all = *reinterpret_cast<const float4 *>(part);
-    for (int w = 4; w < slots; w += 4) {
-        const float4 more = *reinterpret_cast<const float4 *>(part + w);
-        all.x += more.x, all.y += more.y, all.z += more.z, all.w += more.w;
+        return;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (threadIdx.x % 32 == 0)
+            part[n][threadIdx.x / 32] = v[n];
+        if (threadIdx.x < slots - warps)
+            part[n][warps + threadIdx.x] = 0;
     }
-    return (all.x + all.y) + (all.z + all.w);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float4 all = *reinterpret_cast<const float4 *>(part[n]);
+        for (int w = 4; w < slots; w += 4) {
+            const float4 more = *reinterpret_cast<const float4 *>(part[n] + w);
+            all.x += more.x, all.y += more.y, all.z += more.z, all.w += more.w;
+        }
+        v[n] = (all.x + all.y) + (all.z + all.w);
+    }
+}
+__device__ __forceinline__ float row_sum(float v, float (&part)[32])
+{
+    float one[1] = {v};
+    row_sums(one, &part);
+    return one[0];
 }
 
 #endif

@@ -374,9 +374,9 @@ __device__ __forceinline__ void rope_held_heads(const rope_params &p, int64_t b,
             x[k][0].get(v[0]), x[k][1].get(v[1]);
         sum[k] = rope_squares<W>(v[0]) + rope_squares<W>(v[1]);
     }
+    row_sums(sum, part);
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        sum[k] = row_sum(sum[k], part[k]);
         x[k][0].keep();
         x[k][1].keep();
     }

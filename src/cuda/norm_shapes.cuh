@@ -1,0 +1,153 @@
+/* norm_shapes.cuh - the shapes in which norm_registers is compiled, and which calls take which. */
+#ifndef ADZE_CUDA_NORM_SHAPES_CUH
+#define ADZE_CUDA_NORM_SHAPES_CUH
+
+#include "norm_registers.cuh"
+
+enum norm_rows { ANY, ABOUT_ONE, FEW, MANY }; /* a multiprocessor: from 1/2 to 2, up to 8, more */
+
+struct norm_shape {
+    int lanes, each;  /* norm_registers' LANES and VECTORS, */
+    bool full, early; /* FULL and EARLY, */
+    int most, blocks; /* MOST and BLOCKS */
+    norm_rows rows;   /* it is for so many rows, */
+    int from, to;     /* of so many vectors, */
+    int waste;        /* which leave at most so many eighths of the threads' room free */
+};
+
+/* As sweeps on an H200 gave them: a call takes the first shape that fits. Short rows take a part of a warp; few rows
+   two vectors a thread, the shortest chain of work; many more where a row has many threads or not all of them would
+   work. Where bounds let a thread have too many registers, the compiler keeps more in flight than helps; with too few
+   it spills. */
+/* clang-format off */
+constexpr norm_shape RMS[] = {
+    {8, 1, true, true, 512, 0, ANY, 8, 8, 0},
+    {8, 2, true, true, 512, 0, ANY, 16, 16, 0},
+    {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
+    {0, 2, true, true, 512, 1, ABOUT_ONE, 1, 1024, 0},
+    {0, 2, true, true, 384, 3, FEW, 1, 768, 0},
+    {0, 2, true, true, 512, 1, FEW, 1, 1024, 0},
+    {0, 2, false, true, 512, 2, FEW, 1, 1024, 8},
+    {0, 2, true, true, 512, 3, ANY, 1, 255, 0},
+    {0, 2, true, true, 512, 3, ANY, 257, 511, 0},
+    {0, 5, false, true, 256, 3, ANY, 512, 512, 2},
+    {0, 2, false, true, 512, 2, ANY, 1, 64, 8},
+    {0, 4, true, true, 512, 2, ANY, 256, 2048, 0},
+    {0, 5, false, true, 256, 3, ANY, 129, 1280, 1},
+    {0, 4, false, true, 448, 2, ANY, 1, 1792, 8},
+    {0, 8, true, false, 512, 2, ANY, 1, 4096, 0},
+    {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
+};
+constexpr norm_shape LAYER[] = {
+    {8, 1, true, true, 512, 0, ANY, 8, 8, 0},
+    {8, 2, true, true, 512, 0, ANY, 16, 16, 0},
+    {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
+    {0, 1, true, true, 512, 2, FEW, 1, 128, 0},
+    {0, 2, true, true, 512, 2, FEW, 1, 1024, 0},
+    {0, 2, false, true, 512, 2, FEW, 1, 1024, 8},
+    {0, 4, true, false, 512, 2, ANY, 256, 2048, 0},
+    {0, 3, true, false, 512, 2, ANY, 96, 768, 0},
+    {0, 2, true, true, 512, 2, ANY, 1, 512, 0},
+    {0, 2, false, true, 512, 2, ANY, 1, 64, 8},
+    {0, 5, false, false, 512, 2, ANY, 129, 1280, 1},
+    {0, 4, false, false, 512, 2, ANY, 1, 1792, 8},
+    {0, 8, true, false, 512, 0, ANY, 1, 4096, 0},
+    {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
+};
+constexpr norm_shape RMS_SUM[] = {
+    {0, 4, true, true, 512, 2, MANY, 256, 256, 0},
+    {0, 2, true, true, 512, 2, ANY, 1, 1024, 0},
+    {0, 2, false, true, 512, 2, ANY, 1, 1024, 8},
+    {0, 4, true, true, 512, 2, ANY, 1, 2048, 0},
+    {0, 8, true, true, 512, 0, ANY, 1, 4096, 0},
+    {0, 8, false, true, 512, 0, ANY, 1, 4096, 8},
+};
+constexpr norm_shape LAYER_SUM[] = {
+    {0, 4, true, false, 512, 2, MANY, 256, 256, 0},
+    {0, 2, true, true, 512, 2, ANY, 1, 1024, 0},
+    {0, 4, false, false, 512, 2, MANY, 129, 1792, 8},
+    {0, 2, false, true, 512, 2, ANY, 1, 1024, 8},
+    {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
+    {0, 8, true, false, 512, 0, ANY, 1, 4096, 0},
+    {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
+};
+constexpr norm_shape MODULATION[] = {
+    {0, 3, true, true, 256, 3, FEW, 1, 384, 0},
+    {0, 4, true, true, 256, 3, ANY, 1, 512, 0},
+    {0, 3, true, true, 256, 3, ANY, 1, 288, 0},
+    {0, 5, false, true, 512, 1, ANY, 129, 480, 1},
+    {0, 2, true, true, 512, 2, ANY, 1, 256, 0},
+    {0, 2, false, true, 512, 2, ANY, 1, 256, 8},
+    {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
+    {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
+};
+constexpr norm_shape GATED[] = {
+    {0, 2, true, true, 384, 3, ANY, 1, 768, 0},
+    {0, 2, false, true, 384, 3, ANY, 1, 768, 8},
+    {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
+    {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
+};
+/* What few models call has few shapes: each is seconds of compilation. All in f32; without a weight; with tables, in
+   float or with an f32 beside halves. */
+constexpr norm_shape SINGLE[] = {
+    {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
+    {0, 2, true, true, 512, 2, ANY, 1, 512, 0},
+    {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
+    {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
+    {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
+};
+constexpr norm_shape BARE_RMS[] = {
+    {16, 2, false, false, 512, 0, ANY, 1, 32, 8},
+    {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
+};
+constexpr norm_shape BARE_SUM[] = {
+    {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
+};
+constexpr norm_shape RARE[] = {
+    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+};
+
+/* clang-format on */
+
+template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
+constexpr const auto &norm_shapes()
+{
+    if constexpr (FORM == PLAIN && sizeof(T) == 4)
+        return SINGLE;
+    else if constexpr (FORM == PLAIN && CENTRED)
+        return LAYER;
+    else if constexpr (FORM == PLAIN && EXTRA)
+        return RMS;
+    else if constexpr (FORM == PLAIN)
+        return BARE_RMS;
+    else if constexpr (FORM == RESIDUAL_SUM && !EXTRA)
+        return BARE_SUM;
+    else if constexpr (FORM == RESIDUAL_SUM && CENTRED)
+        return LAYER_SUM;
+    else if constexpr (FORM == RESIDUAL_SUM)
+        return RMS_SUM;
+    else if constexpr (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FORM == BLOCK)))
+        return RARE;
+    else if constexpr (FORM == MODULATED)
+        return MODULATION;
+    else
+        return GATED;
+}
+
+/* Threads of a row. */
+constexpr int64_t norm_threads(int lanes, int each, int64_t vectors)
+{
+    return lanes ? lanes : (vectors + 32 * each - 1) / (32 * each) * 32;
+}
+static bool norm_fits(const norm_shape &s, int64_t rows, int64_t vectors, int64_t sm_count)
+{
+    const int64_t threads = norm_threads(s.lanes, s.each, vectors), room = threads * s.each;
+    const bool as_many = s.rows == ABOUT_ONE ? rows * 2 >= sm_count && rows <= sm_count * 2
+                         : s.rows == FEW     ? rows <= sm_count * 8
+                         : s.rows == MANY    ? rows > sm_count * 8
+                                             : true;
+    return as_many && vectors >= s.from && vectors <= s.to && threads <= s.most &&
+           (s.full ? room == vectors : (room - vectors) * 8 <= room * s.waste);
+}
+
+#endif
