@@ -41,8 +41,7 @@ static const char *const good[] = {
     "q=$[2,3,5,96] k=$[2,3,2,96] q_weight=$[96] k_weight=$[96] cos=$[3,96] sin=$[3,96] eps=1e-6 rounding=3",
     "q=$[2,3,5,160] k=$[2,3,2,160] q_weight=$[160] k_weight=$[160] cos=f32[3,80] sin=f32[3,80] eps=1e-6",
     "q=$[2,3,5,512] k=$[2,3,2,512] q_weight=$[512] k_weight=$[512] cos=f32[3,256] sin=f32[3,256] eps=1e-6",
-    "q=$[0,3,5,64] k=$[0,3,2,64] cos=$[3,64] sin=$[3,64]",
-    "q=$[2,3,5,64] k=$[2,3,0,64] cos=$[3,64] sin=$[3,64]",
+    "q=$[0,3,5,64] k=$[0,3,2,64] cos=$[3,64] sin=$[3,64]", "q=$[2,3,5,64] k=$[2,3,0,64] cos=$[3,64] sin=$[3,64]",
     "q=$[2,3,5,0] cos=$[3,0] sin=$[3,0]", /* in part */
     "q=$[2,3,4,96] k=$[2,3,2,96] q_weight=$[96] k_weight=$[96] cos=$[3,24] sin=$[3,24] rotary_dim=24 eps=1e-6 "
     "rounding=3",
@@ -65,8 +64,9 @@ static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:outlier",
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:zero",
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:special",
-    "q=$[2,600,8,64] k=$[2,600,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,600,64] sin=$[2,600,64] eps=1e-6 "
-    "rounding=3", /* no weights; one long head */
+    /* tokens for several threads, one of them with the end of a batch and the start of the next */
+    "q=$[2,90,8,64] k=$[2,90,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,90,64] sin=$[2,90,64] eps=1e-6 rounding=3",
+    /* no weights; one long head */
     "q=$[2,5,4,64] k=$[2,5,2,64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 rounding=2",
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=4 pairs=interleaved weight_offset=1",
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[256] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=4 pairs=interleaved "
@@ -74,6 +74,12 @@ static const char *const good[] = {
     "q=$[2,3,1,2048] k=$[2,3,1,2048] cos=f32[2,3,2048] sin=f32[2,3,2048] eps=1e-5 rounding=4 pairs=interleaved",
     "q=$[2,3,1,2048] k=$[2,3,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,3,2048] sin=f32[2,3,2048] eps=1e-5 "
     "rounding=4 pairs=interleaved",
+    NULL};
+
+/* Tokens for every multiprocessor. */
+static const char *const gpu[] = {
+    "q=$[2,600,8,64] k=$[2,600,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,600,64] sin=$[2,600,64] eps=1e-6 "
+    "rounding=3",
     NULL};
 
 static const adze_bad_case bad[] = {
@@ -114,4 +120,4 @@ static const char *const huge[] = {
     "eps=1e-6",
     NULL};
 
-const adze_suite adze_suite_qk_norm_rope = {&adze_op_qk_norm_rope, good, bad, bench, NULL, huge, NULL};
+const adze_suite adze_suite_qk_norm_rope = {&adze_op_qk_norm_rope, good, bad, bench, gpu, huge, NULL};

@@ -54,7 +54,11 @@ static const char *const good[] = {
     "q=$[2:-1280,5:256,4:64,64:1] cos=f32[2:-160,5:32,32:1] sin=f32[2:160,5:32,32:1]",
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5:64,32:1] sin=$[5:64,32:1]@cos+32 mood:special",
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5,64] sin=$[5,64] mood:special rounding=2",
-    "q=$[2,600,8,64] k=$[2,600,2,64] cos=$[2,600,64] sin=$[2,600,64] rounding=2", NULL};
+    /* tokens for several threads, one of them with the end of a batch and the start of the next */
+    "q=$[2,90,8,64] k=$[2,90,2,64] cos=$[2,90,64] sin=$[2,90,64] rounding=2", NULL};
+
+/* Tokens for every multiprocessor. */
+static const char *const gpu[] = {"q=$[2,600,8,64] k=$[2,600,2,64] cos=$[2,600,64] sin=$[2,600,64] rounding=2", NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},
@@ -94,4 +98,4 @@ static const char *const bench[] = {
 static const char *const huge[] = {"q=$[1,560000,32,128] k=$[1,560000,8,128] cos=f32[560000,64] sin=f32[560000,64]",
                                    NULL};
 
-const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, NULL, huge, NULL};
+const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, gpu, huge, NULL};
