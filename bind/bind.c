@@ -6,7 +6,7 @@
 
 void bind_fail(bind_call *call, const char *format, ...)
 {
-    if (call->error[0])
+    if (call->status != ADZE_OK)
         return;
     call->status = ADZE_BAD_ARG;
     va_list ap;
@@ -15,14 +15,12 @@ void bind_fail(bind_call *call, const char *format, ...)
     va_end(ap);
 }
 
-/* A status of the library, as this call's error. */
-static int took(bind_call *call, adze_status status)
+void bind_refused(bind_call *call, adze_status status)
 {
-    if (status != ADZE_OK && !call->error[0]) {
-        bind_fail(call, "%s", adze_last_error());
-        call->status = status;
-    }
-    return call->error[0] == 0;
+    if (call->status != ADZE_OK)
+        return;
+    bind_fail(call, "%s", adze_last_error());
+    call->status = status;
 }
 
 void bind_number(bind_call *call, const adze_field *f, double value)
@@ -35,71 +33,33 @@ void bind_number(bind_call *call, const adze_field *f, double value)
         bind_fail(call, "%s: %s is %.0f, it must fit in 32 bits", call->op->name, f->name, value);
 }
 
-static void make_dense(adze_tensor *t)
+void bind_bad_rank(bind_call *call, const adze_field *f, int64_t rank)
 {
-    int64_t stride = 1;
-    for (int d = t->rank - 1; d >= 0; d--) {
-        t->stride[d] = stride;
-        stride *= t->shape[d] > 1 ? t->shape[d] : 1;
-    }
+    bind_fail(call, "%s: %s has rank %lld, at most 5 is possible", call->op->name, f->name, (long long)rank);
 }
 
-void bind_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape, const int64_t *stride)
+void bind_dense_shape(bind_call *call, const adze_field *f, int64_t rank, const int64_t *shape)
 {
     adze_tensor *t = bind_tensor(call, f);
-    if (rank > 5) {
-        bind_fail(call, "%s: %s has rank %lld, at most 5 is possible", call->op->name, f->name, (long long)rank);
-        return;
-    }
-    t->rank = (int32_t)rank;
-    int dense = !stride;
-    for (int d = 0; d < t->rank; d++) {
-        t->shape[d] = shape[d];
-        t->stride[d] = stride ? stride[d] : 1;
-        dense |= shape[d] == 0; /* an empty tensor may have any strides, and needs none */
-    }
-    if (dense)
-        make_dense(t);
+    bind_shape(call, f, t, rank, shape, shape);
+    if (rank <= 5)
+        bind_make_dense(t);
 }
 
-void bind_check(bind_call *call, const adze_field *f)
+void bind_other_output(bind_call *call, bind_form form, const adze_field *f)
 {
-    if (!call->error[0])
-        took(call, adze_check_tensor(call->op, f, bind_tensor(call, f)));
-}
-
-int bind_outputs(bind_call *call)
-{
-    return !call->error[0] && took(call, adze_dispatch_outputs(call->op, call->args));
-}
-
-int bind_output(bind_call *call, bind_form form, const adze_field *f)
-{
-    adze_tensor *t = bind_tensor(call, f);
-    const int returned = bind_returns(f, form);
-    if (returned && t->dtype == ADZE_NONE)
+    if (bind_returns(f, form))
         bind_fail(call, "%s: the arguments give %s no value", call->op->name, f->name);
-    if (!returned && t->dtype != ADZE_NONE) {
-        if (f->kind == ADZE_OUT_IF)
-            bind_fail(call, "%s: the arguments give %s too; take the form that returns it", call->op->name, f->name);
-        *t = (adze_tensor){.dtype = ADZE_NONE};
-    }
-    make_dense(t);
-    return returned && !call->error[0];
+    else if (f->kind == ADZE_OUT_IF)
+        bind_fail(call, "%s: the arguments give %s too; take the form that returns it", call->op->name, f->name);
+    else
+        *bind_tensor(call, f) = (adze_tensor){.dtype = ADZE_NONE};
 }
 
 int bind_scratch(bind_call *call, size_t *bytes)
 {
     *bytes = 0;
-    return !call->op->scratch || took(call, adze_dispatch_scratch(call->op, call->stream, call->args, bytes));
-}
-
-int bind_run(bind_call *call, bind_form form, void *scratch, size_t bytes)
-{
-    adze_call *head = (void *)call->args;
-    head->scratch = scratch;
-    head->scratch_size = bytes;
-    return took(call, (form == BIND_OUT ? adze_dispatch : adze_dispatch_made)(call->op, call->stream, call->args));
+    return !call->op->scratch || bind_took(call, adze_dispatch_scratch(call->op, call->stream, call->args, bytes));
 }
 
 const adze_field *bind_find(const adze_op *op, const char *name, size_t length)
@@ -116,7 +76,7 @@ int bind_prepare(bind_call *call)
     const int device = call->stream.device;
     if (device < 0 || device >= 64 || prepared[device])
         return 1;
-    prepared[device] = took(call, adze_prepare(device));
+    prepared[device] = bind_took(call, adze_prepare(device));
     return prepared[device];
 }
 
@@ -137,7 +97,7 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
         t->data = (void *)(uintptr_t)((uint64_t)(in - tensors) << 52);
         if (bind_is_out(f))
             continue;
-        bind_shape(&call, f, from->rank, from->shape, NULL);
+        bind_dense_shape(&call, f, from->rank, from->shape);
         t->dtype = from->dtype;
         bind_check(&call, f);
     }
@@ -145,7 +105,7 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
         return call.error;
     for (const adze_field *f = call.op->fields; f->name; f++)
         if (bind_is_out(f))
-            make_dense(bind_tensor(&call, f));
+            bind_make_dense(bind_tensor(&call, f));
     if (!bind_scratch(&call, scratch))
         return call.error;
     for (const adze_field *f = call.op->fields; f->name; f++)

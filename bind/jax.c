@@ -190,7 +190,7 @@ static void take_buffer(xla_call *c, int is_out, xla_text name, const xla_buffer
         return;
     }
     adze_tensor *t = bind_tensor(&c->call, f);
-    bind_shape(&c->call, f, b->rank, b->shape, NULL);
+    bind_dense_shape(&c->call, f, b->rank, b->shape);
     t->data = b->data;
     t->dtype = dtype_of(b->dtype);
     if (t->dtype == ADZE_NONE)
@@ -261,10 +261,10 @@ static xla_error *call_op(const adze_op *op, int on_cuda, xla_frame *frame)
             take_attribute(&c, *a->names[i], a->types[i], a->at[i]);
         take_buffers(&c, 0, c.inputs, &frame->inputs);
         take_buffers(&c, 1, c.outputs, &frame->outputs);
-        if (!c.call.error[0])
+        if (c.call.status == ADZE_OK)
             bind_run(&c.call, BIND_OUT, c.scratch, c.scratch_size);
     }
-    if (!c.call.error[0])
+    if (c.call.status == ADZE_OK)
         return NULL;
     const int code = c.call.status == ADZE_DEVICE      ? INTERNAL
                      : c.call.status == ADZE_NO_KERNEL ? UNIMPLEMENTED

@@ -24,22 +24,22 @@ typedef struct torch_library *library;
 typedef void (*boxed)(value *, uint64_t, uint64_t);
 typedef void (*range)(int64_t, int64_t, void *);
 
-#define TORCH(X)                                                                                                     \
-    X(error, aoti_torch_library_init_fragment, (const char *, const char *, uint32_t, library *))                    \
-    X(error, aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, library *))          \
-    X(error, aoti_torch_library_def, (library, const char *))                                                        \
-    X(error, aoti_torch_library_impl, (library, const char *, boxed))                                                \
-    X(error, aoti_torch_delete_tensor_object, (tensor))                                                              \
-    X(error, torch_get_const_data_ptr, (tensor, const void **))                                                      \
-    X(error, torch_get_mutable_data_ptr, (tensor, void **))                                                          \
+#define TORCH(X) /* what every call needs comes first */                                                             \
     X(error, aoti_torch_get_dim, (tensor, int64_t *))                                                                \
     X(error, aoti_torch_get_sizes, (tensor, int64_t **))                                                             \
     X(error, aoti_torch_get_strides, (tensor, int64_t **))                                                           \
     X(error, aoti_torch_get_dtype, (tensor, int32_t *))                                                              \
     X(error, aoti_torch_get_device_type, (tensor, int32_t *))                                                        \
-    X(error, aoti_torch_get_device_index, (tensor, int32_t *))                                                       \
+    X(error, torch_get_const_data_ptr, (tensor, void **)) /* to const */                                             \
+    X(error, torch_get_mutable_data_ptr, (tensor, void **))                                                          \
+    X(error, aoti_torch_delete_tensor_object, (tensor))                                                              \
     X(error, aoti_torch_empty_strided,                                                                               \
       (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, tensor *))                              \
+    X(error, aoti_torch_get_device_index, (tensor, int32_t *))                                                       \
+    X(error, aoti_torch_library_init_fragment, (const char *, const char *, uint32_t, library *))                    \
+    X(error, aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, library *))          \
+    X(error, aoti_torch_library_def, (library, const char *))                                                        \
+    X(error, aoti_torch_library_impl, (library, const char *, boxed))                                                \
     X(void, aoti_torch_check, (bool, const char *, const char *, uint32_t, const char *))                            \
     X(error, torch_parallel_for, (int64_t, int64_t, int64_t, range, void *))                                         \
     X(int32_t, aoti_torch_device_type_cpu, (void))                                                                   \
@@ -56,36 +56,43 @@ typedef void (*range)(int64_t, int64_t, void *);
     X(int32_t, aoti_torch_dtype_bool, (void))
 #define DECLARE(result, name, parameters) result(*name) parameters; /* NOLINT(bugprone-macro-parentheses) */
 static struct {
-    TORCH(DECLARE)
-    error (*aoti_torch_get_current_cuda_stream)(int32_t, void **); /* of libtorch_cuda, where there is one */
-    error (*torch_delete_stable_ivalue)(value *);                  /* from 2.13 on; before, C++'s operator delete */
+    _Alignas(64) int32_t cpu;                     /* numbers of torch */
+    int32_t cuda, uint8, dtype[16];               /* of each adze_dtype, or -1 */
+    uint8_t adze_dtype[64];                       /* of torch's numbers, or ADZE_NONE */
+    error (*torch_delete_stable_ivalue)(value *); /* from 2.13 on; before, C++'s operator delete */
     void (*operator_delete)(void *);
-    int32_t cpu, cuda, uint8;
-    int32_t dtype[16]; /* torch's number of each adze_dtype, or -1 */
+    error (*aoti_torch_get_current_cuda_stream)(int32_t, void **); /* of libtorch_cuda, where there is one */
+    TORCH(DECLARE)
 } torch;
 
-static int dtype_from(int32_t torch_dtype)
-{
-    for (int d = 1; d < 16; d++)
-        if (torch.dtype[d] == torch_dtype)
-            return d;
-    return ADZE_NONE;
-}
+/* What a call reads of an op's table of fields: the inputs and numbers in the order of the stack, and the outputs. */
+typedef struct slot {
+    uint16_t offset;
+    uint8_t kind, field;
+} slot;
+typedef struct plan {
+    const adze_op *op;
+    int32_t n_inputs, n_outputs;
+    slot inputs[BIND_FIELDS], outputs[BIND_FIELDS];
+} plan;
+#define X(name) {.op = &adze_op_##name},
+static plan plans[] = {ADZE_OPS(X)};
+#undef X
+#define X(name) name##_index,
+enum { ADZE_OPS(X) };
+#undef X
 
-/* A call in torch's terms: the tensors taken from the stack, and those made here. */
+/* A call in torch's terms, with the tensors taken from the stack. */
 typedef struct torch_call {
-    bind_call call;
-    tensor taken[BIND_FIELDS], made[BIND_FIELDS], scratch;
-    const adze_field *outs[BIND_FIELDS];
-    int n_taken, n_made, n_outs;
     int32_t device_type, device_index; /* of the first tensor; type -1 before it */
+    int n_taken, n_made;
+    tensor scratch, taken[BIND_FIELDS];
+    bind_call call;
 } torch_call;
 
-/* A tensor of the stack; an optional one lies in a cell made by C++'s new. */
-static tensor pop_tensor(int optional, value v)
+/* A tensor of the stack that may be absent lies in a cell made by C++'s new. */
+static inline tensor open_cell(value v)
 {
-    if (!optional)
-        return (tensor)(uintptr_t)v;
     value *cell = (value *)(uintptr_t)v;
     tensor t = (tensor)(uintptr_t)*cell;
     if (torch.torch_delete_stable_ivalue)
@@ -103,56 +110,69 @@ static void device_name(char *text, size_t size, int32_t type, int32_t index)
         snprintf(text, size, "%s %d", type == torch.cuda ? "CUDA device" : "a device of another type,", index);
 }
 
-/* The view of a tensor on the stack. */
-static void take_tensor(torch_call *c, const adze_field *f, value v)
+/* A tensor whose dtype or device is not one for this call. */
+__attribute__((cold, noinline)) static void other_tensor(torch_call *c, const adze_field *f, int32_t type,
+                                                         int32_t index)
 {
-    tensor t = pop_tensor(f->kind != ADZE_IN && f->kind != ADZE_OUT, v);
+    char here[48], there[48];
+    device_name(here, sizeof here, type, index);
+    device_name(there, sizeof there, c->device_type, c->device_index);
+    if (bind_tensor(&c->call, f)->dtype == ADZE_NONE)
+        bind_fail(&c->call, "%s: %s has a dtype that adze does not have", c->call.op->name, f->name);
+    else
+        bind_fail(&c->call, "%s: %s is on %s, tensors before it are on %s", c->call.op->name, f->name, here, there);
+}
+
+/* The view of a tensor on the stack. */
+static void take_tensor(torch_call *c, const slot *s, value v, bind_form form)
+{
+    tensor t = s->kind == ADZE_IN || s->kind == ADZE_OUT ? (tensor)(uintptr_t)v : open_cell(v);
     c->taken[c->n_taken++] = t;
     int64_t rank, *shape, *stride;
     int32_t dtype, type, index = -1;
-    adze_tensor *view = bind_tensor(&c->call, f);
+    adze_tensor *view = (void *)(c->call.args + s->offset);
+    const adze_field *f = c->call.op->fields + s->field;
     if (torch.aoti_torch_get_dim(t, &rank) || torch.aoti_torch_get_sizes(t, &shape) ||
         torch.aoti_torch_get_strides(t, &stride) || torch.aoti_torch_get_dtype(t, &dtype) ||
         torch.aoti_torch_get_device_type(t, &type) ||
-        (type != torch.cpu && torch.aoti_torch_get_device_index(t, &index)) ||
-        (bind_is_out(f) ? torch.torch_get_mutable_data_ptr(t, &view->data)
-                        : torch.torch_get_const_data_ptr(t, (const void **)&view->data))) {
+        (s->kind < ADZE_OUT ? torch.torch_get_const_data_ptr : torch.torch_get_mutable_data_ptr)(t, &view->data) ||
+        (type != torch.cpu && torch.aoti_torch_get_device_index(t, &index))) {
         bind_fail(&c->call, "%s: torch does not say what %s is", c->call.op->name, f->name);
         return;
     }
-    bind_shape(&c->call, f, rank, shape, stride);
-    view->dtype = dtype_from(dtype);
-    if (view->dtype == ADZE_NONE)
-        bind_fail(&c->call, "%s: %s has a dtype that adze does not have", c->call.op->name, f->name);
+    view->dtype = (uint32_t)dtype < sizeof torch.adze_dtype ? torch.adze_dtype[dtype] : ADZE_NONE;
+    bind_shape(&c->call, f, view, rank, shape, stride);
     if (c->device_type < 0)
         c->device_type = type, c->device_index = index;
-    if (type != c->device_type || index != c->device_index) {
-        char here[48], there[48];
-        device_name(here, sizeof here, type, index);
-        device_name(there, sizeof there, c->device_type, c->device_index);
-        bind_fail(&c->call, "%s: %s is on %s, tensors before it are on %s", c->call.op->name, f->name, here, there);
-    }
+    if (view->dtype == ADZE_NONE || type != c->device_type || index != c->device_index)
+        other_tensor(c, f, type, index);
+    if (form != BIND_OUT)
+        bind_check(&c->call, f);
 }
 
-static void take_number(torch_call *c, const adze_field *f, value v)
+static inline void take_number(torch_call *c, const slot *s, value v)
 {
     double number;
-    if (f->kind == ADZE_FLOAT)
+    if (s->kind == ADZE_FLOAT) {
         memcpy(&number, &v, sizeof number);
-    else
-        number = (double)(int64_t)v;
-    bind_number(&c->call, f, number);
+        *(float *)(void *)(c->call.args + s->offset) = (float)number;
+    } else
+        bind_number(&c->call, c->call.op->fields + s->field, (double)(int64_t)v);
 }
 
 /* Zero is an absent tensor or the number 0: the field has it already. */
-static inline void take(torch_call *c, const adze_field *f, value v, bind_form form)
+static inline const value *take(torch_call *c, const slot *slots, int n, const value *stack, bind_form form)
 {
-    if (v && bind_is_tensor(f)) {
-        take_tensor(c, f, v);
-        if (form != BIND_OUT)
-            bind_check(&c->call, f);
-    } else if (v)
-        take_number(c, f, v);
+    for (int i = 0; i < n; i++) {
+        const value v = *stack++;
+        if (!v)
+            continue;
+        if (slots[i].kind < ADZE_FLOAT)
+            take_tensor(c, &slots[i], v, form);
+        else
+            take_number(c, &slots[i], v);
+    }
+    return stack;
 }
 
 static tensor make(torch_call *c, int64_t rank, const int64_t *shape, const int64_t *stride, int32_t dtype)
@@ -163,27 +183,27 @@ static tensor make(torch_call *c, int64_t rank, const int64_t *shape, const int6
     return t;
 }
 
-static void make_outputs(torch_call *c, bind_form form)
+/* The outputs go to the stack, whose arguments have all been taken. */
+static inline void make_outputs(torch_call *c, const plan *p, bind_form form, value *stack)
 {
     if (!bind_outputs(&c->call))
         return;
-    for (int i = 0; i < c->n_outs; i++) {
-        if (!bind_output(&c->call, form, c->outs[i]))
+    for (int i = 0; i < p->n_outputs; i++) {
+        const adze_field *f = c->call.op->fields + p->outputs[i].field;
+        if (!bind_output(&c->call, form, f))
             continue;
-        adze_tensor *view = bind_tensor(&c->call, c->outs[i]);
+        adze_tensor *view = bind_tensor(&c->call, f);
         tensor t = make(c, view->rank, view->shape, view->stride, torch.dtype[view->dtype]);
         if (!t)
             return;
-        c->made[c->n_made++] = t;
-        torch.torch_get_mutable_data_ptr(t, &view->data);
+        stack[c->n_made++] = (value)(uintptr_t)t;
+        torch.torch_get_const_data_ptr(t, &view->data); /* nobody shares it: there is no copy to make */
     }
 }
 
 /* The stream of the tensors, and the device's kernels loaded: a later capture finds them there. */
-static void take_stream(torch_call *c)
+__attribute__((noinline)) static void take_stream(torch_call *c)
 {
-    if (c->call.error[0] || c->device_type == torch.cpu)
-        return;
     c->call.stream.device = c->device_index;
     if (c->device_type != torch.cuda || !torch.aoti_torch_get_current_cuda_stream ||
         torch.aoti_torch_get_current_cuda_stream(c->device_index, &c->call.stream.handle))
@@ -192,54 +212,68 @@ static void take_stream(torch_call *c)
         bind_prepare(&c->call);
 }
 
-static void run(torch_call *c, bind_form form)
+/* The memory that some ops need besides their tensors, and how much it is. */
+__attribute__((noinline)) static void *make_scratch(torch_call *c, bind_form form, size_t *bytes)
 {
-    size_t bytes = 0;
-    void *scratch = NULL;
-    if (c->call.error[0] || (form == BIND_OUT && !bind_scratch(&c->call, &bytes)))
-        return;
-    if (form != BIND_OUT && c->call.op->scratch)
-        bytes = c->call.op->scratch(c->call.stream, c->call.args);
-    if (bytes) {
-        const int64_t size = (int64_t)bytes, one = 1;
-        c->scratch = make(c, 1, &size, &one, torch.uint8);
-        if (!c->scratch)
-            return;
-        torch.torch_get_mutable_data_ptr(c->scratch, &scratch);
-    }
-    bind_run(&c->call, form, scratch, bytes);
+    void *data = NULL;
+    *bytes = 0;
+    if (form != BIND_OUT)
+        *bytes = c->call.op->scratch(c->call.stream, c->call.args);
+    else
+        bind_scratch(&c->call, bytes);
+    const int64_t size = (int64_t)*bytes, one = 1;
+    if (size && (c->scratch = make(c, 1, &size, &one, torch.uint8)))
+        torch.torch_get_mutable_data_ptr(c->scratch, &data);
+    return data;
 }
 
-static void call_op(const adze_op *op, bind_form form, value *stack)
+static inline void run(torch_call *c, bind_form form)
 {
-    const value *stack_at = stack;
+    size_t bytes = 0;
+    void *const scratch = c->call.op->scratch ? make_scratch(c, form, &bytes) : NULL;
+    if (c->call.status == ADZE_OK)
+        bind_run(&c->call, form, scratch, bytes);
+}
+
+__attribute__((always_inline)) static inline void call_op(const plan *p, bind_form form, value *stack)
+{
     torch_call c;
-    bind_begin(&c.call, op);
-    c.n_taken = c.n_made = c.n_outs = 0;
+    bind_begin(&c.call, p->op);
+    c.n_taken = c.n_made = 0;
     c.scratch = NULL;
-    c.device_type = -1;
-    for (const adze_field *f = op->fields; f->name; f++)
-        if (bind_is_out(f))
-            c.outs[c.n_outs++] = f;
-        else
-            take(&c, f, *stack_at++, form);
-    for (int i = 0; form == BIND_OUT && i < c.n_outs; i++)
-        take(&c, c.outs[i], *stack_at++, form);
-    if (form != BIND_OUT)
-        make_outputs(&c, form);
-    take_stream(&c);
-    run(&c, form);
+    c.device_type = c.device_index = -1;
+    const value *rest = take(&c, p->inputs, p->n_inputs, stack, form);
+    if (form == BIND_OUT)
+        take(&c, p->outputs, p->n_outputs, rest, form);
+    else
+        make_outputs(&c, p, form, stack);
+    if (c.call.status == ADZE_OK && c.device_type != torch.cpu)
+        take_stream(&c);
+    if (c.call.status == ADZE_OK)
+        run(&c, form);
     for (int i = 0; i < c.n_taken; i++)
         torch.aoti_torch_delete_tensor_object(c.taken[i]);
     if (c.scratch)
         torch.aoti_torch_delete_tensor_object(c.scratch);
+    if (c.call.status == ADZE_OK)
+        return;
     for (int i = 0; i < c.n_made; i++)
-        if (c.call.error[0])
-            torch.aoti_torch_delete_tensor_object(c.made[i]);
-        else
-            stack[i] = (value)(uintptr_t)c.made[i];
-    if (c.call.error[0])
-        torch.aoti_torch_check(false, op->name, __FILE__, __LINE__, c.call.error);
+        torch.aoti_torch_delete_tensor_object((tensor)(uintptr_t)stack[i]);
+    torch.aoti_torch_check(false, p->op->name, __FILE__, __LINE__, c.call.error);
+}
+
+/* One copy for each form, without the others' code between. */
+__attribute__((noinline)) static void call_plain(const plan *p, value *stack)
+{
+    call_op(p, BIND_PLAIN, stack);
+}
+__attribute__((noinline)) static void call_all(const plan *p, value *stack)
+{
+    call_op(p, BIND_ALL, stack);
+}
+__attribute__((noinline)) static void call_out(const plan *p, value *stack)
+{
+    call_op(p, BIND_OUT, stack);
 }
 
 /* A boxed kernel carries no context: each op has three of its own. */
@@ -247,17 +281,17 @@ static void call_op(const adze_op *op, bind_form form, value *stack)
     static void name##_plain(value *stack, uint64_t n_in, uint64_t n_out)                                            \
     {                                                                                                                \
         (void)n_in, (void)n_out;                                                                                     \
-        call_op(&adze_op_##name, BIND_PLAIN, stack);                                                                 \
+        call_plain(&plans[name##_index], stack);                                                                     \
     }                                                                                                                \
     static void name##_all(value *stack, uint64_t n_in, uint64_t n_out)                                              \
     {                                                                                                                \
         (void)n_in, (void)n_out;                                                                                     \
-        call_op(&adze_op_##name, BIND_ALL, stack);                                                                   \
+        call_all(&plans[name##_index], stack);                                                                       \
     }                                                                                                                \
     static void name##_out(value *stack, uint64_t n_in, uint64_t n_out)                                              \
     {                                                                                                                \
         (void)n_in, (void)n_out;                                                                                     \
-        call_op(&adze_op_##name, BIND_OUT, stack);                                                                   \
+        call_out(&plans[name##_index], stack);                                                                       \
     }
 ADZE_OPS(X)
 #undef X
@@ -357,13 +391,26 @@ static const char *find_functions(void *cpu, void *cuda)
     torch.dtype[ADZE_I32] = torch.aoti_torch_dtype_int32();
     torch.dtype[ADZE_I64] = torch.aoti_torch_dtype_int64();
     torch.dtype[ADZE_BOOL] = torch.aoti_torch_dtype_bool();
+    for (uint8_t d = 1; d < 16; d++)
+        if (torch.dtype[d] >= 0 && torch.dtype[d] < (int32_t)sizeof torch.adze_dtype)
+            torch.adze_dtype[torch.dtype[d]] = d;
     return NULL;
+}
+
+static void make_plan(plan *p)
+{
+    p->n_inputs = p->n_outputs = 0;
+    for (const adze_field *f = p->op->fields; f->name; f++) {
+        slot *s = bind_is_out(f) ? &p->outputs[p->n_outputs++] : &p->inputs[p->n_inputs++];
+        *s = (slot){(uint16_t)f->offset, (uint8_t)f->kind, (uint8_t)(f - p->op->fields)};
+    }
 }
 
 static int register_op(library definitions, const library *backends, int n_backends, int index)
 {
     static const char *const suffix[] = {"", NULL, ".out"};
     const adze_op *op = adze_ops[index];
+    make_plan(&plans[index]);
     for (bind_form form = BIND_PLAIN; form <= BIND_OUT; form++) {
         char text[2048], name[128];
         if (form == BIND_ALL && !bind_last_optional(op))

@@ -108,10 +108,10 @@ static void take_tensor(tvm_call *c, const adze_field *f, const any *a)
     } else if (where != c->call.stream.device)
         bind_fail(&c->call, "%s: %s and %s are on different devices", op, f->name, c->first->name);
     adze_tensor *t = bind_tensor(&c->call, f);
-    int empty = 0; /* then strides mean nothing: some libraries have zeros there */
-    for (int32_t d = 0; d < from->rank; d++)
-        empty |= from->shape[d] == 0;
-    bind_shape(&c->call, f, from->rank, from->shape, empty ? NULL : from->stride);
+    if (from->stride)
+        bind_shape(&c->call, f, t, from->rank, from->shape, from->stride);
+    else
+        bind_dense_shape(&c->call, f, from->rank, from->shape);
     t->data = from->data ? (char *)from->data + from->byte_offset : NULL;
     t->dtype = dtype_of(from->element);
     if (t->dtype == ADZE_NONE)
@@ -134,7 +134,7 @@ static void take_number(tvm_call *c, const adze_field *f, const any *a)
 static void take_stream(tvm_call *c)
 {
     void *(*current)(int32_t, int32_t);
-    if (c->call.error[0] || c->call.stream.device == ADZE_CPU)
+    if (c->call.status != ADZE_OK || c->call.stream.device == ADZE_CPU)
         return;
     *(void **)&current = find("TVMFFIEnvGetStream");
     if (current)
@@ -150,7 +150,7 @@ static void run(tvm_call *c)
 {
     size_t bytes = 0;
     tensor_object *scratch = NULL;
-    if (c->call.error[0] || !bind_scratch(&c->call, &bytes))
+    if (c->call.status != ADZE_OK || !bind_scratch(&c->call, &bytes))
         return;
     if (bytes) {
         int (*allocate)(dense_tensor *, tensor_object **);
@@ -193,7 +193,7 @@ static int call_op(const adze_op *op, const any *arguments, int32_t count, any *
     take_stream(&c);
     run(&c);
     *result = (any){.type = NONE};
-    if (!c.call.error[0])
+    if (c.call.status == ADZE_OK)
         return 0;
     void (*raise)(const char *, const char *);
     *(void **)&raise = find("TVMFFIErrorSetRaisedFromCStr");

@@ -45,6 +45,7 @@ const adze_op *adze_find_op(const char *name, size_t length)
 
 /* ADZE_TRACE and ADZE_KERNEL, read once. */
 static struct {
+    _Atomic int read;
     int trace;          /* 1: a line per call; 2: also why earlier kernels were passed over */
     const char *kernel; /* "op:row" */
 } settings;
@@ -55,6 +56,7 @@ static void read_settings(void)
     const char *trace = getenv("ADZE_TRACE");
     settings.trace = !trace || !*trace || strcmp(trace, "0") == 0 ? 0 : 1 + (strcmp(trace, "dispatch") == 0);
     settings.kernel = getenv("ADZE_KERNEL");
+    settings.read = 1;
 }
 
 static int is_tensor(const adze_field *f)
@@ -72,16 +74,17 @@ static const adze_tensor *tensor_at(const adze_field *f, const char *args)
 
 /* The span of a view in elements, low and high included; 0 when it leaves the address space. Sizes are above
  * 0. */
-static int span(const adze_tensor *t, int64_t *low, int64_t *high)
+static inline int span(const adze_tensor *t, int64_t *low, int64_t *high)
 {
+    const int64_t limit = INT64_MAX / 16;
     *low = *high = 0;
     for (int d = 0; d < t->rank; d++) {
         int64_t reach;
-        if (__builtin_mul_overflow(t->shape[d] - 1, t->stride[d], &reach) ||
-            __builtin_add_overflow(reach < 0 ? *low : *high, reach, reach < 0 ? low : high))
+        if (__builtin_mul_overflow(t->shape[d] - 1, t->stride[d], &reach) || reach <= -limit || reach >= limit)
             return 0;
+        *low += reach < 0 ? reach : 0;
+        *high += reach > 0 ? reach : 0;
     }
-    const int64_t limit = INT64_MAX / 16;
     return *low > -limit && *high < limit;
 }
 
@@ -109,8 +112,8 @@ adze_status adze_check_tensor(const adze_op *op, const adze_field *f, const adze
     ADZE_REQUIRE(span(t, &low, &high), ADZE_BAD_ARG, "%s: the strides of %s leave the address space", op->name,
                  f->name);
     ADZE_REQUIRE(t->data, ADZE_BAD_ARG, "%s: %s has no data", op->name, f->name);
-    ADZE_REQUIRE((uintptr_t)t->data % size == 0, ADZE_BAD_ARG, "%s: %s starts at %p, not a multiple of %zu bytes",
-                 op->name, f->name, t->data, size);
+    ADZE_REQUIRE(((uintptr_t)t->data & (size - 1)) == 0, ADZE_BAD_ARG,
+                 "%s: %s starts at %p, not a multiple of %zu bytes", op->name, f->name, t->data, size);
     return ADZE_OK;
 }
 
@@ -297,7 +300,7 @@ static void trace_tensor(const adze_op *op, const char *args, const adze_field *
         fprintf(stderr, "@+%lld", (long long)offset);
 }
 
-__attribute__((cold)) static void trace(const adze_op *op, const char *args, const char *kernel)
+__attribute__((cold, noinline)) static void trace(const adze_op *op, const char *args, const char *kernel)
 {
     flockfile(stderr);
     fprintf(stderr, "%s", op->name);
@@ -352,10 +355,10 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
     return check_outputs(op, args);
 }
 
-static adze_status check_scratch(const adze_op *op, adze_stream s, const char *args)
+__attribute__((noinline)) static adze_status check_scratch(const adze_op *op, adze_stream s, const char *args)
 {
     const adze_call *call = (const void *)args;
-    const size_t need = op->scratch ? op->scratch(s, args) : 0;
+    const size_t need = op->scratch(s, args);
     ADZE_REQUIRE(need == 0 || (call->scratch && call->scratch_size >= need), ADZE_SCRATCH,
                  "%s: scratch has %zu bytes, %zu are needed", op->name, call->scratch ? call->scratch_size : 0, need);
     ADZE_REQUIRE(need == 0 || (uintptr_t)call->scratch % 16 == 0, ADZE_BAD_ARG,
@@ -364,34 +367,40 @@ static adze_status check_scratch(const adze_op *op, adze_stream s, const char *a
 }
 
 /* Whether ADZE_KERNEL names another row of this op. */
-static int forced_away(const adze_op *op, const adze_kernel *k)
+__attribute__((cold, noinline)) static int forced_away(const adze_op *op, const adze_kernel *k)
 {
-    if (!settings.kernel)
-        return 0;
     const size_t n = strlen(op->name);
     return strncmp(settings.kernel, op->name, n) == 0 && settings.kernel[n] == ':' &&
            strcmp(settings.kernel + n + 1, k->name) != 0;
 }
 
+__attribute__((cold, noinline)) static void trace_passed_over(const adze_op *op, const adze_kernel *k,
+                                                              const char *why)
+{
+    fprintf(stderr, "%s: %s passed over: %s\n", op->name, k->name, why);
+}
+
 /* The first kernel that takes the call runs it. The args have been checked. */
 static adze_status run(const adze_op *op, const adze_kernel *only, adze_stream s, const void *args)
 {
-    pthread_once(&settings_once, read_settings);
+    if (!settings.read)
+        pthread_once(&settings_once, read_settings);
     ADZE_REQUIRE(s.device == ADZE_CPU || adze_cuda_sm(s.device) > 0, ADZE_DEVICE, "%s: there is no CUDA device %d",
                  op->name, s.device);
-    ADZE_CHECK(check_scratch(op, s, args));
+    if (op->scratch)
+        ADZE_CHECK(check_scratch(op, s, args));
     for (const adze_kernel *k = only ? only : op->kernels; k->run; k++) {
-        const char *why = forced_away(op, k)                   ? "ADZE_KERNEL names another"
-                          : !adze_can_run(k, s)                ? "not for this device"
-                          : k->accepts && !k->accepts(s, args) ? "does not take this call"
-                                                               : NULL;
+        const char *why = settings.kernel && forced_away(op, k) ? "ADZE_KERNEL names another"
+                          : !adze_can_run(k, s)                 ? "not for this device"
+                          : k->accepts && !k->accepts(s, args)  ? "does not take this call"
+                                                                : NULL;
         if (!why) {
             if (settings.trace)
                 trace(op, args, k->name);
             return k->on_cuda ? adze_cuda_call(k->run, s, args) : k->run(s, args);
         }
         if (settings.trace > 1)
-            fprintf(stderr, "%s: %s passed over: %s\n", op->name, k->name, why);
+            trace_passed_over(op, k, why);
         if (only)
             break;
     }

@@ -167,34 +167,37 @@ void adze_merge(int n, adze_tensor *const *tensors, int first)
     }
 }
 
+/* The stride of t over dimension d of x, to which it is broadcast; `missing` dimensions of x are not t's. */
+static inline int64_t broadcast_stride(const adze_tensor *t, int missing, int d)
+{
+    return t->dtype == ADZE_NONE || d < missing || t->shape[d - missing] == 1 ? 0 : t->stride[d - missing];
+}
+
 void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_tensor *const *tensors)
 {
     memset(rows, 0, sizeof *rows);
-    rows->count = 1;
-    int rank = 0, given[ADZE_ROW_TENSORS], count = 0;
-    for (int i = 0; i < n; i++)
-        if (tensors[i]->dtype != ADZE_NONE)
-            given[count++] = i;
-    for (int d = 0; d < x->rank - 1; d++) {
-        rows->count *= x->shape[d];
-        if (x->shape[d] == 1)
+    const int x_rank = x->rank;
+    int64_t count = 1;
+    int rank = 0;
+    for (int d = 0; d < x_rank - 1; d++) {
+        const int64_t size = x->shape[d];
+        count *= size;
+        if (size == 1)
             continue;
-        int64_t stride[ADZE_ROW_TENSORS];
         int merges = rank > 0;
-        for (int i = 0; i < count; i++) {
-            const adze_tensor *t = tensors[given[i]];
-            const int at = d - (x->rank - t->rank);
-            stride[i] = at < 0 || t->shape[at] == 1 ? 0 : t->stride[at];
-            merges = merges && rows->stride[given[i]][rank - 1] == stride[i] * x->shape[d];
-        }
-        rank += !merges;
-        rows->size[rank - 1] = merges ? rows->size[rank - 1] * x->shape[d] : x->shape[d];
-        for (int i = 0; i < count; i++)
-            rows->stride[given[i]][rank - 1] = stride[i];
+        for (int i = 0; i < n && merges; i++)
+            merges = rows->stride[i][rank - 1] == broadcast_stride(tensors[i], x_rank - tensors[i]->rank, d) * size;
+        if (merges)
+            rows->size[rank - 1] *= size;
+        else
+            rows->size[rank++] = size;
+        for (int i = 0; i < n; i++)
+            rows->stride[i][rank - 1] = broadcast_stride(tensors[i], x_rank - tensors[i]->rank, d);
     }
     if (rank == 0)
         rows->size[rank++] = 1;
     rows->rank = rank;
+    rows->count = count;
 }
 
 adze_status adze_check_float(const char *op, const char *name, const adze_tensor *t)
@@ -236,10 +239,9 @@ static adze_status check_side_dtype(const char *op, const char *name, const adze
     return ADZE_OK;
 }
 
-adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
+__attribute__((noinline)) static adze_status check_given_to(const char *op, const char *name, const adze_tensor *t,
+                                                            const adze_tensor *x)
 {
-    if (t->dtype == ADZE_NONE)
-        return ADZE_OK;
     ADZE_CHECK(check_side_dtype(op, name, t, x));
     ADZE_REQUIRE(t->rank >= 1 && t->rank <= x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name, t->rank,
                  x->rank);
@@ -250,6 +252,11 @@ adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t
                      (long long)due, d < t->rank - 1 ? " or 1" : "");
     }
     return adze_check_rows(op, name, t);
+}
+
+adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
+{
+    return t->dtype == ADZE_NONE ? ADZE_OK : check_given_to(op, name, t, x);
 }
 
 adze_status adze_check_param(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x,
