@@ -39,14 +39,21 @@ SO_LDFLAGS  := -Wl,-z,defs
 endif
 
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
-# passed between inlined functions only, so -Wpsabi has nothing to say. What two sanitizers find, one looks for: the
-# kernels' long functions take a while to compile.
+# passed between inlined functions only, so -Wpsabi has nothing to say. Their long functions take a while to compile with
+# sanitizers: what two find, one looks for, AddressSanitizer is called rather than inlined, and code for an ISA that this
+# machine lacks, which nothing here can run, has none.
 ISAS.aarch64 := sve
 ISAS.x86_64  := avx2 avx512
 FLAGS.sve    := -march=armv8.2-a+sve
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
-CPU_CFLAGS   := $(if $(SAN),-O1 -fno-sanitize=null -fno-sanitize=object-size,-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
+CPUINFO.sve    := sve
+CPUINFO.avx2   := avx2
+CPUINFO.avx512 := avx512vl
+UNWATCHED     = $(if $(SAN),$(if $(shell grep -w $(CPUINFO.$1) /proc/cpuinfo),,-fno-sanitize=all))
+SAN_CFLAGS    = -O1 -fno-sanitize=null -fno-sanitize=object-size \
+                $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0
+CPU_CFLAGS   := $(if $(SAN),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)
@@ -68,10 +75,14 @@ NVFLAGS    += -std=c++17 -O3 -lineinfo --threads 2 -Werror all-warnings -Xptxas 
               -Iinclude -Isrc -Icheck -DADZE_CUDA=1
 endif
 
+# The CPU's kernels are the same with CUDA and without: K is the folder of a build whose kernels this one takes.
+K       ?= $(B)
+KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(CPU_CFLAGS)
+
 # The folders are the lists. A library has several objects of one name, hence `ar q`.
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
-CPU     := $(foreach s,$(basename $(wildcard src/cpu/*.c)),$(B)/$s.o $(foreach i,$(ISAS.$(ARCH)),$(B)/$s.$i.o))
+CPU     := $(foreach s,$(basename $(wildcard src/cpu/*.c)),$(K)/$s.o $(foreach i,$(ISAS.$(ARCH)),$(K)/$s.$i.o))
 LIB     := $(call objects,src src/ops src/cuda) $(CPU)
 HARNESS := $(call objects,check)
 CLI     := $(call objects,cli)
@@ -126,15 +137,15 @@ $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MF $(@:.o=.d) -c $< -o $@
-$(B)/src/cpu/%.o: src/cpu/%.c $(B)/flags
+$(K)/src/cpu/%.o: src/cpu/%.c $(K)/kernel_flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) -DADZE_ISA= -c $< -o $@
+	$(Q)$(CC) $(KERNEL_CFLAGS) -DADZE_ISA= -c $< -o $@
 define isa_rule
-$(B)/src/cpu/%.$(1).o: src/cpu/%.c $(B)/flags
+$(K)/src/cpu/%.$(1).o: src/cpu/%.c $(K)/kernel_flags
 	@mkdir -p $$(@D)
 	@echo "  CC    $$< ($(1))"
-	$$(Q)$$(CC) $$(CFLAGS) $$(ADZE_CFLAGS) $$(CPU_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) -c $$< -o $$@
+	$$(Q)$$(CC) $$(KERNEL_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) $(call UNWATCHED,$1) -c $$< -o $$@
 endef
 $(foreach i,$(ISAS.$(ARCH)),$(eval $(call isa_rule,$i)))
 $(B)/%.o: %.c $(B)/flags
@@ -146,16 +157,17 @@ $(B)/check/bench.o: $(B)/commit
 
 # Files that change when their text does, so that other flags, a vanished source or a new commit rebuild what they touch.
 # `make install`, often run by another user, takes what is there.
-stamp = $(if $(findstring <$(strip $2)>,<$(strip $(file <$(B)/$1))>),,$(file >$(B)/$1,$2))
+stamp = $(if $(findstring <$(strip $2)>,<$(strip $(file <$1))>),,$(file >$1,$2))
 ifneq ($(filter-out clean format lint test $(if $(wildcard $(B)/adze),install),$(or $(MAKECMDGOALS),all)),)
-$(shell mkdir -p '$(B)')
-$(call stamp,flags,$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CPU_CFLAGS) $(CUDA_INC) $(LDFLAGS) $(LIBS) $(NVCC) $(NVFLAGS) \
+$(shell mkdir -p '$(B)' '$(K)')
+$(call stamp,$(K)/kernel_flags,$(CC) $(KERNEL_CFLAGS))
+$(call stamp,$(B)/flags,$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(CUDA_INC) $(LDFLAGS) $(LIBS) $(NVCC) $(NVFLAGS) \
   $(CUDA_ARCHS) $(CUDA_PTX) $(VERSION))
-$(call stamp,linker,$(PY_LD))
-$(call stamp,objects,$(LIB) $(HARNESS) $(CLI) $(BIND))
-$(call stamp,commit,$(COMMIT))
+$(call stamp,$(B)/linker,$(PY_LD))
+$(call stamp,$(B)/objects,$(LIB) $(HARNESS) $(CLI) $(BIND))
+$(call stamp,$(B)/commit,$(COMMIT))
 endif
-$(B)/flags $(B)/objects $(B)/commit $(B)/linker:
+$(B)/flags $(K)/kernel_flags $(B)/objects $(B)/commit $(B)/linker:
 
 run: all
 	$(B)/adze bench --html $(B)/bench.html
@@ -188,4 +200,4 @@ install: $(if $(wildcard $(B)/adze),,all)
 clean:
 	rm -rf $(B)
 .PHONY: all python wheel hub hub-backend run check test lint format fat cuda-compile cuda-objects install clean
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) $(K)/src/cpu -name '*.d' 2>/dev/null)

@@ -43,10 +43,10 @@ def architecture():
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory):
-    tools, backend = ["make", "cc"], ["B=build/hub-cpu", "CUDA=0"]
+    tools, backend = ["make", "cc"], ["B=build/hub-cpu", "K=build", "CUDA=0"]
     if BACKEND == "cuda":
         tools.append("nvcc" if shutil.which("nvcc") else "/usr/local/cuda/bin/nvcc")  # where the Makefile looks
-        backend = ["B=build/hub-cuda", "CUDA=1", f"CUDA_ARCHS={architecture()}", "CUDA_PTX="]
+        backend = ["B=build/hub-cuda", "K=build", "CUDA=1", f"CUDA_ARCHS={architecture()}", "CUDA_PTX="]
     for tool in tools:
         if not shutil.which(tool):
             pytest.skip(f"{tool} is not here")
@@ -527,7 +527,7 @@ def test_sources_build(repository, tmp_path):
     jobs = [(c, source) for c in components for source in c["src"] if source.endswith(".cpp")]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = sum(threads.map(lambda job: compiled(*job), jobs), [])
-    make("B=build/hub-cpu", "CUDA=0", "build/hub-cpu/libadze.a")
+    make("B=build/hub-cpu", "K=build", "CUDA=0", "build/hub-cpu/libadze.a")
     library = ROOT / "build/hub-cpu/libadze.a"
     module = tmp_path / "_adze_sources.abi3.so"
     subprocess.run(["g++", "-shared", *objects, library, "-o", module, "-ldl", "-lm"], check=True)
