@@ -8,13 +8,13 @@ export PATH=$PWD/build/venv/bin:$PATH
 logs=$PWD/build/test
 mkdir -p "$logs"
 
-# The first group builds, one after the other, each on all cores; the second runs side by side; the last has the machine
-# for itself.
+# The first group builds, one after the other, each on all cores; the second runs side by side, the longest first, so that
+# the cores end together; the last has the machine for itself.
 builds='build build-clang build-sanitized build-cross'
-steps='check-sve check-cross cuda-compile check check-clang check-self check-sanitized fuzz lint pytest example symbols
-       headers docs cuda-graph'
+steps='cuda-compile check-cross check-sve'
+for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
+steps="$steps fuzz lint check-sanitized pytest check-self check check-clang example symbols headers docs cuda-graph"
 quiet='wheel bench page'
-for file in python/tests/test_*.py; do steps="py-$(basename "$file" .py | sed 's/^test_//') $steps"; done
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
@@ -28,10 +28,10 @@ need() {
     for tool in "$@"; do have "$tool" || skip "$tool is not here"; done
 }
 build() { make --no-print-directory "$@"; }
-other_arch() { # into $arch
+other_arch() { # into $arch, and into $cpu what qemu calls it: there, `rep movsb` copies byte by byte
     case $(uname -m) in
-    x86_64) arch=aarch64 ;;
-    aarch64) arch=x86_64 ;;
+    x86_64) arch=aarch64 cpu=max ;;
+    aarch64) arch=x86_64 cpu=max,-erms ;;
     *) skip "$(uname -m) has no other architecture to stand beside it" ;;
     esac
 }
@@ -63,7 +63,7 @@ step_check-cross() {
     other_arch
     need "qemu-$arch"
     [ -x "build/$arch/adze" ] || skip "there is no build for $arch"
-    "qemu-$arch" -cpu max -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
+    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
 }
 step_cuda-compile() {
     have nvcc || [ -x /usr/local/cuda/bin/nvcc ] || skip 'nvcc is not here'
