@@ -11,6 +11,7 @@ import torch
 from . import graphs, ops
 from .fingerprint import fingerprint
 from .patching import plain, usable
+from .products import products_of
 
 
 def _processor(module, known, **calls):
@@ -155,6 +156,7 @@ def ltx(module, ctx):
         return norm
     cls, original, rounding = found[0], ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    project = products_of(ctx, module.to_q, module.to_k, module.to_v)
 
     def forward(
         self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
@@ -166,11 +168,12 @@ def ltx(module, ctx):
             return original(self, hidden_states, text, mask, image_rotary_emb, **kwargs)
         if crossed:
             mask = None if mask is None else _mask_of_heads(self, mask, text.shape[1], text.shape[0])
-            q, k, v = self.norm_q(self.to_q(hidden_states)), self.norm_k(self.to_k(text)), self.to_v(text)
+            k, v = project(text, self.to_k, self.to_v)
+            q, k = self.norm_q(self.to_q(hidden_states)), self.norm_k(k)
             out = _attend(dispatch, self.processor, *(x.unflatten(2, (heads, -1)) for x in (q, k, v)), mask)
             return self.to_out[1](self.to_out[0](out))
         cos, sin = image_rotary_emb
-        q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
+        q, k, v = project(hidden_states, self.to_q, self.to_k, self.to_v)
         if cos.dim() != 3 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
             return original(self, hidden_states, None, None, image_rotary_emb)
         if not torch.compiler.is_compiling():

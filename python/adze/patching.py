@@ -538,11 +538,12 @@ def patch(
     """Replaces forwards of a model's or a pipeline's modules, in place, by faster ones, and returns the way back.
 
     ops: some of "norm", "rope", "act", "fuse"; None is all.
-    numerics: "match" rounds where the model does, "fast" once.
+    numerics: "match" rounds where the model does, "fast" once, and makes products that read the same input as one.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 
-    Only instances change: no class, parameter, buffer, submodule or global. A second patch replaces the first."""
+    Only instances change: no class, parameter, buffer, submodule or global; "fast" moves some parameters in memory. A
+    second patch replaces the first."""
     return _install(model, ops, numerics, exclude, strict, over=False)
 
 

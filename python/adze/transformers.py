@@ -13,6 +13,7 @@ from .fingerprint import fingerprint
 from .ops import ROUND_NORM, ROUND_STEPS
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
 from .patching import Rule, known, plain
+from .products import products_of
 from .transformers_blocks import BLOCKS
 from .transformers_rope import ROPES
 
@@ -81,15 +82,19 @@ ACTIVATIONS = [
 ]
 
 
-def _gated(attribute):
-    """The build of an MLP with a gate, from a function that makes the forward; attribute names its activation."""
+def _gated(attribute, *products):
+    """The build of an MLP with a gate, from a function that makes the forward; attribute names its activation,
+    products the Linears that read its input, for which the function is given a way to make them."""
 
     def with_forward(make):
         def build(module, ctx):
             act = ctx.facts(getattr(module, attribute), "act")
-            return (
-                act if isinstance(act, str) else act_note(act, ctx, make(act, ctx.match, ctx.rounding(ROUND_STEPS)))
-            )
+            if isinstance(act, str):
+                return act
+            options = {}
+            if products:
+                options["project"] = products_of(ctx, *(getattr(module, name) for name in products))
+            return act_note(act, ctx, make(act, ctx.match, ctx.rounding(ROUND_STEPS), **options))
 
         return build
 
@@ -103,18 +108,19 @@ def _glu(child, act, match, rounding, gate, value):
     return child(gate) * value
 
 
-@_gated("act_fn")
-def _llama_mlp(act, match, rounding):
+@_gated("act_fn", "gate_proj", "up_proj")
+def _llama_mlp(act, match, rounding, project):
     def forward(self, x):
-        return self.down_proj(_glu(self.act_fn, act, match, rounding, self.gate_proj(x), self.up_proj(x)))
+        gate, value = project(x, self.gate_proj, self.up_proj)
+        return self.down_proj(_glu(self.act_fn, act, match, rounding, gate, value))
 
     return forward
 
 
-@_gated("act_fn")
-def _qwen2_5_mlp(act, match, rounding):
+@_gated("act_fn", "gate_proj", "up_proj")
+def _qwen2_5_mlp(act, match, rounding, project):
     def forward(self, hidden_state):
-        gate, value = self.gate_proj(hidden_state), self.up_proj(hidden_state)
+        gate, value = project(hidden_state, self.gate_proj, self.up_proj)
         return self.down_proj(_glu(self.act_fn, act, match, rounding, gate, value))
 
     return forward

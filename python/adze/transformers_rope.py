@@ -5,9 +5,10 @@ import sys
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from . import ops
-from .fingerprint import unwrapped
+from .fingerprint import fingerprint, unwrapped
 from .ops import ROUND_STEPS
 from .patching import Rule, clone, known, left_to_compiler, plain, shim, usable
+from .products import products_of
 
 _HALF = "276f273e524c"  # rotate_half: cat((-x2, x1)) of the halves
 _PAIRS = "106bc618e139 08a627792aa5"  # rotate_half: the same of neighbours
@@ -61,6 +62,40 @@ def _rotation(interleaved=False, columns="all", steps=True, casts=False):
     return make
 
 
+def _attended(self, q, k, v, mask, cache, eager, tokens, **kwargs):
+    """What the attentions of transformers do after the rotation."""
+    if cache is not None:
+        k, v = cache.update(k, v, self.layer_idx)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+    dropout = self.attention_dropout if self.training else 0.0
+    out, weights = attend(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+    return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+
+
+# Attentions that do no more than project, rotate and attend, and the options that say how far a token sees there.
+_ONLY_ROTATE = {
+    "b786906244e8": lambda self: {},  # Llama
+    "867dae22be28": lambda self: {"sliding_window": getattr(self.config, "sliding_window", None)},  # Mistral
+    "b5fc071fe7b8": lambda self: {"sliding_window": self.sliding_window},  # Qwen 2
+}
+
+
+def _of_one_product(module, ctx, rotate, windows):
+    """The forward of such an attention, with queries, keys and values from one product."""
+    eager = ctx.original.__globals__["eager_attention_forward"]
+    project = products_of(ctx, module.q_proj, module.k_proj, module.v_proj)
+
+    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+        tokens = hidden_states.shape[:-1]
+        projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
+        q, k = rotate(q, k, *position_embeddings)
+        return _attended(self, q, k, v, attention_mask, past_key_values, eager, tokens, **windows(self), **kwargs)
+
+    forward.__defaults__ = ctx.original.__defaults__
+    return forward
+
+
 def _rope(make):
     """Builds a clone of a forward, whatever it is, that sees another apply_rotary_pos_emb among its globals."""
 
@@ -69,6 +104,9 @@ def _rope(make):
             return "its forward is decorated"
         home = sys.modules[ctx.original.__globals__["__name__"]]
         apply = make(unwrapped(home.apply_rotary_pos_emb), ctx.match)
+        windows = None if ctx.match else _ONLY_ROTATE.get(fingerprint(ctx.original))
+        if windows is not None:
+            return _of_one_product(module, ctx, apply, windows)
         return clone(ctx.original, shim(home, ctx.numerics, {"apply_rotary_pos_emb": apply}))
 
     return build
@@ -96,12 +134,12 @@ def _qk_norm_rope(heads_first):
         names = ctx.original.__globals__
         eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
         norm, rounding = q_facts, q_facts.rounding | ROUND_STEPS  # also when fast: it takes no longer
+        project = products_of(ctx, module.q_proj, module.k_proj, module.v_proj)
 
         def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
             tokens = hidden_states.shape[:-1]
-            heads = (*tokens, -1, self.head_dim)
-            q, k = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
-            v = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+            projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
             cos, sin = position_embeddings
             q_norm, k_norm = self.q_norm, self.k_norm
             if (
@@ -125,15 +163,10 @@ def _qk_norm_rope(heads_first):
                 else:
                     q, k = q_norm(q).transpose(1, 2), k_norm(k).transpose(1, 2)
                 q, k = rotate(q, k, cos, sin)
-            if past_key_values is not None:
-                k, v = past_key_values.update(k, v, self.layer_idx)
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
-            dropout = self.attention_dropout if self.training else 0.0
-            out, weights = attend(
-                self, q, k, v, attention_mask, dropout=dropout, scaling=self.scaling,
+            return _attended(
+                self, q, k, v.transpose(1, 2), attention_mask, past_key_values, eager, tokens,
                 sliding_window=self.sliding_window, **kwargs,
             )  # fmt: skip
-            return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
 
         forward.__defaults__ = ctx.original.__defaults__
         return forward

@@ -1,0 +1,132 @@
+"""numerics="fast" makes the products that read the same input as one: how weights lie, and what they stay."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import adze  # noqa: E402
+import models  # noqa: E402
+from adze.products import lay  # noqa: E402
+from device import Watch, default_device, here  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def logits(model):
+    return model(input_ids=torch.arange(24).view(2, 12) % 100, use_cache=False).logits
+
+
+def products(run):
+    """How many products a call makes, and what it gives."""
+    with Watch() as watch:
+        out = run()
+    return sum(n for op, n in watch.seen.items() if op in ("aten.mm", "aten.addmm", "aten.linear")), out
+
+
+def states(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_fewer_products_of_the_same_values(name):
+    model = models.build(name)
+    before, parameters = states(model), dict(model.named_parameters())
+    count, expected = products(lambda: logits(model))
+    handle = adze.patch(model, numerics="fast")
+    fewer, found = products(lambda: logits(model))
+    layers = len(model.model.layers)
+    assert fewer == count - 3 * layers  # q, k and v, gate and value
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert all(parameters[key] is value for key, value in model.named_parameters())
+    handle.remove()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=0)
+
+
+def test_matched_it_leaves_weights_where_they_are(llama):
+    where = [parameter.data_ptr() for parameter in llama.parameters()]
+    count, _ = products(lambda: logits(llama))
+    with adze.patched(llama):
+        assert products(lambda: logits(llama))[0] == count
+    assert [parameter.data_ptr() for parameter in llama.parameters()] == where
+
+
+def test_values_may_change_and_weights_may_move(llama, tmp_path):
+    other = models.build("llama")
+    for parameter in other.parameters():
+        parameter.mul_(1.5)
+    plain = copy.deepcopy(llama)
+    with adze.patched(llama, numerics="fast"):
+        llama.load_state_dict(other.state_dict())
+        torch.testing.assert_close(logits(llama), logits(other), rtol=1e-4, atol=1e-4)
+        llama.model.layers[0].self_attn.k_proj.weight.data = torch.zeros(64, 128)
+        other.model.layers[0].self_attn.k_proj.weight.data = torch.zeros(64, 128)
+        torch.testing.assert_close(logits(llama), logits(other), rtol=1e-4, atol=1e-4)
+        llama.double().float()
+        count, found = products(lambda: logits(llama))
+        torch.testing.assert_close(found, logits(other), rtol=1e-4, atol=1e-4)
+        assert count == products(lambda: logits(other))[0]  # each on its own
+        llama.save_pretrained(tmp_path / "moved")
+    with adze.patched(plain, numerics="fast"):
+        expected = logits(plain)
+        torch.testing.assert_close(logits(copy.deepcopy(plain)), expected, rtol=1e-4, atol=1e-4)
+        plain.save_pretrained(tmp_path / "laid")
+    loaded = type(plain).from_pretrained(tmp_path / "laid").to(here())
+    torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hook_or_a_gradient_keeps_them_apart(llama):
+    tokens = torch.arange(12)[None]
+    with adze.patched(llama, numerics="fast"):
+        few, expected = products(lambda: llama(input_ids=tokens).logits)
+        seen = []
+        projection = llama.model.layers[0].self_attn.k_proj
+        hook = projection.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+        more, found = products(lambda: llama(input_ids=tokens).logits)
+        hook.remove()
+        assert more == few + 2 and len(seen) == 1
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        with torch.enable_grad():
+            llama(input_ids=tokens).logits.sum().backward()
+        assert projection.weight.grad.abs().sum() > 0
+
+
+def test_compiled_it_is_one_operator_that_looks_at_the_weights(llama):
+    tokens = torch.arange(12)[None]
+    with adze.patched(llama, numerics="fast"), default_device(None):
+        expected, ran = llama(input_ids=tokens, use_cache=False).logits, []
+
+        def backend(graph, inputs):
+            ran.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+            return graph.forward
+
+        torch._dynamo.reset()
+        compiled = torch.compile(llama, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(input_ids=tokens, use_cache=False).logits, expected)
+        assert sum("products" in str(target) for target in ran) == 2 * len(llama.model.layers)
+        weight = llama.model.layers[0].self_attn.v_proj.weight
+        weight.data = weight * 2  # elsewhere, and not seen by Dynamo
+        other = llama(input_ids=tokens, use_cache=False).logits
+        torch.testing.assert_close(compiled(input_ids=tokens, use_cache=False).logits, other)
+        assert not torch.equal(other, expected)
+
+
+def test_what_cannot_lie_end_to_end():
+    linear = torch.nn.Linear
+    one, two = linear(4, 3), linear(4, 2)
+    where = one.weight.data_ptr()
+    assert not lay(one, linear(4, 2, bias=False))
+    assert not lay(one, linear(5, 2))
+    assert not lay(one, linear(4, 2, dtype=torch.float64))
+    tied = linear(4, 2)
+    tied.weight.data = torch.zeros(8, 4)[:2]
+    assert not lay(one, tied) and one.weight.data_ptr() == where
+    assert lay(one, two) and lay(one, two)
+    assert two.weight.data_ptr() == one.weight.data_ptr() + one.weight.nbytes
