@@ -19,7 +19,7 @@ import adze  # noqa: E402
 import diffusers_models  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
 from device import Watch, default_device, here  # noqa: E402
-from diffusers_seams import Attention, Seams, Tally, check_numbers, output, recorded, tensors  # noqa: E402
+from diffusers_seams import Attention, FloatProducts, Seams, Tally, check_numbers, output, recorded, tensors  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 FUSED = "gate + add + norm + modulation"
@@ -39,13 +39,19 @@ def attention_seam(monkeypatch):
         monkeypatch.setattr(module, "dispatch_attention_fn", Attention.wrap(module.dispatch_attention_fn))
 
 
+@pytest.fixture
+def float_products():
+    with FloatProducts():
+        yield
+
+
 # ---- Numbers ----
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", ["tiny", "eligible"])
 @pytest.mark.parametrize("name", diffusers_models.MODELS)
-def test_numbers(name, size, dtype, attention_seam):
+def test_numbers(name, size, dtype, attention_seam, float_products):
     model, inputs = diffusers_models.make(name, size == "eligible", DTYPES[dtype])
     handle, tally, expected = check_numbers(model, inputs)
     if dtype == "bf16":
