@@ -7,22 +7,23 @@
 typedef struct format {
     const char *name;
     size_t size;
-    int digits, min_exponent; /* significand bits with the hidden one; exponent of the smallest normal, 2^min */
+    double smallest; /* normal number */
+    double spacing;  /* from 1 to the next number; 0: there is no point */
     double max;
 } format;
 
 static const format formats[] = {
     [ADZE_NONE] = {"none", 0, 0, 0, 0},
-    [ADZE_F32] = {"f32", 4, 24, -126, 0x1.fffffep127},
-    [ADZE_F16] = {"f16", 2, 11, -14, 65504},
-    [ADZE_BF16] = {"bf16", 2, 8, -126, 0x1.fep127},
-    [ADZE_F8E4M3] = {"f8e4m3", 1, 4, -6, 448},
+    [ADZE_F32] = {"f32", 4, 0x1p-126, 0x1p-23, 0x1.fffffep127},
+    [ADZE_F16] = {"f16", 2, 0x1p-14, 0x1p-10, 65504},
+    [ADZE_BF16] = {"bf16", 2, 0x1p-126, 0x1p-7, 0x1.fep127},
+    [ADZE_F8E4M3] = {"f8e4m3", 1, 0x1p-6, 0x1p-3, 448},
     [ADZE_I8] = {"i8", 1, 0, 0, 127},
     [ADZE_I4] = {"i4", 0, 0, 0, 7},
     [ADZE_I32] = {"i32", 4, 0, 0, 0x7fffffff},
     [ADZE_I64] = {"i64", 8, 0, 0, 0x1p62},
     [ADZE_BOOL] = {"bool", 1, 0, 0, 1},
-    [ADZE_F64] = {"f64", 8, 53, -1022, 0x1.fffffffffffffp1023},
+    [ADZE_F64] = {"f64", 8, 0x1p-1022, 0x1p-52, 0x1.fffffffffffffp1023},
 };
 
 static const format *format_of(int dtype)
@@ -48,17 +49,22 @@ int64_t adze_count(const adze_tensor *t)
     return count;
 }
 
+static uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 double adze_dtype_ulp(int dtype, double value)
 {
     const format *f = format_of(dtype);
-    if (!f->digits)
+    if (!f->spacing)
         return 1;
-    int e = 0;
-    if (isfinite(value))
-        frexp(value, &e);
-    if (e - 1 < f->min_exponent || value == 0)
-        e = f->min_exponent + 1;
-    return ldexp(1, e - f->digits);
+    const uint64_t exponent = bits_of(isfinite(value) ? value : 0.5) & 0x7ff0000000000000;
+    double power; /* of two, the largest in |value| */
+    memcpy(&power, &exponent, sizeof power);
+    return (power > f->smallest ? power : f->smallest) * f->spacing;
 }
 
 double adze_round_to(int dtype, double value)
@@ -69,7 +75,7 @@ double adze_round_to(int dtype, double value)
     const double ulp = adze_dtype_ulp(dtype, value), rounded = nearbyint(value / ulp) * ulp;
     if (fabs(rounded) <= f->max)
         return rounded;
-    return copysign(f->digits ? INFINITY : f->max, value);
+    return copysign(f->spacing ? INFINITY : f->max, value);
 }
 
 /* Half-width floats by their bits: both halves of the pair are exact. */
@@ -79,7 +85,7 @@ static double get_f16(uint16_t h)
     const double sign = h & 0x8000 ? -1 : 1;
     if (exponent == 31)
         return fraction ? NAN : sign * INFINITY;
-    return sign * (exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24));
+    return sign * (exponent ? (double)((int64_t)(1024 + fraction) << exponent) * 0x1p-25 : fraction * 0x1p-24);
 }
 
 static uint16_t put_f16(double value)
@@ -92,9 +98,7 @@ static uint16_t put_f16(double value)
         return sign | 0x7c00;
     if (a < 0x1p-14)
         return (uint16_t)(sign | (int)(a * 0x1p24));
-    int e;
-    const double m = frexp(a, &e); /* in [0.5, 1) */
-    return (uint16_t)(sign | ((e + 14) << 10) | ((int)(m * 2048) - 1024));
+    return (uint16_t)(sign | ((bits_of(a) >> 42) - ((1023 - 15) << 10)));
 }
 
 double adze_get(const adze_tensor *t, int64_t at)
