@@ -59,7 +59,7 @@ static uint64_t bits_of(double value)
 double adze_dtype_ulp(int dtype, double value)
 {
     const format *f = format_of(dtype);
-    if (!f->spacing)
+    if (f->spacing == 0)
         return 1;
     const uint64_t exponent = bits_of(isfinite(value) ? value : 0.5) & 0x7ff0000000000000;
     double power; /* of two, the largest in |value| */
@@ -75,7 +75,7 @@ double adze_round_to(int dtype, double value)
     const double ulp = adze_dtype_ulp(dtype, value), rounded = nearbyint(value / ulp) * ulp;
     if (fabs(rounded) <= f->max)
         return rounded;
-    return copysign(f->spacing ? INFINITY : f->max, value);
+    return copysign(f->spacing == 0 ? f->max : INFINITY, value);
 }
 
 /* Half-width floats by their bits: both halves of the pair are exact. */
