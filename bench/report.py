@@ -163,7 +163,7 @@ def models_table(found):
     """Steps of whole models on a GPU, the variants that users choose from."""
     columns = {"eager": "eager", "compile": "torch.compile", "adze + graph": "adze.graph of the patched model"}
     columns["adze + compile"] = "torch.compile of the patched model"
-    fast = "adze fast + compile"
+    fast = "adze fast + graph"
     runs = [run for group in found.values() for run in group if "adze_models" in run and "gpu" in run["machine"]]
     cells, where = [], ""
     for run in runs:
@@ -176,7 +176,7 @@ def models_table(found):
                 name = f"{run['model']}, {f'a step, batch {batch}' if batch else what}"
                 cells.append([name, *(number(ms.get(variant)) for variant in (*columns, fast))])
                 where = run["machine"]["gpu"]
-    return "\n" + table([f"ms, {where}", *columns.values(), 'with numerics="fast"'], cells) if cells else ""
+    return "\n" + table([f"ms, {where}", *columns.values(), 'adze.graph, numerics="fast"'], cells) if cells else ""
 
 
 def main():

@@ -13,26 +13,36 @@ from ._ops import add_op_namespace_prefix, ops
 from .patching import plain, plain_weight
 
 NAME = add_op_namespace_prefix("products")
+# Rows of a compiled input, at most: with more, one product gains a few percent of its time on the GPU, and its
+# operator costs the host more than Inductor's calls do.
+FEW = 16
 
 
 def _end_to_end(parts):
     """The tensors as the one that they are in memory, or None. Pointers alone do not tell: neighbours may belong to
     two allocations."""
-    first = parts[0]
-    pointer, offset, rows = first.data_ptr(), first.storage_offset(), 0
+    first, rows = parts[0], 0
+    pointer, offset, size = first.data_ptr(), first.storage_offset(), first.element_size()
     for part in parts:
         if part.data_ptr() != pointer or part.storage_offset() != offset or not part.is_contiguous():
             return None
-        pointer, offset, rows = pointer + part.nbytes, offset + part.numel(), rows + part.shape[0]
+        count = part.numel()
+        pointer, offset, rows = pointer + count * size, offset + count, rows + part.size(0)
     return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
-def _products(x, weights, biases):
+def _product(x, weights, biases):
+    """Of x and all the weights, or None."""
     weight, bias = _end_to_end(weights), _end_to_end(biases) if biases else None
-    if weight is None or (biases and bias is None):
+    return None if weight is None or (biases and bias is None) else F.linear(x, weight, bias)
+
+
+def _products(x, weights, biases):
+    made = _product(x, weights, biases)
+    if made is None:
         parts = zip(weights, biases or [None] * len(weights), strict=True)
         return torch.cat([F.linear(x, *part) for part in parts], dim=-1)
-    return F.linear(x, weight, bias)
+    return made
 
 
 def _shape(x, weights, biases):
@@ -48,24 +58,31 @@ _operator = ops.products.default
 
 
 def _parameters(linears):
-    """Their weights and their biases, or None where they are not alike."""
-    if not all(plain(linear, nn.Linear) for linear in linears):
-        return None
-    weights = [linear.weight for linear in linears]
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    first = weights[0]
-    for part in (*weights, *biases):
-        if not plain_weight(part) or part.dtype != first.dtype or part.device != first.device:
+    """Their weights and their biases, or None where an op cannot take them."""
+    weights, biases = [], []
+    for linear in linears:
+        if not plain(linear, nn.Linear):
             return None
-    if len(biases) not in (0, len(linears)) or any(w.shape[1] != first.shape[1] for w in weights):
-        return None
+        own = linear._parameters  # as attributes they are found the slow way
+        weight, bias = own["weight"], own["bias"]
+        if not plain_weight(weight) or not plain_weight(bias):
+            return None
+        weights.append(weight)
+        if bias is not None:
+            biases.append(bias)
     return weights, biases
+
+
+def _alike(weights, biases):
+    first = weights[0]
+    alike = all(p.dtype == first.dtype and p.device == first.device for p in (*weights, *biases))
+    return alike and len(biases) in (0, len(weights)) and all(w.shape[1] == first.shape[1] for w in weights)
 
 
 def lay(*linears):
     """Lays the weights of Linears end to end, and says whether they are."""
     found = _parameters(linears)
-    if found is None or found[0][0].device.type not in ("cpu", "cuda"):
+    if found is None or not _alike(*found) or found[0][0].device.type not in ("cpu", "cuda"):
         return False
     for parts in found:
         if not parts or _end_to_end(parts) is not None:
@@ -80,10 +97,9 @@ def lay(*linears):
 
 
 def _usable(x, weights, biases):
-    if type(x) is not torch.Tensor or x.dtype != weights[0].dtype or x.device != weights[0].device:
+    if type(x) is not torch.Tensor or x.dtype != weights[0].dtype or torch.is_autocast_enabled(x.device.type):
         return False
-    grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights, *biases))
-    return not grad and not torch.is_autocast_enabled(x.device.type)
+    return not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *weights, *biases))
 
 
 def _separately(x, *linears):
@@ -92,15 +108,15 @@ def _separately(x, *linears):
 
 def _together(x, *linears):
     found = _parameters(linears)
-    if found is not None and _usable(x, *found):
-        weights, biases = found
-        sizes = [weight.shape[0] for weight in weights]
-        if torch.compiler.is_compiling():
-            return _operator(x, weights, biases).split(sizes, dim=-1)
-        weight, bias = _end_to_end(weights), _end_to_end(biases) if biases else None
-        if weight is not None and (bias is not None or not biases):
-            return F.linear(x, weight, bias).split(sizes, dim=-1)
-    return _separately(x, *linears)
+    if found is None or not _usable(x, *found):
+        return _separately(x, *linears)
+    if torch.compiler.is_compiling():
+        made = _operator(x, *found) if _alike(*found) and x.numel() <= FEW * x.shape[-1] else None
+    else:
+        made = _product(x, *found)
+    if made is None:
+        return _separately(x, *linears)
+    return torch.split_with_sizes(made, [weight.shape[0] for weight in found[0]], -1)  # faster than made.split()
 
 
 def products_of(ctx, *linears):

@@ -130,3 +130,17 @@ def test_what_cannot_lie_end_to_end():
     assert not lay(one, tied) and one.weight.data_ptr() == where
     assert lay(one, two) and lay(one, two)
     assert two.weight.data_ptr() == one.weight.data_ptr() + one.weight.nbytes
+
+
+def test_compiled_many_rows_stay_apart(llama):
+    tokens = torch.arange(48).view(2, 24)
+    with adze.patched(llama, numerics="fast"), default_device(None):
+        targets = []
+
+        def backend(graph, inputs):
+            targets.extend(str(node.target) for node in graph.graph.nodes)
+            return graph.forward
+
+        torch._dynamo.reset()
+        torch.compile(llama, backend=backend, fullgraph=True)(input_ids=tokens, use_cache=False)
+        assert targets and not any("products" in target for target in targets)
