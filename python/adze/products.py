@@ -33,6 +33,8 @@ def _end_to_end(parts):
 
 def _product(x, weights, biases):
     """Of x and all the weights, or None."""
+    if biases and len(biases) != len(weights):
+        return None
     weight, bias = _end_to_end(weights), _end_to_end(biases) if biases else None
     return None if weight is None or (biases and bias is None) else F.linear(x, weight, bias)
 

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.products import lay  # noqa: E402
+from adze.products import _together, lay  # noqa: E402
 from device import Watch, default_device, here  # noqa: E402
 
 
@@ -130,6 +130,11 @@ def test_what_cannot_lie_end_to_end():
     assert not lay(one, tied) and one.weight.data_ptr() == where
     assert lay(one, two) and lay(one, two)
     assert two.weight.data_ptr() == one.weight.data_ptr() + one.weight.nbytes
+    x = torch.randn(5, 4)
+    for change in (lambda: None, lambda: setattr(two, "bias", None), lambda: two.weight.data.mul_(2)):
+        change()
+        for found, linear in zip(_together(x, one, two), (one, two), strict=True):
+            torch.testing.assert_close(found, linear(x))
 
 
 def test_compiled_many_rows_stay_apart(llama):
