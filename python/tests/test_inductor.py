@@ -187,6 +187,31 @@ def test_dynamic_shapes(name):
     assert own.counts == {name: 1} and len(own.graphs) == 1
 
 
+class Normed(torch.nn.Module):
+    """A residual sum and its norm, with an eps that is an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(randn(64)), 1e-6
+
+    def forward(self, x, residual):
+        h = (x + residual).float()
+        return self.weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+@pytest.mark.parametrize("specialize, counts", [(False, {}), (True, {"residual, rms_norm (llama)": 1})])
+def test_dynamic_numbers(specialize, counts):
+    fn = Normed()
+    with torch._dynamo.config.patch(specialize_float=specialize), torch.no_grad():
+        made, own = compiled(fn, dynamic=True)
+        for seq in (3, 7):
+            args = randn(2, seq, 64), randn(2, seq, 64, seed=1)
+            with default_device(None):
+                got = made(*args)
+            close(got, fn(*args))
+    assert own.counts == counts and len(own.graphs) == 1
+
+
 def test_a_sum_that_nobody_reads_is_not_written():
     fn = CHAINS["gate, residual, rms_norm, modulation"][0]
     for outputs, form in ((lambda *a: fn(*a)[0], "adze.rms_norm.default"), (fn, "adze.rms_norm.sum")):
