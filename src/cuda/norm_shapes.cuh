@@ -22,7 +22,7 @@ struct norm_shape {
 /* clang-format off */
 constexpr norm_shape RMS[] = {
     {8, 1, true, true, 512, 0, ANY, 8, 8, 0},
-    {8, 2, true, true, 512, 0, ANY, 16, 16, 0},
+    {8, 2, true, true, 512, 1, ANY, 16, 16, 0},
     {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
     {0, 2, true, true, 512, 1, ABOUT_ONE, 1, 1024, 0},
     {0, 2, true, true, 384, 3, FEW, 1, 768, 0},
