@@ -4,10 +4,9 @@ Dynamo takes no out= that is a part of a tensor, and Inductor's kernel for this 
 import torch
 
 from . import fake
-from ._ops import add_op_namespace_prefix, ops
+from ._ops import ops
 from .ops import ACTS
 
-NAME = add_op_namespace_prefix("beside")
 WORD = torch.int64
 
 
@@ -34,12 +33,7 @@ def _shape(first, x, act):
     return fake.dense(x, (*x.shape[:-1], first.shape[-1] + x.shape[-1]))
 
 
-_library = torch.library.Library(NAME.split("::")[0], "FRAGMENT")
-_library.define("beside(Tensor first, Tensor x, int act) -> Tensor")
-_library.impl("beside", _beside, "CPU")
-_library.impl("beside", _beside, "CUDA")
-torch.library.register_fake(NAME, _shape, lib=_library)
-_operator = ops.beside.default
+_operator = fake.operator("beside(Tensor first, Tensor x, int act) -> Tensor", _beside, _shape)
 
 
 def beside(first, x, act):

@@ -63,6 +63,19 @@ def nothing(*args, **kwargs):
     share_inputs()
 
 
+_library = torch.library.Library(add_op_namespace_prefix("").split("::")[0], "FRAGMENT")
+
+
+def operator(schema, compute, shape):
+    """An operator written in Python, for the CPU and CUDA; shape gives what it returns for tensors without data."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, compute, device)
+    torch.library.register_fake(add_op_namespace_prefix(name), shape, lib=_library)
+    return getattr(ops, name).default
+
+
 # ---- Inductor ----
 
 

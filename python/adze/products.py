@@ -9,10 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from . import fake
-from ._ops import add_op_namespace_prefix, ops
 from .patching import plain, plain_weight
 
-NAME = add_op_namespace_prefix("products")
 # Rows of a compiled input, at most: with more, one product gains a few percent of its time on the GPU, and its
 # operator costs the host more than Inductor's calls do.
 FEW = 16
@@ -51,12 +49,7 @@ def _shape(x, weights, biases):
     return fake.dense(x, (*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
 
 
-_library = torch.library.Library(NAME.split("::")[0], "FRAGMENT")
-_library.define("products(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor")
-_library.impl("products", _products, "CPU")
-_library.impl("products", _products, "CUDA")
-torch.library.register_fake(NAME, _shape, lib=_library)
-_operator = ops.products.default
+_operator = fake.operator("products(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor", _products, _shape)
 
 
 def _parameters(linears):

@@ -9,7 +9,7 @@
 
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int EACH,
           bool FULL, bool EARLY, int MOST, int BLOCKS>
-static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> &p, int sm_count)
+static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> p, int sm_count)
 {
     const bool few = p.rows.count <= 8 * (int64_t)sm_count;
     const int64_t threads = norm_threads(LANES, EACH, p.vectors);
@@ -26,7 +26,7 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> &p
 
 /* In the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int I = 0>
-static adze_status norm_launch_as(const char *op, adze_stream s, norm_lean<FORM> p)
+static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean<FORM> &p)
 {
     constexpr auto &shapes = norm_shapes<T, S, CENTRED, FORM, ROUND, EXTRA>();
     if constexpr (I < (int)(sizeof shapes / sizeof *shapes)) {
@@ -107,8 +107,8 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
     const bool tables = d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]);
     const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
     const bool all_f32 = (sides | none) == (1u << SCALE | 1u << SHIFT | 1u << GATE);
-    bool lean =
-        rows_are_near(g.rows) && !(g.is_f32 >> OUT & 1) && !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
+    bool lean = rows_are_near(g.rows) && g.dim <= INT32_MAX && !(g.is_f32 >> OUT & 1) &&
+                !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
     if (side) {
         lean = lean && d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm && (no_table || tables) &&
                (sides == 0 || (all_f32 && !steps));
