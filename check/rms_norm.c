@@ -35,6 +35,10 @@ static const char *const bench[] = {
     "x=$[1,2688,2048] scale=$[1,1,2048] shift=$[1,1,2048] eps=1e-6 rounding=2",
     "x=$[1,2688,2048] residual=$[1,2688,2048] gate=$[1,1,2048] scale=$[1,1,2048] shift=$[1,1,2048] eps=1e-6 "
     "rounding=2",
+    "x=$[1,2688,2048] scale=$[1,1,2048] scale_table=$[2048] shift=$[1,1,2048] shift_table=$[2048] eps=1e-6 "
+    "rounding=2",
+    "x=$[1,2688,2048] residual=$[1,2688,2048] scale=$[1,1,2048] scale_table=$[2048] shift=$[1,1,2048] "
+    "shift_table=$[2048] eps=1e-6 rounding=2",
     NULL,
 };
 static const char *const huge[] = {"x=$[600000,4096] weight=$[4096] eps=1e-6", NULL};

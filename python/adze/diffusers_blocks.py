@@ -235,7 +235,7 @@ def basic(module, ctx):
 
 def _float_norm(child, norm, x, residual=None, gate=None, scale=None, shift=None, tables=(None, None, None)):
     """The norm of residual + gate * x, modulated, in float with one rounding; with a residual, and the rounded sum.
-    gate, scale and shift have a row of a table each, to be added."""
+    gate, scale and shift may have a row of a table each, to be added."""
     gate_table, scale_table, shift_table = tables
     if plain(child, norm.cls) and (residual is None or (x.shape == residual.shape and x.dtype == residual.dtype)):
         weight = child.weight if norm.weight else None
@@ -250,15 +250,19 @@ def _float_norm(child, norm, x, residual=None, gate=None, scale=None, shift=None
         total = residual + x if gate is None else _float_gated(residual, x, gate, gate_table)
     out = child(total.float())
     if scale is not None:
-        out = out * (1 + (scale_table + scale.float())) + (shift_table + shift.float())
+        out = out * (1 + _float_row(scale, scale_table)) + _float_row(shift, shift_table)
     out = out.type_as(total)
     return out if residual is None else (out, total)
+
+
+def _float_row(row, table):
+    return row.float() if table is None else table + row.float()
 
 
 def _float_gated(residual, x, gate, table):
     if gate_usable(residual, x, gate, table):
         return ops.gated_add(x, residual, gate, gate_table=table)
-    return (residual.float() + x.float() * (table + gate.float())).type_as(residual)
+    return (residual.float() + x.float() * _float_row(gate, table)).type_as(residual)
 
 
 def wan(module, ctx):
@@ -272,8 +276,10 @@ def wan(module, ctx):
         return "its norms are not layer norms"
 
     def forward(self, hidden_states, encoder_hidden_states, temb, rotary_emb):
-        table = self.scale_shift_table[0]
-        rows = temb if temb.dim() == 4 else temb.unsqueeze(1)
+        if temb.dim() == 4:  # modulations of every token: the sums would be larger than what they modulate
+            table, rows = self.scale_shift_table[0], temb
+        else:
+            table, rows = [None] * 6, (self.scale_shift_table + temb.float()).unsqueeze(1)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = rows.unbind(2)
         x = _float_norm(self.norm1, norm1, hidden_states, scale=scale, shift=shift, tables=(None, table[1], table[0]))
         x = self.attn1(x, None, None, rotary_emb)

@@ -87,8 +87,24 @@ constexpr norm_shape GATED[] = {
     {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
     {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
 };
-/* What few models call has few shapes: each is seconds of compilation. All in f32; without a weight; with tables, in
-   float or with an f32 beside halves. */
+/* With tables, as LTX-Video has them. */
+constexpr norm_shape TABLED[] = {
+    {0, 2, true, true, 256, 5, ANY, 1, 512, 0},
+    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+};
+template <bool ROUND>
+constexpr norm_shape TABLED_GATED[] = {
+    {0, 2, true, false, 512, ROUND ? 3 : 2, ANY, 1, 1024, 0},
+    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+};
+/* With f32 beside halves, as Wan has it. */
+constexpr norm_shape FLOAT_SIDES[] = {
+    {0, 5, true, false, 448, 0, ANY, 512, 2240, 0},
+    {0, 3, true, false, 448, 0, ANY, 1, 1344, 0},
+    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+};
+/* What few models call has few shapes: each is seconds of compilation. All in f32; without a weight; the other
+   modulations in float or with an f32 beside halves. */
 constexpr norm_shape SINGLE[] = {
     {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
     {0, 2, true, true, 512, 2, ANY, 1, 512, 0},
@@ -126,6 +142,12 @@ constexpr const auto &norm_shapes()
         return LAYER_SUM;
     else if constexpr (FORM == RESIDUAL_SUM)
         return RMS_SUM;
+    else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4 && FORM == BLOCK)
+        return TABLED_GATED<ROUND>;
+    else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4)
+        return TABLED;
+    else if constexpr (!EXTRA && CENTRED && FORM == MODULATED && sizeof(T) < sizeof(S))
+        return FLOAT_SIDES;
     else if constexpr (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FORM == BLOCK)))
         return RARE;
     else if constexpr (FORM == MODULATED)
