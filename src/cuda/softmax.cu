@@ -1,12 +1,15 @@
-/* softmax on CUDA. A row is read once, all loads of a thread before the first is used, and stays in registers as
-   floats until it is written.
+/* softmax on CUDA. A row is read once, all loads of a thread before the first is used, and stays in registers until
+   it is written.
 
    softmax_lanes: a row belongs to LANES lanes of a warp, and a block has several. softmax_block: a row belongs to a
    block, or to a cluster of blocks with a part each. Every warp takes the maximum of its own elements and the sum of
    their powers relative to it; one barrier later each warp puts all these pairs together, and what it holds needs one
    factor. In a cluster the pairs are written into the shared memory of all its blocks, so that the same one barrier
-   does and no block waits for another before it ends. softmax_loop: any call, rows of any length, in blocks or
-   clusters too; maximum and sum are found together in a first pass, the second reads the row again. */
+   does and no block waits for another before it ends. softmax_packed: the same for long rows of 16 bits without a
+   mask, which stay as they lie in memory, not as floats: half the registers, so that a multiprocessor has several
+   rows, and one is loaded while another is stored. Powers are then computed twice. softmax_loop: any call, rows of
+   any length, in blocks or clusters too; maximum and sum are found together in a first pass, the second reads the row
+   again. */
 #include "act.cuh"
 #include "cluster.cuh"
 #include "launch.cuh"
@@ -16,6 +19,7 @@
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
 constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 512, LONG_THREADS = 1024; /* of a block, at most */
+constexpr int PACKED_THREADS = 256, PACKED_UNITS = 16, PACKED_BLOCKS = 2;    /* of softmax_packed: 64 KB a block */
 constexpr int CLUSTER = 8;                                                   /* blocks, at most */
 
 struct softmax_params {
@@ -33,20 +37,25 @@ struct softmax_lean {
     const void *x, *mask;
     void *out;
     int32_t units, part; /* of W elements: of a row, and of them in each block of a cluster */
-    float scale;
+    float scale, by;     /* by: scale times log2(e), rounded once */
     near_rows<SOFTMAX_TENSORS> rows;
 };
 
+constexpr float LOG2_E = 1.44269504f;
 /* exp(d), d <= 0. In a sum, where the largest term is 1, what is below the smallest normal float may be lost. */
 __device__ __forceinline__ float power(float d)
 {
-    return exp2f(d * 1.44269504f);
+    return exp2f(d * LOG2_E);
+}
+__device__ __forceinline__ float exp2_of_sum(float t)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(t));
+    return r;
 }
 __device__ __forceinline__ float power_of_sum(float d)
 {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d * 1.44269504f));
-    return r;
+    return exp2_of_sum(d * LOG2_E);
 }
 
 /* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
@@ -120,9 +129,10 @@ __device__ __forceinline__ float softmax_from(float max)
 {
     return max == -INFINITY ? 0 : max;
 }
-/* The shares of all warps of a row together. `shares` is shared memory that nothing uses until the next barrier. */
+/* The shares of all warps of a row together. `shares` is shared memory that nothing uses until the next barrier. `by`
+   times a difference of maxima is an exponent of 2. */
 template <bool IN_CLUSTER>
-__device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softmax_share *shares)
+__device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softmax_share *shares, float by = LOG2_E)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     int count = warps;
@@ -145,7 +155,7 @@ __device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softma
         all.max = fmaxf(all.max, shares[i].max);
     all.max = warp_max<32>(all.max);
     for (int i = lane; i < count; i += 32)
-        all.sum += shares[i].sum * power_of_sum(shares[i].max - all.max);
+        all.sum += shares[i].sum * exp2_of_sum((shares[i].max - all.max) * by);
     all.sum = warp_sum<32>(all.sum);
     return all;
 }
@@ -196,6 +206,23 @@ constexpr int softmax_blocks = W == 1 || ELEMENTS == 32   ? 1
 constexpr int softmax_blocks = 1;
 #endif
 
+/* Where this block's part of its row begins in each tensor, and how many units it has. */
+template <int W, bool IN_CLUSTER>
+__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS])
+{
+    if constexpr (!IN_CLUSTER) {
+        p.rows.locate(blockIdx.x, at);
+        return p.units;
+    }
+    const uint32_t blocks = (uint32_t)cluster_size(), r = blockIdx.x / blocks;
+    const int first = (int)(blockIdx.x - r * blocks) * p.part;
+    p.rows.locate(r, at);
+#pragma unroll
+    for (int t = 0; t < SOFTMAX_TENSORS; t++)
+        at[t] += first * W;
+    return max(min(p.units - first, p.part), 0);
+}
+
 template <typename T, bool MASKED, int W, int ELEMENTS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_blocks<T, MASKED, W, ELEMENTS>)
     softmax_block(const __grid_constant__ softmax_lean p)
@@ -206,18 +233,14 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
-    const uint32_t blocks = IN_CLUSTER ? (uint32_t)cluster_size() : 1, r = blockIdx.x / blocks;
-    const int first = (int)(blockIdx.x - r * blocks) * p.part;
-    const int units = IN_CLUSTER ? max(min(p.units - first, p.part), 0) : p.units;
     int64_t at[SOFTMAX_TENSORS];
-    p.rows.locate(r, at);
+    const int units = softmax_place<W, IN_CLUSTER>(p, at);
     if (!LATE)
         pdl_launch_next();
     pdl_wait();
     float y[UNITS][W], sum[2] = {0, 0};
-    const float most = warp_max<32>(softmax_read<T, MASKED, W, UNITS, LATE>((const T *)p.x + at[X] + first * W,
-                                                                            (const T *)p.mask + at[MASK] + first * W,
-                                                                            p.scale, thread, threads, units, y));
+    const float most = warp_max<32>(softmax_read<T, MASKED, W, UNITS, LATE>(
+        (const T *)p.x + at[X], (const T *)p.mask + at[MASK], p.scale, thread, threads, units, y));
     const float from = softmax_from(most);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
@@ -231,7 +254,94 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_
         cluster_wait();
     const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
     const float factor = power(most - all.max) * reciprocal(all.sum);
-    softmax_write<T, W, UNITS>((T *)p.out + at[OUT] + first * W, thread, threads, units, factor, y);
+    softmax_write<T, W, UNITS>((T *)p.out + at[OUT], thread, threads, units, factor, y);
+}
+
+/* The larger of each of two pairs of elements; a NaN only when both are. */
+template <typename T>
+__device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b)
+{
+    typedef typename pair_of<T>::type P;
+    const P y = __hmax2(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
+    return *reinterpret_cast<const uint32_t *>(&y);
+}
+/* Two to the power t, as a result of type T needs it: nothing of f16 is as small as a subnormal float. */
+template <typename T>
+__device__ __forceinline__ float softmax_result(float t)
+{
+    return exp2f(t);
+}
+template <>
+__device__ __forceinline__ float softmax_result<f16>(float t)
+{
+    return exp2_of_sum(t);
+}
+
+/* BLOCKS of THREADS threads have room on a multiprocessor, each thread with UNITS units. Every block has at least one
+   unit: what lies beyond its part is that part's last again, which changes no maximum. The maximum is that of x, or
+   for a negative scale of -x (`flip` is the sign), and is taken from x before the scale. The branch around each unit
+   keeps the compiler from computing powers of many units at once, which would not leave registers enough. */
+template <typename T, int THREADS, int UNITS, int BLOCKS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(THREADS, BLOCKS) softmax_packed(const __grid_constant__ softmax_lean p)
+{
+    constexpr int W = VEC<T>;
+    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * THREADS / 32];
+    int thread = (int)threadIdx.x;
+    const int threads = (int)blockDim.x;
+    if constexpr (IN_CLUSTER)
+        cluster_arrive(); /* waited for before the first store: all blocks are there */
+    int64_t at[SOFTMAX_TENSORS];
+    const int units = softmax_place<W, IN_CLUSTER>(p, at);
+    pdl_launch_next();
+    pdl_wait();
+    const T *x = (const T *)p.x + at[X];
+    packed<T> row[UNITS];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        row[u] = load_packed(x + min(thread + u * threads, units - 1) * W);
+    const uint32_t flip = p.by > 0 ? 0 : 0x80008000u;
+    packed<T> tops = packed_all<T>(-INFINITY);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        tops.raw.x = pair_max<T>(tops.raw.x, row[u].raw.x ^ flip);
+        tops.raw.y = pair_max<T>(tops.raw.y, row[u].raw.y ^ flip);
+        tops.raw.z = pair_max<T>(tops.raw.z, row[u].raw.z ^ flip);
+        tops.raw.w = pair_max<T>(tops.raw.w, row[u].raw.w ^ flip);
+    }
+    float f[W], most = -INFINITY, sum[2] = {0, 0};
+    tops.get(f);
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        most = fmaxf(most, f[j]);
+    most = warp_max<32>(most);
+    const float sign = p.by > 0 ? 1 : -1, from = softmax_from(most) * sign;
+    keep_packed(row);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        if (thread + u * threads < units) {
+            row[u].get(f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                sum[j % 2] += exp2_of_sum((f[j] - from) * p.by);
+        }
+    }
+    const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
+    if constexpr (IN_CLUSTER)
+        cluster_wait();
+    const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares, fabsf(p.by));
+    const float inverse = reciprocal(all.sum), top = all.max * sign;
+    keep_packed(row);
+    asm volatile("" : "+r"(thread)); /* as in softmax_write */
+    T *out = (T *)p.out + at[OUT];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (thread + u * threads < units) {
+            row[u].get(f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[j] = softmax_result<T>((f[j] - top) * p.by) * inverse;
+            store<T, W>(out + (thread + u * threads) * W, f);
+        }
 }
 
 /* A row of any view, and x * scale + mask of W elements from `at` on. */
@@ -329,16 +439,29 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 }
 
 /* A row in a block, or in a cluster. */
-template <typename T, bool MASKED, int W, int ELEMENTS>
+template <typename T, bool MASKED, int W, int ELEMENTS, bool CLUSTERS = true>
 static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
     const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / W) * 32);
+    if constexpr (CLUSTERS)
+        if (blocks > 1)
+            return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, true>, rows * blocks, threads,
+                          {0, (unsigned)blocks}, p);
+    return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, false>, rows, threads, 0, p);
+}
+template <typename T>
+static adze_status softmax_launch_packed(adze_stream s, softmax_lean p, int blocks)
+{
+    const int64_t rows = p.rows.count;
+    p.part = (int32_t)ceil_div(p.units, blocks);
+    const dim3 threads((unsigned)ceil_div(p.part, 32 * PACKED_UNITS) * 32);
     if (blocks == 1)
-        return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, false>, rows, threads, 0, p);
-    return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, true>, rows * blocks, threads,
-                  {0, (unsigned)blocks}, p);
+        return launch("softmax", s, softmax_packed<T, PACKED_THREADS, PACKED_UNITS, PACKED_BLOCKS, false>, rows,
+                      threads, 0, p);
+    return launch("softmax", s, softmax_packed<T, PACKED_THREADS, PACKED_UNITS, PACKED_BLOCKS, true>, rows * blocks,
+                  threads, {0, (unsigned)blocks}, p);
 }
 template <typename T, bool MASKED, int LANES, int ELEMENTS>
 static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
@@ -348,20 +471,24 @@ static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
 }
 
 /* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
-   or when a mask wants registers too; else 32, so that more bytes are on their way. A cluster only for what a block
-   cannot hold, or for few rows. */
+   or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows stay packed where
+   they can. A cluster only for what a block cannot hold, or for few rows. */
 template <typename T, bool MASKED>
 static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool aligned)
 {
     constexpr int W = VEC<T>;
+    constexpr bool PACKED = !MASKED && sizeof(T) == 2;
     const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
-    const int64_t most16 = 16 * BLOCK_THREADS,
-                  most32 = 32 * softmax_threads<T, MASKED, 32>; /* elements that a block can hold */
-    const bool few = rows <= some, near = rows_are_near(g.rows) && !(sizeof(T) < 4 && g.mask && g.mask_f32);
+    /* elements that a block can hold: 16 in each thread, 32, and as they are held at most */
+    const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
+    const int64_t most = PACKED ? W * PACKED_UNITS * PACKED_THREADS : most32;
     const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
     softmax_lean p = {};
-    p.x = g.x, p.mask = g.mask, p.out = g.out, p.scale = g.scale;
-    if (!near || dim > (aligned ? most32 : most16) * blocks)
+    p.x = g.x, p.mask = g.mask, p.out = g.out;
+    p.scale = g.scale, p.by = (float)(g.scale * 1.4426950408889634);
+    const bool few = rows <= some,
+               near = rows_are_near(g.rows) && !(sizeof(T) < 4 && g.mask && g.mask_f32) && isfinite(p.by);
+    if (!near || dim > (aligned ? most : most16) * blocks)
         return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
     p.rows = rows_near(g.rows, {X, OUT, MASK});
     p.units = (int32_t)(aligned ? dim / W : dim);
@@ -383,7 +510,16 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
         return softmax_launch_block<T, MASKED, W, 16>(s, p, 1);
     if (rows * CLUSTER <= some && dim <= most16 * blocks)
         return softmax_launch_block<T, MASKED, W, 16>(s, p, CLUSTER);
-    return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
+    if constexpr (PACKED) {
+        if (dim <= most16 || (few && dim <= most32))
+            return softmax_launch_block<T, MASKED, W, 32, false>(s, p, 1);
+        int parts = 1;
+        while (parts < blocks && (dim > most * parts || rows * parts < some))
+            parts *= 2;
+        return softmax_launch_packed<T>(s, p, parts);
+    } else {
+        return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
+    }
 }
 
 extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)
