@@ -20,6 +20,7 @@ static const char *const bench[] = {
     "x=$[1,4608,3072] residual=$[1,4608,3072] gate=$[1,1,3072] scale=$[1,1,3072] shift=$[1,1,3072] eps=1e-6 "
     "rounding=2",
     "x=$[1,32768,5120] scale=f32[1,1,5120] shift=f32[1,1,5120] eps=1e-6",
+    "x=$[1,8192,5120] residual=$[1,8192,5120] gate=f32[1,1,5120] weight=f32[5120] bias=f32[5120] eps=1e-6",
     NULL,
 };
 static const char *const huge[] = {"x=$[600000,4096] eps=1e-6", NULL};

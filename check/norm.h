@@ -63,6 +63,20 @@
         "rounding=2", /* a residual, and no gate */                                                                  \
         "x=$[2,3,2048] residual=$[2,3,2048] scale=$[2,1,2048] scale_table=$[2048] shift=$[2,1,2048] "                \
         "shift_table=$[2048] eps=1e-6 rounding=2",                                                                   \
+        "x=$[2,3,2048] scale=$[2,1,2048] scale_table=$[2048] shift=$[2,1,2048] shift_table=$[2048] eps=1e-6 "        \
+        "rounding=2",                                                                                                \
+        "x=$[2,3,2048] scale=$[2,1,2048] scale_table=$[2048] shift=$[2,1,2048] shift_table=$[2048] eps=1e-6",        \
+        "x=$[2,3,2048] residual=$[2,3,2048] gate=$[2,1,2048] gate_table=$[2048] scale=$[2,1,2048] "                  \
+        "scale_table=$[2048] shift=$[2,1,2048] shift_table=$[2048] eps=1e-6",                                        \
+        "x=$[2,3,1536] scale=f32[2,1,1536] shift=f32[2,1,1536] eps=1e-6",                                            \
+        "x=$[2,3,5120] scale=f32[2,1,5120] shift=f32[2,1,5120] eps=1e-6", /* a gate beside weights */                \
+        "x=$[2,3,1536] residual=$[2,3,1536] gate=f32[2,1,1536] weight=f32[1536] bias=f32[1536] eps=1e-6",            \
+        "x=$[2,3,1536] residual=$[2,3,1536] gate=f32[2,1,1536] weight=f32[1536] bias=f32[1536] eps=1e-6 "            \
+        "weight_offset=1", /* added to the norm */                                                                   \
+        "x=$[2,5,256] weight=$[256] shift=$[2,5,256] eps=1e-6 weight_offset=1 rounding=2",                           \
+        "x=$[3,3584] weight=$[3584] shift=$[3,3584] eps=1e-6 weight_offset=1 rounding=2",                            \
+        "x=$[3,10240] weight=$[10240] shift=$[1,10240] eps=1e-6 rounding=2",                                         \
+        "out=$[5,1152] x=$[5,1152] weight=$[1152] shift=$[5,1152]@out eps=1e-6 rounding=2",                          \
         "x=$[2,3,3072] residual=$[2,3,3072] scale=$[2,1,3072] shift=$[2,1,3072] eps=1e-6", /* shapes of a GPU */     \
         "x=$[2,3,3072] scale=$[2,1,3072] shift=$[2,1,3072] eps=1e-6 rounding=2",                                     \
         "x=$[2,3072] weight=$[3072] eps=1e-6 rounding=1", "x=$[2,5120] weight=$[5120] bias=$[5120] eps=1e-6",        \
@@ -78,7 +92,9 @@
         "x=$[1061,1152] bias=$[1152] eps=1e-6", "x=$[1061,4544] eps=1e-6",                                           \
         "x=$[1061,4096] residual=$[1061,4096] eps=1e-6",                                                             \
         "x=$[1,1067,1152] scale=$[1,1,1152] shift=$[1,1,1152] eps=1e-6 rounding=2",                                  \
-        "x=$[1,1061,4544] scale=$[1,1,4544] shift=$[1,1,4544] eps=1e-6"
+        "x=$[1,1061,4544] scale=$[1,1,4544] shift=$[1,1,4544] eps=1e-6",                                             \
+        "x=$[1063,768] weight=$[768] shift=$[1063,768] eps=1e-6 weight_offset=1 rounding=2",                         \
+        "x=$[1,1061,1536] scale=f32[1,1,1536] shift=f32[1,1,1536] eps=1e-6"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

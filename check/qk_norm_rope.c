@@ -66,6 +66,16 @@ static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:special",
     /* tokens for several threads, one of them with the end of a batch and the start of the next */
     "q=$[2,90,8,64] k=$[2,90,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,90,64] sin=$[2,90,64] eps=1e-6 rounding=3",
+    /* rounded before the weight, rotated in float */
+    "q=$[2,5,4,128] k=$[2,5,2,128] q_weight=$[128] k_weight=$[128] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=5 "
+    "pairs=interleaved",
+    "q=$[2,5,4,128] k=$[2,5,2,128] q_weight=$[128] k_weight=$[128] cos=f32[5,128] sin=f32[5,128] eps=1e-6 rounding=5 "
+    "pairs=interleaved weight_offset=1",
+    /* heads that share wide tables */
+    "q=$[1,3,40,128] k=$[1,3,40,128] q_weight=$[5120] k_weight=$[5120] cos=f32[3,128] sin=f32[3,128] eps=1e-6 "
+    "rounding=4 pairs=interleaved across_heads=1",
+    "q=$[1,3,60,128] k=$[1,3,12,128] q_weight=$[7680] k_weight=$[1536] cos=f32[3,128] sin=f32[3,128] eps=1e-6 "
+    "rounding=4 pairs=interleaved across_heads=1",
     /* no weights; one long head */
     "q=$[2,5,4,64] k=$[2,5,2,64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 rounding=2",
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=f32[5,64] sin=f32[5,64] eps=1e-6 rounding=4 pairs=interleaved weight_offset=1",
@@ -114,6 +124,8 @@ static const char *const bench[] = {
     "eps=1e-6 rounding=4 pairs=interleaved",
     "q=$[1,32760,12,128] k=$[1,32760,12,128] q_weight=$[1536] k_weight=$[1536] cos=f32[32760,64] sin=f32[32760,64] "
     "eps=1e-6 rounding=4 pairs=interleaved across_heads=1",
+    "q=$[1,4096,24,128] k=$[1,4096,24,128] q_weight=$[128] k_weight=$[128] cos=f32[4096,64] sin=f32[4096,64] "
+    "eps=1e-6 rounding=5 pairs=interleaved",
     NULL};
 static const char *const huge[] = {
     "q=$[1,560000,32,128] k=$[1,560000,8,128] q_weight=$[128] k_weight=$[128] cos=f32[560000,64] sin=f32[560000,64] "

@@ -39,6 +39,7 @@ static const char *const bench[] = {
     "rounding=2",
     "x=$[1,2688,2048] residual=$[1,2688,2048] scale=$[1,1,2048] scale_table=$[2048] shift=$[1,1,2048] "
     "shift_table=$[2048] eps=1e-6 rounding=2",
+    "x=$[8192,3584] weight=$[3584] shift=$[8192,3584] eps=1e-6 weight_offset=1 rounding=2",
     NULL,
 };
 static const char *const huge[] = {"x=$[600000,4096] weight=$[4096] eps=1e-6", NULL};

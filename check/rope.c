@@ -29,7 +29,12 @@ static const char *const good[] = {
     "q=$[2,3,4,80] k=$[2,3,2,80] cos=$[3,32] sin=$[3,32] rotary_dim=32",
     "q=$[2,3,4,128] k=$[2,3,2,128] cos=f32[3,32] sin=f32[3,32] rotary_dim=64 pairs=interleaved",
     "q=$[2,3,4,128] k=$[2,3,2,128] cos=f32[3,6] sin=f32[3,6] rotary_dim=6 pairs=interleaved",
-    "q_out=$[2,3,4,80] q=$[2,3,4,80]@q_out cos=$[3,32] sin=$[3,32] rotary_dim=32", /* order of dimensions */
+    "q_out=$[2,3,4,80] q=$[2,3,4,80]@q_out cos=$[3,32] sin=$[3,32] rotary_dim=32",
+    "q=$[2,3,4,80] k=$[2,3,2,80] cos=$[3,32] sin=$[3,32] rotary_dim=32 rounding=2",
+    "q=$[2,3,4,64] k=$[2,3,4,64] cos=$[3,16] sin=$[3,16] rotary_dim=16 rounding=2",
+    "q=$[2,4,3,128] k=$[2,2,3,128] cos=$[3,64] sin=$[3,64] rotary_dim=64 pairs=interleaved heads_first=1 rounding=2",
+    "k_out=$[2,3,2,128] q=$[2,3,4,128] k=$[2,3,2,128]@k_out cos=$[3,64] sin=$[3,64] rotary_dim=64 rounding=2",
+    "q=$[2,3,5,64] k=$[2,3,2,64] cos=$[3,64] sin=$[3,64] pairs=interleaved", /* order of dimensions */
     "q=$[2,4,5,64] k=$[2,2,5,64] cos=$[2,5,64] sin=$[2,5,64] heads_first=1 rounding=2",
     "q=$[2,4,50,128] k=$[2,2,50,128] cos=f32[50,64] sin=f32[50,64] heads_first=1",
     "q=$[4,5,64] k=$[2,5,64] cos=$[5,64] sin=$[5,64] heads_first=1 pairs=interleaved",
@@ -58,7 +63,9 @@ static const char *const good[] = {
     "q=$[2,90,8,64] k=$[2,90,2,64] cos=$[2,90,64] sin=$[2,90,64] rounding=2", NULL};
 
 /* Tokens for every multiprocessor. */
-static const char *const gpu[] = {"q=$[2,600,8,64] k=$[2,600,2,64] cos=$[2,600,64] sin=$[2,600,64] rounding=2", NULL};
+static const char *const gpu[] = {
+    "q=$[2,600,8,64] k=$[2,600,2,64] cos=$[2,600,64] sin=$[2,600,64] rounding=2",
+    "q=$[1,3001,8,80] k=$[1,3001,3,80] cos=$[3001,32] sin=$[3001,32] rotary_dim=32 rounding=2", NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},
@@ -93,8 +100,12 @@ static const adze_bad_case bad[] = {
     "q_out=$[" tokens ",32,128] k_out=$[" tokens ",8,128] q=$[" tokens ",32,128]@q_out k=$[" tokens                  \
     ",8,128]@k_out cos=f32[" tokens ",64] sin=f32[" tokens ",64]"
 static const char *const bench[] = {
-    IN_PLACE("1"), IN_PLACE("512"), IN_PLACE("32768"),
-    "q=$[1,4608,24,128] k=$[1,4608,24,128] cos=f32[4608,128] sin=f32[4608,128] pairs=interleaved", NULL};
+    IN_PLACE("1"),
+    IN_PLACE("512"),
+    IN_PLACE("32768"),
+    "q=$[1,4608,24,128] k=$[1,4608,24,128] cos=f32[4608,128] sin=f32[4608,128] pairs=interleaved",
+    "q=$[1,4096,32,128] k=$[1,4096,32,128] cos=$[1,4096,32] sin=$[1,4096,32] rotary_dim=32 rounding=2",
+    NULL};
 static const char *const huge[] = {"q=$[1,560000,32,128] k=$[1,560000,8,128] cos=f32[560000,64] sin=f32[560000,64]",
                                    NULL};
 

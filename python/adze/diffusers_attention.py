@@ -98,19 +98,35 @@ def _attend(dispatch, processor, q, k, v, mask):
     return out.flatten(2, 3).to(q.dtype)
 
 
+def _made_once(name, make, of, *key):
+    """make(), or what it made before of these tensors, which a model gives to each of its layers. A graph makes its
+    own: what was made before its capture would not change with its inputs."""
+    if torch.compiler.is_compiling() or any(t.requires_grad for t in of):
+        return make()
+    capture = graphs.capture() if of[0].is_cuda else None
+    if capture is False:
+        return make()
+    key = (*key, *((t.data_ptr(), None if t.is_inference() else t._version) for t in of))
+    kept_in, kept_key, kept = getattr(of[0], name, (None, None, None))
+    if kept_key != key or kept_in is not capture:
+        kept = make()
+        setattr(of[0], name, (capture, key, kept))
+    return kept
+
+
 def _mask_of_heads(module, mask, length, batch):
-    """The mask as an attention takes it, of the one that the model gives to each of its layers: made once of it."""
-    keeps, key = not torch.compiler.is_compiling() and not mask.requires_grad, None
-    if keeps:
-        key = (module.heads, length, batch, None if mask.is_inference() else mask._version)
-        kept_key, kept = getattr(mask, "adze_of_heads", (None, None))
-        if kept_key == key:
-            return kept
-    made = module.prepare_attention_mask(mask, length, batch)
-    made = made.view(batch, module.heads, -1, made.shape[-1])
-    if keeps:
-        mask.adze_of_heads = key, made
-    return made
+    """The mask as an attention takes it."""
+
+    def make():
+        made = module.prepare_attention_mask(mask, length, batch)
+        return made.view(batch, module.heads, -1, made.shape[-1])
+
+    return _made_once("adze_of_heads", make, [mask], module.heads, length, batch)
+
+
+def _pairs_once(*tables):
+    """Tables that hold each angle twice, without repetition: half as much to read."""
+    return _made_once("adze_pairs", lambda: [table[..., ::2].contiguous() for table in tables], tables)
 
 
 def ltx_tables(module, ctx):
@@ -266,6 +282,8 @@ def wan(module, ctx):
         heads = (self.heads, -1)
         q, k, v = q.unflatten(2, heads), k.unflatten(2, heads), v.unflatten(2, heads)
         rounding = steps if cos.dtype == q.dtype else value
+        if cos.dtype == torch.float32:
+            cos, sin = _pairs_once(cos, sin)
         cos, sin = cos.squeeze(2), sin.squeeze(2)
         q, k = _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, across_heads=True)
         out = _attend(dispatch, self.processor, q, k, v, attention_mask)

@@ -20,6 +20,14 @@ def keep(*tensors):
     return True
 
 
+def capture():
+    """What stands for the capture that goes on: None when there is none, False when it is not adze.graph's."""
+    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        return None
+    kept = getattr(_capturing, "kept", None)
+    return False if kept is None else kept
+
+
 class _Captured:
     """One graph, the buffers it reads and the outputs it writes."""
 

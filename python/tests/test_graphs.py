@@ -102,3 +102,33 @@ def test_a_graph_holds_tables_that_a_model_keeps():
                 assert torch.equal(graph(**given, return_dict=False)[0], want)
                 noise = [torch.full((n,), 3.0, device="cuda") for n in (1 << 10, 1 << 12, 1 << 14, 1 << 16)]
         assert len(graph.captured) == 2 and not graph.refused and len(noise) == 4
+
+
+@gpu
+@pytest.mark.parametrize("name", ["wan", "ltx"])
+def test_graphs_of_attention_follow_their_tables_and_masks(name):
+    """What layers make once of a table or a mask is made again in each replay."""
+    models = pytest.importorskip("diffusers_models", reason="no diffusers")
+    torch.manual_seed(0)
+    model, _ = models.make(name, dtype=torch.bfloat16)
+    model = model.cuda().requires_grad_(False)
+    block = (model.blocks if name == "wan" else model.transformer_blocks)[0]
+    attention, heads = (block.attn1, 1) if name == "wan" else (block.attn2, 0)
+    x = torch.randn(2, 16, attention.to_q.in_features, device="cuda", dtype=torch.bfloat16)
+    text = torch.randn(2, 12, attention.to_k.in_features, device="cuda", dtype=torch.bfloat16)
+
+    def inputs():
+        if heads:
+            angles = torch.randn(1, 16, 1, 64, device="cuda").repeat_interleave(2, -1)
+            return {"hidden_states": x, "rotary_emb": (angles.cos(), angles.sin())}
+        mask = torch.where(torch.rand(2, 1, 12, device="cuda") < 0.5, -10000.0, 0.0).bfloat16()
+        return {"hidden_states": x, "encoder_hidden_states": text, "attention_mask": mask}
+
+    with adze.patched(model), torch.no_grad():
+        graph = adze.graph(attention)
+        calls = [inputs() for _ in range(3)]
+        wanted = [attention(**call) for call in calls]
+        got = [graph(**call) for call in calls]
+    assert len(graph.captured) == 1, graph.report()
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert not torch.equal(wanted[0], wanted[1])

@@ -57,18 +57,20 @@ static norm_lean<FORM> norm_leaner(const norm_params &g, int width, const int (&
     return p;
 }
 
-/* Scale, shift and gate of dtype S. */
+/* Scale, shift and gate of dtype S; `one` is added to the scale. */
 template <typename T, typename S, bool CENTRED, bool ROUND>
-static adze_status norm_modulated(const char *op, adze_stream s, const norm_params &g)
+static adze_status norm_modulated(const char *op, adze_stream s, const norm_params &g, float one = 1)
 {
     const void *const *d = g.data;
     if (d[RESIDUAL]) {
-        const auto p = norm_leaner<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
-                                          d[SHIFT_TABLE], d[GATE_TABLE]);
+        auto p = norm_leaner<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
+                                    d[SHIFT_TABLE], d[GATE_TABLE]);
+        p.weight_offset = one;
         return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, BLOCK, ROUND, true>(op, s, p)
                               : norm_launch_as<T, S, CENTRED, BLOCK, ROUND, false>(op, s, p);
     }
-    const auto p = norm_leaner<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
+    auto p = norm_leaner<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
+    p.weight_offset = one;
     return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, MODULATED, ROUND, true>(op, s, p)
                           : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p);
 }
@@ -93,43 +95,60 @@ static bool norm_flat(const norm_params &g, int t)
     return flat;
 }
 
-/* The leanest kernel that takes the call. */
+/* In norm_registers, if that has the form; else ADZE_NO_KERNEL. */
 template <typename T, bool CENTRED>
-static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g, bool aligned)
+static adze_status norm_in_registers(const char *op, adze_stream s, const norm_params &g)
 {
     const void *const *d = g.data;
     constexpr bool half = sizeof(T) < 4; /* rounding a float to a float is no step */
-    const bool side = d[SCALE] || d[SHIFT], steps = half && g.rounding & ADZE_ROUND_STEPS;
-    const bool round_norm = half && g.rounding & ADZE_ROUND_NORM;
+    const bool steps = half && g.rounding & ADZE_ROUND_STEPS, round_norm = half && g.rounding & ADZE_ROUND_NORM;
+    const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
+    const bool f32_gate = !d[GATE] || g.is_f32 >> GATE & 1;
+    if (!rows_are_near(g.rows) || g.dim > INT32_MAX || g.is_f32 >> OUT & 1 ||
+        (d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM))
+        return ADZE_NO_KERNEL;
+
+    if (d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm) {
+        const bool f32_sides = g.is_f32 >> SCALE & 1 && g.is_f32 >> SHIFT & 1 && f32_gate && !steps;
+        bool fits = no_table || (d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]));
+        for (int t = SCALE; t <= GATE; t++)
+            fits = fits && (!d[t] || (g.is_f32 >> t & 1) == f32_sides) && norm_flat(g, t + TABLE) &&
+                   (!d[t + TABLE] || (g.is_f32 >> (t + TABLE) & 1) == f32_sides);
+        if (!fits)
+            return ADZE_NO_KERNEL;
+        return half && f32_sides ? norm_modulated<T, float, CENTRED, false>(op, s, g)
+               : steps           ? norm_modulated<T, T, CENTRED, half>(op, s, g)
+                                 : norm_modulated<T, T, CENTRED, false>(op, s, g);
+    }
+    if constexpr (half && !CENTRED)
+        if (d[SHIFT] && !d[SCALE] && !d[RESIDUAL] && no_table && !(g.is_f32 >> SHIFT & 1) && steps && !round_norm &&
+            g.weight && !g.weight_f32 && !g.bias)
+            return norm_launch_as<T, T, false, ADDED, false, true>(
+                op, s, norm_leaner<ADDED>(g, VEC<T>, {X, OUT, SHIFT}, g.weight, NULL, NULL));
+    if (d[SCALE] || d[SHIFT] || !no_table)
+        return ADZE_NO_KERNEL;
+    if constexpr (half && CENTRED)
+        if (d[GATE] && f32_gate && !steps && !round_norm && g.weight_f32 && g.bias_f32) {
+            norm_params as_sides = g; /* whose strides are 0 */
+            as_sides.data[SCALE] = g.weight, as_sides.data[SHIFT] = g.bias;
+            return norm_modulated<T, float, true, false>(op, s, as_sides, g.weight_offset);
+        }
+    if (d[GATE] || (half && (g.weight_f32 || g.bias_f32)) || (CENTRED ? round_norm : g.bias != NULL) ||
+        (round_norm && g.weight_offset != 0))
+        return ADZE_NO_KERNEL;
+    if (d[RESIDUAL])
+        return norm_plain<T, CENTRED, RESIDUAL_SUM>(
+            op, s, norm_leaner<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL), round_norm);
+    return norm_plain<T, CENTRED, PLAIN>(op, s, norm_leaner<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
+                                         round_norm);
+}
+
+template <typename T, bool CENTRED>
+static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g, bool aligned)
+{
     if (!aligned)
         return norm_launch_loop<T, CENTRED, 1>(op, s, g);
-    const uint32_t sides = g.is_f32 & (1u << SCALE | 1u << SHIFT | 1u << GATE), none = !d[GATE] ? 1u << GATE : 0;
-    const bool tables = d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]);
-    const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
-    const bool all_f32 = (sides | none) == (1u << SCALE | 1u << SHIFT | 1u << GATE);
-    bool lean = rows_are_near(g.rows) && g.dim <= INT32_MAX && !(g.is_f32 >> OUT & 1) &&
-                !(d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM);
-    if (side) {
-        lean = lean && d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm && (no_table || tables) &&
-               (sides == 0 || (all_f32 && !steps));
-        for (int t = SCALE; t <= GATE; t++)
-            lean = lean && norm_flat(g, t + TABLE) &&
-                   (!d[t + TABLE] || (g.is_f32 >> t & 1) == (g.is_f32 >> (t + TABLE) & 1));
-    } else {
-        lean = lean && !d[GATE] && !(half && (g.weight_f32 || g.bias_f32)) && (CENTRED ? !round_norm : !g.bias) &&
-               !(round_norm && g.weight_offset != 0);
-    }
-    adze_status status = ADZE_NO_KERNEL;
-    if (lean && side)
-        status = half && all_f32 ? norm_modulated<T, float, CENTRED, false>(op, s, g)
-                 : steps         ? norm_modulated<T, T, CENTRED, half>(op, s, g)
-                                 : norm_modulated<T, T, CENTRED, false>(op, s, g);
-    else if (lean && d[RESIDUAL])
-        status = norm_plain<T, CENTRED, RESIDUAL_SUM>(
-            op, s, norm_leaner<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL), round_norm);
-    else if (lean)
-        status = norm_plain<T, CENTRED, PLAIN>(op, s, norm_leaner<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
-                                               round_norm);
+    const adze_status status = norm_in_registers<T, CENTRED>(op, s, g);
     return status == ADZE_NO_KERNEL ? norm_launch_loop<T, CENTRED, VEC<T>>(op, s, g) : status;
 }
 

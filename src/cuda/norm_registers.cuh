@@ -17,23 +17,27 @@ constexpr int NORM_ROWS = 8; /* of a block, at most, where LANES is 0 */
 
 enum norm_form {
     PLAIN,        /* weight and bias, if any */
-    RESIDUAL_SUM, /* and a residual */
+    ADDED,        /* a weight, and then a residual is added: each is rounded */
+    RESIDUAL_SUM, /* weight and bias, if any, of the sum with a residual */
     MODULATED,    /* scale and shift, with or without tables */
     BLOCK         /* a residual before them, with or without a gate */
 };
 template <norm_form FORM>
 constexpr bool adds = FORM == RESIDUAL_SUM || FORM == BLOCK;
 template <norm_form FORM>
+constexpr bool has_residual = adds<FORM> || FORM == ADDED;
+template <norm_form FORM>
 constexpr bool modulates = FORM == MODULATED || FORM == BLOCK;
 
 /* The tensors of a form that have rows, in order, and its vectors that all rows share. */
 enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* then scale, shift, gate, without the residual's in MODULATED */
-enum { WEIGHT, BIAS };                          /* PLAIN, RESIDUAL_SUM */
+enum { WEIGHT, BIAS };                          /* of forms that do not modulate */
 enum { SCALE_TABLE_AT, SHIFT_TABLE_AT, GATE_TABLE_AT };
 template <norm_form FORM>
 constexpr int scale_row = FORM == BLOCK ? 4 : 2;
 template <norm_form FORM>
 constexpr int row_tensors = FORM == PLAIN   ? 2
+                            : FORM == ADDED ? 3
                             : FORM == BLOCK ? 7
                                             : 4;
 
@@ -42,8 +46,8 @@ struct norm_lean {
     const void *row[row_tensors<FORM>];
     const void *flat[3];
     int32_t vectors;
-    float eps, inverse_dim, weight_offset;
-    uint32_t first; /* blocks that start at once: a residual is prefetched for them */
+    float eps, inverse_dim, weight_offset; /* added to a weight, or to a scale in float */
+    uint32_t first;                        /* blocks that start at once: a residual is prefetched for them */
     near_rows<row_tensors<FORM>> rows;
 };
 
@@ -165,14 +169,14 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     const int vectors = p.vectors;
     pdl_launch_next();
     /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
-    if (adds<FORM> && thread == 0 && blockIdx.x < p.first)
+    if (has_residual<FORM> && thread == 0 && blockIdx.x < p.first)
         prefetch_row(row[RESIDUAL_ROW], vectors);
     pdl_wait();
 
-    packed<T> x[VECTORS], residual[adds<FORM> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
+    packed<T> x[VECTORS], residual[has_residual<FORM> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
     side_vector<S, W> scale[SIDES], shift[SIDES];
     norm_fetch<FULL>(x, row[X_ROW], thread, threads, vectors);
-    if constexpr (adds<FORM>)
+    if constexpr (has_residual<FORM>)
         norm_fetch<FULL>(residual, row[RESIDUAL_ROW], thread, threads, vectors);
     if constexpr (modulates<FORM> && EARLY) {
         side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
@@ -223,6 +227,8 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     }
     sum = norm_total<LANES>(sum, part[0][LANES ? 0 : in_block]);
     keep_packed(x);
+    if constexpr (FORM == ADDED)
+        keep_packed(residual);
     if constexpr (modulates<FORM> && EARLY) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
@@ -274,7 +280,7 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
                 }
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    y[j] = y[j] * (times[j] + 1) + plus[j];
+                    y[j] = y[j] * (times[j] + p.weight_offset) + plus[j];
                 out.set(y);
             }
         } else if constexpr (ROUND) {
@@ -294,6 +300,8 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
                     y[j] += side[j];
             }
             out.set(y);
+            if constexpr (FORM == ADDED)
+                out = packed_add(out, residual[v]);
         }
         store_packed((T *)row[OUT_ROW] + i, out);
     }

@@ -62,6 +62,11 @@ constexpr norm_shape RMS_SUM[] = {
     {0, 8, true, true, 512, 0, ANY, 1, 4096, 0},
     {0, 8, false, true, 512, 0, ANY, 1, 4096, 8},
 };
+constexpr norm_shape RMS_ADDED[] = {
+    {0, 2, true, true, 512, 2, ANY, 1, 1024, 0},
+    {0, 2, false, true, 512, 2, ANY, 1, 1024, 8},
+    {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
+};
 constexpr norm_shape LAYER_SUM[] = {
     {0, 4, true, false, 512, 2, MANY, 256, 256, 0},
     {0, 2, true, true, 512, 2, ANY, 1, 1024, 0},
@@ -136,6 +141,8 @@ constexpr const auto &norm_shapes()
         return RMS;
     else if constexpr (FORM == PLAIN)
         return BARE_RMS;
+    else if constexpr (FORM == ADDED)
+        return RMS_ADDED;
     else if constexpr (FORM == RESIDUAL_SUM && !EXTRA)
         return BARE_SUM;
     else if constexpr (FORM == RESIDUAL_SUM && CENTRED)

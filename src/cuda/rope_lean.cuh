@@ -19,13 +19,13 @@
 constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
 /* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
-   NO_NORM for rope. */
+   NO_NORM for rope; REST: elements behind those that are rotated are copied. */
 constexpr int NO_NORM = 8;
-template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_>
+template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false>
 struct rope_form {
     typedef TABLE S;
     static constexpr int PAIRS = PAIRS_, ROUND = ROUND_;
-    static constexpr bool ONCE = ONCE_, NORM = !(ROUND_ & NO_NORM), STEPS = ROUND_ & ADZE_ROUND_STEPS;
+    static constexpr bool ONCE = ONCE_, REST = REST_, NORM = !(ROUND_ & NO_NORM), STEPS = ROUND_ & ADZE_ROUND_STEPS;
     static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED;
 };
 
@@ -43,6 +43,7 @@ struct rope_lean_params {
     int64_t cos_stride[2], sin_stride[2];
     uint32_t seq; /* 0: there is one batch */
     int32_t lanes;
+    int32_t turning;        /* of them, those that rotate; the others copy */
     uint32_t inverse_lanes; /* 65536 / lanes, rounded up: exact for the threads of a block */
     int32_t half;           /* from a thread's first elements to its second */
     int32_t table_half;     /* the same in a table */
@@ -239,7 +240,14 @@ __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_colu
             if constexpr (FORM::NORM) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    f[i][j] = f[i][j] * scale * (weight[i].get(j) + p.weight_offset);
+                    f[i][j] *= scale;
+                if constexpr (FORM::ROUND & ADZE_ROUND_NORM) {
+                    rope_pack<T>(f[i], x[i]);
+                    rope_unpack<T>(x[i], f[i]);
+                }
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[i][j] *= weight[i].get(j) + p.weight_offset;
             }
             if constexpr (FORM::NORM && FORM::ROUND != 0) {
                 rope_pack<T>(f[i], x[i]);
@@ -292,18 +300,21 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     first *= HEADS;
     /* Lanes of a group that is not there have no heads and stay: the shuffles want them. */
     const int heads = group < p.part_groups ? (k ? p.side[1].heads : p.side[0].heads) - first : 0;
+    const bool turns = !FORM::REST || lane < p.turning;
+    const int at = turns ? lane * W : 2 * (p.half + (lane - p.turning) * W), apart = turns ? p.half : W;
     const int x_head = k ? p.side[1].x_head : p.side[0].x_head;
     const int out_head = k ? p.side[1].out_head : p.side[0].out_head;
     const T *from = (const T *)(k ? p.side[1].x : p.side[0].x) +
                     b * (k ? p.side[1].x_stride[0] : p.side[0].x_stride[0]) +
-                    s * (k ? p.side[1].x_stride[1] : p.side[0].x_stride[1]) + (int64_t)first * x_head + lane * W;
+                    s * (k ? p.side[1].x_stride[1] : p.side[0].x_stride[1]) + (int64_t)first * x_head + at;
     pdl_launch_next();
     if (!p.const_tables)
         pdl_wait();
 
     rope_columns<T, FORM> tables;
     rope_words<T, W> x[HEADS][2], weight[2];
-    tables.read(p, b, s, lane);
+    if (turns)
+        tables.read(p, b, s, lane);
     if constexpr (FORM::NORM) {
         const T *row = (const T *)(k ? p.side[1].weight : p.side[0].weight);
         if (heads > 0) {
@@ -317,7 +328,7 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     for (int h = 0; h < HEADS; h++)
         if (h < heads) {
             x[h][0].read(from + h * x_head);
-            x[h][1].read(from + h * x_head + p.half);
+            x[h][1].read(from + h * x_head + apart);
         }
 
     float sum[HEADS];
@@ -331,7 +342,7 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
                 sum[h] += __shfl_xor_sync(~0u, sum[h], mask);
     }
     T *to = (T *)(k ? p.side[1].out : p.side[0].out) + b * (k ? p.side[1].out_stride[0] : p.side[0].out_stride[0]) +
-            s * (k ? p.side[1].out_stride[1] : p.side[0].out_stride[1]) + (int64_t)first * out_head + lane * W;
+            s * (k ? p.side[1].out_stride[1] : p.side[0].out_stride[1]) + (int64_t)first * out_head + at;
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
         if (h < heads) {
@@ -342,9 +353,10 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
                 weight[0].keep(), weight[1].keep();
                 scale = rsqrtf(sum[h] * p.side[0].inverse + p.eps);
             }
-            rope_finish<T, FORM>(p, tables, weight, scale, x[h]);
+            if (turns)
+                rope_finish<T, FORM>(p, tables, weight, scale, x[h]);
             rope_write<T>(to + h * out_head, x[h][0]);
-            rope_write<T>(to + h * out_head + p.half, x[h][1]);
+            rope_write<T>(to + h * out_head + apart, x[h][1]);
         }
 }
 
@@ -355,9 +367,15 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
 #    define ACROSS_BLOCKS 2
 #endif
 
+/* Tables of float with a column per element take half of a thread's registers. LATE: they are read after the sum; all
+   heads share them, and so they are near. */
 template <typename T, typename FORM>
-__global__ void __launch_bounds__(ACROSS_THREADS,
-                                  sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE ? 1 : ACROSS_BLOCKS)
+constexpr bool wide_tables = sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE;
+template <bool LATE>
+constexpr int across_threads = LATE ? ACROSS_THREADS * 3 / 4 : ACROSS_THREADS;
+
+template <typename T, typename FORM, bool LATE>
+__global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && !LATE ? 1 : ACROSS_BLOCKS)
     rope_across(const __grid_constant__ rope_lean_params p)
 {
     constexpr int W = VEC<T>;
@@ -370,15 +388,19 @@ __global__ void __launch_bounds__(ACROSS_THREADS,
 
     rope_columns<T, FORM> tables;
     rope_words<T, W> x[2][2], weight[2][2];
-    tables.read(p, b, s, lane);
+    const auto read_weight = [&](int k) {
+        const T *row = (const T *)p.side[k].weight;
+        const int at = head * 2 * p.half + lane * W;
+        weight[k][0].read_if(row, row + at);
+        weight[k][1].read_if(row, row + at + p.half);
+    };
+    if constexpr (!LATE) {
+        tables.read(p, b, s, lane);
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-        if (head < p.side[k].heads) {
-            const T *row = (const T *)p.side[k].weight;
-            const int at = head * 2 * p.half + lane * W;
-            weight[k][0].read_if(row, row + at);
-            weight[k][1].read_if(row, row + at + p.half);
-        }
+        for (int k = 0; k < 2; k++)
+            if (head < p.side[k].heads)
+                read_weight(k);
+    }
     if (p.const_tables)
         pdl_wait();
 #pragma unroll
@@ -400,9 +422,13 @@ __global__ void __launch_bounds__(ACROSS_THREADS,
     sum[0] = sum[1] = 0;
     for (int w = 0; w < (int)blockDim.x / 32; w++)
         sum[0] += part[w].x, sum[1] += part[w].y;
+    if constexpr (LATE)
+        tables.read(p, b, s, lane);
 #pragma unroll
     for (int k = 0; k < 2; k++)
         if (head < p.side[k].heads) {
+            if constexpr (LATE)
+                read_weight(k);
             tables.keep();
             x[k][0].keep(), x[k][1].keep();
             weight[k][0].keep(), weight[k][1].keep();
@@ -422,17 +448,23 @@ __global__ void __launch_bounds__(ACROSS_THREADS,
 #define ROPE_FORMS(X)                                                                                                \
     X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
     X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
+    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM)                                                                      \
     X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS)                                                   \
     X(float, ADZE_ROPE_HALF, true, NO_NORM)                                                                          \
     X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
     X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
     X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
+#define ROPE_REST_FORMS(X)                                                                                           \
+    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS, true)                                                    \
+    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS, true)
 #define QK_NORM_ROPE_FORMS(X)                                                                                        \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
     X(float, ADZE_ROPE_HALF, true, 0)                                                                                \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
+    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
 #define ACROSS_FORMS(X)                                                                                              \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
@@ -442,10 +474,19 @@ __global__ void __launch_bounds__(ACROSS_THREADS,
 template <typename T>
 static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
 {
-    constexpr int64_t most = 0x7fffffff;
-    const int64_t lanes = r.rotary_dim / 2 / VEC<T>, slip = (65536 + lanes - 1) / lanes * lanes - 65536;
-    bool lean = lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) && slip * ACROSS_THREADS < 65536 &&
-                r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
+    constexpr int64_t most = 0x7fffffff, W = VEC<T>;
+    bool in_place = true;
+    for (const adze_rotary_side &side : r.side) {
+        if (side.heads == 0)
+            continue;
+        in_place = in_place && side.x == side.out;
+        for (int d = 0; d < 3; d++)
+            in_place = in_place && side.x_stride[d] == side.out_stride[d];
+    }
+    const int64_t turning = r.rotary_dim / 2 / W, rest = in_place ? 0 : r.head_dim - r.rotary_dim;
+    const int64_t lanes = turning + rest / 2 / W, slip = (65536 + lanes - 1) / lanes * lanes - 65536;
+    bool lean = rest % (2 * W) == 0 && lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) &&
+                slip * ACROSS_THREADS < 65536 && r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
     if (norm)
         lean = lean && r.rotary_dim == r.head_dim && (r.across_heads || (lanes <= 32 && (lanes & (lanes - 1)) == 0));
     for (int k = 0; k < 2; k++) {
@@ -453,11 +494,7 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
         rope_lean_side &to = p->side[k];
         if (side.heads == 0)
             continue;
-        bool same = side.x == side.out;
-        for (int d = 0; d < 3; d++)
-            same = same && side.x_stride[d] == side.out_stride[d];
-        /* What is not rotated is where it belongs. */
-        lean = lean && (same || r.rotary_dim == r.head_dim) && side.heads <= most / r.head_dim;
+        lean = lean && side.heads <= most / r.head_dim;
         lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
                llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
         lean = lean && (!norm || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
@@ -472,6 +509,7 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
         p->cos_stride[d] = r.cos_stride[d], p->sin_stride[d] = r.sin_stride[d];
     p->seq = r.batch > 1 ? (uint32_t)r.seq : 0;
     p->lanes = (int32_t)lanes;
+    p->turning = (int32_t)turning;
     p->inverse_lanes = (uint32_t)((65536 + lanes - 1) / lanes);
     p->half = (int32_t)(r.rotary_dim / 2);
     p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
@@ -509,7 +547,11 @@ template <typename T, typename FORM>
 static adze_status rope_launch_across(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
 {
     const int heads = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
-    return launch(op, stream, rope_across<T, FORM>, tokens, dim3((unsigned)(heads * p.lanes + 31) / 32 * 32), 0, p);
+    const dim3 threads((unsigned)(heads * p.lanes + 31) / 32 * 32);
+    if constexpr (wide_tables<T, FORM>)
+        if (heads > 1 && (int)threads.x <= across_threads<true>)
+            return launch(op, stream, rope_across<T, FORM, true>, tokens, threads, 0, p);
+    return launch(op, stream, rope_across<T, FORM, false>, tokens, threads, 0, p);
 }
 
 /* Whether a call has a form. Floats are not rounded. Tables of T with a column per element may have both halves in
@@ -539,10 +581,10 @@ static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary 
     p.const_tables = const_tables;
     if (r.across_heads && most > ACROSS_THREADS / p.lanes)
         return false;
-#define TRY(kernel, table, pairs, once, round)                                                                       \
+#define TRY(kernel, ...)                                                                                             \
     {                                                                                                                \
-        typedef rope_form<table, pairs, once, round> form;                                                           \
-        if constexpr (sizeof(T) < 4 || !form::STEPS)                                                                 \
+        typedef rope_form<__VA_ARGS__> form;                                                                         \
+        if constexpr (sizeof(T) < 4 || !(form::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                        \
             if (rope_has_form<T, form>(r, NORM)) {                                                                   \
                 *status = kernel<T, form>(op, stream, p, tokens);                                                    \
                 return true;                                                                                         \
@@ -551,7 +593,11 @@ static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary 
 #define TRY_HEADS(...)  TRY(rope_pick_heads, __VA_ARGS__)
 #define TRY_ACROSS(...) TRY(rope_launch_across, __VA_ARGS__)
     if constexpr (!NORM) {
-        ROPE_FORMS(TRY_HEADS)
+        if (p.turning < p.lanes) {
+            ROPE_REST_FORMS(TRY_HEADS)
+        } else {
+            ROPE_FORMS(TRY_HEADS)
+        }
     } else if (r.across_heads) {
         ACROSS_FORMS(TRY_ACROSS)
     } else {
