@@ -51,6 +51,13 @@ template <typename... P, typename... A>
 static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, dim3 block,
                           launch_shape shape, A... params)
 {
+    constexpr size_t PLAIN_SHARED = 47 << 10; /* more has to be asked for: 48 KB with what a kernel declares itself */
+    if (shape.shared > PLAIN_SHARED) {
+        const cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shape.shared);
+        if (e != cudaSuccess)
+            return cuda_status(op, e);
+    }
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
     if (adze_cuda_pdl(stream.device)) {

@@ -5,11 +5,10 @@
    block, or to a cluster of blocks with a part each. Every warp takes the maximum of its own elements and the sum of
    their powers relative to it; one barrier later each warp puts all these pairs together, and what it holds needs one
    factor. In a cluster the pairs are written into the shared memory of all its blocks, so that the same one barrier
-   does and no block waits for another before it ends. softmax_packed: the same for long rows of 16 bits without a
-   mask, which stay as they lie in memory, not as floats: half the registers, so that a multiprocessor has several
-   rows, and one is loaded while another is stored. Powers are then computed twice. softmax_loop: any call, rows of
-   any length, in blocks or clusters too; maximum and sum are found together in a first pass, the second reads the row
-   again. */
+   does and no block waits for another before it ends. softmax_shared: the same for long rows of 16 bits without a
+   mask, which lie in shared memory as they were read, so that a multiprocessor has several rows, and one is loaded
+   while another is stored. Powers are then computed twice. softmax_loop: any call, rows of any length, in blocks or
+   clusters too; maximum and sum are found together in a first pass, the second reads the row again. */
 #include "act.cuh"
 #include "cluster.cuh"
 #include "launch.cuh"
@@ -19,8 +18,8 @@
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
 constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 512, LONG_THREADS = 1024; /* of a block, at most */
-constexpr int PACKED_THREADS = 256, PACKED_UNITS = 16, PACKED_BLOCKS = 2;    /* of softmax_packed: 64 KB a block */
-constexpr int CLUSTER = 8;                                                   /* blocks, at most */
+constexpr int SHARED_FEW = 40 << 10, SHARED_MOST = 72 << 10; /* bytes of a row that a block of softmax_shared holds */
+constexpr int CLUSTER = 8;                                   /* blocks, at most */
 
 struct softmax_params {
     const void *x, *mask; /* mask: NULL when absent */
@@ -202,8 +201,11 @@ template <typename T, bool MASKED, int W, int ELEMENTS>
 constexpr int softmax_blocks = W == 1 || ELEMENTS == 32   ? 1
                                : MASKED && sizeof(T) == 4 ? 2
                                                           : 3;
+constexpr int SHARED_THREADS =
+    1536; /* of softmax_shared on a multiprocessor, at least: its registers are bounded so */
 #else
 constexpr int softmax_blocks = 1;
+constexpr int SHARED_THREADS = 512;
 #endif
 
 /* Where this block's part of its row begins in each tensor, and how many units it has. */
@@ -277,17 +279,17 @@ __device__ __forceinline__ float softmax_result<f16>(float t)
     return exp2_of_sum(t);
 }
 
-/* BLOCKS of THREADS threads have room on a multiprocessor, each thread with UNITS units. Every block has at least one
-   unit: what lies beyond its part is that part's last again, which changes no maximum. The maximum is that of x, or
-   for a negative scale of -x (`flip` is the sign), and is taken from x before the scale. The branch around each unit
-   keeps the compiler from computing powers of many units at once, which would not leave registers enough. */
-template <typename T, int THREADS, int UNITS, int BLOCKS, bool IN_CLUSTER>
-__global__ void __launch_bounds__(THREADS, BLOCKS) softmax_packed(const __grid_constant__ softmax_lean p)
+/* A thread works on what it has brought into shared memory itself. The maximum is that of x, or for a negative scale
+   of -x (`flip` is the sign), and is taken from x before the scale. For sm_90 and newer. */
+template <typename T, int THREADS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
+    softmax_shared(const __grid_constant__ softmax_lean p)
 {
+#if __CUDA_ARCH__ >= 900
     constexpr int W = VEC<T>;
+    extern __shared__ uint4 row[];
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * THREADS / 32];
-    int thread = (int)threadIdx.x;
-    const int threads = (int)blockDim.x;
+    const int thread = (int)threadIdx.x;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
     int64_t at[SOFTMAX_TENSORS];
@@ -295,53 +297,52 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_packed(const __grid_c
     pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + at[X];
-    packed<T> row[UNITS];
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        row[u] = load_packed(x + min(thread + u * threads, units - 1) * W);
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(row);
+#    pragma unroll 4
+    for (int i = thread; i < units; i += THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 16), "l"(x + i * W) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
     const uint32_t flip = p.by > 0 ? 0 : 0x80008000u;
-    packed<T> tops = packed_all<T>(-INFINITY);
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        tops.raw.x = pair_max<T>(tops.raw.x, row[u].raw.x ^ flip);
-        tops.raw.y = pair_max<T>(tops.raw.y, row[u].raw.y ^ flip);
-        tops.raw.z = pair_max<T>(tops.raw.z, row[u].raw.z ^ flip);
-        tops.raw.w = pair_max<T>(tops.raw.w, row[u].raw.w ^ flip);
+    packed<T> tops = packed_all<T>(-INFINITY), v;
+#    pragma unroll 4
+    for (int i = thread; i < units; i += THREADS) {
+        v.raw = row[i];
+        tops.raw.x = pair_max<T>(tops.raw.x, v.raw.x ^ flip);
+        tops.raw.y = pair_max<T>(tops.raw.y, v.raw.y ^ flip);
+        tops.raw.z = pair_max<T>(tops.raw.z, v.raw.z ^ flip);
+        tops.raw.w = pair_max<T>(tops.raw.w, v.raw.w ^ flip);
     }
     float f[W], most = -INFINITY, sum[2] = {0, 0};
     tops.get(f);
-#pragma unroll
+#    pragma unroll
     for (int j = 0; j < W; j++)
         most = fmaxf(most, f[j]);
     most = warp_max<32>(most);
     const float sign = p.by > 0 ? 1 : -1, from = softmax_from(most) * sign;
-    keep_packed(row);
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        if (thread + u * threads < units) {
-            row[u].get(f);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                sum[j % 2] += exp2_of_sum((f[j] - from) * p.by);
-        }
+#    pragma unroll 2
+    for (int i = thread; i < units; i += THREADS) {
+        v.raw = row[i];
+        v.get(f);
+#    pragma unroll
+        for (int j = 0; j < W; j++)
+            sum[j % 2] += exp2_of_sum((f[j] - from) * p.by);
     }
     const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
     if constexpr (IN_CLUSTER)
         cluster_wait();
     const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares, fabsf(p.by));
     const float inverse = reciprocal(all.sum), top = all.max * sign;
-    keep_packed(row);
-    asm volatile("" : "+r"(thread)); /* as in softmax_write */
     T *out = (T *)p.out + at[OUT];
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (thread + u * threads < units) {
-            row[u].get(f);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                f[j] = softmax_result<T>((f[j] - top) * p.by) * inverse;
-            store<T, W>(out + (thread + u * threads) * W, f);
-        }
+#    pragma unroll 2
+    for (int i = thread; i < units; i += THREADS) {
+        v.raw = row[i];
+        v.get(f);
+#    pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] = softmax_result<T>((f[j] - top) * p.by) * inverse;
+        store<T, W>(out + i * W, f);
+    }
+#endif
 }
 
 /* A row of any view, and x * scale + mask of W elements from `at` on. */
@@ -451,17 +452,21 @@ static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int block
                           {0, (unsigned)blocks}, p);
     return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, false>, rows, threads, 0, p);
 }
+/* The fewest blocks to a row that leave several rows to a multiprocessor. */
 template <typename T>
-static adze_status softmax_launch_packed(adze_stream s, softmax_lean p, int blocks)
+static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
 {
-    const int64_t rows = p.rows.count;
+    const int64_t rows = p.rows.count, bytes = (int64_t)p.units * 16;
+    unsigned blocks = 1;
+    while (blocks < CLUSTER && bytes > (int64_t)(blocks == 1 ? SHARED_MOST : SHARED_FEW) * blocks)
+        blocks *= 2;
     p.part = (int32_t)ceil_div(p.units, blocks);
-    const dim3 threads((unsigned)ceil_div(p.part, 32 * PACKED_UNITS) * 32);
+    const size_t shared = (size_t)p.part * 16;
     if (blocks == 1)
-        return launch("softmax", s, softmax_packed<T, PACKED_THREADS, PACKED_UNITS, PACKED_BLOCKS, false>, rows,
-                      threads, 0, p);
-    return launch("softmax", s, softmax_packed<T, PACKED_THREADS, PACKED_UNITS, PACKED_BLOCKS, true>, rows * blocks,
-                  threads, {0, (unsigned)blocks}, p);
+        return launch("softmax", s, softmax_shared<T, 512, false>, rows, dim3(512), shared, p);
+    if (shared <= SHARED_FEW)
+        return launch("softmax", s, softmax_shared<T, 256, true>, rows * blocks, dim3(256), {shared, blocks}, p);
+    return launch("softmax", s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
 }
 template <typename T, bool MASKED, int LANES, int ELEMENTS>
 static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
@@ -471,18 +476,18 @@ static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
 }
 
 /* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
-   or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows stay packed where
-   they can. A cluster only for what a block cannot hold, or for few rows. */
+   or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows in shared memory
+   where they can. A cluster only for what a block cannot hold, or for few rows. */
 template <typename T, bool MASKED>
 static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool aligned)
 {
     constexpr int W = VEC<T>;
-    constexpr bool PACKED = !MASKED && sizeof(T) == 2;
     const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
+    const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
+    const bool in_shared = !MASKED && sizeof(T) == 2 && blocks > 1;
     /* elements that a block can hold: 16 in each thread, 32, and as they are held at most */
     const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
-    const int64_t most = PACKED ? W * PACKED_UNITS * PACKED_THREADS : most32;
-    const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
+    const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
     softmax_lean p = {};
     p.x = g.x, p.mask = g.mask, p.out = g.out;
     p.scale = g.scale, p.by = (float)(g.scale * 1.4426950408889634);
@@ -510,13 +515,10 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
         return softmax_launch_block<T, MASKED, W, 16>(s, p, 1);
     if (rows * CLUSTER <= some && dim <= most16 * blocks)
         return softmax_launch_block<T, MASKED, W, 16>(s, p, CLUSTER);
-    if constexpr (PACKED) {
-        if (dim <= most16 || (few && dim <= most32))
-            return softmax_launch_block<T, MASKED, W, 32, false>(s, p, 1);
-        int parts = 1;
-        while (parts < blocks && (dim > most * parts || rows * parts < some))
-            parts *= 2;
-        return softmax_launch_packed<T>(s, p, parts);
+    if constexpr (!MASKED && sizeof(T) == 2) {
+        if (in_shared && dim > (few ? most32 : most16))
+            return softmax_launch_shared<T>(s, p);
+        return softmax_launch_block<T, MASKED, W, 32, false>(s, p, 1);
     } else {
         return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
     }
