@@ -3,7 +3,8 @@
 The C++ operator allocates its output and computes nothing; so does adze's on an output without elements. Both are
 also timed on one small row, and with them the Python function adze.rms_norm. Where the libraries come to lie decides
 what a call finds in the caches, by a third of its time: each figure is the median of several processes.
-`python bench/host_cost.py [--cuda] [--processes 5] [--json FILE]`; needs g++ and torch's headers.
+`python bench/host_cost.py [--cuda] [--processes 5] [--json FILE]`; needs g++ and torch's headers. With --cuda "one
+row" has adze's launch in it, and the C++ operator has none: "no elements" compares the calls alone.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import time
 
 import torch
+from compare_torch import commit, machine
 from torch.utils.cpp_extension import include_paths
 
 import adze
@@ -104,6 +106,7 @@ def main():
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--json")
+    parser.add_argument("--commit", help="the commit to record, where there is no repository to ask")
     parser.add_argument("--library", help=argparse.SUPPRESS)  # of a process that measures for another
     options = parser.parse_args()
     device = "cuda" if options.cuda else "cpu"
@@ -122,7 +125,13 @@ def main():
             f"({ratios[0]:.2f} to {ratios[-1]:.2f})  adze.rms_norm {middle['function']:6.0f} ns"
         )
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+        whole = {
+            "adze_host_cost": 1,
+            "machine": machine("cpu") | (machine("cuda") if options.cuda else {}),
+            "commit": options.commit or commit(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        pathlib.Path(options.json).write_text(json.dumps(whole | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -124,12 +124,26 @@ def models_section(run):
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
 
+def host_section(run):
+    """What a call costs the host: adze's operator beside one in C++, and adze's Python function."""
+    machine, rows = run["machine"], run["rows"]
+    where = f"{machine['cpu']}, tensors on the {'GPU' if 'gpu' in machine else 'CPU'}"
+    text = f"### Host cost of a call, PyTorch {machine['torch']}: {where}\n\n{source(run)}. Median of processes.\n\n"
+    cells = [
+        [row["case"], *(f"{row[key]:.0f}" for key in ("C++", "adze", "function")), f"{row['ratio']:.2f}"]
+        for row in rows
+    ]
+    return text + table(["ns", "operator in C++", "torch.ops.adze", "adze.rms_norm", "adze / C++"], cells) + "\n"
+
+
 def performance(found):
     text = INTRO
     for group, recorded in found.items():
         text += f"\n## {group}\n\n"
         for run in recorded:
-            if "adze_models" in run:
+            if "adze_host_cost" in run:
+                text += host_section(run)
+            elif "adze_models" in run:
                 text += models_section(run) if "ms" in run["rows"][0] else ""
             else:
                 text += compare_section(run) if "adze_compare" in run else bench_section(run)
