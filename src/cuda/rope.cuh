@@ -12,7 +12,7 @@
 
 #include "launch.cuh"
 #include "reduce.cuh"
-#include "rope_lean.cuh"
+#include "rope_forms.cuh"
 #include "rotary.h"
 #include "vec.cuh"
 

@@ -1,11 +1,12 @@
-/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: aligned, whole heads, and a form
-   (pairs, tables, rounding) that is compiled. Whatever is a mode is a constant of the kernel.
+/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: aligned, and of a form (pairs, tables,
+   rounding) that is compiled. Whatever is a mode is a constant of the kernel.
 
    A thread has the W elements at i and the W at i + rotary_dim / 2 of a head: whole pairs of either kind, which use
    the same tables in every head. A block has a token or a part of it, so that the token is the same for all threads.
    rope_lean: a thread has HEADS heads of q or of k; all its loads are issued before the first is used. A norm is a
-   sum over the lanes of a head, by shuffles. rope_across: one norm over all heads of a token; a thread has a head of
-   q and the same head of k, held packed while the block adds. */
+   sum over the lanes of a head, by shuffles. Where a part of a head is rotated, further lanes copy the rest.
+   rope_across: one norm over all heads of a token; a thread has a head of q and the same head of k, held packed while
+   the block adds. */
 #ifndef ADZE_CUDA_ROPE_LEAN_CUH
 #define ADZE_CUDA_ROPE_LEAN_CUH
 
@@ -13,8 +14,6 @@
 #include "reduce.cuh"
 #include "rotary.h"
 #include "vec.cuh"
-
-#include <stdlib.h>
 
 constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
@@ -439,174 +438,6 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
             rope_write<T>(row, x[k][0]);
             rope_write<T>(row + p.half, x[k][1]);
         }
-}
-
-/* ---- the choice ---- */
-
-/* The forms: table dtype (T or f32), pairs, columns once, rounding. Models of Hugging Face round every step and have
-   tables of T; the others have f32. */
-#define ROPE_FORMS(X)                                                                                                \
-    X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
-    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
-    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM)                                                                      \
-    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS)                                                   \
-    X(float, ADZE_ROPE_HALF, true, NO_NORM)                                                                          \
-    X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
-    X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
-    X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
-#define ROPE_REST_FORMS(X)                                                                                           \
-    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS, true)                                                    \
-    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS, true)
-#define QK_NORM_ROPE_FORMS(X)                                                                                        \
-    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
-    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
-    X(float, ADZE_ROPE_HALF, true, 0)                                                                                \
-    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
-    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
-#define ACROSS_FORMS(X)                                                                                              \
-    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
-    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
-
-/* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
-template <typename T>
-static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
-{
-    constexpr int64_t most = 0x7fffffff, W = VEC<T>;
-    bool in_place = true;
-    for (const adze_rotary_side &side : r.side) {
-        if (side.heads == 0)
-            continue;
-        in_place = in_place && side.x == side.out;
-        for (int d = 0; d < 3; d++)
-            in_place = in_place && side.x_stride[d] == side.out_stride[d];
-    }
-    const int64_t turning = r.rotary_dim / 2 / W, rest = in_place ? 0 : r.head_dim - r.rotary_dim;
-    const int64_t lanes = turning + rest / 2 / W, slip = (65536 + lanes - 1) / lanes * lanes - 65536;
-    bool lean = rest % (2 * W) == 0 && lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) &&
-                slip * ACROSS_THREADS < 65536 && r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
-    if (norm)
-        lean = lean && r.rotary_dim == r.head_dim && (r.across_heads || (lanes <= 32 && (lanes & (lanes - 1)) == 0));
-    for (int k = 0; k < 2; k++) {
-        const adze_rotary_side &side = r.side[k];
-        rope_lean_side &to = p->side[k];
-        if (side.heads == 0)
-            continue;
-        lean = lean && side.heads <= most / r.head_dim;
-        lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
-               llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
-        lean = lean && (!norm || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
-        to.x = side.x, to.out = side.out, to.weight = side.weight;
-        for (int d = 0; d < 2; d++)
-            to.x_stride[d] = side.x_stride[d], to.out_stride[d] = side.out_stride[d];
-        to.x_head = (int32_t)side.x_stride[2], to.out_head = (int32_t)side.out_stride[2];
-        to.heads = (int32_t)side.heads;
-    }
-    p->cos = r.cos, p->sin = r.sin;
-    for (int d = 0; d < 2; d++)
-        p->cos_stride[d] = r.cos_stride[d], p->sin_stride[d] = r.sin_stride[d];
-    p->seq = r.batch > 1 ? (uint32_t)r.seq : 0;
-    p->lanes = (int32_t)lanes;
-    p->turning = (int32_t)turning;
-    p->inverse_lanes = (uint32_t)((65536 + lanes - 1) / lanes);
-    p->half = (int32_t)(r.rotary_dim / 2);
-    p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
-    p->eps = r.eps;
-    p->weight_offset = r.weight_offset;
-    return lean;
-}
-
-template <typename T, typename FORM, int HEADS>
-static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
-{
-    constexpr int most = HEADS == 1 ? LEAN_THREADS : LEAN_THREADS / 2;
-    for (auto &side : p.side)
-        side.groups = (side.heads + HEADS - 1) / HEADS;
-    const int groups = p.side[0].groups + p.side[1].groups;
-    for (p.part_groups = groups; p.part_groups * p.lanes > most && p.part_groups > 1; p.parts_log2++)
-        p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
-    return launch(op, stream, rope_lean<T, FORM, HEADS>, tokens << p.parts_log2,
-                  dim3((unsigned)(p.part_groups * p.lanes + 31) / 32 * 32), 0, p);
-}
-
-/* One head a thread while the card has room for all threads, and for f32, whose heads are twice as long; else two. */
-template <typename T, typename FORM>
-static adze_status rope_pick_heads(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
-{
-    if constexpr (sizeof(T) < 4) {
-        const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
-        if (threads > 2048 * (int64_t)adze_cuda_sm_count(stream.device))
-            return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
-    }
-    return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
-}
-
-template <typename T, typename FORM>
-static adze_status rope_launch_across(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
-{
-    const int heads = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
-    const dim3 threads((unsigned)(heads * p.lanes + 31) / 32 * 32);
-    if constexpr (wide_tables<T, FORM>)
-        if (heads > 1 && (int)threads.x <= across_threads<true>)
-            return launch(op, stream, rope_across<T, FORM, true>, tokens, threads, 0, p);
-    return launch(op, stream, rope_across<T, FORM, false>, tokens, threads, 0, p);
-}
-
-/* Whether a call has a form. Floats are not rounded. Tables of T with a column per element may have both halves in
-   one place. */
-template <typename T, typename FORM>
-static bool rope_has_form(const adze_rotary &r, bool norm)
-{
-    constexpr bool f32_table = sizeof(typename FORM::S) == 4;
-    const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
-    return FORM::PAIRS == r.pairs && FORM::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
-           (FORM::ONCE == (r.once != 0) || (!FORM::ONCE && !FORM::INTERLEAVED && !f32_table)) &&
-           (sizeof(T) == 4 || (FORM::ROUND & ~NO_NORM) == round) &&
-           (FORM::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
-}
-
-/* Takes an aligned call, if it is one of those; false: it is not. */
-template <typename T, bool NORM>
-static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
-                          bool const_tables, adze_status *status)
-{
-    rope_lean_params p = {};
-    if (!rope_lean_of<T>(r, NORM, &p))
-        return false;
-    const int64_t tokens = r.batch * r.seq;
-    const int most = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
-    p.side[0].inverse = inverse[0], p.side[1].inverse = inverse[1];
-    p.const_tables = const_tables;
-    if (r.across_heads && most > ACROSS_THREADS / p.lanes)
-        return false;
-#define TRY(kernel, ...)                                                                                             \
-    {                                                                                                                \
-        typedef rope_form<__VA_ARGS__> form;                                                                         \
-        if constexpr (sizeof(T) < 4 || !(form::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                        \
-            if (rope_has_form<T, form>(r, NORM)) {                                                                   \
-                *status = kernel<T, form>(op, stream, p, tokens);                                                    \
-                return true;                                                                                         \
-            }                                                                                                        \
-    }
-#define TRY_HEADS(...)  TRY(rope_pick_heads, __VA_ARGS__)
-#define TRY_ACROSS(...) TRY(rope_launch_across, __VA_ARGS__)
-    if constexpr (!NORM) {
-        if (p.turning < p.lanes) {
-            ROPE_REST_FORMS(TRY_HEADS)
-        } else {
-            ROPE_FORMS(TRY_HEADS)
-        }
-    } else if (r.across_heads) {
-        ACROSS_FORMS(TRY_ACROSS)
-    } else {
-        QK_NORM_ROPE_FORMS(TRY_HEADS)
-    }
-#undef TRY_ACROSS
-#undef TRY_HEADS
-#undef TRY
-    return false;
 }
 
 #endif
