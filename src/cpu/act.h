@@ -16,9 +16,14 @@ INLINE vf exp_rest(vf x, vf whole)
     const vf n = whole - EXP_BIAS;
     return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
-/* 2^n e^(unit r) for |unit r| <= 0.35, n from -151 to 63 and a power of two as unit. The polynomial is off by
-   0.8 units. The power of two is 2^(n + 64), an exponent of n + 191, and then 2^-64, so that results below 2^-126 are
-   rounded and not lost. */
+/* 2^n e^(unit r) over EXP_UNIT, for |unit r| <= 0.35, n from -151 to 63 and a power of two as unit. The polynomial is
+   off by 0.8 units. The power of two is 2^(n + 64), an exponent of n + 191: with 2^-64 in a later factor, results
+   below 2^-126 are rounded and not lost. */
+#if defined(__AVX512F__)
+#    define EXP_UNIT 1.0f
+#else
+#    define EXP_UNIT 0x1p-64f
+#endif
 INLINE vf exp_parts(vf whole, vf r, float unit)
 {
     const float unit2 = unit * unit, unit3 = unit2 * unit;
@@ -30,14 +35,14 @@ INLINE vf exp_parts(vf whole, vf r, float unit)
 #if defined(__AVX512F__)
     return (vf)_mm512_scalef_ps((__m512)power, (__m512)(whole - EXP_BIAS));
 #else
-    return power * (vf)((vu)whole << 23) * 0x1p-64f;
+    return power * (vf)((vu)whole << 23);
 #endif
 }
 /* e^x for x from -104 to 44, to 2 units. */
 INLINE vf exp_within(vf x)
 {
     const vf whole = exp_whole(x);
-    return exp_parts(whole, exp_rest(x, whole), 1);
+    return exp_parts(whole, exp_rest(x, whole), 1) * EXP_UNIT;
 }
 /* e^x for x <= 44, to 2 units. */
 INLINE vf vf_exp(vf x)
@@ -51,29 +56,35 @@ INLINE vf act_times_sigmoid(vf x, vf z)
     const vf e = exp_within(vf_minus_abs_to(z, 104));
     return vf_over(vf_by_sign(x, x * e, x), 1 + e);
 }
-/* a^2 + b, rounded once, or where a target cannot, with a^2 in two parts, the first of them exact. */
-INLINE vf act_square_plus(vf a, vf b)
+/* a b + c, rounded once, where a target can. */
+#if defined(__AVX2__) || defined(__aarch64__)
+#    define VF_FUSES 1
+INLINE vf vf_fused(vf a, vf b, vf c)
 {
-#if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)a, (__m256)b);
-#elif defined(__aarch64__)
-    return (vf)vfmaq_f32((float32x4_t)b, (float32x4_t)a, (float32x4_t)a);
-#else
-    const vf high = (vf)(((vu)a + 0x800u) & 0xfffff000u);
-    return high * high + b + (a - high) * (a + high);
-#endif
+#    if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#    elif defined(__AVX2__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#    else
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#    endif
 }
-/* x times the normal distribution's integral up to x. The tail beyond a = |x| is exp(-a^2 / 2) g(a), where g is a
-   polynomial in (a - 3) / (a + 3) over a + 3, good to 3 units. -a^2 / 2 is n ln 2 - r / 2. */
-INLINE vf act_gelu(vf x)
+#else
+#    define VF_FUSES 0
+#endif
+/* The normal distribution's integral up to m <= 0: exp(-m^2 / 2) times a polynomial in (3 + m) / (3 - m) over 3 - m,
+   good to 3 units. -m^2 / 2 is n ln 2 - r / 2. */
+INLINE vf normal_tail(vf m)
 {
-    const vf minus_a = vf_minus_abs_to(x, 14.25f);
-    const vf whole = vf_fma(minus_a * minus_a, vf_all(-0x1.715476p-1f), vf_all(EXP_BIAS)), n = whole - EXP_BIAS;
-    const vf r = vf_fma(n, vf_all(0x1.7f7d1cp-19f), act_square_plus(minus_a, n * 0x1.62e4p+0f));
-    const vf e = exp_parts(whole, r, -0.5f);
-    const vf w = vf_over(vf_all(1), 3 - minus_a), t = 1 - 6 * w;
+    const vf whole = vf_fma(m * m, vf_all(-0x1.715476p-1f), vf_all(EXP_BIAS)), n = whole - EXP_BIAS;
+#if VF_FUSES
+    const vf near = vf_fused(m, m, n * 0x1.62e4p+0f);
+#else /* m^2 in two parts, the first of them exact */
+    const vf high = (vf)(((vu)m + 0x800u) & 0xfffff000u);
+    const vf near = high * high + n * 0x1.62e4p+0f + (m - high) * (m + high);
+#endif
+    const vf e = exp_parts(whole, vf_fma(n, vf_all(0x1.7f7d1cp-19f), near), -0.5f) * EXP_UNIT;
+    const vf w = vf_over(vf_all(1), 3 - m), t = 1 - 6 * w;
     vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), vf_all(-0x1.d81ad4p-11f));
     g = vf_fma(g, t, vf_all(0x1.19e984p-10f));
     g = vf_fma(g, t, vf_all(0x1.c5a324p-8f));
@@ -82,20 +93,50 @@ INLINE vf act_gelu(vf x)
     g = vf_fma(g, t, vf_all(0x1.d71466p-3f));
     g = vf_fma(g, t, vf_all(-0x1.04c734p-1f));
     g = vf_fma(g, t, vf_all(0x1.754a74p-1f));
-    const vf tail = g * w * e;
-    return x * vf_by_sign(x, tail, 1 - tail);
+    return g * w * e;
+}
+/* The same of an m with at most 12 bits, whose square is a float. r has 0x1.62e43cp+0 in place of 2 ln 2;
+   upper / lower makes up for it, and is off by 1.7 units. */
+INLINE vf normal_tail_of_short(vf m)
+{
+    const vf square = m * m;
+    const vf whole = vf_fma(square, vf_all(-0x1.715476p-1f), vf_all(EXP_BIAS)), n = whole - EXP_BIAS;
+#if VF_FUSES
+    const vf r = vf_fused(n, vf_all(0x1.62e43cp+0f), square);
+#else
+    const vf r = square + n * 0x1.62e4p+0f + n * 0x1.ep-19f;
+#endif
+    vf upper = vf_fma(m, vf_all(EXP_UNIT * -0x1.985442p-2f), vf_all(EXP_UNIT * 0x1.7a4d7p+1f));
+    upper = vf_fma(upper, m, vf_all(EXP_UNIT * -0x1.289958p+3f));
+    upper = vf_fma(upper, m, vf_all(EXP_UNIT * 0x1.aea808p+3f));
+    vf lower = m - 0x1.d9628p+2f;
+    lower = vf_fma(lower, m, vf_all(0x1.8615f6p+4f));
+    lower = vf_fma(lower, m, vf_all(-0x1.401b02p+5f));
+    lower = vf_fma(lower, m, vf_all(0x1.aea808p+4f));
+    return vf_over(upper * exp_parts(whole, r, -0.5f), lower);
+}
+/* x times the normal distribution's integral up to x: x tail, or x (1 - tail) where x has no minus. */
+INLINE vf act_gelu(vf x, int is_short)
+{
+    const vf m = vf_minus_abs_to(x, 14.25f), tail = is_short ? normal_tail_of_short(m) : normal_tail(m);
+#if defined(__AVX512F__)
+    const __mmask16 plus = _mm512_cmpge_epi32_mask((__m512i)x, _mm512_setzero_si512());
+    return x * (vf)_mm512_mask_sub_ps((__m512)tail, plus, (__m512)vf_all(1), (__m512)tail);
+#else /* -|x| times tail, or tail - 1: a select less */
+    return vf_minus_abs(x) * (tail - (vf)(~((vi)x >> 31) & (vi)vf_all(1)));
+#endif
 }
 INLINE vf act_relu(vf x)
 {
     return vf_max(vf_all(0), x); /* in this order NaN stays */
 }
 
-/* act(x), inlined with a constant act. */
-INLINE vf vf_act(int act, vf x)
+/* act(x), inlined with a constant act. is_short: x has at most 12 bits, as f16 and bf16 elements have. */
+INLINE vf vf_act_of(int act, vf x, int is_short)
 {
     switch (act) {
     case ADZE_ACT_SILU: return act_times_sigmoid(x, x);
-    case ADZE_ACT_GELU: return act_gelu(x);
+    case ADZE_ACT_GELU: return act_gelu(x, is_short);
     case ADZE_ACT_GELU_TANH: return act_times_sigmoid(x, x * (0x1.988454p+0f + 0x1.2444f2p-4f * (x * x)));
     case ADZE_ACT_GELU_QUICK: return act_times_sigmoid(x, 1.702f * x);
     case ADZE_ACT_RELU: return act_relu(x);
@@ -106,6 +147,10 @@ INLINE vf vf_act(int act, vf x)
     }
     default: return x;
     }
+}
+INLINE vf vf_act(int act, vf x)
+{
+    return vf_act_of(act, x, 0);
 }
 
 #endif

@@ -20,7 +20,7 @@ INLINE void act_step(const act_call *c, char *const *data, int64_t i, int64_t n,
 {
     vf32 y = row_load32_part(data[GATE], dtype, i, n);
     for (int p = 0; p < 2 * VF_PARTS; p++)
-        y.part[p] = vf_act(act, y.part[p]);
+        y.part[p] = vf_act_of(act, y.part[p], dtype != ADZE_F32);
     if (times) {
         const vf32 value = row_load32_part(data[VALUE], dtype, i, n);
         if (c->steps)

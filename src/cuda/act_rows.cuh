@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
         for (int j = 0; j < W; j++)
             y[u * W + j] = part[j];
     }
-    act_all<UNITS * W>(p.act, y);
+    act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
     /* The branch is around the loop: in it, each of its turns would wait for the one before. */
     if (TIMES && p.steps)
         act_write<TIMES, true, T, W, UNITS>(y, v, out, units);
