@@ -123,7 +123,7 @@ INLINE vf act_gelu(vf x, int is_short)
     const __mmask16 plus = _mm512_cmpge_epi32_mask((__m512i)x, _mm512_setzero_si512());
     return x * (vf)_mm512_mask_sub_ps((__m512)tail, plus, (__m512)vf_all(1), (__m512)tail);
 #else /* -|x| times tail, or tail - 1: a select less */
-    return vf_minus_abs(x) * (tail - (vf)(~((vi)x >> 31) & (vi)vf_all(1)));
+    return vf_minus_abs(x) * (tail - (vf)((((vu)x >> 31) - 1u) & (vu)vf_all(1)));
 #endif
 }
 INLINE vf act_relu(vf x)

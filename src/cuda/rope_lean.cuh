@@ -1,5 +1,5 @@
-/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: aligned, and of a form (pairs, tables,
-   rounding) that is compiled. Whatever is a mode is a constant of the kernel.
+/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: aligned, and of a form (pairs,
+   tables, rounding) that is compiled. Whatever is a mode is a constant of the kernel.
 
    A thread has the W elements at i and the W at i + rotary_dim / 2 of a head: whole pairs of either kind, which use
    the same tables in every head. A block has a token or a part of it, so that the token is the same for all threads.
