@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     const T *gate = (const T *)p.gate + start[GATE] + piece * W;
     const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
     T *out = (T *)p.out + start[OUT] + piece * W;
-    const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
+    int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
+    asm volatile("" : "+r"(units)); /* here, and not after the wait: the first read of a parameter takes long */
     if (!p.late)
         pdl_launch_next();
     pdl_wait();
