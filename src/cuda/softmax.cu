@@ -440,16 +440,15 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 }
 
 /* A row in a block, or in a cluster. */
-template <typename T, bool MASKED, int W, int ELEMENTS, bool CLUSTERS = true>
+template <typename T, bool MASKED, int W, int ELEMENTS>
 static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
     const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / W) * 32);
-    if constexpr (CLUSTERS)
-        if (blocks > 1)
-            return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, true>, rows * blocks, threads,
-                          {0, (unsigned)blocks}, p);
+    if (blocks > 1)
+        return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, true>, rows * blocks, threads,
+                      {0, (unsigned)blocks}, p);
     return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, false>, rows, threads, 0, p);
 }
 /* The fewest blocks to a row that leave several rows to a multiprocessor. */
@@ -515,13 +514,10 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
         return softmax_launch_block<T, MASKED, W, 16>(s, p, 1);
     if (rows * CLUSTER <= some && dim <= most16 * blocks)
         return softmax_launch_block<T, MASKED, W, 16>(s, p, CLUSTER);
-    if constexpr (!MASKED && sizeof(T) == 2) {
-        if (in_shared && dim > (few ? most32 : most16))
+    if constexpr (!MASKED && sizeof(T) == 2)
+        if (in_shared && dim > (few ? most32 : most16) && (rows * CLUSTER > some || dim > most32 * blocks))
             return softmax_launch_shared<T>(s, p);
-        return softmax_launch_block<T, MASKED, W, 32, false>(s, p, 1);
-    } else {
-        return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
-    }
+    return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
 }
 
 extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)
