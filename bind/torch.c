@@ -4,10 +4,9 @@
    outputs that are always there, `op.<last output>` returns all of them, and `op.out` writes the caller's. A boxed
    kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are handed over. Errors
    leave by aoti_torch_check, which throws through this frame: nothing may be held then (-fexceptions). */
-#include "bind.h"
+#include "torch.h"
 
 #include <dlfcn.h>
-#include <stdbool.h>
 #include <stdio.h>
 
 #ifndef ADZE_NAMESPACE
@@ -17,53 +16,7 @@
 #define TEXT(x)  TEXT_(x)
 static const char namespace_name[] = TEXT(ADZE_NAMESPACE);
 
-typedef uint64_t value; /* StableIValue */
-typedef int32_t error;  /* AOTITorchError */
-typedef struct torch_tensor *tensor;
-typedef struct torch_library *library;
-typedef void (*boxed)(value *, uint64_t, uint64_t);
-typedef void (*range)(int64_t, int64_t, void *);
-
-#define TORCH(X) /* what every call needs comes first */                                                             \
-    X(error, aoti_torch_get_dim, (tensor, int64_t *))                                                                \
-    X(error, aoti_torch_get_sizes, (tensor, int64_t **))                                                             \
-    X(error, aoti_torch_get_strides, (tensor, int64_t **))                                                           \
-    X(error, aoti_torch_get_dtype, (tensor, int32_t *))                                                              \
-    X(error, aoti_torch_get_device_type, (tensor, int32_t *))                                                        \
-    X(error, torch_get_const_data_ptr, (tensor, void **)) /* to const */                                             \
-    X(error, torch_get_mutable_data_ptr, (tensor, void **))                                                          \
-    X(error, aoti_torch_delete_tensor_object, (tensor))                                                              \
-    X(error, aoti_torch_empty_strided,                                                                               \
-      (int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, tensor *))                              \
-    X(error, aoti_torch_get_device_index, (tensor, int32_t *))                                                       \
-    X(error, aoti_torch_library_init_fragment, (const char *, const char *, uint32_t, library *))                    \
-    X(error, aoti_torch_library_init_impl, (const char *, const char *, const char *, uint32_t, library *))          \
-    X(error, aoti_torch_library_def, (library, const char *))                                                        \
-    X(error, aoti_torch_library_impl, (library, const char *, boxed))                                                \
-    X(void, aoti_torch_check, (bool, const char *, const char *, uint32_t, const char *))                            \
-    X(error, torch_parallel_for, (int64_t, int64_t, int64_t, range, void *))                                         \
-    X(int32_t, aoti_torch_device_type_cpu, (void))                                                                   \
-    X(int32_t, aoti_torch_device_type_cuda, (void))                                                                  \
-    X(int32_t, aoti_torch_dtype_float32, (void))                                                                     \
-    X(int32_t, aoti_torch_dtype_float16, (void))                                                                     \
-    X(int32_t, aoti_torch_dtype_bfloat16, (void))                                                                    \
-    X(int32_t, aoti_torch_dtype_float8_e4m3fn, (void))                                                               \
-    X(int32_t, aoti_torch_dtype_float64, (void))                                                                     \
-    X(int32_t, aoti_torch_dtype_uint8, (void))                                                                       \
-    X(int32_t, aoti_torch_dtype_int8, (void))                                                                        \
-    X(int32_t, aoti_torch_dtype_int32, (void))                                                                       \
-    X(int32_t, aoti_torch_dtype_int64, (void))                                                                       \
-    X(int32_t, aoti_torch_dtype_bool, (void))
-#define DECLARE(result, name, parameters) result(*name) parameters; /* NOLINT(bugprone-macro-parentheses) */
-static struct {
-    _Alignas(64) int32_t cpu;                     /* numbers of torch */
-    int32_t cuda, uint8, dtype[16];               /* of each adze_dtype, or -1 */
-    uint8_t adze_dtype[64];                       /* of torch's numbers, or ADZE_NONE */
-    error (*torch_delete_stable_ivalue)(value *); /* from 2.13 on; before, C++'s operator delete */
-    void (*operator_delete)(void *);
-    error (*aoti_torch_get_current_cuda_stream)(int32_t, void **); /* of libtorch_cuda, where there is one */
-    TORCH(DECLARE)
-} torch;
+torch_functions torch;
 
 /* What a call reads of an op's table of fields: the inputs and numbers in the order of the stack, and the outputs. */
 typedef struct slot {
@@ -89,18 +42,6 @@ typedef struct torch_call {
     tensor scratch, taken[BIND_FIELDS];
     bind_call call;
 } torch_call;
-
-/* A tensor of the stack that may be absent lies in a cell made by C++'s new. */
-static inline tensor open_cell(value v)
-{
-    value *cell = (value *)(uintptr_t)v;
-    tensor t = (tensor)(uintptr_t)*cell;
-    if (torch.torch_delete_stable_ivalue)
-        torch.torch_delete_stable_ivalue(cell);
-    else
-        torch.operator_delete(cell);
-    return t;
-}
 
 static void device_name(char *text, size_t size, int32_t type, int32_t index)
 {
@@ -373,8 +314,15 @@ static const char *find_functions(void *cpu, void *cuda)
     TORCH(FIND)
     *(void **)&torch.torch_delete_stable_ivalue = dlsym(cpu, "torch_delete_stable_ivalue");
     *(void **)&torch.operator_delete = dlsym(cpu, "_ZdlPv");
-    if (cuda)
+    *(void **)&torch.aoti_torch_get_storage_offset = dlsym(cpu, "aoti_torch_get_storage_offset");
+    *(void **)&torch.aoti_torch__reinterpret_tensor = dlsym(cpu, "aoti_torch__reinterpret_tensor");
+    *(void **)&torch.addmm_out[0] = dlsym(cpu, "aoti_torch_cpu_addmm_out");
+    *(void **)&torch.mm_out[0] = dlsym(cpu, "aoti_torch_cpu_mm_out");
+    if (cuda) {
         *(void **)&torch.aoti_torch_get_current_cuda_stream = dlsym(cuda, "aoti_torch_get_current_cuda_stream");
+        *(void **)&torch.addmm_out[1] = dlsym(cuda, "aoti_torch_cuda_addmm_out");
+        *(void **)&torch.mm_out[1] = dlsym(cuda, "aoti_torch_cuda_mm_out");
+    }
     if (!torch.torch_delete_stable_ivalue && !torch.operator_delete)
         return "torch_delete_stable_ivalue";
     torch.cpu = torch.aoti_torch_device_type_cpu();
@@ -429,6 +377,20 @@ static int register_op(library definitions, const library *backends, int n_backe
     return 1;
 }
 
+/* Torch multiplies: where it lacks a function, there is no operator. */
+static int register_products(library definitions, const library *backends, int n_backends)
+{
+    for (int b = 0; b < n_backends; b++)
+        if (!torch.addmm_out[b] || !torch.mm_out[b])
+            return 1;
+    if (!torch.aoti_torch_get_storage_offset || !torch.aoti_torch__reinterpret_tensor)
+        return 1;
+    int ok = !torch.aoti_torch_library_def(definitions, adze_products_schema);
+    for (int b = 0; ok && b < n_backends; b++)
+        ok = !torch.aoti_torch_library_impl(backends[b], "products", adze_products);
+    return ok;
+}
+
 /* The libraries are never freed: that would take the operators away. */
 const char *adze_torch_register(void)
 {
@@ -453,6 +415,7 @@ const char *adze_torch_register(void)
             !torch.aoti_torch_library_init_impl(namespace_name, b ? "CUDA" : "CPU", __FILE__, __LINE__, &backends[b]);
     for (int i = 0; ok && adze_ops[i]; i++)
         ok = register_op(definitions, backends, n_backends, i);
+    ok = ok && register_products(definitions, backends, n_backends);
     if (!ok) {
         snprintf(sentence, sizeof sentence, "torch refused the operators of the namespace %s; is adze loaded twice?",
                  namespace_name);

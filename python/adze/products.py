@@ -9,11 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from . import fake
+from ._ops import add_op_namespace_prefix, ops
 from .patching import plain, plain_weight
 
-# Rows of a compiled input, at most: with more, one product gains a few percent of its time on the GPU, and its
-# operator costs the host more than Inductor's calls do.
-FEW = 16
+MOST = 3  # parts of the operator for compiled graphs
 
 
 def _end_to_end(parts):
@@ -37,19 +36,23 @@ def _product(x, weights, biases):
     return None if weight is None or (biases and bias is None) else F.linear(x, weight, bias)
 
 
-def _products(x, weights, biases):
-    made = _product(x, weights, biases)
-    if made is None:
-        parts = zip(weights, biases or [None] * len(weights), strict=True)
-        return torch.cat([F.linear(x, *part) for part in parts], dim=-1)
-    return made
-
-
-def _shape(x, weights, biases):
+def _shape(x, first, second, third=None, *biases):
+    weights = (first, second) if third is None else (first, second, third)
     return fake.dense(x, (*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
 
 
-_operator = fake.operator("products(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor", _products, _shape)
+_operator = getattr(ops, "products", None)  # where torch has what it is made of
+if _operator is not None:
+    _operator = _operator.default
+    torch.library.register_fake(add_op_namespace_prefix("products"), _shape)
+
+
+def _compiled(x, weights, biases):
+    """The product as one operator, or None. Dynamo does not see where weights lie; the operator looks."""
+    if _operator is None or len(weights) > MOST or not _alike(weights, biases):
+        return None
+    none = [None] * (MOST - len(weights))
+    return _operator(x.contiguous(), *weights, *none, *biases)
 
 
 def _parameters(linears):
@@ -106,7 +109,7 @@ def _together(x, *linears):
     if found is None or not _usable(x, *found):
         return _separately(x, *linears)
     if torch.compiler.is_compiling():
-        made = _operator(x, *found) if _alike(*found) and x.numel() <= FEW * x.shape[-1] else None
+        made = _compiled(x, *found)
     else:
         made = _product(x, *found)
     if made is None:

@@ -137,15 +137,51 @@ def test_what_cannot_lie_end_to_end():
             torch.testing.assert_close(found, linear(x))
 
 
-def test_compiled_many_rows_stay_apart(llama):
-    tokens = torch.arange(48).view(2, 24)
-    with adze.patched(llama, numerics="fast"), default_device(None):
-        targets = []
+def laid(*sizes, depth=24, bias=True, dtype=torch.float32):
+    linears = [torch.nn.Linear(depth, size, bias=bias, dtype=dtype) for size in sizes]
+    assert lay(*linears)
+    return linears
 
-        def backend(graph, inputs):
-            targets.extend(str(node.target) for node in graph.graph.nodes)
-            return graph.forward
 
-        torch._dynamo.reset()
-        torch.compile(llama, backend=backend, fullgraph=True)(input_ids=tokens, use_cache=False)
-        assert targets and not any("products" in target for target in targets)
+def call(x, linears):
+    none = [None] * (3 - len(linears))
+    biases = [linear.bias for linear in linears]
+    return torch.ops.adze.products(x, *(linear.weight for linear in linears), *none, *biases, *none)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [(16, 8), (16, 8, 40), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 0), (1,), ()])
+def test_the_operator_and_its_shapes(sizes, shape, bias, dtype):
+    linears, x = laid(*sizes, bias=bias, dtype=dtype), torch.randn(*shape, 24, dtype=dtype)
+    expected = torch.cat([linear(x) for linear in linears], dim=-1)
+    torch.testing.assert_close(call(x, linears), expected)
+    linears[1].weight.data = linears[1].weight.clone()  # elsewhere
+    torch.testing.assert_close(call(x, linears), expected)
+
+
+def test_the_operator_is_a_good_one():
+    linears, x = laid(16, 8, 40), torch.randn(2, 3, 24)
+    parameters = [linear.weight for linear in linears] + [linear.bias for linear in linears]
+    torch.library.opcheck(torch.ops.adze.products.default, (x, *parameters))
+    torch.library.opcheck(torch.ops.adze.products.default, (x, *parameters[:2]))
+
+
+def test_what_the_operator_refuses():
+    products = torch.ops.adze.products
+    x, a, b, v = torch.randn(3, 8), torch.randn(4, 8), torch.randn(5, 8), torch.randn(4)
+    for arguments, why in [
+        ((x, a, torch.randn(5, 7)), "second has rows of 7 elements, x has 8"),
+        ((x, a, b.double()), "second has another dtype"),
+        ((x, a, torch.randn(8, 5).t()), "second of rank 2 must be contiguous, a matrix"),
+        ((x, a, v), "second of rank 1 must be contiguous, a matrix"),
+        ((torch.randn(8, 3).t(), a, b), "x of rank 2 must be contiguous"),
+        ((x, a, b, None, v), "second_bias is missing"),
+        ((x, a, b, None, v, v), "second_bias has 4 elements, it must have 5"),
+        ((x, a, b, None, None, v), "second_bias is one too many"),
+        ((x, a, b, None, v, torch.randn(5), v), "third_bias is one too many"),
+        ((x.int(), a.int(), b.to(torch.complex64)), "second has a dtype that adze does not have"),
+    ]:
+        with pytest.raises(RuntimeError, match=why):
+            products(*arguments)
