@@ -23,7 +23,7 @@ typedef struct products_call {
     view in[ARGUMENTS];
     int n_parts, n_held;
     int64_t rows, depth, size[PARTS], width; /* of x as a matrix, of each result, and of all */
-    tensor held[4];                          /* made here, to be freed */
+    tensor held[4];                          /* the views of a product */
     char error[256];                         /* empty: nothing has failed */
 } products_call;
 
@@ -114,7 +114,7 @@ static int end_to_end(const view *v, int n)
     return 1;
 }
 
-/* A view of a tensor's memory, held until the call ends. */
+/* A view of a tensor's memory, held until its product is made. */
 static tensor part_of(products_call *c, const view *v, int64_t rank, int64_t rows, int64_t columns,
                       int64_t row_stride, int64_t column_stride, int64_t at)
 {
@@ -128,7 +128,8 @@ static tensor part_of(products_call *c, const view *v, int64_t rank, int64_t row
 }
 
 /* out[:, at:at + size] = x weight^T + bias */
-static int multiply(products_call *c, const view *out, const view *weight, const view *bias, int64_t at, int64_t size)
+static void multiply(products_call *c, const view *out, const view *weight, const view *bias, int64_t at,
+                     int64_t size)
 {
     c->n_held = 0;
     const view *x = &c->in[0];
@@ -141,7 +142,6 @@ static int multiply(products_call *c, const view *out, const view *weight, const
         fail(c, "products: torch could not multiply");
     for (int i = 0; i < c->n_held; i++)
         torch.aoti_torch_delete_tensor_object(c->held[i]);
-    return !c->error[0];
 }
 
 static tensor compute(products_call *c)

@@ -113,12 +113,12 @@ def test_graphs_of_attention_follow_their_tables_and_masks(name):
     model, _ = models.make(name, dtype=torch.bfloat16)
     model = model.cuda().requires_grad_(False)
     block = (model.blocks if name == "wan" else model.transformer_blocks)[0]
-    attention, heads = (block.attn1, 1) if name == "wan" else (block.attn2, 0)
+    attention = block.attn1 if name == "wan" else block.attn2
     x = torch.randn(2, 16, attention.to_q.in_features, device="cuda", dtype=torch.bfloat16)
     text = torch.randn(2, 12, attention.to_k.in_features, device="cuda", dtype=torch.bfloat16)
 
     def inputs():
-        if heads:
+        if name == "wan":
             angles = torch.randn(1, 16, 1, 64, device="cuda").repeat_interleave(2, -1)
             return {"hidden_states": x, "rotary_emb": (angles.cos(), angles.sin())}
         mask = torch.where(torch.rand(2, 1, 12, device="cuda") < 0.5, -10000.0, 0.0).bfloat16()

@@ -12,7 +12,7 @@ __device__ __forceinline__ float reciprocal(float v)
     return r;
 }
 
-/* 2^v to two float units. */
+/* 2^v to two float units; what is below the smallest normal float is lost. */
 __device__ __forceinline__ float power_of_two(float v)
 {
     float p;

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
     T *out = (T *)p.out + start[OUT] + piece * W;
     int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
-    asm volatile("" : "+r"(units)); /* here, and not after the wait: the first read of a parameter takes long */
+    asm volatile("" : "+r"(units)); /* found before the wait: the compiler would move it behind */
     if (!p.late)
         pdl_launch_next();
     pdl_wait();

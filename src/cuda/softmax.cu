@@ -40,21 +40,16 @@ struct softmax_lean {
     near_rows<SOFTMAX_TENSORS> rows;
 };
 
-constexpr float LOG2_E = 1.44269504f;
-/* exp(d), d <= 0. In a sum, where the largest term is 1, what is below the smallest normal float may be lost. */
+constexpr double LOG2_E = 1.4426950408889634;
+/* exp(d), d <= 0. In a sum, where the largest term is 1, what is below the smallest normal float may be lost: there
+   power_of_two does. */
 __device__ __forceinline__ float power(float d)
 {
-    return exp2f(d * LOG2_E);
-}
-__device__ __forceinline__ float exp2_of_sum(float t)
-{
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(t));
-    return r;
+    return exp2f(d * (float)LOG2_E);
 }
 __device__ __forceinline__ float power_of_sum(float d)
 {
-    return exp2_of_sum(d * LOG2_E);
+    return power_of_two(d * (float)LOG2_E);
 }
 
 /* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
@@ -131,7 +126,8 @@ __device__ __forceinline__ float softmax_from(float max)
 /* The shares of all warps of a row together. `shares` is shared memory that nothing uses until the next barrier. `by`
    times a difference of maxima is an exponent of 2. */
 template <bool IN_CLUSTER>
-__device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softmax_share *shares, float by = LOG2_E)
+__device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softmax_share *shares,
+                                                      float by = (float)LOG2_E)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     int count = warps;
@@ -154,7 +150,7 @@ __device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softma
         all.max = fmaxf(all.max, shares[i].max);
     all.max = warp_max<32>(all.max);
     for (int i = lane; i < count; i += 32)
-        all.sum += shares[i].sum * exp2_of_sum((shares[i].max - all.max) * by);
+        all.sum += shares[i].sum * power_of_two((shares[i].max - all.max) * by);
     all.sum = warp_sum<32>(all.sum);
     return all;
 }
@@ -201,8 +197,8 @@ template <typename T, bool MASKED, int W, int ELEMENTS>
 constexpr int softmax_blocks = W == 1 || ELEMENTS == 32   ? 1
                                : MASKED && sizeof(T) == 4 ? 2
                                                           : 3;
-constexpr int SHARED_THREADS =
-    1536; /* of softmax_shared on a multiprocessor, at least: its registers are bounded so */
+/* Threads of softmax_shared on a multiprocessor, at least: this bounds its registers. */
+constexpr int SHARED_THREADS = 1536;
 #else
 constexpr int softmax_blocks = 1;
 constexpr int SHARED_THREADS = 512;
@@ -276,7 +272,7 @@ __device__ __forceinline__ float softmax_result(float t)
 template <>
 __device__ __forceinline__ float softmax_result<f16>(float t)
 {
-    return exp2_of_sum(t);
+    return power_of_two(t);
 }
 
 /* A thread works on what it has brought into shared memory itself. The maximum is that of x, or for a negative scale
@@ -325,7 +321,7 @@ __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
         v.get(f);
 #    pragma unroll
         for (int j = 0; j < W; j++)
-            sum[j % 2] += exp2_of_sum((f[j] - from) * p.by);
+            sum[j % 2] += power_of_two((f[j] - from) * p.by);
     }
     const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
     if constexpr (IN_CLUSTER)
@@ -489,7 +485,7 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
     const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
     softmax_lean p = {};
     p.x = g.x, p.mask = g.mask, p.out = g.out;
-    p.scale = g.scale, p.by = (float)(g.scale * 1.4426950408889634);
+    p.scale = g.scale, p.by = (float)(g.scale * LOG2_E);
     const bool few = rows <= some,
                near = rows_are_near(g.rows) && !(sizeof(T) < 4 && g.mask && g.mask_f32) && isfinite(p.by);
     if (!near || dim > (aligned ? most : most16) * blocks)
