@@ -42,6 +42,15 @@ def _same_norms(ctx, *children):
     return norm
 
 
+OWN, ADDED = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj")
+
+
+def _projections(ctx, module, names=OWN):
+    """A function (module, x) that gives the query, key and value of x."""
+    product, (q, k, v) = products_of(ctx, *(getattr(module, name) for name in names)), names
+    return lambda self, x: product(x, getattr(self, q), getattr(self, k), getattr(self, v))
+
+
 def _takes(norm, q, k, q_norm, k_norm, *tables):
     """Whether adze's ops can do what these norms would do to q and k, and rotate by the tables."""
     if not (plain(q_norm, norm.cls) and plain(k_norm, norm.cls)) or q.dtype != k.dtype:
@@ -218,7 +227,9 @@ def flux(module, ctx):
         return norm
     (cls, copied), original, rounding = found, ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
-    project = cls.__call__.__globals__["_get_qkv_projections"]
+    fused = cls.__call__.__globals__["_get_qkv_projections"]
+    project = _projections(ctx, module)
+    text_project = _projections(ctx, module, ADDED) if both else None
 
     def forward(
         self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
@@ -228,7 +239,12 @@ def flux(module, ctx):
             return original(self, hidden_states, text, attention_mask, image_rotary_emb, **kwargs)
         cos, sin = image_rotary_emb
         head = (-1, self.head_dim)
-        q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
+        if self.fused_projections:
+            q, k, v, text_q, text_k, text_v = fused(self, hidden_states, text)
+        else:
+            q, k, v = project(self, hidden_states)
+            if both:
+                text_q, text_k, text_v = text_project(self, text)
         takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
         if takes and both:
             takes = _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
@@ -269,14 +285,15 @@ def wan(module, ctx):
     cls, original = found[0], ctx.original
     value, steps = ops.ROUND_VALUE, ops.ROUND_STEPS
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
-    project = cls.__call__.__globals__["_get_qkv_projections"]
+    fused = cls.__call__.__globals__["_get_qkv_projections"]
+    project = _projections(ctx, module)
 
     def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, rotary_emb=None, **kwargs):
         crossed = encoder_hidden_states is not None or self.add_k_proj is not None or rotary_emb is None
         if crossed or kwargs or type(self.processor) is not cls:
             return original(self, hidden_states, encoder_hidden_states, attention_mask, rotary_emb, **kwargs)
         cos, sin = rotary_emb
-        q, k, v = project(self, hidden_states, None)
+        q, k, v = fused(self, hidden_states, None) if self.fused_projections else project(self, hidden_states)
         if cos.dim() != 4 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
             return original(self, hidden_states, None, attention_mask, rotary_emb)
         heads = (self.heads, -1)
@@ -305,6 +322,8 @@ def hunyuan_video(module, ctx, cls):
         return f"apply_rotary_emb is {rotation}, which no rule knows"
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    project = _projections(ctx, module)
+    text_project = _projections(ctx, module, ADDED) if own else None
     out_proj, text_proj = getattr(module, "to_out", None) is not None, getattr(module, "to_add_out", None) is not None
 
     def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, **cross_attention_kwargs):
@@ -315,11 +334,10 @@ def hunyuan_video(module, ctx, cls):
         q_norm, k_norm = (self.norm_added_q, self.norm_added_k) if own else (self.norm_q, self.norm_k)
         n, heads = hidden_states.shape[1], (self.heads, -1)
         if own:
-            q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
-            text_q, text_k, text_v = self.add_q_proj(text), self.add_k_proj(text), self.add_v_proj(text)
+            q, k, v = project(self, hidden_states)
+            text_q, text_k, text_v = text_project(self, text)
         else:
-            tokens = torch.cat([hidden_states, text], dim=1)
-            q, k, v = self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
+            q, k, v = project(self, torch.cat([hidden_states, text], dim=1))
             q, text_q, k, text_k = q[:, :n], q[:, n:], k[:, :n], k[:, n:]
         takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
         if not takes or not _takes(norm, text_q, text_k, q_norm, k_norm):
@@ -355,6 +373,7 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
         return norm
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    project, text_project = _projections(ctx, module), _projections(ctx, module, ADDED)
     names = frozenset(("image_rotary_emb", "encoder_hidden_states_mask"))
     dropout = len(module.to_out) > 1
 
@@ -363,8 +382,8 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
         odd = tables is None or text is None or (joint_mask and attention_mask is not None)
         if odd or any(name not in names for name in cross_attention_kwargs) or type(self.processor) is not cls:
             return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
-        q, k, v = self.to_q(hidden_states), self.to_k(hidden_states), self.to_v(hidden_states)
-        text_q, text_k, text_v = self.add_q_proj(text), self.add_k_proj(text), self.add_v_proj(text)
+        q, k, v = project(self, hidden_states)
+        text_q, text_k, text_v = text_project(self, text)
         takes = _takes(norm, q, k, self.norm_q, self.norm_k)
         takes = takes and _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
         takes = takes and all(t.dtype == torch.complex64 and t.dim() == 2 and t.device == q.device for t in tables)

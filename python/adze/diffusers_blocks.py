@@ -8,7 +8,9 @@ from torch import nn
 from . import ops
 from .beside import beside
 from .diffusers_norms import added, dense, gate_usable, gated, grouped, modulated
+from .patch_torch import product_gelu
 from .patching import plain, usable
+from .products import product_of_parts
 
 
 def _norms(module, ctx, *names):
@@ -114,22 +116,39 @@ def _end_to_end(first, rest):
     return torch.cat([first, rest], dim=1)
 
 
-def flux_single(module, ctx):
-    """FluxSingleTransformerBlock: attention and MLP side by side."""
-    act, fast = ctx.facts(module.act_mlp, "act"), not ctx.match
+def _with_mlp(module, ctx):
+    """A function (module, x, attend) that gives proj_out of attend() and the MLP of x side by side, or a str: why there
+    is none. When fast, the two are not laid side by side: a product of each is made."""
+    act = ctx.facts(module.act_mlp, "act")
     if isinstance(act, str):
         return act
     if ctx.match and not act.once:
         return f"{act.name} rounds more than once"
+    at_once = not ctx.match and act.name == "gelu_pytorch_tanh"
+
+    def product(self, x, attend):
+        mlp = product_gelu(self.proj_mlp, x) if at_once and plain(self.act_mlp, act.cls) else None
+        if mlp is not None:
+            return product_of_parts(self.proj_out, attend(), mlp)
+        mlp = self.proj_mlp(x)
+        return self.proj_out(_side_by_side(self.act_mlp, act, attend(), mlp))
+
+    return product
+
+
+def flux_single(module, ctx):
+    """FluxSingleTransformerBlock: attention and MLP side by side."""
+    product, fast = _with_mlp(module, ctx), not ctx.match
+    if isinstance(product, str):
+        return product
 
     def forward(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
         n = encoder_hidden_states.shape[1]
         tokens = _end_to_end(encoder_hidden_states, hidden_states)
         x, gate = self.norm(tokens, emb=temb)
-        mlp = self.proj_mlp(x)
-        x = self.attn(hidden_states=x, image_rotary_emb=image_rotary_emb, **(joint_attention_kwargs or {}))
-        x = self.proj_out(_side_by_side(self.act_mlp, act, x, mlp))
-        tokens = _finite(gated(fast, tokens, x, gate[:, None]))
+        kwargs = {"image_rotary_emb": image_rotary_emb, **(joint_attention_kwargs or {})}
+        made = product(self, x, lambda: self.attn(hidden_states=x, **kwargs))
+        tokens = _finite(gated(fast, tokens, made, gate[:, None]))
         return tokens[:, :n], tokens[:, n:]
 
     return forward
@@ -372,21 +391,21 @@ def hunyuan_video_token_replace(module, ctx):
 
 
 def _hunyuan_video_single(module, ctx, replaces):
-    act, fast = ctx.facts(module.act_mlp, "act"), not ctx.match
-    if isinstance(act, str):
-        return act
-    if ctx.match and not act.once:
-        return f"{act.name} rounds more than once"
+    product, fast = _with_mlp(module, ctx), not ctx.match
+    if isinstance(product, str):
+        return product
 
-    def attended(self, tokens, x, n, attention_mask, image_rotary_emb):
-        mlp = self.proj_mlp(x)
-        x = self.attn(
-            hidden_states=x[:, :-n, :],
-            encoder_hidden_states=x[:, -n:, :],
-            attention_mask=attention_mask,
-            image_rotary_emb=image_rotary_emb,
-        )
-        return self.proj_out(_side_by_side(self.act_mlp, act, torch.cat(x, dim=1), mlp))
+    def attended(self, x, n, attention_mask, image_rotary_emb):
+        def attend():
+            parts = self.attn(
+                hidden_states=x[:, :-n, :],
+                encoder_hidden_states=x[:, -n:, :],
+                attention_mask=attention_mask,
+                image_rotary_emb=image_rotary_emb,
+            )
+            return torch.cat(parts, dim=1)
+
+        return product(self, x, attend)
 
     def one_gate(
         self,
@@ -401,7 +420,7 @@ def _hunyuan_video_single(module, ctx, replaces):
         n = encoder_hidden_states.shape[1]
         tokens = _end_to_end(hidden_states, encoder_hidden_states)
         x, gate = self.norm(tokens, emb=temb)
-        x = attended(self, tokens, x, n, attention_mask, image_rotary_emb)
+        x = attended(self, x, n, attention_mask, image_rotary_emb)
         tokens = gated(fast, tokens, x, gate[:, None])
         return tokens[:, :-n, :], tokens[:, -n:, :]
 
@@ -418,7 +437,7 @@ def _hunyuan_video_single(module, ctx, replaces):
         n = encoder_hidden_states.shape[1]
         tokens = _end_to_end(hidden_states, encoder_hidden_states)
         x, gate, first_gate = self.norm(tokens, temb, token_replace_emb, num_tokens)
-        x = attended(self, tokens, x, n, attention_mask, image_rotary_emb)
+        x = attended(self, x, n, attention_mask, image_rotary_emb)
         first = gated(fast, tokens[:, :num_tokens], x[:, :num_tokens], first_gate[:, None])
         rest = gated(fast, tokens[:, num_tokens:], x[:, num_tokens:], gate[:, None])
         tokens = torch.cat([first, rest], dim=1)

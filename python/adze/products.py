@@ -1,8 +1,9 @@
-"""Linears that read the same input, as one product: fewer launches, and fewer multiprocessors idle at its end.
+"""Linears that read the same input, as one product: fewer launches, and fewer multiprocessors idle at its end. And a
+Linear that reads two inputs side by side, as two products: nothing is copied.
 
-Their weights are laid end to end in memory. They stay the parameters they were, with the same values; where they have
-moved since, as by model.to(), each Linear makes its own product. For numerics="fast": a product of another size may
-add up in another order."""
+The weights of Linears that share a product are laid end to end in memory. They stay the parameters they were, with the
+same values; where they have moved since, as by model.to(), each Linear makes its own product. For numerics="fast": a
+product of another size may add up in another order, and the sum of two is rounded between them."""
 
 import torch
 from torch import nn
@@ -121,3 +122,33 @@ def products_of(ctx, *linears):
     """A function (x, *linears) that gives linear(x) of each: for these Linears, or neighbours among them, by one
     product where numerics is "fast"."""
     return _together if not ctx.match and lay(*linears) else _separately
+
+
+def _sum_of_products(first, second, weight, bias):
+    n = first.shape[-1]
+    made = F.linear(first.reshape(-1, n), weight[:, :n], bias)
+    made.addmm_(second.reshape(-1, second.shape[-1]), weight[:, n:].t())
+    return made.view(*first.shape[:-1], weight.shape[0])
+
+
+def _sum_shape(first, second, weight, bias):
+    return fake.dense(first, (*first.shape[:-1], weight.shape[0]))
+
+
+# Inductor would copy the first product before it adds the second.
+_sum_operator = fake.operator(
+    "sum_of_products(Tensor first, Tensor second, Tensor weight, Tensor? bias) -> Tensor",
+    _sum_of_products,
+    _sum_shape,
+)
+
+
+def product_of_parts(linear, first, second):
+    """linear(torch.cat([first, second], dim=-1))."""
+    found = _parameters([linear])
+    if found is not None and first.shape[:-1] == second.shape[:-1] and first.dtype == second.dtype:
+        weights, biases = found
+        if _usable(first, weights, biases) and _usable(second, weights, biases):
+            made = _sum_operator if torch.compiler.is_compiling() else _sum_of_products
+            return made(first, second, weights[0], biases[0] if biases else None)
+    return linear(torch.cat([first, second], dim=-1))

@@ -64,8 +64,15 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     T *out = (T *)p.out + start[OUT] + piece * W;
     int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     asm volatile("" : "+r"(units)); /* found before the wait: the compiler would move it behind */
-    if (!p.late)
+    if (!p.late) {
         pdl_launch_next();
+        if (W > 1 && threadIdx.x == 0) {
+            const int vectors = min(units, UNITS * (int)blockDim.x);
+            prefetch_row(gate, vectors);
+            if (TIMES)
+                prefetch_row(value, vectors);
+        }
+    }
     pdl_wait();
     if (!valid)
         return;

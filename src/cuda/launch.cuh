@@ -23,8 +23,17 @@ __device__ __forceinline__ void pdl_launch_next()
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-/* Starts to bring `vectors` 16-byte vectors into the second level of cache; allowed before pdl_wait(), for what is
-   read later is what is there then. */
+/* Start to bring what lies at an address, or `vectors` 16-byte vectors, into the second level of cache; allowed
+   before pdl_wait(), for what is read later is what is there then. Small calls ask for x: they are shorter where it
+   is cold, and no longer where the kernel before has just made it. Large ones would be in that kernel's way. */
+__device__ __forceinline__ void prefetch(const void *at)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+#else
+    (void)at;
+#endif
+}
 __device__ __forceinline__ void prefetch_row(const void *row, int vectors)
 {
 #if __CUDA_ARCH__ >= 900

@@ -19,6 +19,7 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> p,
                          : threads > 32                    ? 2
                                                            : 4;
     const dim3 block = LANES ? dim3((unsigned)(threads * rows)) : dim3((unsigned)threads, (unsigned)rows);
+    p.small = p.rows.count * (int64_t)p.vectors <= 512 * (int64_t)sm_count; /* 8 KB for each multiprocessor */
     p.first = (uint32_t)(sm_count * (2048 / (threads * rows)));
     return launch(op, s, norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>,
                   grid_for(p.rows.count, rows), block, 0, p);

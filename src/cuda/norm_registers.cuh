@@ -48,6 +48,7 @@ struct norm_lean {
     int32_t vectors;
     float eps, inverse_dim, weight_offset; /* added to a weight, or to a scale in float */
     uint32_t first;                        /* blocks that start at once: a residual is prefetched for them */
+    bool small;                            /* x is prefetched too */
     near_rows<row_tensors<FORM>> rows;
 };
 
@@ -63,6 +64,16 @@ __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void 
         if (FULL || thread + v * threads < vectors)
             to[v] = load_packed((const T *)data + (thread + v * threads) * VEC<T>);
     }
+}
+
+/* Asks for them. */
+template <bool FULL, typename T, int VECTORS>
+__device__ __forceinline__ void norm_prefetch(const void *data, int thread, int threads, int vectors)
+{
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        if (FULL || thread + v * threads < vectors)
+            prefetch((const T *)data + (thread + v * threads) * VEC<T>);
 }
 
 /* W parameters of dtype S that multiply or shift W values of x. */
@@ -168,6 +179,8 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         row[t] = (const char *)p.row[t] + at[t] * (int64_t)(modulates<FORM> && t >= scale_at ? sizeof(S) : sizeof(T));
     const int vectors = p.vectors;
     pdl_launch_next();
+    if (!modulates<FORM> && p.small)
+        norm_prefetch<FULL, T, VECTORS>(row[X_ROW], thread, threads, vectors);
     /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
     if (has_residual<FORM> && thread == 0 && blockIdx.x < p.first)
         prefetch_row(row[RESIDUAL_ROW], vectors);

@@ -96,13 +96,13 @@ static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lea
 
 /* One head a thread while the card has room for all threads, and for f32, whose heads are twice as long; else two. */
 template <typename T, typename FORM>
-static adze_status rope_pick_heads(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
+static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
 {
-    if constexpr (sizeof(T) < 4) {
-        const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
-        if (threads > 2048 * (int64_t)adze_cuda_sm_count(stream.device))
+    const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
+    p.small = threads <= 2048 * (int64_t)adze_cuda_sm_count(stream.device);
+    if constexpr (sizeof(T) < 4)
+        if (!p.small)
             return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
-    }
     return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
 }
 

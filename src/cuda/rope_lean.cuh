@@ -50,6 +50,7 @@ struct rope_lean_params {
     int32_t part_groups;    /* groups of a block */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
     float eps, weight_offset;
+    bool small; /* x is prefetched */
 };
 
 /* N neighbouring elements of 8 bytes or more, as they were loaded. */
@@ -307,6 +308,8 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
                     b * (k ? p.side[1].x_stride[0] : p.side[0].x_stride[0]) +
                     s * (k ? p.side[1].x_stride[1] : p.side[0].x_stride[1]) + (int64_t)first * x_head + at;
     pdl_launch_next();
+    if (!FORM::NORM && HEADS == 1 && p.small && heads > 0)
+        prefetch(from), prefetch(from + apart);
     if (!p.const_tables)
         pdl_wait();
 
