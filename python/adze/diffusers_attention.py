@@ -51,6 +51,18 @@ def _projections(ctx, module, names=OWN):
     return lambda self, x: product(x, getattr(self, q), getattr(self, k), getattr(self, v))
 
 
+def _two_streams(ctx, module):
+    """The same for image and text. There are many tokens of the image: one product would not take less time than
+    three, and torch.cat takes longer where a value is a part of one."""
+    text = _projections(ctx, module, ADDED)
+
+    def project(self, x, words):
+        q, k, v = text(self, words)
+        return self.to_q(x), self.to_k(x), self.to_v(x), q, k, v.contiguous()
+
+    return project
+
+
 def _takes(norm, q, k, q_norm, k_norm, *tables):
     """Whether adze's ops can do what these norms would do to q and k, and rotate by the tables."""
     if not (plain(q_norm, norm.cls) and plain(k_norm, norm.cls)) or q.dtype != k.dtype:
@@ -228,8 +240,7 @@ def flux(module, ctx):
     (cls, copied), original, rounding = found, ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     fused = cls.__call__.__globals__["_get_qkv_projections"]
-    project = _projections(ctx, module)
-    text_project = _projections(ctx, module, ADDED) if both else None
+    project = (_two_streams if both else _projections)(ctx, module)
 
     def forward(
         self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
@@ -241,10 +252,10 @@ def flux(module, ctx):
         head = (-1, self.head_dim)
         if self.fused_projections:
             q, k, v, text_q, text_k, text_v = fused(self, hidden_states, text)
+        elif both:
+            q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
         else:
             q, k, v = project(self, hidden_states)
-            if both:
-                text_q, text_k, text_v = text_project(self, text)
         takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
         if takes and both:
             takes = _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
@@ -322,8 +333,7 @@ def hunyuan_video(module, ctx, cls):
         return f"apply_rotary_emb is {rotation}, which no rule knows"
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
-    project = _projections(ctx, module)
-    text_project = _projections(ctx, module, ADDED) if own else None
+    project = (_two_streams if own else _projections)(ctx, module)
     out_proj, text_proj = getattr(module, "to_out", None) is not None, getattr(module, "to_add_out", None) is not None
 
     def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, **cross_attention_kwargs):
@@ -334,8 +344,7 @@ def hunyuan_video(module, ctx, cls):
         q_norm, k_norm = (self.norm_added_q, self.norm_added_k) if own else (self.norm_q, self.norm_k)
         n, heads = hidden_states.shape[1], (self.heads, -1)
         if own:
-            q, k, v = project(self, hidden_states)
-            text_q, text_k, text_v = text_project(self, text)
+            q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
         else:
             q, k, v = project(self, torch.cat([hidden_states, text], dim=1))
             q, text_q, k, text_k = q[:, :n], q[:, n:], k[:, :n], k[:, n:]
@@ -373,7 +382,7 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
         return norm
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
-    project, text_project = _projections(ctx, module), _projections(ctx, module, ADDED)
+    project = _two_streams(ctx, module)
     names = frozenset(("image_rotary_emb", "encoder_hidden_states_mask"))
     dropout = len(module.to_out) > 1
 
@@ -382,8 +391,7 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
         odd = tables is None or text is None or (joint_mask and attention_mask is not None)
         if odd or any(name not in names for name in cross_attention_kwargs) or type(self.processor) is not cls:
             return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
-        q, k, v = project(self, hidden_states)
-        text_q, text_k, text_v = text_project(self, text)
+        q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
         takes = _takes(norm, q, k, self.norm_q, self.norm_k)
         takes = takes and _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
         takes = takes and all(t.dtype == torch.complex64 and t.dim() == 2 and t.device == q.device for t in tables)

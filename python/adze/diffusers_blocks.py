@@ -117,8 +117,8 @@ def _end_to_end(first, rest):
 
 
 def _with_mlp(module, ctx):
-    """A function (module, x, attend) that gives proj_out of attend() and the MLP of x side by side, or a str: why there
-    is none. When fast, the two are not laid side by side: a product of each is made."""
+    """A function (module, x, attend) that gives proj_out of attend() and the MLP of x side by side, or a str: why
+    there is none. When fast, they are not laid side by side: a product of each is made."""
     act = ctx.facts(module.act_mlp, "act")
     if isinstance(act, str):
         return act

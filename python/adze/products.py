@@ -1,9 +1,9 @@
 """Linears that read the same input, as one product: fewer launches, and fewer multiprocessors idle at its end. And a
 Linear that reads two inputs side by side, as two products: nothing is copied.
 
-The weights of Linears that share a product are laid end to end in memory. They stay the parameters they were, with the
-same values; where they have moved since, as by model.to(), each Linear makes its own product. For numerics="fast": a
-product of another size may add up in another order, and the sum of two is rounded between them."""
+The weights of Linears that share a product are laid end to end in memory. They stay the parameters they were, with
+the same values; where they have moved since, as by model.to(), each Linear makes its own product. This is for
+numerics="fast": a product of another size may add up in another order, and the sum of two is rounded between them."""
 
 import torch
 from torch import nn

@@ -42,3 +42,8 @@ class Watch(TorchDispatchMode):
     def adze(self):
         """How many of them were adze's."""
         return sum(n for op, n in self.seen.items() if op.startswith("adze."))
+
+    @property
+    def products(self):
+        """How many multiplied matrices."""
+        return sum(self.seen[f"aten.{name}"] for name in ("mm", "addmm", "addmm_", "linear"))
