@@ -155,6 +155,10 @@ def ltx_tables(module, ctx):
     them stand their pairs without repetition, which are half as much to read."""
     original, kept = ctx.original, {}
 
+    def with_pairs(tables):
+        tables[0].adze_once = tuple(table[..., ::2].contiguous() for table in tables)
+        return tables
+
     def forward(
         self,
         hidden_states,
@@ -167,7 +171,11 @@ def ltx_tables(module, ctx):
         scale = None if rope_interpolation_scale is None else tuple(rope_interpolation_scale)
         args = (hidden_states, num_frames, height, width, rope_interpolation_scale, video_coords)
         known = video_coords is None and all(isinstance(number, (int, float)) for number in scale or ())
-        if not known or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            return original(self, *args)
+        if torch.compiler.is_compiling():
+            return with_pairs(original(self, *args))
+        if not known:
             return original(self, *args)
         device, own = hidden_states.device, tuple(v for v in vars(self).values() if isinstance(v, (int, float)))
         key = (hidden_states.shape[0], device, num_frames, height, width, scale, own)
@@ -176,8 +184,7 @@ def ltx_tables(module, ctx):
             return tables if tables is not None and graphs.keep(*tables) else original(self, *args)
         now = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
         if tables is None or stream != now:
-            tables = original(self, *args)
-            tables[0].adze_once = tuple(table[..., ::2].contiguous() for table in tables)
+            tables = with_pairs(original(self, *args))
             kept.clear()
             kept[key] = tables, now
         return tables
@@ -213,8 +220,7 @@ def ltx(module, ctx):
         q, k, v = project(hidden_states, self.to_q, self.to_k, self.to_v)
         if cos.dim() != 3 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
             return original(self, hidden_states, None, None, image_rotary_emb)
-        if not torch.compiler.is_compiling():
-            cos, sin = getattr(cos, "adze_once", (cos, sin))
+        cos, sin = getattr(cos, "adze_once", (cos, sin))
         q, k = _norm_rope(norm, rounding, q.unsqueeze(2), k.unsqueeze(2), self.norm_q, self.norm_k, cos, sin)
         q, k = q.squeeze(2).unflatten(2, (heads, -1)), k.squeeze(2).unflatten(2, (heads, -1))
         out = _attend(dispatch, self.processor, q, k, v.unflatten(2, (heads, -1)), None)

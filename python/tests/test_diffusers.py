@@ -552,6 +552,26 @@ def test_compile_has_no_graph_breaks(name):
     assert compiled_graphs(name, True)
 
 
+@pytest.mark.parametrize("regional", [True, False])
+def test_compiled_ltx_reads_each_angle_once(regional):
+    model, inputs = diffusers_models.make("ltx", False)
+    expected, columns = output(model, inputs), []
+
+    def backend(graph, _):
+        for node in graph.graph.nodes:
+            if "qk_norm_rope" in str(node.target):
+                columns.extend(table.meta["example_value"].shape[-1] for table in node.args[4:6])
+        return graph.forward
+
+    adze.patch(model)
+    torch._dynamo.reset()
+    compile_it = model.compile_repeated_blocks if regional else model.compile
+    compile_it(fullgraph=True, backend=backend)
+    with default_device(None):
+        torch.testing.assert_close(output(model, inputs), expected)
+    assert columns and set(columns) == {model.config.num_attention_heads * model.config.attention_head_dim // 2}
+
+
 def test_inductor():
     model, inputs = diffusers_models.make("ltx", False)
     expected = output(model, inputs)
