@@ -49,8 +49,9 @@ __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const uni
     }
 }
 
-/* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. */
-template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
+/* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. AHEAD: what is
+   read is prefetched; the call is not late. */
+template <typename T, bool TIMES, int W, int UNITS, bool SINGLE, bool AHEAD>
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params_of<W> p)
 {
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
@@ -64,14 +65,13 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     T *out = (T *)p.out + start[OUT] + piece * W;
     int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     asm volatile("" : "+r"(units)); /* found before the wait: the compiler would move it behind */
-    if (!p.late) {
+    if (AHEAD || !p.late)
         pdl_launch_next();
-        if (W > 1 && threadIdx.x == 0) {
-            const int vectors = min(units, UNITS * (int)blockDim.x);
-            prefetch_row(gate, vectors);
-            if (TIMES)
-                prefetch_row(value, vectors);
-        }
+    if (AHEAD && threadIdx.x == 0) {
+        const int vectors = min(units, UNITS * (int)blockDim.x);
+        prefetch_row(gate, vectors);
+        if (TIMES)
+            prefetch_row(value, vectors);
     }
     pdl_wait();
     if (!valid)
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
                 v[u].fetch(value + at * W);
         }
     }
-    if (p.late)
+    if (!AHEAD && p.late)
         pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -112,8 +112,12 @@ static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p,
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     p.pieces = (uint32_t)split.pieces;
     p.late = split.blocks > 2 * adze_cuda_sm_count(s.device);
-    return split.rows == 1 ? launch(op, s, act_rows<T, TIMES, W, UNITS, true>, split.blocks, split.block, 0, p)
-                           : launch(op, s, act_rows<T, TIMES, W, UNITS, false>, split.blocks, split.block, 0, p);
+    const bool single = split.rows == 1;
+    auto kernel = single ? act_rows<T, TIMES, W, UNITS, true, false> : act_rows<T, TIMES, W, UNITS, false, false>;
+    if constexpr (W > 1 && UNITS == 1)
+        if (!p.late)
+            kernel = single ? act_rows<T, TIMES, W, UNITS, true, true> : act_rows<T, TIMES, W, UNITS, false, true>;
+    return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
 template <typename T, bool TIMES>

@@ -48,7 +48,6 @@ struct norm_lean {
     int32_t vectors;
     float eps, inverse_dim, weight_offset; /* added to a weight, or to a scale in float */
     uint32_t first;                        /* blocks that start at once: a residual is prefetched for them */
-    bool small;                            /* x is prefetched too */
     near_rows<row_tensors<FORM>> rows;
 };
 
@@ -156,9 +155,9 @@ constexpr int norm_room(int blocks, int vectors)
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
    step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
    threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. MOST
-   threads of a block and BLOCKS of a multiprocessor bound the registers. */
+   threads of a block and BLOCKS of a multiprocessor bound the registers. AHEAD: x is prefetched. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
-          bool FULL, bool EARLY, int MOST, int BLOCKS>
+          bool FULL, bool EARLY, int MOST, int BLOCKS, bool AHEAD>
 __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         row[t] = (const char *)p.row[t] + at[t] * (int64_t)(modulates<FORM> && t >= scale_at ? sizeof(S) : sizeof(T));
     const int vectors = p.vectors;
     pdl_launch_next();
-    if (!modulates<FORM> && p.small)
+    if constexpr (AHEAD)
         norm_prefetch<FULL, T, VECTORS>(row[X_ROW], thread, threads, vectors);
     /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
     if (has_residual<FORM> && thread == 0 && blockIdx.x < p.first)

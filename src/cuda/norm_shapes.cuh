@@ -163,6 +163,13 @@ constexpr const auto &norm_shapes()
         return GATED;
 }
 
+/* Whether small calls of a shape prefetch x. */
+constexpr bool norm_ahead(const norm_shape &s, norm_form form)
+{
+    return form == PLAIN ? s.rows == ABOUT_ONE || s.rows == FEW
+                         : (form == ADDED || form == RESIDUAL_SUM) && s.each == 2;
+}
+
 /* Threads of a row. */
 constexpr int64_t norm_threads(int lanes, int each, int64_t vectors)
 {
