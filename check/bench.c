@@ -103,28 +103,24 @@ static int64_t elements(const adze_job *job)
     return n;
 }
 
-/* Cuts rows until a proof is short. `probe` is the same call with other rows still: where rows do not depend on each
-   other, both agree on the rows they share. */
-static int cut(adze_line *line, adze_line *probe, int64_t n, size_t *period)
+/* Cuts the outermost dimension so that a proof is short; 0: there is none. `probe` is the same call with another
+   number of rows: where rows do not depend on each other, both agree on those they share. */
+static int cut(adze_line *line, adze_line *probe, int64_t *n, size_t *period)
 {
-    int cuts = 0;
-    while (n > PROOF_ELEMENTS) {
-        const adze_tensor *x = adze_line_tensor(line, first_input(line->op));
-        const int d = outer(x);
-        if (d < 0)
-            break;
-        const int64_t old = x->shape[d], factor = (n + PROOF_ELEMENTS - 1) / PROOF_ELEMENTS;
-        int64_t size = old > factor ? old / factor : 1;
-        while (old % size)
-            size--;
-        *probe = *line;
-        size_t unused[ADZE_FIELDS_MAX];
-        resize(probe, size == 1 ? 2 : 1, unused);
-        resize(line, size, period);
-        n = n / old * size;
-        cuts++;
-    }
-    return cuts;
+    const adze_tensor *x = adze_line_tensor(line, first_input(line->op));
+    const int d = outer(x);
+    if (d < 0)
+        return 0;
+    const int64_t old = x->shape[d], factor = (*n + PROOF_ELEMENTS - 1) / PROOF_ELEMENTS;
+    int64_t size = old > factor ? old / factor : 1;
+    while (old % size)
+        size--;
+    *probe = *line;
+    size_t unused[ADZE_FIELDS_MAX];
+    resize(probe, size == 1 ? 2 : 1, unused);
+    resize(line, size, period);
+    *n = *n / old * size;
+    return 1;
 }
 
 static int rows_are_independent(const adze_line *line, const adze_line *probe)
@@ -175,18 +171,29 @@ static int repeats(const adze_trial *t)
     return 1;
 }
 
+/* Dimensions are cut as long as the rows that are left do not depend on those that are not. */
 static int make_proof(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
 {
-    const int64_t n = elements(t->whole);
+    int64_t n = elements(t->whole);
     adze_line small = t->whole->line, probe;
-    if (cut(&small, &probe, n, t->period) &&
-        (!repeats(t) || line->op->validate(small.args) != ADZE_OK || !rows_are_independent(&small, &probe))) {
-        memset(t->period, 0, sizeof t->period);
-        small = t->whole->line;
-        if (n > PROOF_MOST) {
+    while (n > PROOF_ELEMENTS) {
+        const adze_line before = small;
+        const int64_t n_before = n;
+        size_t period[ADZE_FIELDS_MAX];
+        memcpy(period, t->period, sizeof period);
+        if (!cut(&small, &probe, &n, t->period))
+            break;
+        if (n > PROOF_MOST) /* the next cut is judged with this one */
+            continue;
+        if (repeats(t) && line->op->validate(small.args) == ADZE_OK && rows_are_independent(&small, &probe))
+            continue;
+        if (n_before > PROOF_MOST) {
             snprintf(error, error_size, "the call is too large to be proven, and its rows depend on each other");
             return 0;
         }
+        memcpy(t->period, period, sizeof period);
+        small = before;
+        break;
     }
     return adze_job_make(t->proof, &small, stream, 1, error, error_size);
 }
