@@ -8,7 +8,7 @@
 
 enum {
     PROOF_ELEMENTS = 1 << 20, /* of all tensors: a proof with more would take too long */
-    PROOF_MOST = 1 << 26,     /* but a call whose rows depend on each other is proven whole up to this */
+    PROOF_MOST = 1 << 26,     /* but rows that depend on each other are proven together up to this */
     SAMPLED = 200000,         /* elements of an output of the whole call that are held to the definition */
     GPU_COLD = 320 << 20,
     NODES_MIN = 20, /* calls in a graph */

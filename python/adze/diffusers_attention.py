@@ -145,9 +145,13 @@ def _mask_of_heads(module, mask, length, batch):
     return _made_once("adze_of_heads", make, [mask], module.heads, length, batch)
 
 
-def _pairs_once(*tables):
+def _pairs(tables):
     """Tables that hold each angle twice, without repetition: half as much to read."""
-    return _made_once("adze_pairs", lambda: [table[..., ::2].contiguous() for table in tables], tables)
+    return tuple(table[..., ::2].contiguous() for table in tables)
+
+
+def _pairs_once(*tables):
+    return _made_once("adze_pairs", lambda: _pairs(tables), tables)
 
 
 def ltx_tables(module, ctx):
@@ -156,7 +160,7 @@ def ltx_tables(module, ctx):
     original, kept = ctx.original, {}
 
     def with_pairs(tables):
-        tables[0].adze_once = tuple(table[..., ::2].contiguous() for table in tables)
+        tables[0].adze_once = _pairs(tables)
         return tables
 
     def forward(
@@ -168,14 +172,13 @@ def ltx_tables(module, ctx):
         rope_interpolation_scale=None,
         video_coords=None,
     ):
-        scale = None if rope_interpolation_scale is None else tuple(rope_interpolation_scale)
         args = (hidden_states, num_frames, height, width, rope_interpolation_scale, video_coords)
-        known = video_coords is None and all(isinstance(number, (int, float)) for number in scale or ())
         if torch.is_grad_enabled():
             return original(self, *args)
         if torch.compiler.is_compiling():
             return with_pairs(original(self, *args))
-        if not known:
+        scale = None if rope_interpolation_scale is None else tuple(rope_interpolation_scale)
+        if video_coords is not None or not all(isinstance(number, (int, float)) for number in scale or ()):
             return original(self, *args)
         device, own = hidden_states.device, tuple(v for v in vars(self).values() if isinstance(v, (int, float)))
         key = (hidden_states.shape[0], device, num_frames, height, width, scale, own)

@@ -25,6 +25,12 @@ def deterministic():
 
 
 @pytest.fixture
+def no_gradients():
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def llama():
     import models
 

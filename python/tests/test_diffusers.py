@@ -26,10 +26,7 @@ FUSED = "gate + add + norm + modulation"
 MODULATED = "layer_norm + modulation"
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 @pytest.fixture

@@ -10,11 +10,7 @@ import diffusers_models  # noqa: E402
 from device import default_device  # noqa: E402
 from diffusers_seams import output  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def compiled_graphs(name, patched):

@@ -11,11 +11,7 @@ from adze.beside import beside  # noqa: E402
 from adze.diffusers_blocks import _end_to_end  # noqa: E402
 from diffusers_seams import output  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("no_gradients")
 
 
 def test_ltx_keeps_the_tables_of_the_step_before():

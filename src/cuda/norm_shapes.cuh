@@ -163,7 +163,8 @@ constexpr const auto &norm_shapes()
         return GATED;
 }
 
-/* Whether small calls of a shape prefetch x. */
+/* Whether small calls of a shape prefetch x: of the shapes that small calls take, for each is compiled a second time.
+ */
 constexpr bool norm_ahead(const norm_shape &s, norm_form form)
 {
     return form == PLAIN ? s.rows == ABOUT_ONE || s.rows == FEW
