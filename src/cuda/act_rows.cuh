@@ -20,7 +20,8 @@ struct act_params {
     uint32_t pieces; /* of a row */
     int32_t act;
     bool steps;
-    bool late; /* the next kernel starts after the loads: before, many blocks of it would be in their way */
+    uint32_t ask; /* the first blocks, which ask ahead for what they read */
+    bool late;    /* the next kernel starts after the loads: before, many blocks of it would be in their way */
     ROWS rows;
 };
 template <int W>
@@ -49,30 +50,46 @@ __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const uni
     }
 }
 
-/* SINGLE: a block has one row, or a piece of it, whose address is then the same for all its threads. AHEAD: what is
-   read is prefetched; the call is not late. */
-template <typename T, bool TIMES, int W, int UNITS, bool SINGLE, bool AHEAD>
+/* The row of a thread, the unit with which its block begins, and that row in each tensor. SINGLE: a block has one
+   row, or a piece of it, whose address is then the same for all its threads. */
+template <int W, int UNITS, bool SINGLE>
+__device__ __forceinline__ int64_t act_locate(const act_params_of<W> &p, uint32_t block, int64_t *piece,
+                                              int64_t (&start)[ACT_TENSORS])
+{
+    const uint32_t group = p.rows.count == 1 ? 0 : block / p.pieces;
+    const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
+    *piece = (int64_t)(block - group * p.pieces) * (blockDim.x * UNITS);
+    p.rows.locate(r < p.rows.count ? r : 0, start);
+    return r;
+}
+
+template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
+__device__ __forceinline__ void act_ask(const act_params_of<W> &p)
+{
+    int64_t piece, start[ACT_TENSORS];
+    act_locate<W, UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
+    if (threadIdx.x > 0)
+        return;
+    const int most = UNITS * (int)blockDim.x, vectors = p.units - piece < most ? (int)(p.units - piece) : most;
+    prefetch_row((const T *)p.gate + start[GATE] + piece * W, vectors);
+    if (TIMES)
+        prefetch_row((const T *)p.value + start[VALUE] + piece * W, vectors);
+}
+
+template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params_of<W> p)
 {
-    const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
-    const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
-    const int64_t piece = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS);
-    const bool valid = r < p.rows.count;
-    int64_t start[ACT_TENSORS];
-    p.rows.locate(valid ? r : 0, start);
+    if (W > 1 && blockIdx.x < p.ask)
+        act_ask<T, TIMES, W, UNITS, SINGLE>(p);
+    int64_t piece, start[ACT_TENSORS];
+    const bool valid = act_locate<W, UNITS, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE] + piece * W;
     const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
     T *out = (T *)p.out + start[OUT] + piece * W;
     int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     asm volatile("" : "+r"(units)); /* found before the wait: the compiler would move it behind */
-    if (AHEAD || !p.late)
+    if (!p.late)
         pdl_launch_next();
-    if (AHEAD && threadIdx.x == 0) {
-        const int vectors = min(units, UNITS * (int)blockDim.x);
-        prefetch_row(gate, vectors);
-        if (TIMES)
-            prefetch_row(value, vectors);
-    }
     pdl_wait();
     if (!valid)
         return;
@@ -86,7 +103,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
                 v[u].fetch(value + at * W);
         }
     }
-    if (!AHEAD && p.late)
+    if (p.late)
         pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -109,14 +126,13 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
 template <typename T, bool TIMES, int W, int UNITS>
 static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p, int most)
 {
+    const int sm_count = adze_cuda_sm_count(s.device);
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     p.pieces = (uint32_t)split.pieces;
-    p.late = split.blocks > 2 * adze_cuda_sm_count(s.device);
-    const bool single = split.rows == 1;
-    auto kernel = single ? act_rows<T, TIMES, W, UNITS, true, false> : act_rows<T, TIMES, W, UNITS, false, false>;
-    if constexpr (W > 1 && UNITS == 1)
-        if (!p.late)
-            kernel = single ? act_rows<T, TIMES, W, UNITS, true, true> : act_rows<T, TIMES, W, UNITS, false, true>;
+    p.late = split.blocks > 2 * sm_count;
+    const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
+    p.ask = asking_blocks(sm_count, reads * p.units * p.rows.count / 2, reads * threads * UNITS, threads, 32);
+    const auto kernel = split.rows == 1 ? act_rows<T, TIMES, W, UNITS, true> : act_rows<T, TIMES, W, UNITS, false>;
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
@@ -125,8 +141,8 @@ static adze_status act_launch_as(const char *op, adze_stream s, const act_params
 {
     if (!aligned || !rows_are_near(g.rows))
         return act_launch<T, TIMES, 1, 4>(op, s, g, ACT_THREADS);
-    const act_params_of<VEC<T>> p = {
-        g.gate, g.value, g.out, dim / VEC<T>, 0, g.act, g.steps, false, rows_near(g.rows, {GATE, OUT, VALUE})};
+    const act_params_of<VEC<T>> p = {g.gate, g.value, g.out, dim / VEC<T>, 0,
+                                     g.act,  g.steps, 0,     false,        rows_near(g.rows, {GATE, OUT, VALUE})};
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
     if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
         return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
@@ -141,7 +157,7 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_params_of<1> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, act, steps != 0, false, {}};
+    act_params_of<1> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, act, steps != 0, 0, false, {}};
     adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;

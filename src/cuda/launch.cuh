@@ -24,8 +24,9 @@ __device__ __forceinline__ void pdl_launch_next()
 #endif
 }
 /* Start to bring what lies at an address, or `vectors` 16-byte vectors, into the second level of cache; allowed
-   before pdl_wait(), for what is read later is what is there then. Small calls ask for x: they are shorter where it
-   is cold, and no longer where the kernel before has just made it. Large ones would be in that kernel's way. */
+   before pdl_wait(), for what is read later is what is there then. The first blocks of a kernel ask so for what they
+   will read, while the kernel before it ends and leaves the memory idle: for x, which is cold where it is large; for
+   weights, which are older than x; for all of it in a small call. */
 __device__ __forceinline__ void prefetch(const void *at)
 {
 #if __CUDA_ARCH__ >= 900
@@ -41,6 +42,26 @@ __device__ __forceinline__ void prefetch_row(const void *row, int vectors)
 #else
     (void)row, (void)vectors;
 #endif
+}
+
+/* The same number, of which the compiler does not know that it is: what is made of it is made anew. Code that asks
+   ahead finds its addresses so, from its block's index: shared with those that follow, they would cost a kernel
+   registers and the order of its loads, also in the blocks that ask for nothing. */
+__device__ __forceinline__ uint32_t anew(uint32_t v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
+/* Host: how many blocks ask for `vectors` vectors, of which each block has its part: at least for 8 KB and at most
+   for `most` KB for each multiprocessor, and no more blocks than start at once. As measured on an H200: with more, a
+   kernel is slower where the one before it has just made x, or what it asked for is still on its way. */
+static inline uint32_t asking_blocks(int sm_count, int64_t vectors, int64_t block_vectors, int64_t threads, int most)
+{
+    constexpr int64_t KB = 1024 / 16, SM_THREADS = 2048;
+    int64_t share = vectors / sm_count;
+    share = share < 8 * KB ? 8 * KB : share > most * KB ? most * KB : share;
+    const int64_t blocks = share * sm_count / block_vectors, at_once = SM_THREADS / threads * sm_count;
+    return (uint32_t)(blocks < 1 ? 1 : blocks < at_once ? blocks : at_once);
 }
 
 static inline adze_status cuda_status(const char *op, cudaError_t e)

@@ -7,25 +7,26 @@
 #include "norm_registers.cuh"
 #include "norm_shapes.cuh"
 
-/* AHEAD: a call of at most 8 KB for each multiprocessor takes a kernel of its own, which prefetches x: code for it
-   makes the others slower, though they jump over it. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int EACH,
-          bool FULL, bool EARLY, int MOST, int BLOCKS, bool AHEAD>
+          bool FULL, bool EARLY, int MOST, int BLOCKS>
 static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> p, int sm_count)
 {
     const bool few = p.rows.count <= 8 * (int64_t)sm_count;
     const int64_t threads = norm_threads(LANES, EACH, p.vectors);
-    const int64_t rows = LANES                             ? (few ? 128 : 256) / LANES
+    const int64_t rows = LANES                             ? (few || EACH > 1 ? 128 : 256) / LANES
                          : few || threads > 96             ? 1
                          : threads > 64 && modulates<FORM> ? 1
                          : threads > 32                    ? 2
                                                            : 4;
     const dim3 block = LANES ? dim3((unsigned)(threads * rows)) : dim3((unsigned)threads, (unsigned)rows);
-    p.first = (uint32_t)(sm_count * (2048 / (threads * rows)));
-    auto kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS, false>;
-    if constexpr (AHEAD)
-        if (p.rows.count * (int64_t)p.vectors <= 512 * (int64_t)sm_count)
-            kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS, true>;
+    /* Half of x is asked for; where a residual is, of x a small call's alone. */
+    const int64_t all = p.rows.count * (int64_t)p.vectors;
+    const bool asks = !has_residual<FORM> || all <= 512 * (int64_t)sm_count;
+    p.ask =
+        asks ? asking_blocks(sm_count, all / 2, rows * p.vectors, threads * rows, LANES || modulates<FORM> ? 24 : 32)
+             : 1;
+    p.ask_residual = (uint32_t)(sm_count * (2048 / (threads * rows)));
+    const auto kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>;
     return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);
 }
 
@@ -38,8 +39,8 @@ static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean
         constexpr norm_shape k = shapes[I];
         const int sm_count = adze_cuda_sm_count(s.device);
         if (norm_fits(k, p.rows.count, p.vectors, sm_count))
-            return norm_launch<T, S, CENTRED, FORM, ROUND, EXTRA, k.lanes, k.each, k.full, k.early, k.most, k.blocks,
-                               norm_ahead(k, FORM)>(op, s, p, sm_count);
+            return norm_launch<T, S, CENTRED, FORM, ROUND, EXTRA, k.lanes, k.each, k.full, k.early, k.most, k.blocks>(
+                op, s, p, sm_count);
         return norm_launch_as<T, S, CENTRED, FORM, ROUND, EXTRA, I + 1>(op, s, p);
     }
     return ADZE_NO_KERNEL;

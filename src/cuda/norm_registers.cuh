@@ -47,7 +47,7 @@ struct norm_lean {
     const void *flat[3];
     int32_t vectors;
     float eps, inverse_dim, weight_offset; /* added to a weight, or to a scale in float */
-    uint32_t first;                        /* blocks that start at once: a residual is prefetched for them */
+    uint32_t ask, ask_residual;            /* the first blocks, which ask ahead for x, and for a residual */
     near_rows<row_tensors<FORM>> rows;
 };
 
@@ -63,16 +63,6 @@ __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void 
         if (FULL || thread + v * threads < vectors)
             to[v] = load_packed((const T *)data + (thread + v * threads) * VEC<T>);
     }
-}
-
-/* Asks for them. */
-template <bool FULL, typename T, int VECTORS>
-__device__ __forceinline__ void norm_prefetch(const void *data, int thread, int threads, int vectors)
-{
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++)
-        if (FULL || thread + v * threads < vectors)
-            prefetch((const T *)data + (thread + v * threads) * VEC<T>);
 }
 
 /* W parameters of dtype S that multiply or shift W values of x. */
@@ -152,12 +142,51 @@ constexpr int norm_room(int blocks, int vectors)
 #endif
 }
 
+/* Where row r of each tensor begins. Threads beyond the last row repeat it and write nothing: shuffles and barriers
+   want them all. */
+template <typename T, typename S, norm_form FORM>
+__device__ __forceinline__ void norm_locate(const norm_lean<FORM> &p, uint32_t r,
+                                            const void *(&row)[row_tensors<FORM>])
+{
+    int64_t at[row_tensors<FORM>];
+    p.rows.locate(r < p.rows.count ? r : p.rows.count - 1, at);
+#pragma unroll
+    for (int t = 0; t < row_tensors<FORM>; t++)
+        row[t] = (const char *)p.row[t] +
+                 at[t] * (int64_t)(modulates<FORM> && t >= scale_row<FORM> ? sizeof(S) : sizeof(T));
+}
+
+/* Asks ahead for x, and for what all rows share, or the first of those that share it. BLOCK, which reads more than it
+   has registers for, is slower with it. */
+template <typename T, typename S, norm_form FORM, int LANES, int VECTORS, bool FULL>
+__device__ __forceinline__ void norm_ask(const norm_lean<FORM> &p)
+{
+    constexpr int lanes = LANES ? LANES : 32, side = VEC<T> * (int)sizeof(S) / 16;
+    const uint32_t block = anew(blockIdx.x), in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
+    const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
+    const void *row[row_tensors<FORM>];
+    norm_locate<T, S, FORM>(p, block * (LANES ? blockDim.x / lanes : blockDim.y) + in_block, row);
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++)
+        if (FULL || thread + v * threads < p.vectors)
+            prefetch((const T *)row[X_ROW] + (thread + v * threads) * VEC<T>);
+    if (block > 0 || in_block > 0 || thread > 0)
+        return;
+#pragma unroll
+    for (int t = scale_row<FORM>; t < row_tensors<FORM> && modulates<FORM>; t++)
+        prefetch_row(p.row[t], p.vectors * side);
+#pragma unroll
+    for (int f = 0; f < 3; f++)
+        if (p.flat[f])
+            prefetch_row(p.flat[f], p.vectors * side);
+}
+
 /* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
    step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
    threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. MOST
-   threads of a block and BLOCKS of a multiprocessor bound the registers. AHEAD: x is prefetched. */
+   threads of a block and BLOCKS of a multiprocessor bound the registers. */
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
-          bool FULL, bool EARLY, int MOST, int BLOCKS, bool AHEAD>
+          bool FULL, bool EARLY, int MOST, int BLOCKS>
 __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     norm_registers(const __grid_constant__ norm_lean<FORM> p)
 {
@@ -165,23 +194,18 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
     constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
     __shared__ __align__(16) float part[LANES ? 1 : 2][LANES ? 1 : NORM_ROWS][32];
+    if (FORM != BLOCK && blockIdx.x < p.ask)
+        norm_ask<T, S, FORM, LANES, VECTORS, FULL>(p);
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
     const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;
-    /* Threads beyond the last row repeat it and write nothing: shuffles and barriers want them all. */
     const bool writes = r < p.rows.count;
-    int64_t at[row_tensors<FORM>];
-    p.rows.locate(writes ? r : p.rows.count - 1, at);
     const void *row[row_tensors<FORM>], *const *flat = p.flat;
-#pragma unroll
-    for (int t = 0; t < row_tensors<FORM>; t++)
-        row[t] = (const char *)p.row[t] + at[t] * (int64_t)(modulates<FORM> && t >= scale_at ? sizeof(S) : sizeof(T));
+    norm_locate<T, S, FORM>(p, r, row);
     const int vectors = p.vectors;
     pdl_launch_next();
-    if constexpr (AHEAD)
-        norm_prefetch<FULL, T, VECTORS>(row[X_ROW], thread, threads, vectors);
     /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
-    if (has_residual<FORM> && thread == 0 && blockIdx.x < p.first)
+    if (has_residual<FORM> && thread == 0 && blockIdx.x < p.ask_residual)
         prefetch_row(row[RESIDUAL_ROW], vectors);
     pdl_wait();
 
@@ -264,6 +288,8 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         sum = norm_total<LANES>(sum, part[!LANES][LANES ? 0 : in_block]);
         keep_packed(x);
     }
+    if constexpr (FORM == MODULATED && EARLY) /* which leaves no registers to keep where out is */
+        norm_locate<T, S, FORM>(p, anew(r), row);
     const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {

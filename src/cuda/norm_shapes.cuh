@@ -32,7 +32,8 @@ constexpr norm_shape RMS[] = {
     {0, 2, true, true, 512, 3, ANY, 257, 511, 0},
     {0, 5, false, true, 256, 3, ANY, 512, 512, 2},
     {0, 2, false, true, 512, 2, ANY, 1, 64, 8},
-    {0, 4, true, true, 512, 2, ANY, 256, 2048, 0},
+    {0, 4, true, true, 512, 2, ANY, 256, 1920, 0},
+    {0, 4, true, false, 512, 2, ANY, 2048, 2048, 0},
     {0, 5, false, true, 256, 3, ANY, 129, 1280, 1},
     {0, 4, false, true, 448, 2, ANY, 1, 1792, 8},
     {0, 8, true, false, 512, 2, ANY, 1, 4096, 0},
@@ -78,6 +79,7 @@ constexpr norm_shape LAYER_SUM[] = {
 };
 constexpr norm_shape MODULATION[] = {
     {0, 3, true, true, 256, 3, FEW, 1, 384, 0},
+    {0, 3, true, true, 256, 4, ANY, 384, 384, 0},
     {0, 4, true, true, 256, 3, ANY, 1, 512, 0},
     {0, 3, true, true, 256, 3, ANY, 1, 288, 0},
     {0, 5, false, true, 512, 1, ANY, 129, 480, 1},
@@ -161,14 +163,6 @@ constexpr const auto &norm_shapes()
         return MODULATION;
     else
         return GATED;
-}
-
-/* Whether small calls of a shape prefetch x: of the shapes that small calls take, for each is compiled a second time.
- */
-constexpr bool norm_ahead(const norm_shape &s, norm_form form)
-{
-    return form == PLAIN ? s.rows == ABOUT_ONE || s.rows == FEW
-                         : (form == ADDED || form == RESIDUAL_SUM) && s.each == 2;
 }
 
 /* Threads of a row. */

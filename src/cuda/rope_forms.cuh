@@ -90,8 +90,10 @@ static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lea
     const int groups = p.side[0].groups + p.side[1].groups;
     for (p.part_groups = groups; p.part_groups * p.lanes > most && p.part_groups > 1; p.parts_log2++)
         p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
-    return launch(op, stream, rope_lean<T, FORM, HEADS>, tokens << p.parts_log2,
-                  dim3((unsigned)(p.part_groups * p.lanes + 31) / 32 * 32), 0, p);
+    const int64_t vectors = 2 * HEADS * p.lanes, threads = (p.part_groups * p.lanes + 31) / 32 * 32;
+    p.ask = asking_blocks(adze_cuda_sm_count(stream.device), tokens * groups * vectors, p.part_groups * vectors,
+                          threads, 24);
+    return launch(op, stream, rope_lean<T, FORM, HEADS>, tokens << p.parts_log2, dim3((unsigned)threads), 0, p);
 }
 
 /* One head a thread while the card has room for all threads, and for f32, whose heads are twice as long; else two. */
@@ -99,18 +101,19 @@ template <typename T, typename FORM>
 static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
 {
     const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
-    p.small = threads <= 2048 * (int64_t)adze_cuda_sm_count(stream.device);
     if constexpr (sizeof(T) < 4)
-        if (!p.small)
+        if (threads > 2048 * (int64_t)adze_cuda_sm_count(stream.device))
             return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
     return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
 }
 
 template <typename T, typename FORM>
-static adze_status rope_launch_across(const char *op, adze_stream stream, const rope_lean_params &p, int64_t tokens)
+static adze_status rope_launch_across(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
 {
     const int heads = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
     const dim3 threads((unsigned)(heads * p.lanes + 31) / 32 * 32);
+    const int64_t vectors = 2 * (p.side[0].heads + p.side[1].heads) * p.lanes;
+    p.ask = asking_blocks(adze_cuda_sm_count(stream.device), tokens * vectors, vectors, threads.x, 16);
     if constexpr (wide_tables<T, FORM>)
         if (heads > 1 && (int)threads.x <= across_threads<true>)
             return launch(op, stream, rope_across<T, FORM, true>, tokens, threads, 0, p);

@@ -50,7 +50,7 @@ struct rope_lean_params {
     int32_t part_groups;    /* groups of a block */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
     float eps, weight_offset;
-    bool small; /* x is prefetched */
+    uint32_t ask; /* the first blocks, which ask ahead for what they read */
 };
 
 /* N neighbouring elements of 8 bytes or more, as they were loaded. */
@@ -115,6 +115,16 @@ struct rope_columns {
         for (int i = 0; i < SETS; i++) {
             cos[i].read(cos_row + lane * N + i * p.table_half);
             sin[i].read(sin_row + lane * N + i * p.table_half);
+        }
+    }
+    __device__ __forceinline__ static void ask(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
+    {
+        const S *cos_row = (const S *)p.cos + s * p.cos_stride[1] + b * p.cos_stride[0];
+        const S *sin_row = (const S *)p.sin + s * p.sin_stride[1] + b * p.sin_stride[0];
+#pragma unroll
+        for (int i = 0; i < SETS; i++) {
+            prefetch(cos_row + lane * N + i * p.table_half);
+            prefetch(sin_row + lane * N + i * p.table_half);
         }
     }
     __device__ __forceinline__ float cos_at(int set, int j) const
@@ -281,6 +291,63 @@ __device__ __forceinline__ rope_token rope_locate(const rope_lean_params &p, uin
     return {b, token - b * p.seq};
 }
 
+/* Asks ahead for the weights, which all tokens share: of one head, or of all. */
+template <typename T, bool ACROSS>
+__device__ __forceinline__ void rope_ask_weights(const rope_lean_params &p, uint32_t block)
+{
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        if (block == 0 && threadIdx.x == 0 && p.side[k].weight)
+            prefetch_row(p.side[k].weight, 2 * p.half / VEC<T> * (ACROSS ? p.side[k].heads : 1));
+}
+
+/* What a thread of rope_lean has of a block: HEADS heads of q or of k, from the first on. */
+template <typename T, typename FORM, int HEADS>
+struct rope_share {
+    rope_token token;
+    int lane, first;
+    int heads; /* Lanes of a group that is not there have no heads and stay: the shuffles want them. */
+    bool k, turns;
+    int at, apart, x_head; /* its elements in a head, and from their first half to the second; from head to head */
+    const T *from;
+
+    __device__ __forceinline__ rope_share(const rope_lean_params &p, uint32_t block)
+    {
+        constexpr int W = VEC<T>;
+        token = rope_locate(p, block >> p.parts_log2);
+        const int group = (int)(threadIdx.x * p.inverse_lanes >> 16);
+        lane = (int)threadIdx.x - group * p.lanes;
+        const int part = (int)(block & ((1u << p.parts_log2) - 1));
+        first = part * p.part_groups + group;
+        k = first >= p.side[0].groups;
+        if (k)
+            first -= p.side[0].groups;
+        first *= HEADS;
+        heads = group < p.part_groups ? (k ? p.side[1].heads : p.side[0].heads) - first : 0;
+        turns = !FORM::REST || lane < p.turning;
+        at = turns ? lane * W : 2 * (p.half + (lane - p.turning) * W), apart = turns ? p.half : W;
+        x_head = k ? p.side[1].x_head : p.side[0].x_head;
+        from = (const T *)(k ? p.side[1].x : p.side[0].x) +
+               token.b * (k ? p.side[1].x_stride[0] : p.side[0].x_stride[0]) +
+               token.s * (k ? p.side[1].x_stride[1] : p.side[0].x_stride[1]) + (int64_t)first * x_head + at;
+    }
+};
+
+template <typename T, typename FORM, int HEADS>
+__device__ __forceinline__ void rope_ask(const rope_lean_params &p)
+{
+    const uint32_t block = anew(blockIdx.x);
+    const rope_share<T, FORM, HEADS> t(p, block);
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+        if (h < t.heads)
+            prefetch(t.from + h * t.x_head), prefetch(t.from + h * t.x_head + t.apart);
+    if (t.lane == (int)threadIdx.x && t.turns)
+        rope_columns<T, FORM>::ask(p, t.token.b, t.token.s, t.lane);
+    if (FORM::NORM)
+        rope_ask_weights<T, false>(p, block);
+}
+
 /* Blocks of a multiprocessor, at least (0: left to the compiler), where many registers would hold nothing. */
 template <typename FORM, int HEADS>
 constexpr int rope_blocks = FORM::NORM &&HEADS > 1 ? 3 : 0;
@@ -290,26 +357,13 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     rope_lean(const __grid_constant__ rope_lean_params p)
 {
     constexpr int W = VEC<T>;
-    const auto [b, s] = rope_locate(p, blockIdx.x >> p.parts_log2);
-    const int group = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - group * p.lanes;
-    const int part = (int)(blockIdx.x & ((1u << p.parts_log2) - 1));
-    int first = part * p.part_groups + group;
-    const bool k = first >= p.side[0].groups;
-    if (k)
-        first -= p.side[0].groups;
-    first *= HEADS;
-    /* Lanes of a group that is not there have no heads and stay: the shuffles want them. */
-    const int heads = group < p.part_groups ? (k ? p.side[1].heads : p.side[0].heads) - first : 0;
-    const bool turns = !FORM::REST || lane < p.turning;
-    const int at = turns ? lane * W : 2 * (p.half + (lane - p.turning) * W), apart = turns ? p.half : W;
-    const int x_head = k ? p.side[1].x_head : p.side[0].x_head;
+    if (blockIdx.x < p.ask)
+        rope_ask<T, FORM, HEADS>(p);
+    const rope_share<T, FORM, HEADS> share(p, blockIdx.x);
+    const auto [token, lane, first, heads, k, turns, at, apart, x_head, from] = share;
+    const auto [b, s] = token;
     const int out_head = k ? p.side[1].out_head : p.side[0].out_head;
-    const T *from = (const T *)(k ? p.side[1].x : p.side[0].x) +
-                    b * (k ? p.side[1].x_stride[0] : p.side[0].x_stride[0]) +
-                    s * (k ? p.side[1].x_stride[1] : p.side[0].x_stride[1]) + (int64_t)first * x_head + at;
     pdl_launch_next();
-    if (!FORM::NORM && HEADS == 1 && p.small && heads > 0)
-        prefetch(from), prefetch(from + apart);
     if (!p.const_tables)
         pdl_wait();
 
@@ -376,12 +430,32 @@ constexpr bool wide_tables = sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE
 template <bool LATE>
 constexpr int across_threads = LATE ? ACROSS_THREADS * 3 / 4 : ACROSS_THREADS;
 
+template <typename T, typename FORM>
+__device__ __forceinline__ void rope_ask_across(const rope_lean_params &p)
+{
+    const uint32_t block = anew(blockIdx.x);
+    rope_ask_weights<T, true>(p, block);
+    const auto [b, s] = rope_locate(p, block);
+    const int head = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - head * p.lanes;
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        if (head < p.side[k].heads) {
+            const T *row = (const T *)p.side[k].x + b * p.side[k].x_stride[0] + s * p.side[k].x_stride[1] +
+                           (head * p.side[k].x_head + lane * VEC<T>);
+            prefetch(row), prefetch(row + p.half);
+        }
+    if (head == 0)
+        rope_columns<T, FORM>::ask(p, b, s, lane);
+}
+
 template <typename T, typename FORM, bool LATE>
 __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && !LATE ? 1 : ACROSS_BLOCKS)
     rope_across(const __grid_constant__ rope_lean_params p)
 {
     constexpr int W = VEC<T>;
     __shared__ float2 part[ACROSS_THREADS / 32];
+    if (blockIdx.x < p.ask)
+        rope_ask_across<T, FORM>(p);
     const auto [b, s] = rope_locate(p, blockIdx.x);
     const int head = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - head * p.lanes;
     pdl_launch_next();
