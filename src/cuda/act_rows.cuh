@@ -67,6 +67,8 @@ template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
 __device__ __forceinline__ void act_ask(const act_params_of<W> &p)
 {
     int64_t piece, start[ACT_TENSORS];
+    if (!p.late)
+        pdl_launch_next();
     act_locate<W, UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
     if (threadIdx.x > 0)
         return;

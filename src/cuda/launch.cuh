@@ -10,7 +10,9 @@ extern "C" int adze_cuda_pdl(int device);      /* device.cu: whether launches on
 extern "C" int adze_cuda_clusters(int device); /* device.cu: whether this build's kernels may run there in clusters */
 
 /* With PDL a kernel starts while the one before it on the stream still runs. Every block calls pdl_wait() before it
-   touches memory that another kernel may write, and before it exits; pdl_launch_next() comes early. */
+   touches memory that another kernel may write, and before it exits; pdl_launch_next() comes early, and before a
+   block asks ahead: a chain of small kernels is as fast as each lets the next one start. A second call does nothing.
+ */
 __device__ __forceinline__ void pdl_wait()
 {
 #if __CUDA_ARCH__ >= 900

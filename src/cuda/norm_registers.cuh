@@ -162,6 +162,7 @@ template <typename T, typename S, norm_form FORM, int LANES, int VECTORS, bool F
 __device__ __forceinline__ void norm_ask(const norm_lean<FORM> &p)
 {
     constexpr int lanes = LANES ? LANES : 32, side = VEC<T> * (int)sizeof(S) / 16;
+    pdl_launch_next();
     const uint32_t block = anew(blockIdx.x), in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
     const void *row[row_tensors<FORM>];

@@ -336,6 +336,7 @@ struct rope_share {
 template <typename T, typename FORM, int HEADS>
 __device__ __forceinline__ void rope_ask(const rope_lean_params &p)
 {
+    pdl_launch_next();
     const uint32_t block = anew(blockIdx.x);
     const rope_share<T, FORM, HEADS> t(p, block);
 #pragma unroll
@@ -433,6 +434,7 @@ constexpr int across_threads = LATE ? ACROSS_THREADS * 3 / 4 : ACROSS_THREADS;
 template <typename T, typename FORM>
 __device__ __forceinline__ void rope_ask_across(const rope_lean_params &p)
 {
+    pdl_launch_next();
     const uint32_t block = anew(blockIdx.x);
     rope_ask_weights<T, true>(p, block);
     const auto [b, s] = rope_locate(p, block);
