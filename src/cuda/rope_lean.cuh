@@ -107,25 +107,23 @@ struct rope_columns {
     static constexpr int W = VEC<T>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
     static constexpr int SETS = FORM::ONCE && !FORM::INTERLEAVED ? 1 : 2;
     rope_words<S, N> cos[SETS], sin[SETS];
-    __device__ __forceinline__ void read(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
+    /* use(set, cos, sin): where they are. */
+    template <typename F>
+    __device__ __forceinline__ static void at(const rope_lean_params &p, uint32_t b, uint32_t s, int lane, F use)
     {
         const S *cos_row = (const S *)p.cos + s * p.cos_stride[1] + b * p.cos_stride[0];
         const S *sin_row = (const S *)p.sin + s * p.sin_stride[1] + b * p.sin_stride[0];
 #pragma unroll
-        for (int i = 0; i < SETS; i++) {
-            cos[i].read(cos_row + lane * N + i * p.table_half);
-            sin[i].read(sin_row + lane * N + i * p.table_half);
-        }
+        for (int i = 0; i < SETS; i++)
+            use(i, cos_row + lane * N + i * p.table_half, sin_row + lane * N + i * p.table_half);
+    }
+    __device__ __forceinline__ void read(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
+    {
+        at(p, b, s, lane, [this](int i, const S *c, const S *n) { cos[i].read(c), sin[i].read(n); });
     }
     __device__ __forceinline__ static void ask(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
     {
-        const S *cos_row = (const S *)p.cos + s * p.cos_stride[1] + b * p.cos_stride[0];
-        const S *sin_row = (const S *)p.sin + s * p.sin_stride[1] + b * p.sin_stride[0];
-#pragma unroll
-        for (int i = 0; i < SETS; i++) {
-            prefetch(cos_row + lane * N + i * p.table_half);
-            prefetch(sin_row + lane * N + i * p.table_half);
-        }
+        at(p, b, s, lane, [](int, const S *c, const S *n) { prefetch(c), prefetch(n); });
     }
     __device__ __forceinline__ float cos_at(int set, int j) const
     {
