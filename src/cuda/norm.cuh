@@ -19,13 +19,13 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> p,
                          : threads > 32                    ? 2
                                                            : 4;
     const dim3 block = LANES ? dim3((unsigned)(threads * rows)) : dim3((unsigned)threads, (unsigned)rows);
-    /* Half of x is asked for; where a residual is, of x a small call's alone. */
+    /* Half of x is asked for. Where there is a residual, that is asked for instead, but in small calls both are. */
     const int64_t all = p.rows.count * (int64_t)p.vectors;
-    const bool asks = !has_residual<FORM> || all <= 512 * (int64_t)sm_count;
+    const bool asks = !has_residual<FORM> || all <= ASK_LEAST * sm_count;
     p.ask =
         asks ? asking_blocks(sm_count, all / 2, rows * p.vectors, threads * rows, LANES || modulates<FORM> ? 24 : 32)
              : 1;
-    p.ask_residual = (uint32_t)(sm_count * (2048 / (threads * rows)));
+    p.ask_residual = (uint32_t)blocks_at_once(sm_count, threads * rows);
     const auto kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>;
     return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);
 }

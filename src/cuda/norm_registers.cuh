@@ -195,8 +195,9 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
     constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
     __shared__ __align__(16) float part[LANES ? 1 : 2][LANES ? 1 : NORM_ROWS][32];
-    if (FORM != BLOCK && blockIdx.x < p.ask)
-        norm_ask<T, S, FORM, LANES, VECTORS, FULL>(p);
+    if constexpr (FORM != BLOCK)
+        if (blockIdx.x < p.ask)
+            norm_ask<T, S, FORM, LANES, VECTORS, FULL>(p);
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
     const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;

@@ -102,7 +102,7 @@ static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_lean
 {
     const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
     if constexpr (sizeof(T) < 4)
-        if (threads > 2048 * (int64_t)adze_cuda_sm_count(stream.device))
+        if (threads > SM_THREADS * adze_cuda_sm_count(stream.device))
             return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
     return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
 }

@@ -429,6 +429,12 @@ constexpr bool wide_tables = sizeof(typename FORM::S) > sizeof(T) && !FORM::ONCE
 template <bool LATE>
 constexpr int across_threads = LATE ? ACROSS_THREADS * 3 / 4 : ACROSS_THREADS;
 
+template <typename T>
+__device__ __forceinline__ const T *across_row(const rope_lean_side &side, uint32_t b, uint32_t s, int head, int lane)
+{
+    return (const T *)side.x + b * side.x_stride[0] + s * side.x_stride[1] + (head * side.x_head + lane * VEC<T>);
+}
+
 template <typename T, typename FORM>
 __device__ __forceinline__ void rope_ask_across(const rope_lean_params &p)
 {
@@ -440,8 +446,7 @@ __device__ __forceinline__ void rope_ask_across(const rope_lean_params &p)
 #pragma unroll
     for (int k = 0; k < 2; k++)
         if (head < p.side[k].heads) {
-            const T *row = (const T *)p.side[k].x + b * p.side[k].x_stride[0] + s * p.side[k].x_stride[1] +
-                           (head * p.side[k].x_head + lane * VEC<T>);
+            const T *row = across_row<T>(p.side[k], b, s, head, lane);
             prefetch(row), prefetch(row + p.half);
         }
     if (head == 0)
@@ -482,8 +487,7 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
 #pragma unroll
     for (int k = 0; k < 2; k++)
         if (head < p.side[k].heads) {
-            const T *row = (const T *)p.side[k].x + b * p.side[k].x_stride[0] + s * p.side[k].x_stride[1] +
-                           (head * p.side[k].x_head + lane * W);
+            const T *row = across_row<T>(p.side[k], b, s, head, lane);
             x[k][0].read(row);
             x[k][1].read(row + p.half);
         }
