@@ -1,5 +1,5 @@
-"""What the ops compute, in torch, by the names of adze's fields: as users write it (`eager`), as torch.compile gets it
-(`plain`: in float, rounded once), as Liger has it, and in double with a bound of what float may be off (`definition`).
+"""What the ops compute, in torch, by the names of adze's fields: as users write it (`eager`), as torch.compile gets
+it (`plain`: in float, rounded once), as Liger has it, and in double with a bound of float's error (`definition`).
 """
 
 import torch

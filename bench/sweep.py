@@ -1,6 +1,7 @@
-"""`compare_torch.py --sweep`: random calls of every op, each held to its definition and timed beside what PyTorch users
-have. What torch.compile makes is compiled before, by several processes at once, into the cache that it keeps on disk;
-it chooses between its configurations afterwards, when nothing else runs.
+"""`compare_torch.py --sweep`: random calls of every op, each held to its definition and timed beside its peers.
+
+What torch.compile makes is compiled before, by several processes at once, into the cache that it keeps on disk; it
+chooses between its configurations afterwards, when nothing else runs.
 """
 
 import json
@@ -93,16 +94,12 @@ def proven(call, adze, tuned, given):
 
 
 def configure():
-    """In every process the same: compile here, and choose a configuration by timing it in the process that uses it."""
+    """In every process the same, as the number of threads is: both are in the keys of the cache. A configuration is
+    chosen by the process that uses it."""
     from torch._inductor import config
 
     config.compile_threads = 1
     config.autotune_local_cache = False
-
-
-def warm_start():
-    torch.set_num_threads(1)
-    configure()
 
 
 def warm(job):
@@ -124,7 +121,7 @@ def warm(job):
 def compile_before(calls, device, tuned, workers, seconds):
     """How many were compiled in that time."""
     deadline, done = time.monotonic() + seconds, 0
-    with multiprocessing.get_context("spawn").Pool(workers, warm_start) as pool:
+    with multiprocessing.get_context("spawn").Pool(workers, configure) as pool:
         results = pool.imap_unordered(warm, [(call, device, tuned) for call in calls])
         try:
             for _ in calls:
