@@ -8,6 +8,8 @@ import json
 import pathlib
 import sys
 
+from sweep_report import told, worst
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 NAMES = {
@@ -124,6 +126,30 @@ def models_section(run):
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
 
+def sweep_section(run):
+    """The worst of random calls, and how many miss what is asked of them."""
+    machine, settings = run["machine"], run["settings"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    text = f"### Random calls beside PyTorch {machine['torch']}: {where}\n\n{source(run)}."
+    if run["clocks"]:
+        text += f" Driver {run['driver']}, clocks: {run['clocks']}."
+    text += (
+        f" Seed {settings['seed']}, copy {run['copy_gbps']:.5g} GB/s. torch.compile is "
+        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{told(run['summary'])}\n\n"
+    )
+    cells = []
+    for row in worst(run["rows"]):
+        cell = [f"`{row['line']}`", "yes" if row["aligned"] else "no"]
+        if "ratio" in row:
+            cell += [number(row["us"]["adze"]), f"{number(row['us'][row['best']])} ({NAMES[row['best']]})"]
+            cell += [f"{100 * row['share']:.0f} %", f"{row['ratio']:.2f}"]
+        else:
+            cell += ["-", "-", "-", "-" if row["error"] <= 1 else "wrong"]
+        cells.append(cell)
+    head = [f"the {len(cells)} worst, us", "rows on 16-byte borders", "adze", "best of the others", "share of copy"]
+    return text + table([*head, "best peer / adze"], cells) + "\n"
+
+
 def host_section(run):
     """What a call costs the host: adze's operator beside one in C++, and adze's Python function."""
     machine, rows = run["machine"], run["rows"]
@@ -143,6 +169,8 @@ def performance(found):
         for run in recorded:
             if "adze_host_cost" in run:
                 text += host_section(run)
+            elif "adze_sweep" in run:
+                text += sweep_section(run)
             elif "adze_models" in run:
                 text += models_section(run) if "ms" in run["rows"][0] else ""
             else:
