@@ -116,6 +116,7 @@ def rotated(x, cos, sin, pairs, rotary_dim):
 
 
 def rope(q, cos, sin, pairs, rotary_dim, heads_first, k=None):
+    rotary_dim = rotary_dim or q.shape[-1]
     cos, sin = (over_heads(table, rotary_dim, pairs, heads_first) for table in (cos, sin))
     found = [rotated(x, cos, sin, pairs, rotary_dim).to(x.dtype) for x in (q, k) if x is not None]
     return found[0] if k is None else tuple(found)
@@ -282,7 +283,7 @@ def defined_gated_add(got, x, residual, gate):
 
 
 def defined_rotation(x, off, cos, sin, numbers):
-    pairs, rotary_dim = numbers["pairs"], numbers["rotary_dim"]
+    pairs, rotary_dim = numbers["pairs"], numbers["rotary_dim"] or x.shape[-1]
     cos, sin = (over_heads(t.double(), rotary_dim, pairs, numbers["heads_first"]) for t in (cos, sin))
     turned, before = rotated(x, cos, sin, pairs, rotary_dim), off[..., :rotary_dim]
     parts = x[..., :rotary_dim]

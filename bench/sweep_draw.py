@@ -138,10 +138,12 @@ class Draw:
     # ---- The ops ----
 
     def norm(self, op):
-        dim = self.length()
-        residual, modulated = self.chance(0.35), self.chance(0.4)
+        dim, heads = self.length(), self.chance(0.15)
+        residual, modulated = self.chance(0.35), self.chance(0.4) and not heads
+        if heads:  # of an attention layer: a norm of each
+            dim = 8 * self.rng.randrange(4, 33)
         count = self.count(dim * SIZES[self.dtype] * (4 if residual else 2))
-        shape = (count, dim)
+        shape = (max(1, count // 32), 32, dim) if heads else (count, dim)
         if modulated:
             batch = self.rng.choice([1, 1, 2, 4])
             shape = (batch, max(1, count // batch), dim)
