@@ -20,6 +20,17 @@ NAMES = {
     "liger": "Liger",
 }
 README_ROWS = 12
+OWN = "adze's own"
+PARTS = {
+    "launch": "cudaLaunchKernelEx, an empty kernel",
+    "launch, PDL": "the same, with programmatic dependent launch",
+    "launch, PDL, parameters": "the same, with 192 bytes of parameters",
+    "C, no elements": "adze_rms_norm from C, no elements (nothing is launched)",
+    "C, one row": "adze_rms_norm from C",
+    "operator in C++": "an operator in C++ that allocates its output",
+    "torch.ops.adze": "torch.ops.adze.rms_norm",
+    OWN: "adze's own",
+}
 
 INTRO = """# Performance
 
@@ -159,7 +170,20 @@ def host_section(run):
         [row["case"], *(f"{row[key]:.0f}" for key in ("C++", "adze", "function")), f"{row['ratio']:.2f}"]
         for row in rows
     ]
-    return text + table(["ns", "operator in C++", "torch.ops.adze", "adze.rms_norm", "adze / C++"], cells) + "\n"
+    text += table(["ns", "operator in C++", "torch.ops.adze", "adze.rms_norm", "adze / C++"], cells) + "\n"
+    if "parts" not in run:
+        return text
+    parts = run["parts"]
+    text += table(
+        ["one row, in parts", "ns"], [[PARTS[name], f"{parts[name]:.0f}"] for name in PARTS if name in parts]
+    )
+    launch = parts.get("launch, PDL, parameters")
+    taken = f"{parts['operator in C++']:.0f} are what an operator in C++ takes that launches nothing"
+    taken += f", {launch:.0f} are the launch" if launch else ""
+    return text + (
+        f"\nOf the {parts['torch.ops.adze']:.0f} ns of torch.ops.adze {taken}: adze's own are {parts[OWN]:.0f}, "
+        f"{100 * parts[OWN] / parts['torch.ops.adze']:.0f} %.\n\n"
+    )
 
 
 def performance(found):
