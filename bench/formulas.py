@@ -116,6 +116,7 @@ def rotated(x, cos, sin, pairs, rotary_dim):
 
 
 def rope(q, cos, sin, pairs, rotary_dim, heads_first, k=None):
+    rotary_dim = rotary_dim or q.shape[-1]
     cos, sin = (over_heads(table, rotary_dim, pairs, heads_first) for table in (cos, sin))
     found = [rotated(x, cos, sin, pairs, rotary_dim).to(x.dtype) for x in (q, k) if x is not None]
     return found[0] if k is None else tuple(found)
@@ -282,7 +283,7 @@ def defined_gated_add(got, x, residual, gate):
 
 
 def defined_rotation(x, off, cos, sin, numbers):
-    pairs, rotary_dim = numbers["pairs"], numbers["rotary_dim"]
+    pairs, rotary_dim = numbers["pairs"], numbers["rotary_dim"] or x.shape[-1]
     cos, sin = (over_heads(t.double(), rotary_dim, pairs, numbers["heads_first"]) for t in (cos, sin))
     turned, before = rotated(x, cos, sin, pairs, rotary_dim), off[..., :rotary_dim]
     parts = x[..., :rotary_dim]
@@ -328,11 +329,10 @@ DEFINITION = {
 def held_to_definition(op, got, fields):
     """How far outputs are off, as a part of what they may be: the float error, and half a unit of their dtype. More
     than 1 is wrong; so is NaN. Also the exact values."""
-    worst, exacts = 0.0, []
+    parts, exacts = [], []
     for out, (exact, off) in zip(got, DEFINITION[op](got, **fields), strict=True):
         info = torch.finfo(out.dtype)
         allowed = off + (info.eps / 2) * (exact.abs() + off + info.smallest_normal)
-        part = ((out.double() - exact).abs() / allowed).amax().item()
-        worst = part if not part <= worst else worst
+        parts.append(((out.double() - exact).abs() / allowed).amax())
         exacts.append(exact)
-    return worst, exacts
+    return torch.stack(parts).amax().item(), exacts

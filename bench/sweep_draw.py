@@ -11,7 +11,8 @@ BYTES = (64 << 10, 600 << 20)
 TINY_DIM, TINY_BYTES = (32, 2000), (4 << 10, 64 << 10)
 GROUP_SHAPES = [  # channels and positions (height, width) of U-Nets and VAEs; a draw changes the size and the batch
     (128, 512, 512), (128, 256, 256), (256, 256, 256), (256, 128, 128), (320, 128, 128), (320, 64, 64),
-    (512, 128, 128), (512, 64, 64), (640, 64, 64), (640, 32, 32), (960, 32, 32), (1280, 32, 32), (1280, 16, 16), (2560, 16, 16),
+    (512, 128, 128), (512, 64, 64), (640, 64, 64), (640, 32, 32), (960, 32, 32), (1280, 32, 32), (1280, 16, 16),
+    (2560, 16, 16),
 ]  # fmt: skip
 
 
@@ -137,10 +138,12 @@ class Draw:
     # ---- The ops ----
 
     def norm(self, op):
-        dim = self.length()
-        residual, modulated = self.chance(0.35), self.chance(0.4)
+        dim, heads = self.length(), self.chance(0.15)
+        residual, modulated = self.chance(0.35), self.chance(0.4) and not heads
+        if heads:  # of an attention layer: a norm of each
+            dim = 8 * self.rng.randrange(4, 33)
         count = self.count(dim * SIZES[self.dtype] * (4 if residual else 2))
-        shape = (count, dim)
+        shape = (max(1, count // 32), 32, dim) if heads else (count, dim)
         if modulated:
             batch = self.rng.choice([1, 1, 2, 4])
             shape = (batch, max(1, count // batch), dim)
