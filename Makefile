@@ -139,7 +139,7 @@ $(B)/adze.pc: adze.pc.in $(B)/flags
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
-	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 $(K)/src/cpu/%.o: src/cpu/%.c $(K)/kernel_flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"

@@ -154,15 +154,15 @@ struct norm_view {
             any_store<T, W>((T *)row(SUM), start, dim, h);
         round_if<T, W>(!(p.g.rounding & ADZE_FLOAT_SUM), h);
     }
-    /* From the normalised value to what is stored. Without SIDES a weight of dtype T has been fetched. */
-    template <bool SIDES>
+    /* From the normalised value to what is stored. EARLY: a weight of dtype T has been fetched. */
+    template <bool SIDES, bool EARLY>
     __device__ __forceinline__ void write(I start, const any_vector<16> &weight, float (&y)[W]) const
     {
         const bool steps = SIDES && p.g.rounding & ADZE_ROUND_STEPS && (p.g.data[SCALE] || p.g.data[SHIFT]);
         float side[W];
         round_if<T, W>(p.g.rounding & ADZE_ROUND_NORM, y);
         if (p.g.weight) {
-            if (SIDES || p.g.weight_f32)
+            if (!EARLY || p.g.weight_f32)
                 read((const char *)p.g.weight, p.g.end[WEIGHT_END], p.g.weight_f32, WEIGHT_END, start, side);
             else
                 weight.template get<T>(any_shift((const T *)p.g.weight + (int64_t)start), side);
@@ -258,7 +258,8 @@ template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER, ty
 __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r, norm_shared<IN_CLUSTER> &shared)
 {
     constexpr bool HELD = VECTORS > 0;
-    constexpr int W = VEC<T>, N = HELD ? VECTORS : 2, EARLY = SIDES ? 1 : N; /* weights that are fetched early */
+    constexpr int W = VEC<T>, N = HELD ? VECTORS : 2;
+    constexpr bool EARLY = !SIDES && N <= 4; /* weights are fetched before the sum is known */
     const bool writes = r < p.rows.count;
     const int warp = (int)(threadIdx.x + threadIdx.y * blockDim.x) / 32;
     const norm_view<T, I, norm_rows_of<VECTORS>> v = {p, p.rows.split(writes ? r : p.rows.count - 1),
@@ -269,7 +270,7 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
     const I last = IN_CLUSTER ? min(v.dim, ((I)cluster_rank() + 1) * (I)p.part * W - head) : v.dim;
     const bool adds = SIDES && p.g.data[RESIDUAL], again = adds && (!HELD || p.g.rounding & ADZE_FLOAT_SUM);
     packed<T> x[N];
-    any_vector<16> weight[EARLY];
+    any_vector<16> weight[EARLY ? N : 1];
 
     const auto fetch = [&](I from) {
         const any_row<I> row = v.open(X);
@@ -338,7 +339,7 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
             sum += CENTRED ? h[j] : h[j] * h[j];
         return now;
     });
-    if constexpr (!SIDES)
+    if constexpr (EARLY)
         if (p.g.weight && !p.g.weight_f32) {
             const any_row<I> row = v.open_weight();
 #pragma unroll
@@ -370,7 +371,7 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
 #pragma unroll
             for (int j = 0; j < W; j++)
                 h[j] = (h[j] - mean) * factor;
-            v.template write<SIDES>(start, weight[SIDES ? 0 : n], h);
+            v.template write<SIDES, EARLY>(start, weight[EARLY ? n : 0], h);
         }
         return now;
     });
