@@ -308,8 +308,9 @@ void adze_dependency_self(const adze_check_options *options, adze_tally *tally)
     if (!message) {
         self_on(&d, options->verbose, tally);
     } else {
-        printf("--   self: kernels that wait too late skipped: %s\n", message);
-        tally->skipped++;
+        printf("%s   self: kernels that wait too late %s: %s\n", options->require ? "FAIL" : "--",
+               options->require ? "are required" : "skipped", message);
+        options->require ? tally->failed++ : tally->skipped++;
     }
     adze_dependency_close(&d);
 }
