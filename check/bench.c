@@ -188,7 +188,8 @@ static int make_proof(adze_trial *t, const adze_line *line, adze_stream stream, 
         memcpy(period, t->period, sizeof period);
         if (!cut(&small, &probe, &n, t->period)) {
             if (n > PROOF_MOST) {
-                snprintf(error, error_size, "the call is too large to be proven: one row has %lld elements",
+                snprintf(error, error_size,
+                         "the call is too large to be proven: one row of all its tensors has %lld elements",
                          (long long)n);
                 return 0;
             }
