@@ -2,18 +2,21 @@
 #include "check.h"
 #include "cli.h"
 
-static const char help[] = "adze check [OP] [--device cpu|cuda|N] [--kernel K] [--require=cuda] [--self] [--huge]\n"
-                           "           [-v]\n\n"
-                           "Runs every kernel that this machine can run on every case, against the definition in\n"
-                           "double: limits in units of the last place, guard zones, a bitwise equal second run,\n"
-                           "and calls that must be refused.\n\n"
-                           "  OP              one op only\n"
-                           "  --device D      one device only (default: the CPU and every GPU)\n"
-                           "  --kernel K      one kernel of each op only, such as cpu_avx2\n"
-                           "  --require=cuda  fail where there is no CUDA device\n"
-                           "  --self          run kernels that are broken on purpose; each must be caught\n"
-                           "  --huge          also calls above 2^31 elements, on GPUs with the memory for them\n"
-                           "  -v              a line per case\n";
+static const char help[] =
+    "adze check [OP] [--device cpu|cuda|N] [--kernel K] [--require=cuda] [--self] [--huge]\n"
+    "           [-v]\n\n"
+    "Runs every kernel that this machine can run on every case, against the definition in\n"
+    "double: limits in units of the last place, guard zones, a bitwise equal second run,\n"
+    "and calls that must be refused. A CUDA kernel also runs behind a slow producer of its\n"
+    "inputs, in a stream and in a graph: it must wait for them.\n\n"
+    "  OP              one op only\n"
+    "  --device D      one device only (default: the CPU and every GPU); it fails where that is\n"
+    "                  not there\n"
+    "  --kernel K      one kernel of each op only, such as cpu_avx2\n"
+    "  --require=cuda  fail where there is no CUDA device\n"
+    "  --self          run kernels that are broken on purpose; each must be caught\n"
+    "  --huge          also calls above 2^31 elements, on GPUs with the memory for them\n"
+    "  -v              a line per case\n";
 
 int adze_cli_check(int argc, char **argv)
 {

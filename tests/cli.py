@@ -79,6 +79,7 @@ def devices(adze):
         adze.says(1, r"CUDA.*\n0 passed, 1 failed, 0 skipped", "check", "rms_norm", "--device=cuda")
         adze.says(1, r"FAIL +cuda kernels are required", "check", "rope_table", "--require=cuda")
         adze.says(1, r"FAIL +self: kernels that wait too late", "check", "--self", "gated_add", "--require=cuda")
+        adze.says(1, r"FAIL +self: kernels that wait too late", "check", "--self", "gated_add", "--device=cuda")
         adze.says(0, r"--   self: kernels that wait too late skipped", "check", "--self", "gated_add")
 
 
