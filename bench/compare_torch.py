@@ -4,6 +4,10 @@ captured graphs, variants in turn, medians. On the CPU: as a user calls an op, w
 memory that the allocator kept.
 
     python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
+    python3 bench/compare_torch.py --sweep [--seed N] [--count N] [--seconds S] [--op NAME] [--json FILE]
+
+With --sweep calls of every op are drawn from a seed, with shapes, strides, offsets and dtypes that nobody chose; each
+is held to its definition, timed in the same way, and the worst are shown with the lines that `adze run` repeats.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import subprocess
 import sys
 import time
 
+import sweep_draw
 import torch
 import torch.nn.functional as F
 from adze_ctypes import ROOT, Adze
@@ -171,7 +176,7 @@ GPU_CASES += [("layer_norm + modulate", shape, "bf16") for shape in [(4992, 2048
 GPU_CASES += [("silu_mul", (rows, 14336), "bf16") for rows in [1, 1024, 8192]]
 GPU_CASES += [("rope", (tokens, 128), "bf16") for tokens in [1, 512, 32768]]
 CPU_CASES = [(op, (32768, 4096), t) for op in ["rms_norm", "layer_norm", "silu_mul"] for t in ["bf16", "f32"]]
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 class New:
@@ -230,12 +235,12 @@ def capture(function, sets, calls):
     return graph, held
 
 
-def time_on_gpu(variants, sets, calls):
+def time_on_gpu(variants, sets, calls, rounds=ROUNDS):
     other = torch.zeros(COLD // 4, device="cuda", dtype=torch.int32)
     graphs = {name: capture(function, sets, calls) for name, function in variants.items()}
     samples = {name: [] for name in variants}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for name, (graph, _) in graphs.items():
             other.sum()
             begin.record()
@@ -268,12 +273,12 @@ def keep_freed_memory():
     return libc.mallopt(mmap_max, 0) and libc.mallopt(trim_threshold, -1)
 
 
-def time_on_cpu(variants, tensors):
+def time_on_cpu(variants, tensors, seconds=CPU_SECONDS):
     samples = {name: [] for name in variants}
     for turn in range(4):
         for name, function in variants.items():
             calls, begin = 0, time.perf_counter()
-            while calls < 2 or time.perf_counter() - begin < CPU_SECONDS:
+            while calls < 2 or time.perf_counter() - begin < seconds:
                 function(*tensors)
                 calls += 1
             if turn:
@@ -335,12 +340,28 @@ def commit():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--op", choices=OPS)
+    parser.add_argument("--op", help="one op only")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--json")
     parser.add_argument("--lib")
     parser.add_argument("--commit", help="what the library was built from, where git cannot say")
+    parser.add_argument("--sweep", action="store_true", help="random calls of every op")
+    sweep_options = parser.add_argument_group("with --sweep")
+    sweep_options.add_argument("--seed", type=int, default=1)
+    sweep_options.add_argument("--count", type=int, default=60, help="of calls (60)")
+    sweep_options.add_argument("--seconds", type=float, default=150, help="then no further call is begun (150)")
+    sweep_options.add_argument("--plain", action="store_true", help="torch.compile without max_autotune")
+    sweep_options.add_argument("--workers", type=int, help="processes that compile before (on a GPU: a core each)")
+    sweep_options.add_argument("--tiny", action="store_true", help="small calls, as on the CPU")
+    sweep_options.add_argument("--verbose", action="store_true", help="show every call")
     options = parser.parse_args()
+    known = sweep_draw.OPS if options.sweep else OPS
+    if options.op not in (None, *known):
+        parser.error(f"there is no op {options.op!r} here; there are {', '.join(known)}")
+    if options.sweep:
+        import sweep
+
+        return sweep.run(options, Adze(torch, options.lib))
     on_gpu = options.device == "cuda"
     cases = GPU_CASES if on_gpu else CPU_CASES
     cases = [c for c in cases if options.op in (None, c[0]) and options.dtype in (None, c[2])]
@@ -373,7 +394,8 @@ def main():
         with open(options.json, "w") as file:
             json.dump(whole | {"rows": rows}, file, indent=1)
             file.write("\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
