@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _every_module
 
+from . import generating
 from ._ops import add_op_namespace_prefix
 from .fingerprint import fingerprint, unwrapped
 
@@ -454,7 +455,9 @@ class PatchHandle:
     def forget_compiled(self):
         """Drops what transformers keeps of a compiled forward: it was compiled from other functions."""
         for root in self.roots.values():
+            patched = bool(active_handles(root))
             for module in root.modules():
+                generating.settle(module, patched)
                 module.__dict__.pop("_compiled_call", None)
                 module.__dict__.pop("_last_compile_config", None)
                 if module.__dict__.get("_compiled_call_impl") is not None:
