@@ -158,7 +158,8 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vector
     norm_cut cut = {0, 1, ANY_THREADS, 1};
     if (!rows_are_near(g.rows) || g.dim > 1 << 28)
         return cut;
-    const int64_t held = 4 * ANY_THREADS, held_long = 8 * ANY_LONG_THREADS; /* vectors of a block, at most */
+    const bool sides = norm_has_sides(g);
+    const int64_t held = 4 * ANY_THREADS, held_long = 8 * any_threads(8, sides); /* vectors of a block, at most */
     const int clusters = adze_cuda_clusters(s.device) ? ANY_CLUSTER : 1;
     if (vectors <= (few ? held / 2 : 128))
         cut.vectors = 2;

@@ -15,8 +15,13 @@
 #include "rows.cuh"
 #include "unaligned.cuh"
 
-/* Of a block, where a thread has up to 4 vectors and where it has 8; of a block; of a cluster: at most. */
-constexpr int ANY_THREADS = 256, ANY_LONG_THREADS = 512, ANY_ROWS = 32, ANY_CLUSTER = 8;
+constexpr int ANY_THREADS = 256, ANY_LONG_THREADS = 512; /* of a block, at most */
+constexpr int ANY_ROWS = 32, ANY_CLUSTER = 8;            /* rows of a block, blocks of a cluster, at most */
+/* Threads that have 8 vectors each are as many as their registers allow. */
+constexpr int any_threads(int vectors, bool sides)
+{
+    return vectors > 4 && !sides ? ANY_LONG_THREADS : ANY_THREADS;
+}
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
 enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
@@ -372,7 +377,7 @@ constexpr int norm_any_blocks = 1;
 #endif
 
 template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER>
-__global__ void __launch_bounds__(VECTORS > 4 ? ANY_LONG_THREADS : ANY_THREADS, norm_any_blocks<VECTORS, SIDES>)
+__global__ void __launch_bounds__(any_threads(VECTORS, SIDES), norm_any_blocks<VECTORS, SIDES>)
     norm_any(const __grid_constant__ norm_any_of<VECTORS> p)
 {
     __shared__ __align__(16) norm_shared<IN_CLUSTER> shared;
@@ -389,6 +394,11 @@ __global__ void __launch_bounds__(VECTORS > 4 ? ANY_LONG_THREADS : ANY_THREADS, 
             __syncthreads(); /* shared is used again */
         }
     }
+}
+
+static bool norm_has_sides(const norm_params &g)
+{
+    return g.data[RESIDUAL] || g.data[SCALE] || g.data[SHIFT];
 }
 
 /* How a row is cut: `threads` of a row in each of `cluster` blocks, which have `rows` rows. */
@@ -415,8 +425,7 @@ template <typename T, bool CENTRED>
 static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g, int64_t vectors,
                                    const norm_cut &cut)
 {
-    const bool sides = g.data[RESIDUAL] || g.data[SCALE] || g.data[SHIFT];
-    switch (cut.vectors * 16 + (cut.cluster > 1) * 2 + sides) {
+    switch (cut.vectors * 16 + (cut.cluster > 1) * 2 + norm_has_sides(g)) {
     case 2 * 16: return norm_launch_cut<T, CENTRED, 2, false, false>(op, s, g, vectors, cut);
     case 4 * 16: return norm_launch_cut<T, CENTRED, 4, false, false>(op, s, g, vectors, cut);
     case 4 * 16 + 2: return norm_launch_cut<T, CENTRED, 4, false, true>(op, s, g, vectors, cut);
