@@ -20,9 +20,10 @@ template <typename ROWS>
 struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
     void *out;
-    int64_t dim;     /* elements of a row */
-    int64_t units;   /* vectors of a row, at most */
-    uint32_t pieces; /* of a row */
+    const void *gate_end, *value_end; /* of the tensors' memory */
+    int64_t dim;                      /* elements of a row */
+    int64_t units;                    /* vectors of a row, at most */
+    uint32_t pieces;                  /* of a row */
     int32_t act;
     bool steps;
     uint32_t ask; /* the first blocks, which ask ahead for what they read */
@@ -131,8 +132,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
         act_write<TIMES, false, T, W, UNITS>(y, v, out, units);
 }
 
-/* Any rows: a thread has ANY_UNITS items of a row, which are the vectors of its body and then the elements of its
-   ends (unaligned.cuh). */
+/* Any rows: a thread has ANY_UNITS vectors of a row's body, and elements of its ends (unaligned.cuh). */
 template <typename T, bool TIMES, typename ROWS>
 __global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_params<ROWS> p)
 {
@@ -141,14 +141,20 @@ __global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ a
     const bool valid = act_locate<ANY_UNITS, false>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE], *value = (const T *)p.value + (TIMES ? start[VALUE] : 0);
     T *out = (T *)p.out + start[OUT];
-    const any_cut<int64_t> cut(out, p.dim, false);
+    const bool last = any_last(gate, p.dim, p.gate_end) || (TIMES && any_last(value, p.dim, p.value_end));
+    const any_cut<int64_t> cut(out, p.dim, false, last);
+    const int64_t first = piece + threadIdx.x;
+    const T *gate_body = gate + cut.head, *value_body = value + cut.head;
     pdl_launch_next();
+    if (blockIdx.x < p.ask && first < cut.vectors) {
+        prefetch(gate_body + first * W);
+        if (TIMES)
+            prefetch(value_body + first * W);
+    }
     pdl_wait();
     if (!valid)
         return;
     any_vector<16> g[ANY_UNITS], v[TIMES ? ANY_UNITS : 1];
-    const int64_t first = piece + threadIdx.x;
-    const T *gate_body = gate + cut.head, *value_body = value + cut.head;
 #pragma unroll
     for (int u = 0; u < ANY_UNITS; u++) {
         const int64_t i = first + u * blockDim.x;
@@ -166,6 +172,14 @@ __global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ a
             y[j] = (p.steps ? round_to<T>(y[j]) : y[j]) * factor[j];
         any_store<T, N>(to, y);
     };
+#pragma unroll 1
+    for (int e = (int)threadIdx.x; piece == 0 && e < cut.ends; e += (int)blockDim.x) {
+        const int64_t at = cut.template end<W>(e);
+        float y[1] = {to_float(gate[at])}, factor[1] = {1};
+        if (TIMES)
+            factor[0] = to_float(value[at]);
+        finish(y, factor, out + at);
+    }
 #pragma unroll
     for (int u = 0; u < ANY_UNITS; u++) {
         const int64_t i = first + u * blockDim.x;
@@ -175,12 +189,6 @@ __global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ a
             if constexpr (TIMES)
                 v[u].template get<T>(any_shift(value_body), factor);
             finish(y, factor, out + cut.template vector<W>(i));
-        } else if (i - cut.vectors < cut.ends) {
-            const int64_t at = cut.template end<W>((int)(i - cut.vectors));
-            float y[1] = {to_float(gate[at])}, factor[1] = {1};
-            if (TIMES)
-                factor[0] = to_float(value[at]);
-            finish(y, factor, out + at);
         }
     }
 }
@@ -202,9 +210,12 @@ static adze_status act_launch(const char *op, adze_stream s, act_near p, int mos
 template <typename T, bool TIMES, typename ROWS>
 static adze_status act_launch_any(const char *op, adze_stream s, act_params<ROWS> p)
 {
-    p.units = p.dim / VEC<T> + 3 * VEC<T>; /* with the ends */
+    p.units = p.dim / VEC<T> > 0 ? p.dim / VEC<T> : 1;
     const unit_split split = split_units(p.units, ANY_UNITS, p.rows.count, ACT_THREADS);
+    const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
     p.pieces = (uint32_t)split.pieces;
+    p.ask =
+        asking_blocks(adze_cuda_sm_count(s.device), reads * p.units * p.rows.count / 2, reads * threads, threads, 32);
     return launch(op, s, act_any<T, TIMES, ROWS>, split.blocks, split.block, 0, p);
 }
 
@@ -213,17 +224,10 @@ static adze_status act_launch_as(const char *op, adze_stream s, const act_far &g
 {
     if (!rows_are_near(g.rows))
         return act_launch_any<T, TIMES>(op, s, g);
-    const act_near p = {g.gate,
-                        g.value,
-                        g.out,
-                        g.dim,
-                        g.dim / VEC<T>,
-                        0,
-                        g.act,
-                        g.steps,
-                        0,
-                        false,
-                        rows_near(g.rows, {GATE, OUT, VALUE})};
+    act_near p = {};
+    p.gate = g.gate, p.value = g.value, p.out = g.out, p.gate_end = g.gate_end, p.value_end = g.value_end;
+    p.dim = g.dim, p.units = g.dim / VEC<T>, p.act = g.act, p.steps = g.steps;
+    p.rows = rows_near(g.rows, {GATE, OUT, VALUE});
     if (!aligned)
         return act_launch_any<T, TIMES>(op, s, p);
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
@@ -240,7 +244,10 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_far p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, 0, act, steps != 0, 0, false, {}};
+    act_far p = {};
+    p.gate = t[GATE].data, p.value = t[VALUE].data, p.out = t[OUT].data, p.dim = dim, p.act = act,
+    p.steps = steps != 0;
+    p.gate_end = tensor_end(&t[GATE]), p.value_end = tensor_end(&t[VALUE]);
     adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;

@@ -17,6 +17,7 @@ struct gated_params {
     int64_t dim;     /* elements of a row */
     int64_t units;   /* vectors of a row, at most */
     uint32_t pieces; /* of a row */
+    uint32_t ask;    /* the first blocks, which ask ahead for what they read */
     bool gate_f32, table_f32, steps;
     ROWS rows;
 };
@@ -121,21 +122,25 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     store<T, W>(out + at * W, gates);
 }
 
-/* W elements from `at` on. */
+/* W elements from `at` on: all are fetched before one is used. */
 template <typename T, int W, typename ROWS>
 __device__ __forceinline__ void gated_some(const gated_params<ROWS> &p, const int64_t (&start)[TENSORS], int64_t at)
 {
+    any_param<T, W> x, residual, gate, table;
     float xs[W], residuals[W], gates[W], more[W] = {};
-    any_load((const T *)p.x + start[X] + at, xs);
-    any_load((const T *)p.residual + start[RESIDUAL] + at, residuals);
-    any_load_param<T, W>(p.gate, p.gate_f32, start[GATE] + at, gates);
+    x.fetch(p.x, false, start[X] + at);
+    residual.fetch(p.residual, false, start[RESIDUAL] + at);
+    gate.fetch(p.gate, p.gate_f32, start[GATE] + at);
     if (p.table)
-        any_load_param<T, W>(p.table, p.table_f32, start[GATE_TABLE] + at, more);
+        table.fetch(p.table, p.table_f32, start[GATE_TABLE] + at);
+    x.get(xs), residual.get(residuals), gate.get(gates);
+    if (p.table)
+        table.get(more);
     gated<T, W>(p.steps, p.table, xs, residuals, gates, more);
     any_store<T, W>((T *)p.out + start[OUT] + at, gates);
 }
 
-/* Any rows: a thread has a vector of a row's body or an element of its ends (unaligned.cuh). */
+/* Any rows: a thread has a vector of a row's body, and elements of its ends (unaligned.cuh). */
 template <typename T, typename ROWS>
 __global__ void __launch_bounds__(ANY_THREADS) gated_any(const __grid_constant__ gated_params<ROWS> p)
 {
@@ -143,14 +148,18 @@ __global__ void __launch_bounds__(ANY_THREADS) gated_any(const __grid_constant__
     const int64_t r = gated_row(p, false, &piece), i = piece + threadIdx.x;
     p.rows.locate(r < p.rows.count ? r : 0, start);
     const any_cut<int64_t> cut((const T *)p.out + start[OUT], p.dim, false);
+    const int64_t at = cut.template vector<VEC<T>>(i);
     pdl_launch_next();
+    if (blockIdx.x < p.ask && i < cut.vectors)
+        prefetch((const T *)p.x + start[X] + at), prefetch((const T *)p.residual + start[RESIDUAL] + at);
     pdl_wait();
     if (r >= p.rows.count)
         return;
     if (i < cut.vectors)
-        gated_some<T, VEC<T>>(p, start, cut.template vector<VEC<T>>(i));
-    else if (i - cut.vectors < cut.ends)
-        gated_some<T, 1>(p, start, cut.template end<VEC<T>>((int)(i - cut.vectors)));
+        gated_some<T, VEC<T>>(p, start, at);
+#pragma unroll 1
+    for (int e = (int)threadIdx.x; piece == 0 && e < cut.ends; e += (int)blockDim.x)
+        gated_some<T, 1>(p, start, cut.template end<VEC<T>>(e));
 }
 
 template <typename T, bool TABLE, bool WIDE>
@@ -165,9 +174,11 @@ static adze_status gated_launch(adze_stream s, gated_near p)
 template <typename T, typename ROWS>
 static adze_status gated_launch_any(adze_stream s, gated_params<ROWS> p)
 {
-    p.units = p.dim / VEC<T> + 3 * VEC<T>; /* with the ends */
+    p.units = p.dim / VEC<T> > 0 ? p.dim / VEC<T> : 1;
     const unit_split split = split_units(p.units, 1, p.rows.count, ANY_THREADS);
+    const int64_t threads = split.block.x * split.block.y;
     p.pieces = (uint32_t)split.pieces;
+    p.ask = asking_blocks(adze_cuda_sm_count(s.device), p.units * p.rows.count, 2 * threads, threads, 32);
     return launch("gated_add", s, gated_any<T, ROWS>, split.blocks, split.block, 0, p);
 }
 
@@ -177,10 +188,11 @@ static adze_status gated_launch_as(adze_stream s, const gated_far &g, bool align
     constexpr bool half = sizeof(T) < 4;
     if (!rows_are_near(g.rows))
         return gated_launch_any<T>(s, g);
-    const gated_near p = {
-        g.x,        g.residual,  g.gate,         g.table,
-        g.out,      g.dim,       g.dim / VEC<T>, 0,
-        g.gate_f32, g.table_f32, g.steps,        rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
+    gated_near p = {};
+    p.x = g.x, p.residual = g.residual, p.gate = g.gate, p.table = g.table, p.out = g.out;
+    p.dim = g.dim, p.units = g.dim / VEC<T>;
+    p.gate_f32 = g.gate_f32, p.table_f32 = g.table_f32, p.steps = g.steps;
+    p.rows = rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
     if (!aligned)
         return gated_launch_any<T>(s, p);
     if (p.gate_f32 || p.table_f32)

@@ -155,21 +155,19 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vector
 {
     const int sm_count = adze_cuda_sm_count(s.device);
     const bool few = g.rows.count <= 8 * (int64_t)sm_count;
-    norm_cut cut = {0, 1, ANY_THREADS, 1};
-    if (!rows_are_near(g.rows) || g.dim > 1 << 28)
-        return cut;
     const bool sides = norm_has_sides(g);
-    const int64_t held = 4 * ANY_THREADS, held_long = 8 * any_threads(8, sides); /* vectors of a block, at most */
-    const int clusters = adze_cuda_clusters(s.device) ? ANY_CLUSTER : 1;
-    if (vectors <= (few ? held / 2 : 128))
-        cut.vectors = 2;
-    else if (vectors <= held * clusters)
-        cut.vectors = 4;
-    else if (clusters > 1 && vectors <= held_long * clusters)
-        cut.vectors = 8;
-    else
+    const int each = sides ? 2 : 4; /* vectors of a thread, where a block or a cluster of such holds a row */
+    const int64_t held = each * ANY_THREADS, held_long = 8 * any_threads(8, sides); /* of a block, at most */
+    const int clusters = adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
+    norm_cut cut = {0, vectors > held ? clusters : 1, ANY_THREADS, 1};
+    if (!rows_are_near(g.rows) || g.dim > 1 << 28 || vectors > (clusters > 1 ? held_long * clusters : held))
         return cut;
-    while (cut.cluster * (cut.vectors > 4 ? held_long : held) < vectors)
+    cut.cluster = 1;
+    cut.vectors = vectors <= (few ? 2 * ANY_THREADS : 32)                             ? 2
+                  : vectors <= held || (vectors <= held * clusters && (few || sides)) ? each
+                                                                                      : 8;
+    const int64_t most = cut.vectors == 8 ? held_long / 2 : cut.vectors * ANY_THREADS;
+    while (cut.cluster < clusters && cut.cluster * most < vectors)
         cut.cluster *= 2;
     /* A few rows have a thread for each vector: a chain of one. */
     cut.threads = few && vectors <= ANY_THREADS ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);

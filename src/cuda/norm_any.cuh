@@ -41,6 +41,7 @@ template <typename ROWS>
 struct norm_any_params {
     norm_params g;
     int64_t part; /* vectors of a row in each block of a cluster */
+    uint32_t ask; /* the first blocks, which ask ahead for what they read */
     ROWS rows;
 };
 /* Rows that are held are near. */
@@ -119,96 +120,93 @@ struct norm_view {
         else
             asm volatile("" : "+l"(place.first()));
     }
+    /* One of scale, shift and gate with its table, if any, of which own has been fetched. */
     template <int W>
-    __device__ __forceinline__ void read(int t, int64_t i, float (&f)[W]) const
+    __device__ __forceinline__ void get_side(int t, const any_param<T, W> &own, int64_t i, float (&f)[W]) const
     {
-        any_load_param<T, W>(row(t), p.g.is_f32 >> t & 1, i, f);
-    }
-    /* One of scale, shift and gate, with its table added. */
-    template <int W>
-    __device__ __forceinline__ void read_side(int t, int64_t i, float (&f)[W]) const
-    {
-        read(t, i, f);
+        own.get(f);
         if (p.g.data[t + TABLE]) {
-            float table[W];
-            read(t + TABLE, i, table);
+            float more[W];
+            any_load_param<T, W>(row(t + TABLE), p.g.is_f32 >> (t + TABLE) & 1, i, more);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                f[j] += table[j];
+                f[j] += more[j];
             round_if<T, W>(p.g.rounding & ADZE_ROUND_STEPS, f);
         }
     }
     /* From x to what is normalised. */
     template <int W>
-    __device__ __forceinline__ void add_residual(int64_t i, float (&h)[W], bool store_sum) const
+    __device__ __forceinline__ void add_residual(int64_t i, const float (&residual)[W], float (&h)[W],
+                                                 bool store_sum) const
     {
-        float other[W];
         if (p.g.data[GATE]) {
-            read_side(GATE, i, other);
+            float gate[W];
+            any_param<T, W> own;
+            own.fetch(row(GATE), p.g.is_f32 >> GATE & 1, i);
+            get_side(GATE, own, i, gate);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                h[j] *= other[j];
+                h[j] *= gate[j];
             round_if<T, W>(p.g.rounding & ADZE_ROUND_STEPS, h);
         }
-        read(RESIDUAL, i, other);
 #pragma unroll
         for (int j = 0; j < W; j++)
-            h[j] += other[j];
+            h[j] += residual[j];
         if (store_sum && p.g.data[SUM])
             any_store<T, W>((T *)row(SUM) + i, h);
         round_if<T, W>(!(p.g.rounding & ADZE_FLOAT_SUM), h);
     }
     template <int W>
-    __device__ __forceinline__ void modulate(int64_t i, bool steps, float (&y)[W]) const
+    __device__ __forceinline__ void get_early(const any_vector<16> &early, int64_t i, float (&f)[W]) const
     {
-        float side[W];
-        if (p.g.data[SCALE]) {
-            read_side(SCALE, i, side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                side[j] += 1;
-            round_if<T, W>(steps, side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] *= side[j];
-            round_if<T, W>(steps && p.g.data[SHIFT], y);
-        }
-        if (p.g.data[SHIFT]) {
-            read_side(SHIFT, i, side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] += side[j];
-        }
+        if constexpr (W > 1)
+            early.template get<T>(any_shift((const T *)p.g.weight + i), f);
     }
     /* From the normalised value to what is stored. EARLY: a weight of dtype T has been fetched. */
     template <bool SIDES, bool EARLY, int W>
-    __device__ __forceinline__ void write(int64_t i, const any_vector<16> &weight, float (&y)[W]) const
+    __device__ __forceinline__ void write(int64_t i, const any_vector<16> &early, float (&y)[W]) const
     {
-        const bool steps = SIDES && p.g.rounding & ADZE_ROUND_STEPS && (p.g.data[SCALE] || p.g.data[SHIFT]);
-        float side[W];
+        const bool has_scale = SIDES && p.g.data[SCALE], has_shift = SIDES && p.g.data[SHIFT];
+        const bool steps = p.g.rounding & ADZE_ROUND_STEPS && (has_scale || has_shift);
+        any_param<T, W> scale, shift; /* both are on their way before one is used */
+        float f[W];
+        if (has_scale)
+            scale.fetch(row(SCALE), p.g.is_f32 >> SCALE & 1, i);
+        if (has_shift)
+            shift.fetch(row(SHIFT), p.g.is_f32 >> SHIFT & 1, i);
         round_if<T, W>(p.g.rounding & ADZE_ROUND_NORM, y);
         if (p.g.weight) {
-            if constexpr (EARLY) {
-                if (p.g.weight_f32)
-                    any_load((const float *)p.g.weight + i, side);
-                else
-                    weight.template get<T>(any_shift((const T *)p.g.weight + i), side);
-            } else {
-                any_load_param<T, W>(p.g.weight, p.g.weight_f32, i, side);
-            }
+            if (EARLY && !p.g.weight_f32)
+                get_early(early, i, f);
+            else
+                any_load_param<T, W>(p.g.weight, p.g.weight_f32, i, f);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                y[j] *= side[j] + p.g.weight_offset;
+                y[j] *= f[j] + p.g.weight_offset;
         }
         if (p.g.bias) {
-            any_load_param<T, W>(p.g.bias, p.g.bias_f32, i, side);
+            any_load_param<T, W>(p.g.bias, p.g.bias_f32, i, f);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                y[j] += side[j];
+                y[j] += f[j];
         }
-        if constexpr (SIDES) {
-            round_if<T, W>(steps, y);
-            modulate(i, steps, y);
+        round_if<T, W>(steps, y);
+        if (has_scale) {
+            get_side(SCALE, scale, i, f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[j] += 1;
+            round_if<T, W>(steps, f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] *= f[j];
+            round_if<T, W>(steps && has_shift, y);
+        }
+        if (has_shift) {
+            get_side(SHIFT, shift, i, f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] += f[j];
         }
         if (p.g.is_f32 >> OUT & 1)
             any_store<float, W>((float *)row(OUT) + i, y);
@@ -216,6 +214,21 @@ struct norm_view {
             any_store<T, W>((T *)row(OUT) + i, y);
     }
 };
+
+/* Asks ahead for the thread's first vector of x and residual, and for the weight. */
+template <typename T, bool SIDES, typename ROWS>
+__device__ __forceinline__ void norm_any_ask(const norm_any_params<ROWS> &p, uint32_t r, int32_t first)
+{
+    const norm_view<T, ROWS> v = {p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1)};
+    const int64_t at = (int64_t)(first + (int)threadIdx.x) * VEC<T>;
+    if (at >= p.g.dim)
+        return;
+    prefetch((const T *)v.row(X) + at);
+    if (SIDES && p.g.data[RESIDUAL])
+        prefetch((const T *)v.row(RESIDUAL) + at);
+    if (p.g.weight && blockIdx.x == 0)
+        prefetch((const T *)p.g.weight + at);
+}
 
 /* Row r; beyond the last row, that one again without a store: shuffles and barriers want all threads. */
 template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER, typename I, typename R>
@@ -233,40 +246,50 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
     const int ends = !IN_CLUSTER || cluster_rank() == 0 ? cut.ends : 0;
     const bool adds = SIDES && p.g.data[RESIDUAL], again = adds && (!HELD || p.g.rounding & ADZE_FLOAT_SUM);
     const T *const x_row = (const T *)v.row(X) + cut.head;
-    packed<T> x[N];
+    const T *const residual_row = SIDES ? (const T *)v.row(RESIDUAL) + cut.head : x_row;
+    packed<T> x[N], residual[SIDES ? N : 1];
     any_vector<16> weight[EARLY ? N : 1];
 
+    const auto align = [](const any_vector<16> &raw, int shift) {
+        uint32_t w[4];
+        raw.template align<T>(shift, w);
+        return packed<T>{make_uint4(w[0], w[1], w[2], w[3])};
+    };
     const auto fetch = [&](I from) {
-        any_vector<16> raw[N];
+        any_vector<16> raw[N], raw_residual[SIDES ? N : 1];
 #pragma unroll
         for (int n = 0; n < N; n++)
-            if (from + n * threads < end)
+            if (from + n * threads < end) {
                 raw[n].fetch(x_row + (from + n * threads) * W);
-        const int shift = any_shift(x_row);
+                if constexpr (SIDES)
+                    if (adds)
+                        raw_residual[n].fetch(residual_row + (from + n * threads) * W);
+            }
 #pragma unroll
         for (int n = 0; n < N; n++) {
-            uint32_t w[4];
-            raw[n].template align<T>(shift, w);
-            x[n].raw = make_uint4(w[0], w[1], w[2], w[3]);
+            x[n] = align(raw[n], any_shift(x_row));
+            if constexpr (SIDES)
+                residual[n] = align(raw_residual[n], any_shift(residual_row));
         }
     };
-    /* work(n, i, h, now) on each vector that the thread has, of which h are the values now; it returns what is held.
-     */
+    /* work(n, i, h, now, residual) on each vector that the thread has, of which h are the values now; it returns what
+       is held. */
     const auto each = [&](I from, auto work) {
         if constexpr (SIDES) {
 #pragma unroll 1
             for (int n = 0; n < N; n++, from += threads) {
                 packed<T> now = x[0];
+                const packed<T> beside = residual[0];
                 v.forget();
                 if (from < end) {
                     float h[W];
                     now.get(h);
-                    now = work(0, cut.template vector<W>(from), h, now);
+                    now = work(0, cut.template vector<W>(from), h, now, beside);
                 }
 #pragma unroll
                 for (int i = 0; i + 1 < N; i++)
-                    x[i] = x[i + 1];
-                x[N - 1] = now;
+                    x[i] = x[i + 1], residual[i] = residual[i + 1];
+                x[N - 1] = now, residual[N - 1] = beside;
             }
         } else {
 #pragma unroll
@@ -274,9 +297,14 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
                 if (from + n * threads < end) {
                     float h[W];
                     x[n].get(h);
-                    x[n] = work(n, cut.template vector<W>(from + n * threads), h, x[n]);
+                    x[n] = work(n, cut.template vector<W>(from + n * threads), h, x[n], x[n]);
                 }
         }
+    };
+    const auto add_residual = [&](I i, float(&h)[W], packed<T> beside, bool store_sum) {
+        float f[W];
+        beside.get(f);
+        v.add_residual(i, f, h, store_sum);
     };
     const auto pass = [&](auto work) {
         if constexpr (HELD) {
@@ -296,8 +324,11 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
             const I i = cut.template end<W>(e);
             float h[1];
             any_load(x_row - cut.head + i, h);
-            if (adds)
-                v.add_residual(i, h, store_sum);
+            if (adds) {
+                float other[1];
+                any_load(residual_row - cut.head + i, other);
+                v.add_residual(i, other, h, store_sum);
+            }
             work(i, h);
         }
     };
@@ -311,9 +342,9 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
             sum += CENTRED ? h[j] : h[j] * h[j];
     };
     pass_ends(false, [&](I, float(&h)[1]) { add(h); });
-    pass([&](int, I i, float(&h)[W], packed<T> now) {
+    pass([&](int, I i, float(&h)[W], packed<T> now, packed<T> beside) {
         if (adds) {
-            v.add_residual(i, h, writes && !again);
+            add_residual(i, h, beside, writes && !again);
             if (!again)
                 now.set(h);
         }
@@ -339,9 +370,9 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
                 sum += (h[j] - mean) * (h[j] - mean);
         };
         pass_ends(false, [&](I, float(&h)[1]) { add_square(h); });
-        pass([&](int, I i, float(&h)[W], packed<T> now) {
+        pass([&](int, I i, float(&h)[W], packed<T> now, packed<T> beside) {
             if (again)
-                v.add_residual(i, h, false);
+                add_residual(i, h, beside, false);
             add_square(h);
             return now;
         });
@@ -350,9 +381,9 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
     if (!writes)
         return;
     const float factor = rsqrtf(sum * p.g.inverse_dim + p.g.eps);
-    pass([&](int n, I i, float(&h)[W], packed<T> now) {
+    pass([&](int n, I i, float(&h)[W], packed<T> now, packed<T> beside) {
         if (again)
-            v.add_residual(i, h, true);
+            add_residual(i, h, beside, true);
 #pragma unroll
         for (int j = 0; j < W; j++)
             h[j] = (h[j] - mean) * factor;
@@ -384,15 +415,24 @@ __global__ void __launch_bounds__(any_threads(VECTORS, SIDES), norm_any_blocks<V
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
     pdl_launch_next();
-    pdl_wait();
+    const uint32_t size = IN_CLUSTER ? (uint32_t)cluster_size() : 1;
     if constexpr (VECTORS > 0) {
-        const uint32_t group = IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x;
-        norm_any_row<T, CENTRED, VECTORS, SIDES, IN_CLUSTER, int32_t>(p, group * blockDim.y + threadIdx.y, shared);
+        const uint32_t r = blockIdx.x / size * blockDim.y + threadIdx.y;
+        if (blockIdx.x < p.ask)
+            norm_any_ask<T, SIDES>(p, anew(r), IN_CLUSTER ? cluster_rank() * (int32_t)p.part : 0);
+        pdl_wait();
+        norm_any_row<T, CENTRED, VECTORS, SIDES, IN_CLUSTER, int32_t>(p, r, shared);
     } else {
-        for (int64_t r = blockIdx.x; r < p.rows.count; r += gridDim.x) {
-            norm_any_row<T, CENTRED, 0, true, false, int64_t>(p, r, shared);
-            __syncthreads(); /* shared is used again */
+        pdl_wait();
+        for (int64_t r = blockIdx.x / size; r < p.rows.count; r += gridDim.x / size) {
+            norm_any_row<T, CENTRED, 0, true, IN_CLUSTER, int64_t>(p, r, shared);
+            if constexpr (IN_CLUSTER)
+                cluster_arrive(); /* shared is used again: norm_any_row waits */
+            else
+                __syncthreads();
         }
+        if constexpr (IN_CLUSTER)
+            cluster_wait();
     }
 }
 
@@ -413,6 +453,8 @@ static adze_status norm_launch_cut(const char *op, adze_stream s, const norm_par
     norm_any_of<VECTORS> p = {};
     p.g = g;
     p.part = ceil_div(vectors, cut.cluster);
+    p.ask = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2, cut.threads * cut.rows,
+                          cut.threads * cut.rows, 32);
     if constexpr (VECTORS > 0)
         p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
     else
@@ -431,9 +473,10 @@ static adze_status norm_launch_any(const char *op, adze_stream s, const norm_par
     case 4 * 16 + 2: return norm_launch_cut<T, CENTRED, 4, false, true>(op, s, g, vectors, cut);
     case 8 * 16 + 2: return norm_launch_cut<T, CENTRED, 8, false, true>(op, s, g, vectors, cut);
     case 2 * 16 + 1: return norm_launch_cut<T, CENTRED, 2, true, false>(op, s, g, vectors, cut);
-    case 4 * 16 + 1: return norm_launch_cut<T, CENTRED, 4, true, false>(op, s, g, vectors, cut);
-    case 4 * 16 + 3: return norm_launch_cut<T, CENTRED, 4, true, true>(op, s, g, vectors, cut);
+    case 2 * 16 + 3: return norm_launch_cut<T, CENTRED, 2, true, true>(op, s, g, vectors, cut);
     case 8 * 16 + 3: return norm_launch_cut<T, CENTRED, 8, true, true>(op, s, g, vectors, cut);
+    case 2:
+    case 3: return norm_launch_cut<T, CENTRED, 0, true, true>(op, s, g, vectors, cut);
     default: return norm_launch_cut<T, CENTRED, 0, true, false>(op, s, g, vectors, cut);
     }
 }

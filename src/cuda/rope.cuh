@@ -483,8 +483,8 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_params p
     const bool aligned = rope_aligned(r, sizeof(T));
     p.lanes = r.rotary_dim / 2 / (aligned ? W : 1);
     adze_status status;
-    if (aligned ? rope_try_lean<T, NORM, false>(op, stream, r, p.inverse, p.const_tables, &status)
-                : rope_try_lean<T, NORM, true>(op, stream, r, p.inverse, p.const_tables, &status))
+    if ((aligned && rope_try_lean<T, NORM, false>(op, stream, r, p.inverse, p.const_tables, &status)) ||
+        rope_try_lean<T, NORM, true>(op, stream, r, p.inverse, p.const_tables, &status))
         return status;
     if constexpr (NORM) {
         if (!aligned)

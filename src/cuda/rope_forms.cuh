@@ -25,6 +25,15 @@
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
+#define ANY_FORMS(X, norm)                                                                                           \
+    X(T, ADZE_ROPE_HALF, false, norm)                                                                                \
+    X(T, ADZE_ROPE_HALF, true, norm)                                                                                 \
+    X(T, ADZE_ROPE_INTERLEAVED, false, norm)                                                                         \
+    X(T, ADZE_ROPE_INTERLEAVED, true, norm)                                                                          \
+    X(float, ADZE_ROPE_HALF, false, norm)                                                                            \
+    X(float, ADZE_ROPE_HALF, true, norm)                                                                             \
+    X(float, ADZE_ROPE_INTERLEAVED, false, norm)                                                                     \
+    X(float, ADZE_ROPE_INTERLEAVED, true, norm)
 #define ACROSS_FORMS(X)                                                                                              \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
@@ -32,8 +41,9 @@
 
 /* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
 template <typename T>
-static bool rope_lean_of(const adze_rotary &r, bool norm, int64_t W, rope_lean_params *p)
+static bool rope_lean_of(const adze_rotary &r, bool norm, bool any, rope_lean_params *p)
 {
+    const int64_t W = any ? VEC<T> / 2 : VEC<T>;
     constexpr int64_t most = 0x7fffffff;
     bool in_place = true;
     for (const adze_rotary_side &side : r.side) {
@@ -62,7 +72,8 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, int64_t W, rope_lean_p
         lean = lean && side.heads <= most / r.head_dim;
         lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
                llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
-        lean = lean && (!norm || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
+        lean = lean && (!norm || any || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
+        p->weight_f32[k] = side.weight_dtype == ADZE_F32 && r.dtype != ADZE_F32;
         to.x = side.x, to.out = side.out, to.weight = side.weight;
         for (int d = 0; d < 2; d++)
             to.x_stride[d] = side.x_stride[d], to.out_stride[d] = side.out_stride[d];
@@ -81,6 +92,7 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, int64_t W, rope_lean_p
     p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
     p->eps = r.eps;
     p->weight_offset = r.weight_offset;
+    p->rounding = r.rounding;
     return lean;
 }
 
@@ -135,6 +147,9 @@ static bool rope_has_form(const adze_rotary &r, bool norm)
 {
     constexpr bool f32_table = sizeof(typename FORM::S) == 4;
     const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
+    if (FORM::ANY)
+        return FORM::PAIRS == r.pairs && FORM::NORM == norm && FORM::ONCE == (r.once != 0) &&
+               f32_table == (r.table_dtype == ADZE_F32);
     return FORM::PAIRS == r.pairs && FORM::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
            (FORM::ONCE == (r.once != 0) || (!FORM::ONCE && !FORM::INTERLEAVED && !f32_table)) &&
            (sizeof(T) == 4 || (FORM::ROUND & ~NO_NORM) == round) &&
@@ -147,7 +162,7 @@ static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary 
                           bool const_tables, adze_status *status)
 {
     rope_lean_params p = {};
-    if (!rope_lean_of<T>(r, NORM, ANY ? VEC<T> / 2 : VEC<T>, &p))
+    if (!rope_lean_of<T>(r, NORM, ANY, &p))
         return false;
     const int64_t tokens = r.batch * r.seq;
     const int most = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
@@ -167,17 +182,22 @@ static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary 
 #define TRY_HEADS(...)  TRY(rope_pick_heads, false, __VA_ARGS__)
 #define TRY_REST(...)   TRY(rope_pick_heads, true, __VA_ARGS__)
 #define TRY_ACROSS(...) TRY(rope_launch_across, false, __VA_ARGS__)
-    if constexpr (!NORM) {
-        if (p.turning < p.lanes) {
+    const bool rest = p.turning < p.lanes;
+    if constexpr (ANY) {
+        if (rest) {
+            ANY_FORMS(TRY_REST, NORM ? 0 : NO_NORM)
+        } else {
+            ANY_FORMS(TRY_HEADS, NORM ? 0 : NO_NORM)
+        }
+    } else if constexpr (!NORM) {
+        if (rest) {
             ROPE_FORMS(TRY_REST)
         } else {
             ROPE_FORMS(TRY_HEADS)
         }
     } else if (r.across_heads) {
-        if constexpr (!ANY) {
-            ACROSS_FORMS(TRY_ACROSS)
-        }
-    } else if (p.turning < p.lanes) {
+        ACROSS_FORMS(TRY_ACROSS)
+    } else if (rest) {
         QK_NORM_ROPE_FORMS(TRY_REST)
     } else {
         QK_NORM_ROPE_FORMS(TRY_HEADS)

@@ -16,11 +16,14 @@
 #include "rotary.h"
 #include "vec.cuh"
 
+#include <type_traits>
+
 constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
 /* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
-   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied; ANY: at any address, in
-   vectors of 8 bytes rather than 16. */
+   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied. ANY: vectors are of 8
+   bytes rather than 16 and lie anywhere, rounding and the weights' dtype are parameters, and ROUND has NO_NORM alone.
+ */
 constexpr int NO_NORM = 8;
 template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false, bool ANY_ = false>
 struct rope_form {
@@ -56,6 +59,8 @@ struct rope_lean_params {
     uint32_t tokens, pack;  /* in all; of a block: more than 1 where heads are few or short */
     uint32_t inverse_part;  /* 65536 / part_groups, rounded up */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
+    int32_t rounding;       /* ANY: the call's */
+    bool weight_f32[2];     /* ANY: by side */
     float eps, weight_offset;
     uint32_t ask; /* the first blocks, which ask ahead for what they read */
 };
@@ -273,6 +278,75 @@ __device__ __forceinline__ float rope_squares(const rope_vector<T, FORM> (&x)[2]
     return sum[0] + sum[1];
 }
 
+/* What a thread has of a weight: as it lies there, or as floats. */
+template <typename T, typename FORM>
+struct rope_weight {
+    rope_vector<T, FORM> v[2];
+    __device__ __forceinline__ void read(const rope_lean_params &, bool k, const void *row, int at, int apart)
+    {
+        v[0].read_if(row, (const T *)row + at);
+        v[1].read_if(row, (const T *)row + at + apart);
+    }
+    __device__ __forceinline__ void keep() { v[0].keep(), v[1].keep(); }
+};
+template <typename T, typename FORM>
+struct rope_any_weight {
+    static constexpr int W = rope_width<T, FORM>;
+    float v[2][W];
+    bool there;
+    __device__ __forceinline__ void read(const rope_lean_params &p, bool k, const void *row, int at, int apart)
+    {
+        there = row;
+#pragma unroll
+        for (int i = 0; i < 2 && row; i++)
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                v[i][j] = (k ? p.weight_f32[1] : p.weight_f32[0]) ? ((const float *)row)[at + i * apart + j]
+                                                                  : to_float(((const T *)row)[at + i * apart + j]);
+    }
+    __device__ __forceinline__ void keep() {}
+};
+
+/* The same as rope_finish below, for ANY. */
+template <typename T, typename FORM>
+__device__ __forceinline__ void rope_finish_any(const rope_lean_params &p, const rope_columns<T, FORM> &t,
+                                                const rope_any_weight<T, FORM> &weight, float scale, bool turns,
+                                                rope_vector<T, FORM> (&x)[2])
+{
+    constexpr int W = rope_width<T, FORM>;
+    const bool steps = p.rounding & ADZE_ROUND_STEPS, values = p.rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS);
+    const auto round_if = [](bool condition, float v) { return condition ? round_to<T>(v) : v; };
+    float f[2][W];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x[i].unpack(f[i]);
+#pragma unroll
+        for (int j = 0; j < W && FORM::NORM; j++) {
+            f[i][j] = round_if(p.rounding & ADZE_ROUND_NORM, f[i][j] * scale);
+            if (weight.there)
+                f[i][j] *= weight.v[i][j] + p.weight_offset;
+            f[i][j] = round_if(values, f[i][j]);
+        }
+    }
+    /* Of a pair: a cos - b sin and b cos + a sin, each with its own column. */
+    const auto turn = [&](float &a, float &b, int a_set, int a_at, int b_set, int b_at) {
+        const float x0 = a, y0 = b;
+        a = round_if(steps, x0 * t.cos_at(a_set, a_at)) - round_if(steps, y0 * t.sin_at(a_set, a_at));
+        b = round_if(steps, y0 * t.cos_at(b_set, b_at)) + round_if(steps, x0 * t.sin_at(b_set, b_at));
+    };
+    if (turns) {
+#pragma unroll
+        for (int j = 0; j < W; j += FORM::INTERLEAVED ? 2 : 1) {
+            if constexpr (FORM::INTERLEAVED)
+                turn(f[0][j], f[0][j + 1], 0, j, 0, j + 1), turn(f[1][j], f[1][j + 1], 1, j, 1, j + 1);
+            else
+                turn(f[0][j], f[1][j], 0, j, 1, j);
+        }
+    }
+    x[0].pack(f[0]);
+    x[1].pack(f[1]);
+}
+
 /* From what was read to what is written, in place. Lanes that do not turn have elements that are not rotated. */
 template <typename T, typename FORM>
 __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_columns<T, FORM> &t,
@@ -433,16 +507,12 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
         pdl_wait();
 
     rope_columns<T, FORM> tables;
-    rope_vector<T, FORM> x[HEADS][2], weight[2];
+    rope_vector<T, FORM> x[HEADS][2];
+    typename std::conditional<FORM::ANY, rope_any_weight<T, FORM>, rope_weight<T, FORM>>::type weight;
     if (turns)
         tables.read(p, b, s, lane);
-    if constexpr (FORM::NORM) {
-        const T *row = (const T *)(k ? p.side[1].weight : p.side[0].weight);
-        if (heads > 0) {
-            weight[0].read_if(row, row + at);
-            weight[1].read_if(row, row + at + apart);
-        }
-    }
+    if (FORM::NORM && heads > 0)
+        weight.read(p, k, k ? p.side[1].weight : p.side[0].weight, at, apart);
     if (p.const_tables)
         pdl_wait();
 #pragma unroll
@@ -471,10 +541,13 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
             float scale = 1;
             if constexpr (FORM::NORM) {
                 x[h][0].keep(), x[h][1].keep();
-                weight[0].keep(), weight[1].keep();
+                weight.keep();
                 scale = rsqrtf(sum[h] * p.side[0].inverse + p.eps);
             }
-            rope_finish<T, FORM>(p, tables, weight, scale, !FORM::REST || turns, x[h]);
+            if constexpr (FORM::ANY)
+                rope_finish_any<T, FORM>(p, tables, weight, scale, !FORM::REST || turns, x[h]);
+            else
+                rope_finish<T, FORM>(p, tables, weight.v, scale, !FORM::REST || turns, x[h]);
             x[h][0].write(to + h * out_head);
             x[h][1].write(to + h * out_head + apart);
         }

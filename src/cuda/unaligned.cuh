@@ -1,11 +1,12 @@
 /* unaligned.cuh - rows at any address, read in aligned blocks of 16 bytes.
 
    A row is cut into a body of vectors, which are aligned in the output, and single elements at both ends. The vector
-   of another tensor lies in two aligned blocks and is shifted out of them. The body ends so early that these blocks
-   hold nothing from beyond the row. */
+   of another tensor lies in two aligned blocks and is shifted out of them. In a row at the end of its tensor the body
+   ends so early that these blocks hold nothing from beyond the row. */
 #ifndef ADZE_CUDA_UNALIGNED_CUH
 #define ADZE_CUDA_UNALIGNED_CUH
 
+#include "kernel.h"
 #include "vec.cuh"
 
 /* How a row is cut. I: int32_t, or int64_t where a row may have 2^31 elements. */
@@ -15,15 +16,15 @@ struct any_cut {
     I vectors; /* of the body */
     int ends;  /* single elements: the head, and those after the body */
 
-    /* `aligned`: all tensors are, and the row has no ends. */
+    /* `aligned`: all tensors are, and the row has no ends. `last`: it may be the last of a tensor. */
     template <typename T>
-    __device__ __forceinline__ any_cut(const T *out, I dim, bool aligned)
+    __device__ __forceinline__ any_cut(const T *out, I dim, bool aligned, bool last = true)
     {
         constexpr int W = VEC<T>;
         head = aligned ? 0 : (int)(-(uintptr_t)out % 16 / sizeof(T));
         head = head < dim ? head : (int)dim;
-        vectors = aligned ? dim / W : (dim - head) / W - ((dim - head) % W != W - 1);
-        vectors = vectors > 0 ? vectors : 0;
+        const I body = dim - head - (last && !aligned ? W - 1 : 0);
+        vectors = body > 0 ? body / W : 0;
         ends = (int)(dim - vectors * W);
     }
     template <int W>
@@ -37,6 +38,21 @@ struct any_cut {
         return e < head ? e : e + vectors * W;
     }
 };
+
+/* Whether the blocks of a row's last vector may reach beyond the tensor's end. */
+template <typename T>
+__device__ __forceinline__ bool any_last(const T *row, int64_t dim, const void *end)
+{
+    return row + dim + (VEC<T> - 1) > (const T *)end;
+}
+/* Host: where a tensor's memory ends. */
+static inline const void *tensor_end(const adze_tensor *t)
+{
+    int64_t last = 1;
+    for (int d = 0; d < t->rank; d++)
+        last += t->stride[d] > 0 ? (t->shape[d] - 1) * t->stride[d] : 0;
+    return (const char *)t->data + last * (int64_t)adze_dtype_size(t->dtype);
+}
 
 __device__ __forceinline__ int any_shift(const void *at)
 {
@@ -109,14 +125,51 @@ __device__ __forceinline__ void any_load(const S *at, float (&f)[W])
         v.template get<S>(any_shift(at), f);
     }
 }
-/* The same from a tensor whose dtype is T or f32; `at` counts elements. */
+/* W elements of a tensor whose dtype is T or f32, from element i of a row on: fetched now, unpacked later. */
 template <typename T, int W>
-__device__ __forceinline__ void any_load_param(const void *p, bool is_f32, int64_t at, float (&f)[W])
+struct any_param {
+    any_vector<W * 4> v; /* the first two blocks, where it is T */
+    int shift;
+    bool is_f32;
+    __device__ __forceinline__ void fetch(const void *row, bool f32, int64_t i)
+    {
+        is_f32 = sizeof(T) == 4 || f32;
+        const char *at = (const char *)row + i * (is_f32 ? (int64_t)sizeof(float) : (int64_t)sizeof(T));
+        shift = any_shift(at);
+        if (is_f32) {
+            v.fetch(at);
+        } else {
+            any_vector<W *(int)sizeof(T)> narrow;
+            narrow.fetch(at);
+            v.block[0] = narrow.block[0], v.block[1] = narrow.block[1];
+        }
+    }
+    __device__ __forceinline__ void get(float (&f)[W]) const
+    {
+        if (is_f32) {
+            v.template get<float>(shift, f);
+        } else {
+            any_vector<W *(int)sizeof(T)> narrow;
+            narrow.block[0] = v.block[0], narrow.block[1] = v.block[1];
+            narrow.template get<T>(shift, f);
+        }
+    }
+};
+template <typename T>
+struct any_param<T, 1> {
+    float v;
+    __device__ __forceinline__ void fetch(const void *row, bool f32, int64_t i)
+    {
+        v = f32 ? ((const float *)row)[i] : to_float(((const T *)row)[i]);
+    }
+    __device__ __forceinline__ void get(float (&f)[1]) const { f[0] = v; }
+};
+template <typename T, int W>
+__device__ __forceinline__ void any_load_param(const void *row, bool f32, int64_t i, float (&f)[W])
 {
-    if (is_f32)
-        any_load((const float *)p + at, f);
-    else
-        any_load((const T *)p + at, f);
+    any_param<T, W> p;
+    p.fetch(row, f32, i);
+    p.get(f);
 }
 /* Stores in pieces as large as the address allows. */
 template <typename T, int W>
