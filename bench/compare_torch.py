@@ -164,6 +164,21 @@ def compare_on_cpu(adze, op, shape, dtype):
     return moved, fresh, time_on_cpu(variants, tensors)
 
 
+def copy_gbps(device, tiny, rounds=ROUNDS, seconds=CPU_SECONDS):
+    """The most that copies of several sizes reach, cold."""
+    best = 0.0
+    for size in [1 << 20] if tiny else [1 << 26, 1 << 27, 1 << 28]:
+        copies = {"clone": torch.clone, "add": lambda x: x + 0.0}
+        new = New(device, torch.float32)
+        sets = [(new(size // 4),) for _ in range(COLD // (2 * size) + 1 if device == "cuda" else 1)]
+        if device == "cuda":
+            us = time_on_gpu(copies, sets, max(CALLS_MIN, len(sets)), rounds)
+        else:
+            us = time_on_cpu(copies, sets[0], seconds)
+        best = max(best, *(2 * size / value / 1000 for value in us.values()))
+    return best
+
+
 # ---- The program ----
 
 
@@ -193,6 +208,14 @@ def machine(device):
     told = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
     names = [line.split(":")[1].strip() for line in told.splitlines() if line.startswith("Model name")]
     return {"cpu": names[0] if names else "unknown", "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def ask_gpu(what):
+    command = ["nvidia-smi", "--id=0", "--format=csv,noheader", f"--query-gpu={what}"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def commit():

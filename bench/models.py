@@ -13,13 +13,12 @@ import gc
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 import traceback
 
 import torch
-from compare_torch import DTYPES, commit, machine
+from compare_torch import DTYPES, ask_gpu, commit, machine
 from torch.utils import _pytree as pytree
 
 import adze
@@ -418,14 +417,6 @@ def plot(path, groups, unit):
         axis.margins(x=0.15)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
-
-
-def ask_gpu(what):
-    command = ["nvidia-smi", "--id=0", "--format=csv,noheader", f"--query-gpu={what}"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def write_json(options, result):

@@ -43,19 +43,6 @@ def error_in_units(got, x, weight):
     return ((got.double() - exact).abs().max() / unit).item()
 
 
-def copy_gbps(options):
-    """The most that copies of several sizes reach, cold."""
-    sizes = [1 << 20] if options.tiny else [1 << 26, 1 << 27, 1 << 28]
-    best = 0.0
-    for count in sizes:
-        new = New(options.device, torch.float32)
-        copies = {"clone": torch.clone, "add": lambda x: x + 0.0}
-        sets = [(new(count // 4),) for _ in range(COLD // (2 * count) + 1 if options.device == "cuda" else 1)]
-        us = timed(options, copies, sets)
-        best = max(best, *(2 * count / value / 1000 for value in us.values()))
-    return best
-
-
 def timed(options, ways, sets):
     if options.device == "cuda":
         return time_on_gpu(ways, sets, max(compare_torch.CALLS_MIN, len(sets)))
@@ -92,7 +79,7 @@ def main():
         raise SystemExit(f"variants are {', '.join(ways)}")
     rows, left_out = [], []
     with torch.inference_mode():
-        ceiling = copy_gbps(options)
+        ceiling = compare_torch.copy_gbps(options.device, options.tiny)
         print(f"copy {ceiling:.5g} GB/s")
         shapes = TINY_SHAPES if options.tiny else NORM_SHAPES
         for shape in models.progress(shapes, "rms_norm"):

@@ -4,7 +4,7 @@ What torch.compile makes is compiled before, by several processes at once (warmi
 """
 
 import json
-import subprocess
+import math
 import time
 
 import compare_torch
@@ -66,7 +66,10 @@ def proven(call, adze, tuned, given):
     """The ways that compute this call, and how far adze's is off, as a part of what it may be."""
     device = next(iter(given.values())).device
     ways = {"adze": adze_way(adze, call, device)}
-    got = ways["adze"](given)
+    try:
+        got = ways["adze"](given)
+    except RuntimeError as error:  # a call that is legal, and refused
+        return {}, math.inf, {"adze": str(error)}
     worst, exacts = formulas.held_to_definition(call.op, got, given | call.numbers)
     unit = torch.finfo(got[0].dtype).eps
     left_out = {}
@@ -115,21 +118,6 @@ def measure(call, adze, device, tuned, ceiling):
     return row
 
 
-def copy_gbps(device, tiny):
-    """The most that copies reach, cold."""
-    best = 0.0
-    for size in [1 << 20] if tiny else [1 << 26, 1 << 27, 1 << 28]:
-        copies = {"clone": torch.clone, "add": lambda x: x + 0.0}
-        count = compare_torch.COLD // (2 * size) + 1 if device == "cuda" else 1
-        sets = [(torch.zeros(size // 4, device=device),) for _ in range(count)]
-        if device == "cuda":
-            us = compare_torch.time_on_gpu(copies, sets, max(CALLS[0], count), ROUNDS)
-        else:
-            us = compare_torch.time_on_cpu(copies, sets[0], TINY_SECONDS)
-        best = max(best, *(2 * size / value / 1000 for value in us.values()))
-    return best
-
-
 def show(row):
     if "ratio" not in row:
         print(f"{'WRONG' if not row['error'] <= 1 else 'no peer':>9} {row['error']:.2f} of the bound  {row['line']}")
@@ -137,14 +125,6 @@ def show(row):
     times = " ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
     where = "      " if row["aligned"] else "off16 "
     print(f"{row['ratio']:8.2f}x {100 * row['share']:5.1f} % of copy  {where}us: {times}\n           {row['line']}")
-
-
-def ask_gpu(what):
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "-i", "0"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def run(options, adze):
@@ -156,7 +136,7 @@ def run(options, adze):
     warming.compile_before(warm, jobs, warming.workers(options), WARM_SHARE * options.seconds)
     rows, left = [], 0
     with torch.inference_mode():
-        ceiling = copy_gbps(device, tiny)
+        ceiling = compare_torch.copy_gbps(device, tiny, ROUNDS, TINY_SECONDS)
         print(f"copy {ceiling:.5g} GB/s", flush=True)
         for call in calls:
             if time.monotonic() - begin > options.seconds:
@@ -182,8 +162,8 @@ def run(options, adze):
         whole = {
             "adze_sweep": 1,
             "machine": compare_torch.machine(device),
-            "driver": ask_gpu("driver_version") if gpu else "",
-            "clocks": ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else "",
+            "driver": compare_torch.ask_gpu("driver_version") if gpu else "",
+            "clocks": compare_torch.ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else "",
             "commit": options.commit or compare_torch.commit(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "settings": {"seed": options.seed, "count": options.count, "tuned": not options.plain},

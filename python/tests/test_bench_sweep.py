@@ -200,6 +200,20 @@ def test_a_wrong_kernel_has_no_speed(bench, run, quick, monkeypatch, capsys):
     assert capsys.readouterr().out.split("worst:\n")[1].lstrip().startswith("WRONG")
 
 
+def test_a_call_that_is_refused_is_wrong(bench, run, quick, monkeypatch, capsys):
+    def refuse(adze, call, device):
+        def way(given):
+            raise RuntimeError("glu: no kernel takes it")
+
+        return way
+
+    monkeypatch.setattr(bench["sweep"], "adze_way", refuse)
+    status, result = run("--op", "glu", "--count", "1", "--seconds", "600")
+    assert status == 1 and result["summary"]["wrong"] == 1 and result["summary"]["min"] is None
+    told = capsys.readouterr().out
+    assert "WRONG" in told and "left out: adze: glu: no kernel takes it" in told
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_the_bound_takes_the_rounded_truth_and_nothing_else(bench, adze, dtype):
     held, found = bench["formulas"].held_to_definition, set()
