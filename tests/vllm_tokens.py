@@ -1,6 +1,6 @@
 """Greedy tokens of tiny models with random weights in the vLLM that is installed, as one line of JSON.
 
-`python tests/vllm_tokens.py FOLDER [--norms=adze] [--compiled]`; the models are made in FOLDER if they are not there.
+`python tests/vllm_tokens.py FOLDER --eager|--compiled [--norms=adze]`; FOLDER is where the models are, or are made.
 """
 
 import json
@@ -20,34 +20,33 @@ def models(folder):
     """Llama, Qwen3 (norms of queries and keys) and Gemma (gelu, norms with weight + 1)."""
     import transformers
 
-    for name in "Llama", "Qwen3", "Gemma":
+    for name, dtype in ("Llama", "bfloat16"), ("Qwen3", "float32"), ("Gemma", "bfloat16"):
         path = pathlib.Path(folder, name.lower())
         if not path.exists():
             torch.manual_seed(0)
-            config = getattr(transformers, f"{name}Config")(**SIZES)
+            config = getattr(transformers, f"{name}Config")(**SIZES, tie_word_embeddings=False)
             # Weights of this size give logits that are far from even, so that the next token is not a matter of ulps.
             config.initializer_range = 0.1
             getattr(transformers, f"{name}ForCausalLM")(config).bfloat16().save_pretrained(path)
-        yield name, path
+        yield name, path, dtype
 
 
 def main(folder, *options):
     from vllm import LLM, SamplingParams
 
-    chosen = {"enforce_eager": "--compiled" not in options}
+    chosen = {"enforce_eager": "--eager" in options}
     if "--norms=adze" in options:
         from vllm import ir
 
         names = [name for name in ("rms_norm", "fused_add_rms_norm") if hasattr(ir.ops, name)]
         chosen["ir_op_priority"] = {name: ["adze"] for name in names}
-    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
     tokens = {}
-    for name, path in models(folder):
-        for dtype in "bfloat16", "float32":
-            llm = LLM(str(path), dtype=dtype, skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, **chosen)
-            answers = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
-            tokens[f"{name} {dtype}"] = [list(answer.outputs[0].token_ids) for answer in answers]
-            del llm
+    for name, path, dtype in models(folder):
+        llm = LLM(str(path), dtype=dtype, skip_tokenizer_init=True, max_model_len=128, max_num_seqs=4, **chosen)
+        answers = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
+        tokens[name] = [list(answer.outputs[0].token_ids) for answer in answers]
+        del llm
     print(json.dumps(tokens))
 
 
