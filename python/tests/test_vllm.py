@@ -280,7 +280,12 @@ def test_gated_activations(layers, name, options, act, dtype):
     of a midpoint that lies that near; the product has no error in float and is rounded once. So the bits are those
     of vLLM's own forward but where such a midpoint is."""
     layers.enable(["all"])
-    layer = getattr(layers, name)(**options)
+    try:
+        layer = getattr(layers, name)(**options)
+    except AttributeError as error:
+        if "_OpNamespace" not in str(error):
+            raise
+        pytest.skip(f"vLLM's compiled part was made for another torch: {error}")
     torch.manual_seed(0)
     x = torch.randn(65, 2 * 96).to(dtype)
     with Watch() as watch:
