@@ -45,7 +45,10 @@ load() { # version: its plugins, as each of its processes loads them
 tokens() { # version, name of the run, options
     local at=$folder/$1 run=$folder/$1-$2 script=$PWD/tests/vllm_tokens.py
     shift 2
-    (cd "$folder" && "$at/bin/python" "$script" "$folder/models" "$@") >"$run.json" 2>"$run.log"
+    (
+        set -o pipefail
+        cd "$folder" && "$at/bin/python" "$script" "$folder/models" "$@" 2>"$run.log" | tail -n 1 >"$run.json"
+    )
 }
 # ADZE_TRACE's lines, by op: eager layers and norms are adze's where asked for, compiled ones the compiler's.
 ran() { # name of the run, mode, norms
