@@ -70,9 +70,12 @@ step_cuda-compile() {
     build cuda-compile
 }
 
-# A program of tests/ sees the library as a user does.
+# A program of tests/ sees the library as a user does, unless it includes what only the static library has.
 test_program() {
-    cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild -ladze -lm -pthread -o "$logs/$1"
+    local library=(-ladze -lm -pthread)
+    grep -q '^#include "kernel.h"' "tests/$1.c" &&
+        read -ra library <<<"-Isrc -l:libadze.a $(sed -n 's/^Libs.private: //p' build/adze.pc)"
+    cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild "${library[@]}" -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
 }
 # A file of python/tests. Steps run side by side, so each has one thread of torch's.
