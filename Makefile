@@ -137,6 +137,8 @@ hub-backend: $(B)/libadze.a
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
+CUDA_CODE   = $(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))
+$(B)/src/cuda/device.cu.o: NVFLAGS += -DADZE_CUDA_CODE='"$(CUDA_CODE)"'
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
