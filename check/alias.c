@@ -104,7 +104,7 @@ int adze_alias_refused(const adze_job *job, int n, void *args, const adze_field 
                 continue;
             memcpy(args, job->args, op->args_size);
             memcpy((char *)args + op->fields[f].offset, job->args + op->fields[g].offset, sizeof(adze_tensor));
-            const int swapped = is_out(&op->fields[g]) && g < f; /* of two outputs the first is named first */
+            const int swapped = g < f && is_out(&op->fields[g]); /* of two outputs the first is named first */
             *out = &op->fields[swapped ? g : f], *other = &op->fields[swapped ? f : g];
             return 1;
         }
