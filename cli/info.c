@@ -197,15 +197,13 @@ static int print_markdown(const char *path)
 
 int adze_cli_info(int argc, char **argv)
 {
-    if (argc == 0) {
-        print_machine();
-        return 0;
-    }
-    if (argc == 2 && strcmp(argv[0], "--markdown") == 0)
-        return print_markdown(argv[1]);
-    const int asked = strcmp(argv[0], "--help") == 0;
-    if (!asked)
-        fprintf(stderr, "adze info: '%s' is not understood\n\n", argv[0]);
-    fputs(help, asked ? stdout : stderr);
-    return asked ? 0 : 2;
+    const char *header = NULL;
+    const adze_option list[] = {{.name = "--markdown", .text = &header}, {.name = NULL}};
+    int status;
+    if (!adze_cli_options("info", help, list, NULL, argc, argv, &status))
+        return status;
+    if (header)
+        return print_markdown(header);
+    print_machine();
+    return 0;
 }
