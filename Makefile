@@ -2,12 +2,12 @@
 #   make              libadze.so, libadze.a, the program     make CUDA=0          without CUDA
 #   make run          build, then a short benchmark          make CUDA_ARCHS="80 90a"
 #   make test         everything that can be tested here     make fat             every GPU architecture
-#   make check        kernels against their definitions      make check SAN=1     with sanitizers
+#   make check        kernels against their definitions      make check SAN=1     with sanitizers (SAN=thread: threads)
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
 #   make LINEINFO=1   CUDA code with line numbers, for profilers
 #   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
-B       ?= build$(if $(SAN),/san)
+B       ?= build$(if $(SAN),/$(if $(filter thread,$(SAN)),tsan,san))
 PREFIX  ?= /usr/local
 CFLAGS  ?= $(if $(SAN),-O1,-O2) -g
 Q       := $(if $(V),,@)
@@ -33,8 +33,9 @@ ADZE_CFLAGS := -std=c11 -D_GNU_SOURCE $(WARN) -fvisibility=hidden -fPIC -pthread
                -Iinclude -Isrc -DADZE_CUDA=$(CUDA)
 LIBS := -lm -pthread
 ifdef SAN
-ADZE_CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=all
-LDFLAGS     += -fsanitize=address,undefined
+SANITIZERS  := $(if $(filter thread,$(SAN)),-fsanitize=thread,-fsanitize=address -fsanitize=undefined)
+ADZE_CFLAGS += $(SANITIZERS) -fno-sanitize-recover=all
+LDFLAGS     += $(SANITIZERS)
 else
 SO_LDFLAGS  := -Wl,-z,defs
 endif
@@ -52,8 +53,8 @@ CPUINFO.sve    := sve
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
 UNWATCHED     = $(if $(SAN),$(if $(shell grep -w $(CPUINFO.$1) /proc/cpuinfo),,-fno-sanitize=all))
-SAN_CFLAGS    = -O1 -fno-sanitize=null -fno-sanitize=object-size \
-                $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0
+SAN_CFLAGS    = -O1 $(if $(filter-out thread,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size \
+                $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0)
 CPU_CFLAGS   := $(if $(SAN),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
@@ -136,6 +137,8 @@ hub-backend: $(B)/libadze.a
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
+CUDA_CODE   = $(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))
+$(B)/src/cuda/device.cu.o: NVFLAGS += -DADZE_CUDA_CODE='"$(CUDA_CODE)"'
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"

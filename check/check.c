@@ -188,6 +188,7 @@ static struct {
     const adze_check_options *options;
     adze_tally tally;
     int progress;               /* a terminal is watching */
+    unsigned turn;              /* of the ways in which outputs may be inputs */
     adze_dependency dependency; /* open on GPUs whose kernels overlap */
 } state;
 
@@ -213,6 +214,77 @@ static int wanted(const adze_kernel *k)
 {
     return !state.options->kernel || strcmp(state.options->kernel, k->name) == 0;
 }
+/* The call of a line, by every kernel that takes it. */
+static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_value *const *want, kernel_row *rows)
+{
+    for (const adze_kernel *k = op->kernels; k->run; k++) {
+        if (!wanted(k) || !adze_can_run(k, job->stream) || (k->accepts && !k->accepts(job->stream, job->args)))
+            continue;
+        adze_verdict v;
+        adze_judge(job, k, want, &v);
+        if (state.dependency.stream.handle && !v.why[0])
+            adze_dependency_judge(&state.dependency, job, k, &v);
+        char name[64];
+        snprintf(name, sizeof name, "%s.%s", op->name, k->name);
+        if (v.why[0])
+            complain(name, full, v.why);
+        else
+            state.tally.passed++;
+        if (state.options->verbose)
+            printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name, v.ulps,
+                   100 * v.worst, full);
+        kernel_row *row = &rows[k - op->kernels];
+        row->cases++;
+        row->worst = v.worst > row->worst ? v.worst : row->worst;
+        row->ulps = v.ulps > row->ulps ? v.ulps : row->ulps;
+    }
+}
+
+static void expect(const char *what, adze_status got, adze_status want, const char *says, const char *line)
+{
+    const int ok = got == want && (!says || strstr(adze_last_error(), says));
+    if (ok) {
+        state.tally.passed++;
+        if (state.options->verbose)
+            printf("ok   refused %-30s %s\n", what, adze_last_error());
+        return;
+    }
+    char why[512];
+    snprintf(why, sizeof why, "%s: status %d instead of %d (\"%s\")", what, got, want, got ? adze_last_error() : "");
+    complain("bad call", line, why);
+}
+
+/* Outputs that are inputs. The table of fields allows some ways, which lines and dtypes take in turn: each must give
+   the same values as memory of its own. All other ways must be refused. */
+static void check_aliases(const adze_job *job, const char *text, adze_value *const *want, kernel_row *rows)
+{
+    const adze_op *op = job->line.op;
+    char full[1300], aliased[1200], error[256];
+    int ways = 0;
+    while (adze_alias_line(op, text, ways, aliased, sizeof aliased))
+        ways++;
+    adze_job *other = malloc(sizeof *other);
+    if (other && ways && adze_alias_line(op, text, (int)(state.turn++ % (unsigned)ways), aliased, sizeof aliased)) {
+        adze_line line;
+        snprintf(full, sizeof full, "%s %s", op->name, aliased);
+        if (!adze_line_parse(&line, op, aliased, error, sizeof error) ||
+            !adze_job_make(other, &line, job->stream, 1, error, sizeof error)) {
+            complain(op->name, full, error);
+        } else {
+            judge_line(op, other, full, want, rows);
+            adze_job_free(other);
+        }
+    }
+    free(other);
+    _Alignas(16) char args[ADZE_ARGS_MAX];
+    const adze_field *out, *in;
+    for (int n = 0; adze_alias_refused(job, n, args, &out, &in); n++) {
+        char says[80];
+        snprintf(says, sizeof says, "%s overlaps %s", out->name, in->name);
+        expect("an output that is another tensor", adze_dispatch(op, job->stream, args), ADZE_BAD_ARG, says, text);
+    }
+}
+
 static void check_line(const adze_op *op, adze_stream stream, const char *text, kernel_row *rows)
 {
     char full[1100], error[256];
@@ -230,45 +302,12 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
         complain(op->name, full, adze_last_error());
     } else {
         adze_reference_make(job, want);
-        for (const adze_kernel *k = op->kernels; k->run; k++) {
-            if (!wanted(k) || !adze_can_run(k, stream) || (k->accepts && !k->accepts(stream, job->args)))
-                continue;
-            adze_verdict v;
-            adze_judge(job, k, want, &v);
-            if (state.dependency.stream.handle && !v.why[0])
-                adze_dependency_judge(&state.dependency, job, k, &v);
-            char name[64];
-            snprintf(name, sizeof name, "%s.%s", op->name, k->name);
-            if (v.why[0])
-                complain(name, full, v.why);
-            else
-                state.tally.passed++;
-            if (state.options->verbose)
-                printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name, v.ulps,
-                       100 * v.worst, full);
-            kernel_row *row = &rows[k - op->kernels];
-            row->cases++;
-            row->worst = v.worst > row->worst ? v.worst : row->worst;
-            row->ulps = v.ulps > row->ulps ? v.ulps : row->ulps;
-        }
+        judge_line(op, job, full, want, rows);
+        check_aliases(job, text, want, rows);
     }
     adze_reference_free(want);
     adze_job_free(job);
     free(job);
-}
-
-static void expect(const char *what, adze_status got, adze_status want, const char *says, const char *line)
-{
-    const int ok = got == want && (!says || strstr(adze_last_error(), says));
-    if (ok) {
-        state.tally.passed++;
-        if (state.options->verbose)
-            printf("ok   refused %-30s %s\n", what, adze_last_error());
-        return;
-    }
-    char why[512];
-    snprintf(why, sizeof why, "%s: status %d instead of %d (\"%s\")", what, got, want, got ? adze_last_error() : "");
-    complain("bad call", line, why);
 }
 
 /* Calls that every op must refuse, made from a good one: each changes one thing. */
@@ -296,7 +335,8 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
     BAD("size 0", call->size = 0, ADZE_BAD_ARG, "call.size is 0");
     BAD("a huge size", call->size = 1u << 30, ADZE_BAD_ARG, "call.size");
     BAD("an unknown flag", call->flags = 0x80, ADZE_BAD_ARG, "flags");
-    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG, "knows");
+    BAD("a size below the first", call->size = (uint32_t)op->first_size - 4, ADZE_BAD_ARG, "it must be at least");
+    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG, "a newer one");
     if (op->scratch && job->scratch)
         BAD("scratch too small", call->scratch_size--, ADZE_SCRATCH, "scratch has");
     const adze_stream nowhere = {4096, NULL};
@@ -304,6 +344,12 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
     for (int f = 0; op->fields[f].name; f++) {
         const adze_field *field = &op->fields[f];
         adze_tensor *t = (adze_tensor *)(void *)(args + field->offset);
+        float *number = (float *)(void *)t;
+        if (field->kind == ADZE_FLOAT) {
+            BAD("not a number", *number = NAN, ADZE_BAD_ARG, "it must be finite");
+            BAD("infinity", *number = INFINITY, ADZE_BAD_ARG, field->name);
+            BAD("minus infinity", *number = -INFINITY, ADZE_BAD_ARG, field->name);
+        }
         if (field->kind > ADZE_OUT_OPTIONAL ||
             ((adze_tensor *)(void *)(job->args + field->offset))->dtype == ADZE_NONE)
             continue;

@@ -94,6 +94,13 @@ void adze_tensor_fill(char *data, const adze_tensor *t, int byte);
 double adze_random_normal(uint64_t *state);
 double adze_random_uniform(uint64_t *state); /* 0 to 1 */
 
+/* alias.c: outputs that are inputs. The text with outputs placed so in the n-th way that the table of fields allows;
+   0: there is none. */
+int adze_alias_line(const adze_op *op, const char *text, int n, char *to, size_t size);
+int adze_may_be(const adze_field *out, const adze_field *in);
+/* The call with `out` as the very view of `other`, in the n-th way that must be refused; 0: there is none. */
+int adze_alias_refused(const adze_job *job, int n, void *args, const adze_field **out, const adze_field **other);
+
 /* check.c, self.c, bench.c: the commands. Each returns an exit status. */
 typedef struct adze_check_options {
     const char *op;      /* NULL: all */

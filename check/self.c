@@ -22,13 +22,15 @@ typedef enum fault_kind {
     LESS,       /* a bit of .rounding is dropped */
     MORE,       /* a bit of .rounding is added */
     IGNORED,    /* a number is taken as zero */
-    DOUBLED     /* a number is taken twice */
+    DOUBLED,    /* a number is taken twice */
+    IN_PLACE    /* an input is read again after an output that is the same memory was written */
 } fault_kind;
 
 typedef struct fault {
     fault_kind kind;
     char name[48];
     int field;   /* LESS and what follows it: of the op */
+    int input;   /* IN_PLACE: the field that the output is */
     int32_t bit; /* of .rounding */
     int tried;   /* cases it could have been caught by */
     int caught;
@@ -193,9 +195,11 @@ static adze_status broken_run(adze_stream stream, const void *caller)
         return run_unwritten(stream, args);
     if (now.fault->kind == STRIDE)
         return run_contiguous(stream, args);
-    if (now.fault->kind >= LESS)
+    if (now.fault->kind >= LESS && now.fault->kind <= DOUBLED)
         change_number(args);
-    const adze_status status = now.inner->run(stream, args);
+    adze_status status = now.inner->run(stream, args);
+    if (now.fault->kind == IN_PLACE && status == ADZE_OK)
+        status = now.inner->run(stream, args);
     if (now.fault->kind == TRUNCATION || now.fault->kind == NEXT_VALUE || now.fault->kind == NO_NAN)
         break_values(args);
     if (now.fault->kind == PAST_END || now.fault->kind == INPUT || (now.fault->kind == RACE && now.runs % 2 == 0))
@@ -269,6 +273,7 @@ static int can_show(void *args)
     case DOUBLED:
         memcpy(&number, (char *)args + op->fields[now.fault->field].offset, sizeof number);
         return number != 0;
+    case IN_PLACE: return tensor_of(args, now.fault->field)->data == tensor_of(args, now.fault->input)->data;
     case INFINITE:
     case UNDEFINED: return finite_value() != NULL;
     default: return 1;
@@ -297,6 +302,12 @@ static int list_faults(const adze_op *op, fault *faults)
             snprintf(faults[n++].name, sizeof faults->name, "%s_%s", op->fields[f].name,
                      twice ? "doubled" : "ignored");
         }
+        for (int g = 0; is_out(&op->fields[f]) && op->fields[g].name; g++)
+            if (adze_may_be(&op->fields[f], &op->fields[g])) {
+                faults[n] = (fault){.kind = IN_PLACE, .field = f, .input = g};
+                snprintf(faults[n++].name, sizeof faults->name, "%s_read_after_%s", op->fields[g].name,
+                         op->fields[f].name);
+            }
     }
     return n;
 }
@@ -342,6 +353,14 @@ static void try_line(const adze_suite *suite, const char *text, fault *faults, i
     free(job);
 }
 
+static int all_caught(const fault *faults, int n, fault_kind kind)
+{
+    for (int i = 0; i < n; i++)
+        if (faults[i].kind == kind && !faults[i].caught)
+            return 0;
+    return 1;
+}
+
 static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
 {
     static const char *const dtypes[] = {"f32", "f16", "bf16"};
@@ -352,6 +371,12 @@ static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
             char text[1024];
             adze_line_expand(text, sizeof text, *good, dtypes[d]);
             try_line(suite, text, faults, n, verbose);
+            char aliased[1200];
+            for (int way = 0; !all_caught(faults, n, IN_PLACE); way++) {
+                if (!adze_alias_line(suite->op, text, way, aliased, sizeof aliased))
+                    break;
+                try_line(suite, aliased, faults, n, verbose);
+            }
         }
     for (int i = 0; i < n; i++) {
         /* A bit of .rounding that the op does not know cannot be added either. */

@@ -179,6 +179,10 @@ static int print_markdown(const char *path)
         printf("| field | kind | |\n|---|---|---|\n");
         for (const adze_field *f = (*op)->fields; f->name; f++) {
             printf("| `%s` | %s", f->name, kind_name(f));
+            for (int i = 0; i < ADZE_MAY_BE && f->may_be[i]; i++)
+                for (const adze_field *g = (*op)->fields; g->name; g++)
+                    if (g->offset == f->may_be[i])
+                        printf("%s `%s`", i ? " or" : "; may be", g->name);
             for (const adze_word *w = f->words; w && w->name; w++)
                 printf("%s `%s`", w == f->words ? ":" : "", w->name);
             printf(" | ");

@@ -58,8 +58,8 @@ typedef struct adze_stream {
 } adze_stream;
 #define ADZE_CPU (-1)
 
-/* Loads the kernels of a device, so that later calls on it may be captured in a CUDA graph. ADZE_CPU is
-   allowed. */
+/* Loads the kernels of a device, so that later calls on it may be captured in a CUDA graph; ADZE_DEVICE where this
+   build has no code for the device. ADZE_CPU is allowed. */
 ADZE_API adze_status adze_prepare(int32_t device);
 
 /* Threads on the CPU. By default the library keeps a small pool of its own; a host that has one lends it
@@ -69,10 +69,14 @@ ADZE_API adze_status adze_prepare(int32_t device);
 typedef void (*adze_range_fn)(void *context, int64_t begin, int64_t end);
 typedef void (*adze_parallel_for_fn)(int64_t count, int64_t grain, adze_range_fn body, void *context);
 ADZE_API void adze_set_parallel_for(adze_parallel_for_fn parallel_for);
+/* How many threads a call may have in the library's own pool, the caller's included: 1 to 256. 0 is the default:
+   ADZE_THREADS of the environment, or as many as the process may use CPUs (affinity and cgroup quota). Calls that are
+   running keep what they have. */
+ADZE_API adze_status adze_set_threads(int32_t threads);
 
 /* First in every args struct; write .call = ADZE_CALL(rms_norm). The size lets a struct grow at its end: a
    library newer than its caller takes the missing fields as zero, an older one refuses fields it does not
-   know. */
+   know. No op takes a size below that of its first release: it is another op's. */
 typedef struct adze_call {
     uint32_t size, flags;
     void *scratch; /* device memory on CUDA, 16-byte aligned; only for ops that have an adze_<op>_scratch() */
@@ -87,10 +91,11 @@ typedef struct adze_call {
 #define ADZE_CONST_WEIGHTS 1u
 
 /* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and
-   any alignment that suits the dtype. An output may be the very same view as an input; otherwise it must
-   overlap nothing. "like x" means x's shape; "to x" means a shape that broadcasts to x's, its last dimension
-   in full. Arithmetic is in float, and results are rounded once, when they are stored, unless .rounding asks
-   for what a model does: */
+   any alignment that suits the dtype. "may be x" means that an output may be the very same view as x: address,
+   shape, strides and dtype. All other overlaps of an output, with an input or another output, are refused. "like x"
+   means x's shape; "to x" means a shape that broadcasts to x's, its last dimension in full. Numbers must be finite.
+   Arithmetic is in float, and results are rounded once, when they are stored, unless .rounding asks for what a model
+   does: */
 #define ADZE_ROUND_NORM  1 /* the normalised value is rounded to x's dtype before the weight multiplies it */
 #define ADZE_ROUND_STEPS 2 /* so is the result of each later step: gate, modulation, rotation, activation */
 #define ADZE_ROUND_VALUE 4 /* qk_norm_rope: the norm's result is rounded, the rotation is not (STEPS has both) */
@@ -108,8 +113,8 @@ typedef struct adze_call {
    shift + shift_table and the sum is rounded to x's dtype. */
 typedef struct adze_norm_args {
     adze_call call;
-    adze_tensor out;                /* like x, of out_dtype */
-    adze_tensor sum;                /* like x; with a residual only, and then it may still be absent */
+    adze_tensor out;                /* like x, of out_dtype; may be x, residual or shift */
+    adze_tensor sum;                /* like x; with a residual only, and then optional; may be x or residual */
     adze_tensor x;                  /* [..., dim]: f32, f16, bf16 */
     adze_tensor residual;           /* like x */
     adze_tensor weight, bias;       /* [dim]; these and all below: x's dtype or f32 */
@@ -129,7 +134,7 @@ ADZE_API adze_status adze_layer_norm(adze_stream stream, const adze_layer_norm_a
    batch entry's group of channels / groups neighbouring channels and all its positions */
 typedef struct adze_group_norm_args {
     adze_call call;
-    adze_tensor out;          /* like x */
+    adze_tensor out;          /* like x; may be x */
     adze_tensor x;            /* [batch, channels, ...], or [batch, ..., channels] when channels_last */
     adze_tensor weight, bias; /* [channels]; x's dtype or f32 */
     float eps;
@@ -146,7 +151,7 @@ ADZE_API adze_status adze_group_norm_scratch(adze_stream stream, const adze_grou
    gate + gate_table and the product to x's dtype. */
 typedef struct adze_gated_add_args {
     adze_call call;
-    adze_tensor out;              /* like x; may be x or residual */
+    adze_tensor out;              /* like x; may be x, residual or gate */
     adze_tensor x;                /* [..., dim]: f32, f16, bf16 */
     adze_tensor residual;         /* like x */
     adze_tensor gate, gate_table; /* to x; x's dtype or f32 */
@@ -172,7 +177,7 @@ ADZE_API int32_t adze_act_from_name(const char *name); /* by any of the names Hu
 /* activation: out = act(x) */
 typedef struct adze_activation_args {
     adze_call call;
-    adze_tensor out, x; /* [..., dim] */
+    adze_tensor out, x; /* [..., dim]; out may be x */
     int32_t act;        /* an adze_act, not 0 */
     int32_t reserved;   /* zero */
 } adze_activation_args;
@@ -182,7 +187,7 @@ ADZE_API adze_status adze_activation(adze_stream stream, const adze_activation_a
    ADZE_ROUND_STEPS rounds act(gate) to x's dtype. */
 typedef struct adze_glu_args {
     adze_call call;
-    adze_tensor out;     /* [..., dim] */
+    adze_tensor out;     /* [..., dim]; may be x or value, but lies in no packed x */
     adze_tensor x;       /* [..., dim] with value, [..., 2 * dim] without */
     adze_tensor value;   /* [..., dim] */
     int32_t act;         /* an adze_act; 0 means ADZE_ACT_SILU */
@@ -196,7 +201,7 @@ ADZE_API adze_status adze_glu(adze_stream stream, const adze_glu_args *args);
  */
 typedef struct adze_softmax_args {
     adze_call call;
-    adze_tensor out, x; /* [..., dim] */
+    adze_tensor out, x; /* [..., dim]; out may be x or mask */
     adze_tensor mask;   /* to x, x's dtype or f32 */
     float scale;        /* 0: 1 */
     int32_t reserved;   /* zero */
@@ -213,7 +218,7 @@ ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *a
    ADZE_ROUND_STEPS rounds each product and the sum to q's dtype. */
 typedef struct adze_rope_args {
     adze_call call;
-    adze_tensor q_out, k_out; /* like q, like k */
+    adze_tensor q_out, k_out; /* like q, like k; q_out may be q, k_out may be k */
     adze_tensor q, k;         /* [batch, seq, heads, head_dim] or [seq, heads, head_dim]; k may be absent */
     adze_tensor cos, sin;     /* [seq, n] or [batch or 1, seq, n], n = rotary_dim or its half; f32 or q's dtype */
     int32_t pairs;            /* ADZE_ROPE_HALF or ADZE_ROPE_INTERLEAVED */
@@ -242,10 +247,12 @@ ADZE_API adze_status adze_qk_norm_rope(adze_stream stream, const adze_qk_norm_ro
 #define ADZE_TABLE_HALVES 1 /* 2 n columns: all, then all again (for ADZE_ROPE_HALF) */
 #define ADZE_TABLE_PAIRS  2 /* 2 n columns: each one twice (for ADZE_ROPE_INTERLEAVED) */
 
-/* rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin; NaN for angles beyond 2^31 */
+/* rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin; NaN for angles beyond 2^31. An axis[i]
+   that is not 0 to axes - 1 is refused on the CPU and gives columns of NaN on CUDA, whose memory is not read before
+   the kernel runs. */
 typedef struct adze_rope_table_args {
     adze_call call;
-    adze_tensor cos, sin; /* [..., n] or [..., 2 n] by columns, of out_dtype */
+    adze_tensor cos, sin; /* [..., n] or [..., 2 n] by columns, of out_dtype; neither may be an input */
     adze_tensor pos;      /* [..., axes], axes 1 to 4: i32, i64, f32 */
     adze_tensor freq;     /* [n]: f32 or f64 */
     adze_tensor axis;     /* [n]: i32, each below axes; absent: all 0 */

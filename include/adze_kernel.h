@@ -26,24 +26,25 @@ typedef struct adze_word { /* a name for a value of an ADZE_INT field */
     int32_t value;
 } adze_word;
 
+enum { ADZE_MAY_BE = 3 };
 typedef struct adze_field {
     const char *name;
     adze_kind kind;
     size_t offset;
     const adze_word *words; /* NULL, or ended by a zero row; the first name of a value is its printed one */
+    /* Of an output: the offsets of the inputs whose very view it may be, then zeros. Every kernel of the op must read
+       an element of such an input for the last time before, and in the same thread as, it writes that element of the
+       output. All other overlaps are refused. */
+    size_t may_be[ADZE_MAY_BE];
 } adze_field;
-#define ADZE_FIELD(op, kind, name)                                                                                   \
-    {                                                                                                                \
-#        name, kind, offsetof(adze_##op##_args, name), NULL                                                          \
-    }
-#define ADZE_WORDS(op, name, words)                                                                                  \
-    {                                                                                                                \
-#        name, ADZE_INT, offsetof(adze_##op##_args, name), words                                                     \
-    }
-#define ADZE_FIELDS_END                                                                                              \
-    {                                                                                                                \
-        NULL, (adze_kind)0, 0, NULL                                                                                  \
-    }
+/* clang-format off */
+#define ADZE_FIELD(op, kind, name)            {#name, kind, offsetof(adze_##op##_args, name), NULL, {0, 0, 0}}
+#define ADZE_WORDS(op, name, words)           {#name, ADZE_INT, offsetof(adze_##op##_args, name), words, {0, 0, 0}}
+#define ADZE_FIELDS_END                       {NULL, (adze_kind)0, 0, NULL, {0, 0, 0}}
+/* An output, and ADZE_IN_PLACE of each input that it may be, or zeros. */
+#define ADZE_OUTPUT(op, kind, name, a, b, c)  {#name, kind, offsetof(adze_##op##_args, name), NULL, {a, b, c}}
+#define ADZE_IN_PLACE(op, input)              offsetof(adze_##op##_args, input)
+/* clang-format on */
 
 typedef adze_status (*adze_run_fn)(adze_stream stream, const void *args);
 
@@ -65,9 +66,13 @@ typedef struct adze_value {
     double v, e;
 } adze_value;
 
+/* The size of an op's args when `last` was their last field. */
+#define ADZE_FIRST_SIZE(op, last) (offsetof(adze_##op##_args, last) + sizeof(((adze_##op##_args *)0)->last))
+
 typedef struct adze_op {
     const char *name;
     size_t args_size;
+    size_t first_size; /* of the args when the op was first published: no caller has a smaller one */
     const adze_field *fields;
     adze_status (*validate)(const void *args); /* the contract of the inputs */
     void (*outputs)(void *args);               /* writes shape and dtype of each output, from the inputs */

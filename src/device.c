@@ -2,25 +2,62 @@
 #include "kernel.h"
 
 #include <unistd.h>
-#if defined(__linux__) && defined(__aarch64__)
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#elif defined(__linux__) && defined(__aarch64__)
 #    include <sys/auxv.h>
-#    define HWCAP_SVE_BIT (1ul << 22)
 #endif
+
+/* Compilers may use all that -march names, so all of it is asked for, and that the system saves the registers.
+   x86-64-v3 beyond what every x86-64 has:
+     CPUID 1, ecx: SSE3 0, SSSE3 9, FMA 12, CMPXCHG16B 13, SSE4.1 19, SSE4.2 20, MOVBE 22, POPCNT 23, OSXSAVE 27, AVX
+     28, F16C 29; CPUID 7, ebx: BMI1 3, AVX2 5, BMI2 8; CPUID 80000001h, ecx: LAHF 0, LZCNT 5; XCR0: SSE 1, AVX 2.
+   x86-64-v4 adds CPUID 7, ebx: AVX512 F 16, DQ 17, CD 28, BW 30, VL 31; XCR0: masks and upper halves 5, 6, 7. */
+int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint64_t xcr0)
+{
+    const uint32_t v3_ecx1 = 1u << 0 | 1u << 9 | 1u << 12 | 1u << 13 | 1u << 19 | 1u << 20 | 1u << 22 | 1u << 23 |
+                             1u << 27 | 1u << 28 | 1u << 29;
+    const uint32_t v3_ebx7 = 1u << 3 | 1u << 5 | 1u << 8, v3_extended = 1u << 0 | 1u << 5;
+    const uint32_t v4_ebx7 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;
+    if ((ecx1 & v3_ecx1) != v3_ecx1 || (ebx7 & v3_ebx7) != v3_ebx7 || (ecx_extended & v3_extended) != v3_extended ||
+        (xcr0 & 0x06) != 0x06)
+        return 0;
+    return ADZE_CPU_AVX2 | ((ebx7 & v4_ebx7) == v4_ebx7 && (xcr0 & 0xe6) == 0xe6 ? ADZE_CPU_AVX512 : 0);
+}
+
+/* armv8.2-a+sve: the bits of AT_HWCAP for CRC32 7, ATOMICS 8, FPHP 9, ASIMDHP 10, ASIMDRDM 12, FCMA 14, SVE 22. */
+int adze_arm_features(uint64_t hwcap)
+{
+    const uint64_t sve = 1u << 7 | 1u << 8 | 1u << 9 | 1u << 10 | 1u << 12 | 1u << 14 | 1u << 22;
+    return (hwcap & sve) == sve ? ADZE_CPU_SVE : 0;
+}
+
+static int ask_features(void)
+{
+#if defined(__x86_64__)
+    uint32_t a, b, c, d, ebx7 = 0, ecx1 = 0, low = 0, high = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d))
+        ecx1 = c;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        ebx7 = b;
+    if (!__get_cpuid(0x80000001, &a, &b, &c, &d))
+        c = 0;
+    if (ecx1 >> 27 & 1)
+        __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return adze_x86_features(ecx1, ebx7, c, (uint64_t)high << 32 | low);
+#elif defined(__linux__) && defined(__aarch64__)
+    return adze_arm_features(getauxval(AT_HWCAP));
+#else
+    return 0;
+#endif
+}
 
 int adze_cpu_features(void)
 {
-    int features = 0;
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        features |= ADZE_CPU_AVX2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        features |= ADZE_CPU_AVX512;
-#elif defined(__linux__) && defined(__aarch64__)
-    if (getauxval(AT_HWCAP) & HWCAP_SVE_BIT)
-        features |= ADZE_CPU_SVE;
-#endif
-    return features;
+    static _Atomic int known; /* CPUID takes long in a virtual machine */
+    if (!known)
+        known = ask_features() | 1 << 30;
+    return known & ~(1 << 30);
 }
 
 size_t adze_cpu_cache(void)

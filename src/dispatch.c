@@ -2,13 +2,14 @@
  * line. */
 #include "kernel.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARGS_MAX = 4096, SEARCH_MAX = 10000 };
+enum { ARGS_MAX = 4096, FIELDS_MAX = 32 };
 
 #define X(name) &adze_op_##name,
 const adze_op *const adze_ops[] = {ADZE_OPS(X) NULL};
@@ -43,19 +44,53 @@ const adze_op *adze_find_op(const char *name, size_t length)
     return NULL;
 }
 
-/* ADZE_TRACE and ADZE_KERNEL, read once. */
+/* ADZE_TRACE, ADZE_KERNEL and ADZE_THREADS, read once. */
 static struct {
     _Atomic int read;
-    int trace;          /* 1: a line per call; 2: also why earlier kernels were passed over */
-    const char *kernel; /* "op:row" */
+    int trace;         /* 1: a line per call; 2: also why earlier kernels were passed over */
+    const adze_op *op; /* of ADZE_KERNEL, "op:row"; NULL without it */
+    const adze_kernel *forced;
+    char wrong[224]; /* what every call says: a setting names something that is not there */
 } settings;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
 
+static void read_kernel(const char *text)
+{
+    const size_t n = strcspn(text, ":");
+    const adze_op *op = adze_find_op(text, n);
+    int at = snprintf(settings.wrong, sizeof settings.wrong, "ADZE_KERNEL is '%.40s'; ", text);
+#define SAY(...)                                                                                                     \
+    at += at < (int)sizeof settings.wrong                                                                            \
+              ? snprintf(settings.wrong + at, sizeof settings.wrong - (size_t)at, __VA_ARGS__)                       \
+              : 0
+    if (!op || text[n] != ':') {
+        SAY("it must be op:kernel, with an op of");
+        for (const adze_op *const *o = adze_ops; *o; o++)
+            SAY(" %s", (*o)->name);
+        return;
+    }
+    settings.op = op;
+    SAY("%s has", op->name);
+    for (const adze_kernel *k = op->kernels; k->run; k++) {
+        SAY(" %s", k->name);
+        if (strcmp(k->name, text + n + 1) == 0)
+            settings.forced = k;
+    }
+#undef SAY
+    if (settings.forced)
+        settings.wrong[0] = '\0';
+}
+
 static void read_settings(void)
 {
-    const char *trace = getenv("ADZE_TRACE");
+    const char *trace = getenv("ADZE_TRACE"), *kernel = getenv("ADZE_KERNEL");
     settings.trace = !trace || !*trace || strcmp(trace, "0") == 0 ? 0 : 1 + (strcmp(trace, "dispatch") == 0);
-    settings.kernel = getenv("ADZE_KERNEL");
+    if (kernel && *kernel)
+        read_kernel(kernel);
+    if (adze_threads_asked() < 0)
+        snprintf(settings.wrong, sizeof settings.wrong,
+                 "ADZE_THREADS is '%.40s', it must be 1 to %d, or 0 for the default", getenv("ADZE_THREADS"),
+                 ADZE_THREADS_MAX);
     settings.read = 1;
 }
 
@@ -76,7 +111,7 @@ static const adze_tensor *tensor_at(const adze_field *f, const char *args)
  * 0. */
 static inline int span(const adze_tensor *t, int64_t *low, int64_t *high)
 {
-    const int64_t limit = INT64_MAX / 16;
+    const int64_t limit = INT64_MAX / 64;
     *low = *high = 0;
     for (int d = 0; d < t->rank; d++) {
         int64_t reach;
@@ -88,9 +123,15 @@ static inline int span(const adze_tensor *t, int64_t *low, int64_t *high)
     return *low > -limit && *high < limit;
 }
 
-/* What must hold for one tensor of any op. */
-adze_status adze_check_tensor(const adze_op *op, const adze_field *f, const adze_tensor *t)
+/* The bytes from an element of a view to another, whatever lies between; none for an empty view. */
+typedef struct extent {
+    uintptr_t from, to;
+} extent;
+
+/* What must hold for one tensor of any op, and where it lies. */
+static inline adze_status check_tensor(const adze_op *op, const adze_field *f, const adze_tensor *t, extent *where)
 {
+    *where = (extent){0, 0};
     if (t->dtype == ADZE_NONE) {
         ADZE_REQUIRE(f->kind != ADZE_IN, ADZE_BAD_ARG, "%s: %s is absent", op->name, f->name);
         return ADZE_OK;
@@ -114,79 +155,15 @@ adze_status adze_check_tensor(const adze_op *op, const adze_field *f, const adze
     ADZE_REQUIRE(t->data, ADZE_BAD_ARG, "%s: %s has no data", op->name, f->name);
     ADZE_REQUIRE(((uintptr_t)t->data & (size - 1)) == 0, ADZE_BAD_ARG,
                  "%s: %s starts at %p, not a multiple of %zu bytes", op->name, f->name, t->data, size);
+    where->from = (uintptr_t)t->data + (uintptr_t)low * size;
+    where->to = (uintptr_t)t->data + (uintptr_t)(high + 1) * size;
     return ADZE_OK;
 }
 
-/* Dimensions of two views, as steps in bytes over ranges that include zero. */
-typedef struct steps {
-    int n;
-    int64_t step[10], low[10], high[10];
-    int64_t width; /* a distance of less than this is an overlap */
-    int budget;    /* of the search */
-} steps;
-
-static void steps_add(steps *s, int64_t step, int64_t low, int64_t high)
+adze_status adze_check_tensor(const adze_op *op, const adze_field *f, const adze_tensor *t)
 {
-    if (step < 0) {
-        const int64_t swap = -low;
-        step = -step, low = -high, high = swap;
-    }
-    int at = 0;
-    while (at < s->n && s->step[at] > step)
-        at++;
-    if (at < s->n && s->step[at] == step) {
-        s->low[at] += low, s->high[at] += high;
-        return;
-    }
-    for (int i = s->n++; i > at; i--)
-        s->step[i] = s->step[i - 1], s->low[i] = s->low[i - 1], s->high[i] = s->high[i - 1];
-    s->step[at] = step, s->low[at] = low, s->high[at] = high;
-}
-
-/* Whether some choice of indices brings `distance` within the width. Largest step first, so few branches
- * survive. */
-static int steps_meet(steps *s, int at, int64_t distance)
-{
-    if (--s->budget < 0)
-        return 0;
-    if (at == s->n)
-        return distance < s->width && distance > -s->width;
-    int64_t low = 0, high = 0;
-    for (int i = at + 1; i < s->n; i++)
-        low += s->step[i] * s->low[i], high += s->step[i] * s->high[i];
-    for (int64_t i = s->low[at]; i <= s->high[at]; i++) {
-        const int64_t rest = distance + i * s->step[at];
-        if (rest + high <= -s->width) { /* too far below: jump to the first index that may reach */
-            i += (-s->width - rest - high) / s->step[at];
-            continue;
-        }
-        if (rest + low >= s->width)
-            return 0;
-        if (steps_meet(s, at + 1, rest))
-            return 1;
-    }
-    return 0;
-}
-
-/* Whether two views share memory. Neither is empty. A search beyond its budget counts as no. */
-static int overlap(const adze_tensor *a, const adze_tensor *b)
-{
-    const int64_t size[2] = {(int64_t)adze_dtype_size(a->dtype), (int64_t)adze_dtype_size(b->dtype)};
-    int64_t a_low, a_high, b_low, b_high;
-    span(a, &a_low, &a_high);
-    span(b, &b_low, &b_high);
-    const char *const a_data = a->data, *const b_data = b->data;
-    if ((uintptr_t)(a_data + (a_high + 1) * size[0]) <= (uintptr_t)(b_data + b_low * size[1]) ||
-        (uintptr_t)(b_data + (b_high + 1) * size[1]) <= (uintptr_t)(a_data + a_low * size[0]))
-        return 0;
-    steps s = {.width = size[0] > size[1] ? size[0] : size[1], .budget = SEARCH_MAX};
-    for (int d = 0; d < a->rank; d++)
-        if (a->shape[d] > 1)
-            steps_add(&s, a->stride[d] * size[0], 0, a->shape[d] - 1);
-    for (int d = 0; d < b->rank; d++)
-        if (b->shape[d] > 1)
-            steps_add(&s, -b->stride[d] * size[1], 0, b->shape[d] - 1);
-    return steps_meet(&s, 0, (int64_t)((intptr_t)a_data - (intptr_t)b_data));
+    extent where;
+    return check_tensor(op, f, t, &where);
 }
 
 static int empty(const adze_tensor *t)
@@ -227,9 +204,37 @@ static int folds(const adze_tensor *t)
     return 0;
 }
 
-/* Each output must have the shape and dtype that the inputs give it, and memory of its own or an input's very
- * view. */
-static adze_status check_outputs(const adze_op *op, const char *args)
+/* The inputs that an output may be, for a sentence. */
+static const char *may_be_text(const adze_op *op, const adze_field *f, char *text, size_t size)
+{
+    int n = snprintf(text, size, f->may_be[0] ? "it may only be the same view as" : "it needs memory of its own");
+    for (const adze_field *g = op->fields; g->name; g++)
+        for (int i = 0; i < ADZE_MAY_BE && f->may_be[i]; i++)
+            if (f->may_be[i] == g->offset && n < (int)size)
+                n += snprintf(text + n, size - (size_t)n, "%s %s", i ? " or" : "", g->name);
+    return text;
+}
+
+/* Two tensors whose extents meet, of which f is an output: it is a view that f may be, or they share no element. */
+__attribute__((noinline)) static adze_status check_shared(const adze_op *op, const char *args, const adze_field *f,
+                                                          const adze_field *g)
+{
+    const adze_tensor *out = tensor_at(f, args), *other = tensor_at(g, args);
+    const int same = same_view(out, other);
+    int may = 0;
+    for (int i = 0; i < ADZE_MAY_BE; i++)
+        may |= f->may_be[i] == g->offset;
+    if ((may && same) || !adze_overlap(out, other))
+        return ADZE_OK;
+    char text[96];
+    return adze_fail(ADZE_BAD_ARG, "%s: %s overlaps %s%s", op->name, f->name, g->name,
+                     may ? " and is not the same view"
+                         : (snprintf(text, sizeof text, "; "), may_be_text(op, f, text + 2, sizeof text - 2), text));
+}
+
+/* Each output must have the shape and dtype that the inputs give it, and memory of its own or the very view of an
+   input that it may be. */
+static adze_status check_outputs(const adze_op *op, const char *args, const extent *where)
 {
     _Alignas(16) char want[ARGS_MAX];
     memcpy(want, args, op->args_size);
@@ -259,12 +264,11 @@ static adze_status check_outputs(const adze_op *op, const char *args)
         if (empty(got))
             continue;
         ADZE_REQUIRE(!folds(got), ADZE_BAD_ARG, "%s: elements of %s share memory", op->name, f->name);
+        const extent own = where[f - op->fields];
         for (const adze_field *g = op->fields; g->name; g++) {
-            if (!is_tensor(g) || g == f)
-                continue;
-            const adze_tensor *other = tensor_at(g, args);
-            ADZE_REQUIRE(empty(other) || (!is_out(g) && same_view(got, other)) || !overlap(got, other), ADZE_BAD_ARG,
-                         "%s: %s overlaps %s and is not the same view", op->name, f->name, g->name);
+            const extent other = where[g - op->fields];
+            if (own.from < other.to && other.from < own.to && g != f)
+                ADZE_CHECK(check_shared(op, args, f, g));
         }
     }
     return ADZE_OK;
@@ -329,32 +333,66 @@ __attribute__((cold, noinline)) static void trace(const adze_op *op, const char 
     funlockfile(stderr);
 }
 
+/* The contract of the inputs. */
+static adze_status check_inputs(const adze_op *op, const void *args)
+{
+    for (const adze_field *f = op->fields; f->name; f++)
+        if (f->kind == ADZE_FLOAT) {
+            const float number = *(const float *)(const void *)((const char *)args + f->offset);
+            ADZE_REQUIRE(isfinite(number), ADZE_BAD_ARG, "%s: %s is %g, it must be finite", op->name, f->name,
+                         (double)number);
+        }
+    return op->validate(args);
+}
+
+/* The first byte from `known` on that a caller has set. */
+__attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op *op, const char *caller, size_t known,
+                                                                  size_t size)
+{
+    size_t at = known;
+    while (!caller[at])
+        at++;
+    if (at < op->args_size)
+        return adze_fail(ADZE_BAD_ARG, "%s: reserved is set, it must be zero", op->name);
+    return adze_fail(
+        ADZE_BAD_ARG,
+        "%s: args.call.size is %zu and byte %zu is set, but this library, version %u, knows the first %zu "
+        "bytes: the caller uses a field of a newer one",
+        op->name, size, at, (unsigned)ADZE_VERSION, op->args_size);
+}
+
 /* Copies the caller's struct, of whatever version, and checks all that can be checked before a kernel is
  * chosen. */
 static adze_status take_args(const adze_op *op, const void *caller, char *args)
 {
     const size_t size = caller ? ((const adze_call *)caller)->size : 0;
-    ADZE_REQUIRE(size >= sizeof(adze_call) && size <= ARGS_MAX, ADZE_BAD_ARG,
-                 "%s: args.call.size is %zu; write .call = ADZE_CALL(%s)", op->name, size, op->name);
-    memset(args, 0, op->args_size);
+    ADZE_REQUIRE(size >= op->first_size && size <= ARGS_MAX, ADZE_BAD_ARG,
+                 "%s: args.call.size is %zu, it must be at least %zu; write .call = ADZE_CALL(%s)", op->name, size,
+                 op->first_size, op->name);
     memcpy(args, caller, size < op->args_size ? size : op->args_size);
+    if (size < op->args_size)
+        memset(args + size, 0, op->args_size - size);
+    extent where[FIELDS_MAX];
     size_t known = sizeof(adze_call);
     for (const adze_field *f = op->fields; f->name; f++) {
         const size_t end = f->offset + (is_tensor(f) ? sizeof(adze_tensor) : 4);
         known = end > known ? end : known;
     }
+    unsigned char set = 0;
     for (size_t i = known; i < size; i++)
-        ADZE_REQUIRE(!((const char *)caller)[i], ADZE_BAD_ARG,
-                     "%s: byte %zu of args is set; this library, version %u, knows %zu", op->name, i,
-                     (unsigned)ADZE_VERSION, known);
+        set |= ((const unsigned char *)caller)[i];
+    if (set)
+        return refuse_unknown(op, caller, known, size);
     const adze_call *call = (const void *)args;
     ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG, "%s: flags are %#x, known are %#x", op->name,
                  call->flags, ADZE_CONST_WEIGHTS);
-    for (const adze_field *f = op->fields; f->name; f++)
+    for (const adze_field *f = op->fields; f->name; f++) {
+        where[f - op->fields] = (extent){0, 0};
         if (is_tensor(f))
-            ADZE_CHECK(adze_check_tensor(op, f, tensor_at(f, args)));
-    ADZE_CHECK(op->validate(args));
-    return check_outputs(op, args);
+            ADZE_CHECK(check_tensor(op, f, tensor_at(f, args), &where[f - op->fields]));
+    }
+    ADZE_CHECK(check_inputs(op, args));
+    return check_outputs(op, args, where);
 }
 
 __attribute__((noinline)) static adze_status check_scratch(const adze_op *op, adze_stream s, const char *args)
@@ -368,12 +406,9 @@ __attribute__((noinline)) static adze_status check_scratch(const adze_op *op, ad
     return ADZE_OK;
 }
 
-/* Whether ADZE_KERNEL names another row of this op. */
-__attribute__((cold, noinline)) static int forced_away(const adze_op *op, const adze_kernel *k)
+__attribute__((cold, noinline)) static int forced_away(const adze_kernel *k)
 {
-    const size_t n = strlen(op->name);
-    return strncmp(settings.kernel, op->name, n) == 0 && settings.kernel[n] == ':' &&
-           strcmp(settings.kernel + n + 1, k->name) != 0;
+    return strcmp(settings.forced->name, k->name) != 0;
 }
 
 __attribute__((cold, noinline)) static void trace_passed_over(const adze_op *op, const adze_kernel *k,
@@ -387,15 +422,16 @@ static adze_status run(const adze_op *op, const adze_kernel *only, adze_stream s
 {
     if (!settings.read)
         pthread_once(&settings_once, read_settings);
+    ADZE_REQUIRE(!settings.wrong[0], ADZE_BAD_ARG, "%s: %s", op->name, settings.wrong);
     ADZE_REQUIRE(s.device == ADZE_CPU || adze_cuda_sm(s.device) > 0, ADZE_DEVICE, "%s: there is no CUDA device %d",
                  op->name, s.device);
     if (op->scratch)
         ADZE_CHECK(check_scratch(op, s, args));
     for (const adze_kernel *k = only ? only : op->kernels; k->run; k++) {
-        const char *why = settings.kernel && forced_away(op, k) ? "ADZE_KERNEL names another"
-                          : !adze_can_run(k, s)                 ? "not for this device"
-                          : k->accepts && !k->accepts(s, args)  ? "does not take this call"
-                                                                : NULL;
+        const char *why = settings.op == op && forced_away(k)  ? "ADZE_KERNEL names another"
+                          : !adze_can_run(k, s)                ? "not for this device"
+                          : k->accepts && !k->accepts(s, args) ? "does not take this call"
+                                                               : NULL;
         if (!why) {
             if (settings.trace)
                 trace(op, args, k->name);
@@ -406,7 +442,9 @@ static adze_status run(const adze_op *op, const adze_kernel *only, adze_stream s
         if (only)
             break;
     }
-    return adze_fail(ADZE_NO_KERNEL, "%s: no kernel for this device, dtype and shape", op->name);
+    return adze_fail(ADZE_NO_KERNEL, "%s: no kernel for this device, dtype and shape%s%s", op->name,
+                     settings.op == op ? ", of those that ADZE_KERNEL allows: " : "",
+                     settings.op == op ? settings.forced->name : "");
 }
 
 adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_stream s, const void *caller)
@@ -428,7 +466,7 @@ adze_status adze_dispatch(const adze_op *op, adze_stream s, const void *caller)
 
 adze_status adze_dispatch_outputs(const adze_op *op, void *args)
 {
-    ADZE_CHECK(op->validate(args));
+    ADZE_CHECK(check_inputs(op, args));
     op->outputs(args);
     return ADZE_OK;
 }

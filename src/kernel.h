@@ -32,6 +32,9 @@ adze_status adze_dispatch_made(const adze_op *op, adze_stream stream, const void
 adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 const adze_op *adze_find_op(const char *name, size_t length);
 
+/* overlap.c */
+int adze_overlap(const adze_tensor *a, const adze_tensor *b); /* whether they share memory; neither is empty */
+
 #define ADZE_REQUIRE(cond, status, ...)                                                                              \
     do {                                                                                                             \
         if (!(cond))                                                                                                 \
@@ -41,6 +44,8 @@ const adze_op *adze_find_op(const char *name, size_t length);
 /* device.c, and cuda/device.cu when CUDA is built in */
 enum { ADZE_CPU_AVX2 = 1, ADZE_CPU_AVX512 = 2, ADZE_CPU_SVE = 4 }; /* adze_kernel.from on the CPU */
 int adze_cpu_features(void);
+int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint64_t xcr0); /* from CPUID and XGETBV */
+int adze_arm_features(uint64_t hwcap);                                                     /* from AT_HWCAP */
 size_t adze_cpu_cache(void); /* bytes of the last level of cache */
 int adze_can_run(const adze_kernel *kernel, adze_stream stream);
 int adze_cuda_count(void);
@@ -52,6 +57,14 @@ adze_status adze_cuda_prepare(int device);
 /* parallel.c */
 void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *context);
 int adze_thread_count(void);
+int adze_threads_asked(void); /* by ADZE_THREADS: 0 when it is absent or asks for the default, -1 when it is wrong */
+enum { ADZE_THREADS_MAX = 256 };
+
+/* cpus.c */
+int adze_cpu_count(void); /* CPUs that this process may use: its affinity, and its cgroup's share of their time */
+/* The share of a cgroup in CPUs, rounded up, 0 without a limit: `groups` is the text of /proc/self/cgroup, `root` is
+   where cgroups are mounted. */
+int adze_cpu_quota(const char *groups, const char *root);
 
 /* tensor.c */
 size_t adze_dtype_size(int dtype); /* bytes; 0 for dtypes that have none */

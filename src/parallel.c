@@ -2,11 +2,12 @@
 #include "kernel.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
 
-enum { THREADS_MAX = 256, SPINS = 4000 };
+enum { SPINS = 4000 };
 
 typedef struct task {
     adze_range_fn body;
@@ -15,20 +16,30 @@ typedef struct task {
     _Atomic int64_t next; /* first index nobody has taken */
 } task;
 
+/* A loop has places for as many workers as it can use. A worker that takes a place is at work until the loop has no
+   piece left for it; the caller, when it finds none either, withdraws the places that nobody took, and waits for
+   those at work. So a worker that is slow to wake holds nobody up. Both counts are one number, to change together. */
+enum { PLACE = 1 };
+static const uint64_t AT_WORK = (uint64_t)1 << 32;
+
 static struct {
     pthread_mutex_t busy; /* held by the thread whose loop the pool is running */
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* for what follows, up to the task, and for sleep */
     pthread_cond_t wake, done;
-    _Atomic(uint64_t) ticket; /* counts loops; a worker runs each once */
-    atomic_int running;       /* workers that have not finished the current loop */
-    int threads, started;     /* threads to use, workers started */
+    int started, sleeping;
+    pid_t process; /* whose threads the workers are */
+    pthread_t worker[ADZE_THREADS_MAX];
     task task;
+    _Atomic uint64_t state; /* PLACEs that are free, workers AT_WORK */
+    atomic_int stopping;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
-          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
           .wake = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
 static _Atomic(adze_parallel_for_fn) host_parallel_for;
+static atomic_int threads_asked; /* of adze_set_threads; 0: the default */
+static int threads_default;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 void adze_set_parallel_for(adze_parallel_for_fn parallel_for)
@@ -36,30 +47,48 @@ void adze_set_parallel_for(adze_parallel_for_fn parallel_for)
     atomic_store(&host_parallel_for, parallel_for);
 }
 
+adze_status adze_set_threads(int32_t threads)
+{
+    ADZE_REQUIRE(threads >= 0 && threads <= ADZE_THREADS_MAX, ADZE_BAD_ARG,
+                 "set_threads: threads is %d, it must be 1 to %d, or 0 for the default", threads, ADZE_THREADS_MAX);
+    atomic_store(&threads_asked, threads);
+    return ADZE_OK;
+}
+
 /* A forked child has none of the workers: it starts its own. */
 static void after_fork(void)
 {
-    pool.started = 0;
-    atomic_store(&pool.running, 0);
+    pool.started = pool.sleeping = 0;
+    atomic_store(&pool.state, 0);
     pool.busy = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    pool.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pool.lock = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
     pool.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     pool.done = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 
+int adze_threads_asked(void)
+{
+    const char *text = getenv("ADZE_THREADS");
+    char *end;
+    if (!text || !*text)
+        return 0;
+    const long threads = strtol(text, &end, 10);
+    return *end || threads < 0 || threads > ADZE_THREADS_MAX ? -1 : (int)threads;
+}
+
 static void count_threads(void)
 {
-    cpu_set_t set;
-    pool.threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    if (pool.threads > THREADS_MAX)
-        pool.threads = THREADS_MAX;
+    threads_default = adze_threads_asked();
+    if (threads_default <= 0)
+        threads_default = adze_cpu_count();
     pthread_atfork(NULL, NULL, after_fork);
 }
 
 int adze_thread_count(void)
 {
     pthread_once(&once, count_threads);
-    return pool.threads;
+    const int asked = atomic_load(&threads_asked);
+    return asked ? asked : threads_default;
 }
 
 static void drain(task *t)
@@ -72,61 +101,103 @@ static void drain(task *t)
     }
 }
 
-static void *worker(void *arg)
+static int places(void)
 {
-    uint64_t seen = (uint64_t)(uintptr_t)arg;
+    return (uint32_t)atomic_load(&pool.state) != 0;
+}
+
+static int take_place(void)
+{
+    uint64_t state = atomic_load(&pool.state);
+    while ((uint32_t)state)
+        if (atomic_compare_exchange_weak(&pool.state, &state, state - PLACE + AT_WORK))
+            return 1;
+    return 0;
+}
+
+static void *worker(void *unused)
+{
+    (void)unused;
     for (;;) {
-        for (int i = 0; i < SPINS && atomic_load(&pool.ticket) == seen; i++)
+        for (int i = 0; i < SPINS && !places() && !atomic_load(&pool.stopping); i++)
             ;
-        pthread_mutex_lock(&pool.lock);
-        while (atomic_load(&pool.ticket) == seen)
-            pthread_cond_wait(&pool.wake, &pool.lock);
-        seen = atomic_load(&pool.ticket);
-        pthread_mutex_unlock(&pool.lock);
+        if (!places()) {
+            pthread_mutex_lock(&pool.lock);
+            pool.sleeping++;
+            while (!places() && !atomic_load(&pool.stopping))
+                pthread_cond_wait(&pool.wake, &pool.lock);
+            pool.sleeping--;
+            pthread_mutex_unlock(&pool.lock);
+        }
+        if (atomic_load(&pool.stopping))
+            return NULL;
+        if (!take_place())
+            continue;
         drain(&pool.task);
-        if (atomic_fetch_sub(&pool.running, 1) == 1) {
+        if (atomic_fetch_sub(&pool.state, AT_WORK) >> 32 == 1) {
             pthread_mutex_lock(&pool.lock);
             pthread_cond_signal(&pool.done);
             pthread_mutex_unlock(&pool.lock);
         }
     }
-    return NULL;
 }
 
-/* Workers live as long as the process, with every signal blocked: they are the host's to handle. */
-static void start_workers(void)
+/* Workers have every signal blocked: they are the host's to handle. */
+static void start_workers(int wanted)
 {
+    if (pool.started >= wanted)
+        return;
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    while (pool.started < pool.threads - 1) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, worker, (void *)(uintptr_t)atomic_load(&pool.ticket)) != 0)
-            break;
-        pthread_detach(thread);
+    pool.process = getpid();
+    while (pool.started < wanted && pthread_create(&pool.worker[pool.started], NULL, worker, NULL) == 0)
         pool.started++;
-    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-static void run_in_pool(int64_t count, int64_t step, adze_range_fn body, void *context)
+/* Before the library's code goes, at dlclose() or at exit, its threads go. A loop that another thread still runs then
+   is finished by that thread. A child made without the handler of fork() has no threads to wait for; nor can exit()
+   wait that was called by a signal's handler, in the middle of what the lock guards. */
+__attribute__((destructor)) static void stop_workers(void)
 {
-    start_workers();
+    if (pthread_mutex_lock(&pool.lock) != 0)
+        return;
+    const int started = pool.process == getpid() ? pool.started : 0;
+    atomic_store(&pool.stopping, 1);
+    pool.started = 0;
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    for (int i = 0; i < started; i++)
+        pthread_join(pool.worker[i], NULL);
+}
+
+/* Workers that are awake look for places by themselves; as many sleepers are woken as there are places beyond. */
+static void run_in_pool(int64_t count, int64_t step, int helpers, adze_range_fn body, void *context)
+{
     pool.task.body = body;
     pool.task.context = context;
     pool.task.count = count;
     pool.task.step = step;
     atomic_store(&pool.task.next, 0);
-    atomic_store(&pool.running, pool.started);
     pthread_mutex_lock(&pool.lock);
-    atomic_fetch_add(&pool.ticket, 1);
-    pthread_cond_broadcast(&pool.wake);
+    if (!atomic_load(&pool.stopping))
+        start_workers(helpers);
+    helpers = helpers < pool.started ? helpers : pool.started;
+    int wake = helpers - (pool.started - pool.sleeping);
+    atomic_store(&pool.state, (uint64_t)helpers * PLACE);
+    if (wake >= pool.sleeping)
+        pthread_cond_broadcast(&pool.wake);
+    else
+        for (; wake > 0; wake--)
+            pthread_cond_signal(&pool.wake);
     pthread_mutex_unlock(&pool.lock);
     drain(&pool.task);
-    for (int i = 0; i < SPINS && atomic_load(&pool.running); i++)
+    atomic_fetch_and(&pool.state, ~(uint64_t)UINT32_MAX);
+    for (int i = 0; i < SPINS && atomic_load(&pool.state); i++)
         ;
     pthread_mutex_lock(&pool.lock);
-    while (atomic_load(&pool.running))
+    while (atomic_load(&pool.state))
         pthread_cond_wait(&pool.done, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
 }
@@ -145,10 +216,11 @@ void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *c
     const int threads = adze_thread_count();
     int64_t step = (count + threads * 4 - 1) / (threads * 4);
     step = step < grain ? grain : step;
-    if (threads == 1 || step >= count || pthread_mutex_trylock(&pool.busy) != 0) {
+    if (threads == 1 || step >= count || atomic_load(&pool.stopping) || pthread_mutex_trylock(&pool.busy) != 0) {
         body(context, 0, count);
         return;
     }
-    run_in_pool(count, step, body, context);
+    const int64_t others = (count - 1) / step; /* pieces beside the caller's first */
+    run_in_pool(count, step, others < threads - 1 ? (int)others : threads - 1, body, context);
     pthread_mutex_unlock(&pool.busy);
 }

@@ -16,11 +16,13 @@ static void expect(int ok, const char *what)
         printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
 }
 
-/* A struct of a version that had nothing after the weight, and one of a version still to come. */
-typedef struct older_args {
+/* The args of rms_norm as they were first published, and those of a version still to come. */
+typedef struct first_args {
     adze_call call;
-    adze_tensor out, sum, x, residual, weight;
-} older_args;
+    adze_tensor out, sum, x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table;
+    float eps, weight_offset;
+    int32_t rounding, out_dtype;
+} first_args;
 typedef struct newer_args {
     adze_rms_norm_args known;
     adze_tensor another;
@@ -108,23 +110,33 @@ int main(void)
     expect(call(&args, sizeof args) == ADZE_OK, "today's struct");
     memcpy(today, out, sizeof out);
 
-    older_args older = {.call = {sizeof older, 0, NULL, 0}, .out = args.out, .x = args.x, .weight = args.weight};
-    expect(call(&older, sizeof older) == ADZE_OK && memcmp(out, today, sizeof out) == 0,
-           "an older struct means what it meant");
-    older.call.size = (uint32_t)offsetof(older_args, weight);
-    for (int i = 0; i < DIM; i++)
-        weight[i] = 100;
-    expect(call(&older, offsetof(older_args, weight)) == ADZE_OK && memcmp(out, today, sizeof out) != 0,
-           "a field beyond the size is absent, whatever its bytes are");
-    for (int i = 0; i < DIM; i++)
-        weight[i] = 1 + (float)i / 8;
+    first_args first = {.call = {sizeof first, 0, NULL, 0}, .out = args.out, .x = args.x, .weight = args.weight};
+    expect(call(&first, sizeof first) == ADZE_OK && memcmp(out, today, sizeof out) == 0,
+           "the first published struct means what it meant");
+    first.call.size = (uint32_t)offsetof(first_args, out_dtype);
+    expect(call(&first, offsetof(first_args, out_dtype)) == ADZE_BAD_ARG &&
+               strstr(adze_last_error(), "rms_norm: args.call.size is 1188, it must be at least 1192"),
+           "a smaller one is refused");
+    expect(out[0][0] == out[1][0] && memcmp(out[0], out[1], sizeof out[0]) == 0, "and nothing is written");
+
+    /* The call of another op, by mistake. */
+    adze_softmax_args softmax = {.call = ADZE_CALL(activation), .out = args.out, .x = args.x, .mask = args.weight};
+    softmax.scale = 0.5f;
+    expect(adze_softmax(cpu, &softmax) == ADZE_BAD_ARG &&
+               strstr(adze_last_error(), "write .call = ADZE_CALL(softmax)"),
+           "the size of another op's args is refused");
+    adze_activation_args activation = {
+        .call = ADZE_CALL(activation), .out = args.out, .x = args.x, .act = ADZE_ACT_RELU, .reserved = 1};
+    expect(adze_activation(cpu, &activation) == ADZE_BAD_ARG &&
+               strcmp(adze_last_error(), "activation: reserved is set, it must be zero") == 0,
+           "a reserved field that is set");
 
     newer_args newer = {.known = args};
     newer.known.call.size = sizeof newer;
     expect(call(&newer, sizeof newer) == ADZE_OK && memcmp(out, today, sizeof out) == 0,
            "a newer struct whose new fields are zero");
     newer.number = 1;
-    expect(call(&newer, sizeof newer) == ADZE_BAD_ARG && strstr(adze_last_error(), "knows"),
+    expect(call(&newer, sizeof newer) == ADZE_BAD_ARG && strstr(adze_last_error(), "uses a field of a newer one"),
            "a newer struct with a field that is not known is refused");
     expect(out[0][0] == out[1][0] && memcmp(out[0], out[1], sizeof out[0]) == 0, "and nothing is written");
     newer.number = 0, newer.another.dtype = ADZE_F32;
@@ -134,7 +146,7 @@ int main(void)
     expect(call(&args, sizeof args) == ADZE_OK && memcmp(out, today, sizeof out) != 0, "a field of today counts");
     uint32_t none = 0, part = sizeof(adze_call) - 1;
     expect(call(&none, sizeof none) == ADZE_BAD_ARG, "a size of 0");
-    expect(call(&part, sizeof part) == ADZE_BAD_ARG, "a size below that of adze_call");
+    expect(call(&part, sizeof part) == ADZE_BAD_ARG, "a size that is not one");
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

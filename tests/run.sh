@@ -10,10 +10,10 @@ mkdir -p "$logs"
 
 # The first group builds, one after the other, each on all cores; the second runs side by side, the longest first, so that
 # the cores end together; the last has the machine for itself.
-builds='build build-clang build-sanitized build-cross'
+builds='build build-clang build-sanitized build-tsan build-cross'
 steps='cuda-compile check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
-steps="$steps fuzz lint check-sanitized pytest check-self check check-clang cli example symbols headers docs cuda-graph"
+steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli example symbols headers docs cuda-graph"
 quiet='wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
@@ -39,6 +39,7 @@ other_arch() { # into $arch, and into $cpu what qemu calls it: there, `rep movsb
 step_build() { build all python; }
 step_build-clang() { need clang && build CC=clang CUDA=0 B=build/clang all; }
 step_build-sanitized() { build SAN=1 all; }
+step_build-tsan() { build SAN=thread build/tsan/libadze.so; }
 step_build-cross() {
     other_arch
     need "$arch-linux-gnu-gcc"
@@ -52,6 +53,16 @@ step_check-clang() {
 }
 step_check-self() { build/adze check --self; }
 step_check-sanitized() { build/san/adze check --device cpu; }
+# Programs of threads, and the library, under ThreadSanitizer. It wants addresses where it expects them.
+step_check-tsan() {
+    local program
+    [ -e build/tsan/libadze.so ] || skip 'there is no build with ThreadSanitizer'
+    for program in threads dlopen; do
+        cc -g -O1 -fsanitize=thread -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$program.c" \
+            -Wl,--as-needed -Lbuild/tsan -ladze -lm -ldl -pthread -o "$logs/tsan_$program"
+        LD_LIBRARY_PATH=build/tsan TSAN_OPTIONS=halt_on_error=1 setarch -R "$logs/tsan_$program"
+    done
+}
 # What the processor lacks is run in qemu: SVE here, every ISA of the other architecture there.
 step_check-sve() {
     [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
@@ -70,9 +81,12 @@ step_cuda-compile() {
     build cuda-compile
 }
 
-# A program of tests/ sees the library as a user does.
+# A program of tests/ sees the library as a user does, unless it includes what only the static library has.
 test_program() {
-    cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild -ladze -lm -pthread -o "$logs/$1"
+    local library=(-Wl,--as-needed -ladze -lm -ldl -pthread)
+    grep -q '^#include "kernel.h"' "tests/$1.c" &&
+        read -ra library <<<"-Isrc -l:libadze.a $(sed -n 's/^Libs.private: //p' build/adze.pc)"
+    cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild "${library[@]}" -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
 }
 # A file of python/tests. Steps run side by side, so each has one thread of torch's.

@@ -1,13 +1,17 @@
 /* threads.c - calls from many threads, a fork in the middle of them, the host's own parallel loop, and two streams of
-   a GPU where there is one: all give the bits that one thread alone gives. */
+   a GPU where there is one: all give the bits that one thread alone gives. And how many threads there are, and wake.
+ */
 #include <adze.h>
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static int passed, failed, skipped;
@@ -20,8 +24,15 @@ static void expect(int ok, const char *what)
         printf("FAIL %s\n", what), failed++;
 }
 
+/* ThreadSanitizer has a thread of its own, which would be counted, and takes no threads after a fork. */
+#ifdef __SANITIZE_THREAD__
+enum { WATCHED = 1 };
+#else
+enum { WATCHED = 0 };
+#endif
+
 /* The inputs, and what each op must make of them. A group of group_norm is large enough to be cut into parts. */
-enum { ROWS = 96, DIM = 4099, COUNT = ROWS * DIM, OPS = 3, ROUNDS = 40 };
+enum { ROWS = 96, DIM = 4099, COUNT = ROWS * DIM, OPS = 3, ROUNDS = WATCHED ? 6 : 40 };
 typedef struct results {
     float out[OPS][COUNT];
 } results;
@@ -127,6 +138,140 @@ static void check_fork(void)
         pthread_join(id[t], NULL);
     expect(good, "a child forked in the middle of calls can call");
     expect(bad == 0 && same_bits(), "and so can its parent");
+}
+
+/* ---- Their number ---- */
+
+typedef struct tasks { /* of this process: how many threads, and how often each went to sleep */
+    int count;
+    long id[300], sleeps[300];
+} tasks;
+
+static void read_tasks(tasks *t)
+{
+    DIR *folder = opendir("/proc/self/task");
+    t->count = 0;
+    for (const struct dirent *d; folder && t->count < 300 && (d = readdir(folder));) {
+        char path[300], line[128];
+        snprintf(path, sizeof path, "/proc/self/task/%.20s/status", d->d_name);
+        FILE *file = d->d_name[0] == '.' ? NULL : fopen(path, "r");
+        if (!file)
+            continue;
+        t->id[t->count] = atol(d->d_name);
+        t->sleeps[t->count] = 0;
+        while (fgets(line, sizeof line, file))
+            sscanf(line, "voluntary_ctxt_switches: %ld", &t->sleeps[t->count]);
+        fclose(file);
+        t->count++;
+    }
+    if (folder)
+        closedir(folder);
+}
+
+static void rest(void)
+{
+    nanosleep(&(struct timespec){0, 100 * 1000 * 1000}, NULL);
+}
+
+/* A loop of as many pieces as there are rows. */
+enum { LONG_ROW = COUNT / 4 };
+static int run_rows(int rows)
+{
+    static float out[COUNT];
+    adze_rms_norm_args args = {.call = ADZE_CALL(rms_norm), .eps = 1e-6f};
+    args.x = args.out = (adze_tensor){x, {rows, LONG_ROW}, {LONG_ROW, 1}, 2, ADZE_F32};
+    args.out.data = out;
+    return adze_rms_norm(cpu, &args) == ADZE_OK;
+}
+
+/* In a process of its own, which has no threads yet. */
+static void count_in_child(void)
+{
+    static tasks before, after;
+    alarm(60);
+    int good = adze_set_threads(8) == ADZE_OK && run_rows(2);
+    read_tasks(&after);
+    if (!good || after.count != 2) /* two pieces are the caller's and one worker's */
+        _exit(1);
+    static results r;
+    if (run_cpu(&r) != 0 || memcmp(&r, expected, sizeof r) != 0)
+        _exit(2);
+    rest();
+    read_tasks(&before);
+    if (before.count != 8)
+        _exit(3);
+    for (int i = 0; i < 8; i++) {
+        rest(), read_tasks(&before);
+        if (!run_rows(2))
+            _exit(4);
+        rest(), read_tasks(&after);
+        int woken = 0;
+        for (int t = 0; t < before.count; t++)
+            woken += after.id[t] == before.id[t] && after.id[t] != getpid() && after.sleeps[t] != before.sleeps[t];
+        if (after.count != before.count || woken > 1)
+            _exit(5);
+    }
+    /* Fewer: those that are there stay asleep. */
+    if (adze_set_threads(1) != ADZE_OK)
+        _exit(6);
+    rest(), read_tasks(&before);
+    if (run_cpu(&r) != 0 || memcmp(&r, expected, sizeof r) != 0)
+        _exit(7);
+    rest(), read_tasks(&after);
+    for (int t = 0; t < before.count; t++)
+        if (after.id[t] != getpid() && after.sleeps[t] != before.sleeps[t])
+            _exit(8);
+    _exit(adze_set_threads(0) == ADZE_OK && run_cpu(&r) == 0 && memcmp(&r, expected, sizeof r) == 0 ? 0 : 9);
+}
+
+static int child_status(const char *threads, void (*run)(void))
+{
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (threads)
+            setenv("ADZE_THREADS", threads, 1);
+        run();
+        _exit(99);
+    }
+    int status = -1;
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return -1;
+    return WEXITSTATUS(status);
+}
+
+/* All threads that a large call has. */
+static void exit_with_threads(void)
+{
+    static results r;
+    static tasks t;
+    alarm(60);
+    const int good = run_cpu(&r) == 0;
+    read_tasks(&t);
+    _exit(good ? t.count : 98);
+}
+
+/* Before this process reads its environment: the children have it from their own. */
+static void check_environment(void)
+{
+    cpu_set_t set;
+    const int cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    expect(child_status("5", exit_with_threads) == 5, "ADZE_THREADS");
+    expect(child_status("1", exit_with_threads) == 1, "ADZE_THREADS=1");
+    const int own = child_status("0", exit_with_threads);
+    expect(own >= 1 && own <= cpus, "by default no more threads than CPUs");
+    expect(child_status(NULL, exit_with_threads) == own, "which is what ADZE_THREADS=0 asks for");
+}
+
+static void check_number(void)
+{
+    expect(adze_set_threads(-1) == ADZE_BAD_ARG && strstr(adze_last_error(), "threads is -1, it must be 1 to 256"),
+           "a negative number of threads");
+    expect(adze_set_threads(257) == ADZE_BAD_ARG, "too many threads");
+    const int status = child_status(NULL, count_in_child);
+    if (status)
+        printf("     step %d\n", status);
+    expect(status == 0, "a loop has as many threads as it has pieces, and wakes no others");
 }
 
 /* ---- The host's own parallel loop ---- */
@@ -263,14 +408,22 @@ int main(void)
     for (int i = 0; i < DIM; i++)
         weight[i] = 1 + (float)(i % 7) / 8;
     expected = malloc(sizeof *expected);
+    if (!WATCHED)
+        check_environment();
     adze_set_parallel_for(one_range);
     expect(expected && run_cpu(expected) == 0, "one thread alone");
     adze_set_parallel_for(NULL);
+    if (!WATCHED)
+        check_number();
     expect(same_bits(), "the library's threads give the bits of one");
     check_threads(2, "two threads at once give the bits of one");
     check_threads(4, "four threads at once give the bits of one");
     check_errors();
-    check_fork();
+    adze_set_threads(4);
+    check_threads(3, "so do three where a call may have four threads");
+    adze_set_threads(0);
+    if (!WATCHED)
+        check_fork();
     adze_set_parallel_for(host_loop);
     expect(same_bits() && loops >= OPS && too_short == 0, "the host's loop gives the bits of one");
     check_threads(2, "and so it does for two threads at once");

@@ -127,6 +127,12 @@ ADZE_CPU_KERNEL(rope_table)
     const adze_rope_table_args *a = args;
     const adze_tensor *const tensors[TABLE_TENSORS] = {&a->pos, &a->cos, &a->sin};
     table_call c = {.a = a, .n = a->freq.shape[0], .scale = a->scale != 0 ? a->scale : 1};
+    const int64_t axes = a->pos.shape[a->pos.rank - 1];
+    for (int64_t i = 0; a->axis.dtype && i < c.n; i++) {
+        const int32_t axis = ((const int32_t *)a->axis.data)[i];
+        ADZE_REQUIRE(axis >= 0 && axis < axes, ADZE_BAD_ARG, "rope_table: axis[%lld] is %d, pos has axes 0 to %lld",
+                     (long long)i, axis, (long long)(axes - 1));
+    }
     adze_rows_init(&c.rows, &a->pos, TABLE_TENSORS, tensors);
     c.stream =
         c.n % LANES == 0 && row_streams(&a->cos, adze_count(&a->cos)) && row_streams(&a->sin, adze_count(&a->sin));

@@ -11,15 +11,15 @@ enum { DEVICES_MAX = 64 };
 static struct {
     int count;
     struct {
-        int sm, sm_count, pdl;
+        int sm, sm_count;
+        std::atomic<int> pdl; /* 0: not asked yet; -1: no */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static std::atomic<int> pdl_allowed{1};
 
-static __global__ void probe()
-{
-    pdl_wait();
+extern "C" {
+const cuda_module *adze_cuda_modules;
 }
 
 /* PDL needs sm_90 and code that was compiled for it: PTX of an older architecture has no dependency wait. */
@@ -47,7 +47,8 @@ static int has_wait(int device)
 {
     if (machine.device[device].pdl == 0) {
         cudaFuncAttributes attributes;
-        const bool ok = machine.device[device].sm >= 90 && cudaFuncGetAttributes(&attributes, probe) == cudaSuccess &&
+        const bool ok = machine.device[device].sm >= 90 &&
+                        cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess &&
                         attributes.ptxVersion >= 90;
         cudaGetLastError();
         machine.device[device].pdl = ok ? 1 : -1;
@@ -97,11 +98,26 @@ extern "C" adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const
     return status;
 }
 
-/* One call of the probe makes the context and loads the library's module with all its kernels. */
+/* Makes the context and loads every module. Drivers of CUDA 12.3 and newer load a kernel of a loaded module also
+   while a stream is captured. A module without code for the device is a variant for others, which no row of a table
+   names here; but where this one has none, none has. */
 static adze_status prepare(adze_stream stream, const void *)
 {
+    for (const cuda_module *m = adze_cuda_modules; m; m = m->next) {
+        cudaFuncAttributes attributes;
+        const cudaError_t e = cudaFuncGetAttributes(&attributes, m->kernel);
+        cudaGetLastError();
+        const bool no_code = e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
+                             e == cudaErrorUnsupportedPtxVersion;
+        if (no_code && m->kernel == (const void *)module_probe)
+            return adze_fail(ADZE_DEVICE,
+                             "prepare: device %d is sm_%d, this build of adze has code for " ADZE_CUDA_CODE,
+                             stream.device, machine.device[stream.device].sm);
+        if (e != cudaSuccess && !no_code)
+            return cuda_status("prepare", e);
+    }
     has_wait(stream.device);
-    return cuda_status("prepare", cudaFree(0));
+    return ADZE_OK;
 }
 extern "C" adze_status adze_cuda_prepare(int device)
 {

@@ -9,6 +9,18 @@
 extern "C" int adze_cuda_pdl(int device);      /* device.cu: whether launches on it may overlap */
 extern "C" int adze_cuda_clusters(int device); /* device.cu: whether this build's kernels may run there in clusters */
 
+/* Each .cu is a module of its own, which CUDA loads, or compiles from PTX, when a kernel of it is first asked for.
+   Each has a kernel in this list (device.cu), by which adze_prepare() asks. */
+struct cuda_module {
+    const void *kernel;
+    const cuda_module *next;
+};
+extern "C" const cuda_module *adze_cuda_modules;
+static __global__ void module_probe() {}
+static const struct module_entry : cuda_module {
+    module_entry() : cuda_module{(const void *)module_probe, adze_cuda_modules} { adze_cuda_modules = this; }
+} module_here;
+
 /* With PDL a kernel starts while the one before it on the stream still runs. Every block calls pdl_wait() before it
    touches memory that another kernel may write, and before it exits; pdl_launch_next() comes early, and before a
    block asks ahead: a chain of small kernels is as fast as each lets the next one start. A second call does nothing.

@@ -16,6 +16,7 @@ struct table_params {
     int64_t n;
     float scale;
     int32_t pos_dtype, freq_dtype, columns, double_angle;
+    uint32_t axes;
 };
 
 __device__ __forceinline__ void table_sincos(double angle, float *cosine, float *sine)
@@ -96,7 +97,9 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
         for (int j = 0; j < W; j++) {
             const double freq =
                 p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
-            double angle = table_position(p, pos_at + (p.axis ? p.axis[i + j] : 0)) * freq;
+            const uint32_t axis = p.axis ? (uint32_t)p.axis[i + j] : 0; /* a negative one is beyond all axes too */
+            double angle =
+                axis < p.axes ? table_position(p, pos_at + axis) * freq : (double)__int_as_float(0x7fffffff);
             if (!p.double_angle)
                 angle = (float)angle;
             table_sincos(angle, &cosine[j], &sine[j]);
@@ -137,6 +140,7 @@ extern "C" adze_status adze_rope_table_cuda(adze_stream stream, const void *args
     p.freq_dtype = a->freq.dtype;
     p.columns = a->columns;
     p.double_angle = a->double_angle;
+    p.axes = (uint32_t)a->pos.shape[a->pos.rank - 1];
     const int64_t width = a->cos.shape[a->cos.rank - 1];
     const bool aligned = p.n % TABLE_W == 0 && rows_aligned(&a->cos, width) && rows_aligned(&a->sin, width);
     switch (a->cos.dtype) {

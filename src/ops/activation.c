@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const adze_field fields[] = {
-    ADZE_FIELD(activation, ADZE_OUT, out),
+    ADZE_OUTPUT(activation, ADZE_OUT, out, ADZE_IN_PLACE(activation, x), 0, 0),
     ADZE_FIELD(activation, ADZE_IN, x),
     ADZE_WORDS(activation, act, act_words),
     ADZE_FIELDS_END,
@@ -48,8 +48,15 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(activation)
 
-const adze_op adze_op_activation = {
-    "activation", sizeof(adze_activation_args), fields, validate, outputs, reference, kernels, NULL};
+const adze_op adze_op_activation = {"activation",
+                                    sizeof(adze_activation_args),
+                                    ADZE_FIRST_SIZE(activation, reserved),
+                                    fields,
+                                    validate,
+                                    outputs,
+                                    reference,
+                                    kernels,
+                                    NULL};
 
 adze_status adze_activation(adze_stream stream, const adze_activation_args *args)
 {

@@ -2,7 +2,8 @@
 #include "value.h"
 
 static const adze_field fields[] = {
-    ADZE_FIELD(gated_add, ADZE_OUT, out),
+    ADZE_OUTPUT(gated_add, ADZE_OUT, out, ADZE_IN_PLACE(gated_add, x), ADZE_IN_PLACE(gated_add, residual),
+                ADZE_IN_PLACE(gated_add, gate)),
     ADZE_FIELD(gated_add, ADZE_IN, x),
     ADZE_FIELD(gated_add, ADZE_IN, residual),
     ADZE_FIELD(gated_add, ADZE_IN, gate),
@@ -54,8 +55,15 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(gated_add)
 
-const adze_op adze_op_gated_add = {
-    "gated_add", sizeof(adze_gated_add_args), fields, validate, outputs, reference, kernels, NULL};
+const adze_op adze_op_gated_add = {"gated_add",
+                                   sizeof(adze_gated_add_args),
+                                   ADZE_FIRST_SIZE(gated_add, reserved),
+                                   fields,
+                                   validate,
+                                   outputs,
+                                   reference,
+                                   kernels,
+                                   NULL};
 
 adze_status adze_gated_add(adze_stream stream, const adze_gated_add_args *args)
 {

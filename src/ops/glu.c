@@ -2,7 +2,7 @@
 #include "ops/act.h"
 
 static const adze_field fields[] = {
-    ADZE_FIELD(glu, ADZE_OUT, out),
+    ADZE_OUTPUT(glu, ADZE_OUT, out, ADZE_IN_PLACE(glu, x), ADZE_IN_PLACE(glu, value), 0),
     ADZE_FIELD(glu, ADZE_IN, x),
     ADZE_FIELD(glu, ADZE_OPTIONAL, value),
     ADZE_WORDS(glu, act, act_words),
@@ -71,7 +71,9 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(glu)
 
-const adze_op adze_op_glu = {"glu", sizeof(adze_glu_args), fields, validate, outputs, reference, kernels, NULL};
+const adze_op adze_op_glu = {
+    "glu", sizeof(adze_glu_args), ADZE_FIRST_SIZE(glu, reserved), fields, validate, outputs, reference, kernels,
+    NULL};
 
 adze_status adze_glu(adze_stream stream, const adze_glu_args *args)
 {

@@ -4,11 +4,16 @@
 #include <stdlib.h>
 
 static const adze_field fields[] = {
-    ADZE_FIELD(group_norm, ADZE_OUT, out),           ADZE_FIELD(group_norm, ADZE_IN, x),
-    ADZE_FIELD(group_norm, ADZE_OPTIONAL, weight),   ADZE_FIELD(group_norm, ADZE_OPTIONAL, bias),
-    ADZE_FIELD(group_norm, ADZE_FLOAT, eps),         ADZE_FIELD(group_norm, ADZE_INT, groups),
-    ADZE_FIELD(group_norm, ADZE_INT, channels_last), ADZE_WORDS(group_norm, act, act_words),
-    ADZE_FIELD(group_norm, ADZE_INT, rounding),      ADZE_FIELDS_END,
+    ADZE_OUTPUT(group_norm, ADZE_OUT, out, ADZE_IN_PLACE(group_norm, x), 0, 0),
+    ADZE_FIELD(group_norm, ADZE_IN, x),
+    ADZE_FIELD(group_norm, ADZE_OPTIONAL, weight),
+    ADZE_FIELD(group_norm, ADZE_OPTIONAL, bias),
+    ADZE_FIELD(group_norm, ADZE_FLOAT, eps),
+    ADZE_FIELD(group_norm, ADZE_INT, groups),
+    ADZE_FIELD(group_norm, ADZE_INT, channels_last),
+    ADZE_WORDS(group_norm, act, act_words),
+    ADZE_FIELD(group_norm, ADZE_INT, rounding),
+    ADZE_FIELDS_END,
 };
 
 static int64_t channels_of(const adze_group_norm_args *a)
@@ -139,8 +144,15 @@ static size_t scratch(adze_stream stream, const void *args)
     return 0;
 }
 
-const adze_op adze_op_group_norm = {
-    "group_norm", sizeof(adze_group_norm_args), fields, validate, outputs, reference, kernels, scratch};
+const adze_op adze_op_group_norm = {"group_norm",
+                                    sizeof(adze_group_norm_args),
+                                    ADZE_FIRST_SIZE(group_norm, reserved),
+                                    fields,
+                                    validate,
+                                    outputs,
+                                    reference,
+                                    kernels,
+                                    scratch};
 
 adze_status adze_group_norm(adze_stream stream, const adze_group_norm_args *args)
 {

@@ -13,8 +13,15 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(layer_norm)
 
-const adze_op adze_op_layer_norm = {
-    "layer_norm", sizeof(adze_norm_args), fields, validate, norm_outputs, reference, kernels, NULL};
+const adze_op adze_op_layer_norm = {"layer_norm",
+                                    sizeof(adze_norm_args),
+                                    ADZE_FIRST_SIZE(norm, out_dtype),
+                                    fields,
+                                    validate,
+                                    norm_outputs,
+                                    reference,
+                                    kernels,
+                                    NULL};
 
 adze_status adze_layer_norm(adze_stream stream, const adze_layer_norm_args *args)
 {

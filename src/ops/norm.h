@@ -5,8 +5,9 @@
 #include "value.h"
 
 static const adze_field fields[] = {
-    ADZE_FIELD(norm, ADZE_OUT, out),
-    ADZE_FIELD(norm, ADZE_OUT_OPTIONAL, sum),
+    ADZE_OUTPUT(norm, ADZE_OUT, out, ADZE_IN_PLACE(norm, x), ADZE_IN_PLACE(norm, residual),
+                ADZE_IN_PLACE(norm, shift)),
+    ADZE_OUTPUT(norm, ADZE_OUT_OPTIONAL, sum, ADZE_IN_PLACE(norm, x), ADZE_IN_PLACE(norm, residual), 0),
     ADZE_FIELD(norm, ADZE_IN, x),
     ADZE_FIELD(norm, ADZE_OPTIONAL, residual),
     ADZE_FIELD(norm, ADZE_OPTIONAL, weight),

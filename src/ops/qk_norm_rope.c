@@ -2,8 +2,8 @@
 #include "ops/rope.h"
 
 static const adze_field fields[] = {
-    ADZE_FIELD(qk_norm_rope, ADZE_OUT, q_out),
-    ADZE_FIELD(qk_norm_rope, ADZE_OUT_IF, k_out),
+    ADZE_OUTPUT(qk_norm_rope, ADZE_OUT, q_out, ADZE_IN_PLACE(qk_norm_rope, q), 0, 0),
+    ADZE_OUTPUT(qk_norm_rope, ADZE_OUT_IF, k_out, ADZE_IN_PLACE(qk_norm_rope, k), 0, 0),
     ADZE_FIELD(qk_norm_rope, ADZE_IN, q),
     ADZE_FIELD(qk_norm_rope, ADZE_OPTIONAL, k),
     ADZE_FIELD(qk_norm_rope, ADZE_OPTIONAL, q_weight),
@@ -57,8 +57,15 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(qk_norm_rope)
 
-const adze_op adze_op_qk_norm_rope = {
-    "qk_norm_rope", sizeof(adze_qk_norm_rope_args), fields, validate, outputs, reference, kernels, NULL};
+const adze_op adze_op_qk_norm_rope = {"qk_norm_rope",
+                                      sizeof(adze_qk_norm_rope_args),
+                                      ADZE_FIRST_SIZE(qk_norm_rope, reserved),
+                                      fields,
+                                      validate,
+                                      outputs,
+                                      reference,
+                                      kernels,
+                                      NULL};
 
 adze_status adze_qk_norm_rope(adze_stream stream, const adze_qk_norm_rope_args *args)
 {

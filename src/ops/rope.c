@@ -2,8 +2,8 @@
 #include "ops/rope.h"
 
 static const adze_field fields[] = {
-    ADZE_FIELD(rope, ADZE_OUT, q_out),
-    ADZE_FIELD(rope, ADZE_OUT_IF, k_out),
+    ADZE_OUTPUT(rope, ADZE_OUT, q_out, ADZE_IN_PLACE(rope, q), 0, 0),
+    ADZE_OUTPUT(rope, ADZE_OUT_IF, k_out, ADZE_IN_PLACE(rope, k), 0, 0),
     ADZE_FIELD(rope, ADZE_IN, q),
     ADZE_FIELD(rope, ADZE_OPTIONAL, k),
     ADZE_FIELD(rope, ADZE_IN, cos),
@@ -40,7 +40,9 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(rope)
 
-const adze_op adze_op_rope = {"rope", sizeof(adze_rope_args), fields, validate, outputs, reference, kernels, NULL};
+const adze_op adze_op_rope = {
+    "rope", sizeof(adze_rope_args), ADZE_FIRST_SIZE(rope, rounding), fields, validate, outputs, reference, kernels,
+    NULL};
 
 adze_status adze_rope(adze_stream stream, const adze_rope_args *args)
 {

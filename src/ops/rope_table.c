@@ -6,11 +6,16 @@ static const adze_word columns_words[] = {
     {"once", ADZE_TABLE_ONCE}, {"halves", ADZE_TABLE_HALVES}, {"pairs", ADZE_TABLE_PAIRS}, {NULL, 0}};
 
 static const adze_field fields[] = {
-    ADZE_FIELD(rope_table, ADZE_OUT, cos),          ADZE_FIELD(rope_table, ADZE_OUT, sin),
-    ADZE_FIELD(rope_table, ADZE_IN, pos),           ADZE_FIELD(rope_table, ADZE_IN, freq),
-    ADZE_FIELD(rope_table, ADZE_OPTIONAL, axis),    ADZE_FIELD(rope_table, ADZE_FLOAT, scale),
-    ADZE_WORDS(rope_table, columns, columns_words), ADZE_FIELD(rope_table, ADZE_INT, double_angle),
-    ADZE_FIELD(rope_table, ADZE_INT, out_dtype),    ADZE_FIELDS_END,
+    ADZE_OUTPUT(rope_table, ADZE_OUT, cos, 0, 0, 0),
+    ADZE_OUTPUT(rope_table, ADZE_OUT, sin, 0, 0, 0),
+    ADZE_FIELD(rope_table, ADZE_IN, pos),
+    ADZE_FIELD(rope_table, ADZE_IN, freq),
+    ADZE_FIELD(rope_table, ADZE_OPTIONAL, axis),
+    ADZE_FIELD(rope_table, ADZE_FLOAT, scale),
+    ADZE_WORDS(rope_table, columns, columns_words),
+    ADZE_FIELD(rope_table, ADZE_INT, double_angle),
+    ADZE_FIELD(rope_table, ADZE_INT, out_dtype),
+    ADZE_FIELDS_END,
 };
 
 static adze_status validate(const void *args)
@@ -56,7 +61,8 @@ static void outputs(void *args)
 static void reference(const void *args, adze_value *const *out)
 {
     const adze_rope_table_args *a = args;
-    const int64_t n = a->freq.shape[0], width = a->columns == ADZE_TABLE_ONCE ? n : 2 * n;
+    const int64_t axes = a->pos.shape[a->pos.rank - 1], n = a->freq.shape[0];
+    const int64_t width = a->columns == ADZE_TABLE_ONCE ? n : 2 * n;
     const adze_tensor *const tensors[] = {&a->pos};
     const adze_value scale = adze_exact(a->scale != 0 ? a->scale : 1);
     adze_rows rows;
@@ -64,7 +70,9 @@ static void reference(const void *args, adze_value *const *out)
     for (int64_t row = 0; row < rows.count; row++)
         for (int64_t i = 0; i < n; i++) {
             const int64_t axis = a->axis.dtype ? ((const int32_t *)a->axis.data)[i] : 0;
-            double angle = adze_get(&a->pos, adze_row_offset(&rows, 0, row) + axis) * adze_get(&a->freq, i);
+            const int known = axis >= 0 && axis < axes;
+            double angle =
+                known ? adze_get(&a->pos, adze_row_offset(&rows, 0, row) + axis) * adze_get(&a->freq, i) : NAN;
             if (!a->double_angle)
                 angle = (float)angle;
             if (fabsf((float)angle) > SINCOS_LIMIT)
@@ -83,8 +91,15 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(rope_table)
 
-const adze_op adze_op_rope_table = {
-    "rope_table", sizeof(adze_rope_table_args), fields, validate, outputs, reference, kernels, NULL};
+const adze_op adze_op_rope_table = {"rope_table",
+                                    sizeof(adze_rope_table_args),
+                                    ADZE_FIRST_SIZE(rope_table, out_dtype),
+                                    fields,
+                                    validate,
+                                    outputs,
+                                    reference,
+                                    kernels,
+                                    NULL};
 
 adze_status adze_rope_table(adze_stream stream, const adze_rope_table_args *args)
 {

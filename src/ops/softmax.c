@@ -2,7 +2,7 @@
 #include "value.h"
 
 static const adze_field fields[] = {
-    ADZE_FIELD(softmax, ADZE_OUT, out),
+    ADZE_OUTPUT(softmax, ADZE_OUT, out, ADZE_IN_PLACE(softmax, x), ADZE_IN_PLACE(softmax, mask), 0),
     ADZE_FIELD(softmax, ADZE_IN, x),
     ADZE_FIELD(softmax, ADZE_OPTIONAL, mask),
     ADZE_FIELD(softmax, ADZE_FLOAT, scale),
@@ -14,9 +14,7 @@ static adze_status validate(const void *args)
     const adze_softmax_args *a = args;
     ADZE_CHECK(adze_check_float("softmax", "x", &a->x));
     ADZE_CHECK(adze_check_rows("softmax", "x", &a->x));
-    ADZE_CHECK(adze_check_to("softmax", "mask", &a->mask, &a->x));
-    ADZE_REQUIRE(isfinite(a->scale), ADZE_BAD_ARG, "softmax: scale is %g, it must be finite", (double)a->scale);
-    return ADZE_OK;
+    return adze_check_to("softmax", "mask", &a->mask, &a->x);
 }
 
 static void outputs(void *args)
@@ -70,7 +68,14 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(softmax)
 
-const adze_op adze_op_softmax = {"softmax", sizeof(adze_softmax_args), fields, validate, outputs, reference, kernels,
+const adze_op adze_op_softmax = {"softmax",
+                                 sizeof(adze_softmax_args),
+                                 ADZE_FIRST_SIZE(softmax, reserved),
+                                 fields,
+                                 validate,
+                                 outputs,
+                                 reference,
+                                 kernels,
                                  NULL};
 
 adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args)
