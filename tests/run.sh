@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # run.sh - every test that this machine can run: a line per step, then the sum of all counts. `tests/run.sh STEP ...`
-# runs some. A step's log is build/test/STEP.log; what a step cannot have makes it skipped, with the reason.
+# runs some. A step's log is build/test/STEP.log. What a step cannot have makes it skipped, with the reason; a build that
+# fails makes the steps that need it fail.
 set -u
 cd "$(dirname "$0")/.."
 unset MAKEFLAGS MFLAGS MAKELEVEL
 export PATH=$PWD/build/venv/bin:$PATH
-logs=$PWD/build/test
+logs=$PWD/build/test suite=$PWD/tests/run.sh
 mkdir -p "$logs"
 
 # The first group builds, one after the other, each on all cores; the second runs side by side, the longest first, so that
@@ -18,14 +19,23 @@ quiet='wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
-
-skip() {
-    echo "skipped: $*"
-    exit 77
+needs_of() {
+    case $1 in
+    build | build-* | cuda-compile | headers | lint | wheel) ;;
+    check-clang | fuzz) echo build-clang ;;
+    check-sanitized) echo build-sanitized ;;
+    check-cross) echo build-cross ;;
+    page) echo build bench ;;
+    *) echo build ;;
+    esac
 }
+
 have() { command -v "$1" >/dev/null; }
 need() {
     for tool in "$@"; do have "$tool" || skip "$tool is not here"; done
+}
+compiles() { # with a compiler and its flags: a program that needs the headers and the library of C
+    printf '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n' | "$@" -x c - -o /dev/null
 }
 build() { make --no-print-directory "$@"; }
 other_arch() { # into $arch, and into $cpu what qemu calls it: there, `rep movsb` copies byte by byte
@@ -42,12 +52,12 @@ step_build-sanitized() { build SAN=1 all; }
 step_build-cross() {
     other_arch
     need "$arch-linux-gnu-gcc"
+    compiles "$arch-linux-gnu-gcc" || skip "$arch-linux-gnu-gcc finds no C library"
     build CC="$arch-linux-gnu-gcc" AR="$arch-linux-gnu-ar" CUDA=0 B="build/$arch" all
 }
 
 step_check() { build/adze check; }
 step_check-clang() {
-    [ -x build/clang/adze ] || skip 'there is no build by clang'
     build/clang/adze check --device cpu
 }
 step_check-self() { build/adze check --self; }
@@ -62,7 +72,6 @@ step_check-sve() {
 step_check-cross() {
     other_arch
     need "qemu-$arch"
-    [ -x "build/$arch/adze" ] || skip "there is no build for $arch"
     "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
 }
 step_cuda-compile() {
@@ -90,10 +99,11 @@ step_cuda-graph() {
 step_fuzz() {
     [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'
     need clang
-    [ -f build/clang/libadze_check.a ] || skip 'there is no build by clang'
+    echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -fsanitize=fuzzer -x c - -o /dev/null ||
+        skip 'clang has no libFuzzer here'
     clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -std=c11 -D_GNU_SOURCE -DADZE_CUDA=0 \
         -Iinclude -Isrc -Icheck tests/fuzz_line.c check/line.c check/data.c build/clang/libadze_check.a \
-        build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line" || skip 'clang has no libFuzzer here'
+        build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line"
     mkdir -p "$logs/corpus"
     "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-60}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="$logs/" "$logs/corpus"
@@ -178,64 +188,4 @@ step_page() {
     python3 tests/page.py "$chromium" "$logs/bench.html"
 }
 
-# Runs one step and leaves its counts: those of its last counting line, or one for the whole step.
-run_step() {
-    local step=$1 log=$logs/$1.log start=$SECONDS status counts passed=0 failed=0 skipped=0 word note=
-    case $step in
-    py-*) set -- --python "${step#py-}" ;;
-    *) if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi ;;
-    esac
-    timeout -k 10 "${STEP_SECONDS:-1200}" bash "$0" "$@" >"$log" 2>&1
-    status=$?
-    if [ $status = 77 ]; then
-        skipped=1 word=skip note=$(tail -1 "$log" | sed 's/^skipped: //')
-    else
-        counts=$(grep -E '^=* ?[0-9]+ (passed|failed|skipped)' "$log" | tail -1)
-        count() { echo "$counts" | grep -oE "[0-9]+ $1" | head -1 | cut -d' ' -f1; }
-        passed=$(count passed) failed=$(count failed) skipped=$(count skipped)
-        : "${passed:=0}" "${failed:=0}" "${skipped:=0}"
-        # A count of nothing is a test of nothing.
-        [ -z "$counts" ] || [ $((passed + failed + skipped)) -gt 0 ] || status=1
-        [ $status = 0 ] && word=ok || word=FAIL
-        [ $status = 0 ] || [ "$failed" -gt 0 ] || failed=1
-        [ $((passed + failed + skipped)) -gt 0 ] || passed=1
-        note=$([ -n "$counts" ] && echo "$passed passed, $failed failed, $skipped skipped")
-        [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-1200} s"
-    fi
-    echo "$passed $failed $skipped" >"$logs/$step.count"
-    printf '%-5s %-18s %4d s  %s\n' "$word" "$step" $((SECONDS - start)) "$note"
-    [ "$word" != FAIL ] || sed "s/^/        /" "$log" | grep -vE '^ *(CC|LD|NVCC) ' | tail -25
-}
-
-case ${1-} in
---step)
-    set -e
-    "step_$2"
-    exit
-    ;;
---python)
-    set -e
-    test_python "$2"
-    exit
-    ;;
---program)
-    set -e
-    test_program "$2"
-    exit
-    ;;
-esac
-
-chosen=${*:-$builds $steps $quiet}
-of() { for step in $chosen; do case " $1 " in *" $step "*) echo "$step" ;; esac done; }
-for step in $chosen; do rm -f "$logs/$step.count"; done
-for step in $(of "$builds"); do run_step "$step"; done
-workers=$(nproc)
-for step in $(of "$(echo $steps)"); do
-    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
-    run_step "$step" &
-done
-wait
-for step in $(of "$quiet"); do run_step "$step"; done
-for step in $chosen; do cat "$logs/$step.count" || echo 0 1 0; done |
-    awk -v seconds=$SECONDS '{p += $1; f += $2; s += $3}
-        END {printf "%d seconds\n%d passed, %d failed, %d skipped\n", seconds, p, f, s; exit f > 0}'
+. tests/steps.sh
