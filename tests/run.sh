@@ -108,15 +108,18 @@ step_fuzz() {
     "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-60}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="$logs/" "$logs/corpus"
 }
-# Installed, then built elsewhere with nothing but pkg-config's word, against the shared and the static library. The
-# folder has a space in its name.
+# Installed, then built elsewhere with nothing but pkg-config's word and, as `make install` says for a folder that the
+# loader does not search, a run path; against the shared and the static library. The folder has a space in its name.
 step_example() {
     need pkg-config
     [ -f examples/rms_norm.c ] || skip 'examples/rms_norm.c is not here'
     work=$(mktemp -d "${TMPDIR:-/tmp}/adze test.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    make --no-print-directory install PREFIX=/usr DESTDIR="$work/image"
-    make --no-print-directory install PREFIX="$work/adze"
+    make --no-print-directory install PREFIX=/usr DESTDIR="$work/image" >"$work/said"
+    if grep '^install: ' "$work/said"; then exit 1; fi # nothing runs from an image
+    make --no-print-directory install PREFIX="$work/adze" >"$work/said"
+    grep -F "install: the loader does not search $work/adze/lib: set PKG_CONFIG_PATH=$work/adze/lib/pkgconfig, and link \
+programs with -Wl,-rpath,$work/adze/lib too" "$work/said"
     diff <(cd "$work/image/usr" && find . | sort) <(cd "$work/adze" && find . | sort)
     cp examples/*.c "$work"
     cd "$work"
@@ -125,10 +128,14 @@ step_example() {
     local flags static
     for static in '' --static; do
         flags=$(pkg-config $static --cflags --libs adze)
-        [ -z "$static" ] || flags=${flags/-ladze/-l:libadze.a}
+        if [ -z "$static" ]; then
+            flags="$flags -Wl,-rpath,'$work/adze/lib'"
+        else
+            flags=${flags/-ladze/-l:libadze.a}
+        fi
         for source in *.c; do
             eval "cc -std=c11 -Wall -Wextra -Werror $source $flags -o example"
-            LD_LIBRARY_PATH=$work/adze/lib ./example
+            ./example
         done
     done
 }
