@@ -152,6 +152,7 @@ $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
+$(B)/cli/info.o: DEFINE = -DADZE_CUDA_CODE='"$(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))"'
 $(B)/check/bench.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
 $(B)/check/bench.o: $(B)/commit
 

@@ -25,8 +25,8 @@ static void print_machine(void)
 {
     adze_machine m;
     adze_machine_ask(&m, ADZE_CPU);
-    printf("adze %d.%d.%d%s\n", ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100,
-           ADZE_CUDA ? "" : ", built without CUDA");
+    printf("adze %d.%d.%d, built %s\n", ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100,
+           ADZE_CUDA ? "for " ADZE_CUDA_CODE : "without CUDA");
     printf("cpu: %s, %s, %d threads on %d cores, last cache %zu KB\n", m.cpu, m.isa, m.threads, m.cores,
            adze_cpu_cache() / 1024);
     for (int device = 0; device < adze_cuda_count(); device++) {
@@ -34,7 +34,7 @@ static void print_machine(void)
         printf("cuda %d: %s, sm_%d, %d SMs, %.0f GB, driver %s\n", device, m.gpu, m.sm, m.sm_count,
                (double)m.gpu_memory / 1e9, m.driver);
     }
-    if (adze_cuda_count() == 0)
+    if (ADZE_CUDA && adze_cuda_count() == 0)
         printf("cuda: no device\n");
     printf("\n");
     for (const adze_op *const *op = adze_ops; *op; op++) {

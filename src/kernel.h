@@ -43,6 +43,7 @@ enum { ADZE_CPU_AVX2 = 1, ADZE_CPU_AVX512 = 2, ADZE_CPU_SVE = 4 }; /* adze_kerne
 int adze_cpu_features(void);
 size_t adze_cpu_cache(void); /* bytes of the last level of cache */
 int adze_can_run(const adze_kernel *kernel, adze_stream stream);
+adze_status adze_check_device(const char *op, int device); /* that it is here and this build can use it */
 int adze_cuda_count(void);
 int adze_cuda_sm(int device);       /* 90 for sm_90; 0 without CUDA or without that device */
 int adze_cuda_sm_count(int device); /* multiprocessors */

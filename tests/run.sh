@@ -26,6 +26,7 @@ needs_of() {
     check-sanitized) echo build-sanitized ;;
     check-cross) echo build-cross ;;
     page) echo build bench ;;
+    pytest) echo build build-clang ;;
     *) echo build ;;
     esac
 }
