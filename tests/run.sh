@@ -15,7 +15,7 @@ builds='build build-clang build-sanitized build-cross'
 steps='cuda-compile check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
 steps="$steps fuzz lint check-sanitized pytest check-self check check-clang example symbols headers docs cuda-graph"
-quiet='wheel bench page'
+quiet='sdist wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
@@ -140,6 +140,28 @@ programs with -Wl,-rpath,$work/adze/lib too" "$work/said"
         done
     done
 }
+# As a distributor has it: a source distribution, and the wheel that an isolated environment makes of it, in an environment
+# with nothing else in it. The kernels are those of this build; compiling them is what other steps do.
+step_sdist() {
+    local version
+    python3 -m build --version || skip "Python's build is not here"
+    work=$(mktemp -d "${TMPDIR:-/tmp}/adze-test.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    ADZE_MAKE="CUDA=0 K=$PWD/build" python3 -m build -o "$work" .
+    tar -tf "$work"/adze_kernels-*.tar.gz | sed 's|^[^/]*/||' >"$work/files"
+    git ls-files 2>/dev/null | grep -vxF -e .gitignore -e .ci/run | while read -r file; do
+        grep -qxF "$file" "$work/files" || { echo "the source distribution lacks $file" && exit 1; }
+    done
+    if grep -E '\.(so|o)$' "$work/files"; then exit 1; fi
+    python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q "$work"/adze_kernels-*.whl
+    version=$(awk '/define ADZE_VERSION / {printf "%d.%d.%d", $3 / 10000, $3 / 100 % 100, $3 % 100}' include/adze.h)
+    cd "$work"
+    venv/bin/python -c 'import adze, adze._native, importlib.metadata, sys
+distribution = importlib.metadata.distribution("adze-kernels")
+assert adze.__version__ == distribution.version == sys.argv[1], (adze.__version__, distribution.version, sys.argv[1])
+assert {url.split(",")[0] for url in distribution.metadata.get_all("Project-URL")} >= {"Homepage", "Source", "Changelog"}
+assert [e.value for e in distribution.entry_points] == ["adze.vllm:register"]' "$version"
+}
 # As others get it: a wheel that needs no newer libc than 2.28, in an environment with nothing else in it.
 step_wheel() {
     need objdump
@@ -149,7 +171,7 @@ step_wheel() {
     python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q ziglang || skip 'ziglang cannot be had'
     PY_LD="$("$work/venv/bin/python" -c 'import ziglang; print(ziglang.__path__[0])')/zig cc -target $(uname -m)-linux-gnu.2.28" \
         ADZE_WHEEL="manylinux_2_28_$(uname -m)" "$work/venv/bin/pip" wheel -q --no-deps -w "$work" .
-    "$work/venv/bin/pip" install -q "$work"/adze-*-py3-none-manylinux_2_28_*.whl
+    "$work/venv/bin/pip" install -q "$work"/adze_kernels-*-py3-none-manylinux_2_28_*.whl
     cd "$work"
     venv/bin/python -c 'import adze, sys; print(adze.__version__, "torch" in sys.modules)' | grep -q ' False$'
     native=$(venv/bin/python -c 'import adze, pathlib; print(pathlib.Path(adze.__file__).with_name("_adze.abi3.so"))')
