@@ -147,7 +147,7 @@ enter() { # root, mounts, command
 
 # README's line, in a folder that holds nothing but the example.
 install_and_compile='make install && { command -v pkg-config >/dev/null ||
-    apt-get -qq install -y --no-install-recommends pkg-config >/dev/null; } &&
+    { apt-get -qq update && apt-get -qq install -y --no-install-recommends pkg-config >/dev/null; }; } &&
     rm -rf /tmp/example && mkdir /tmp/example && cp examples/rms_norm.c /tmp/example && cd /tmp/example &&
     cc rms_norm.c $(pkg-config --cflags --libs adze) && ./a.out && adze info'
 passed=0 failed=0
@@ -177,5 +177,5 @@ for variant in $variants; do
         done
     done
 done
-echo "fresh: $(git describe --always --dirty), $(uname -m), Debian $codename: $passed passed, $failed failed"
+echo "fresh: $(git rev-parse --short HEAD), $(uname -m), Debian $codename: $passed passed, $failed failed"
 [ $failed = 0 ]
