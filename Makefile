@@ -5,6 +5,7 @@
 #   make check        kernels against their definitions      make check SAN=1     with sanitizers
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
+#   make LINEINFO=1   CUDA code with line numbers, for profilers
 #   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
 B       ?= build$(if $(SAN),/san)
 PREFIX  ?= /usr/local
@@ -69,7 +70,9 @@ FOUND_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 
 CUDA_ARCHS ?= $(or $(FOUND_ARCHS),90a)
 GENCODE     = $(foreach a,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) \
               $(foreach a,$(if $(filter %_sm90.cu,$<),,$(CUDA_PTX)),-gencode arch=compute_$a,code=compute_$a)
-NVFLAGS    += -std=c++17 -O3 -lineinfo --threads 2 -Werror all-warnings -Xptxas -warn-spills,-warn-lmem-usage \
+# Machine code is stored compressed, and without line numbers unless LINEINFO=1 asks for them (ncu, compute-sanitizer).
+COMPRESS   := $(if $(findstring --compress-mode,$(shell $(NVCC) --help)),--compress-mode=size,-Xfatbin -compress-all)
+NVFLAGS    += -std=c++17 -O3 $(if $(LINEINFO),-lineinfo) $(COMPRESS) --threads 2 -Werror all-warnings -Xptxas -warn-spills,-warn-lmem-usage \
               -Xcompiler -fPIC,-Wall,-Wextra $(NVCC_HOST) \
               -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
               -Iinclude -Isrc -Icheck -DADZE_CUDA=1
@@ -136,7 +139,7 @@ $(B)/adze.pc: adze.pc.in $(B)/flags
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
-	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 $(K)/src/cpu/%.o: src/cpu/%.c $(K)/kernel_flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"

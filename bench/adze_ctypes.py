@@ -58,14 +58,21 @@ class Adze:
     def __call__(self, op, **fields):
         args = self.structs[f"adze_{op}_args"]()
         args.call.size = ctypes.sizeof(args)
-        device = self.structs["adze_stream"](self.numbers["ADZE_CPU"], None)
+        device, place = self.structs["adze_stream"](self.numbers["ADZE_CPU"], None), "cpu"
         for name, value in fields.items():
             if isinstance(value, self.torch.Tensor):
                 if value.is_cuda:
                     stream = self.torch.cuda.current_stream(value.device).cuda_stream
-                    device = self.structs["adze_stream"](value.device.index, stream)
+                    device, place = self.structs["adze_stream"](value.device.index, stream), value.device
                 value = self.tensor(value)
             setattr(args, name, value)
-        status = getattr(self.library, f"adze_{op}")(device, ctypes.byref(args))
+        if hasattr(self.library, f"adze_{op}_scratch"):
+            size = ctypes.c_size_t()
+            self.check(getattr(self.library, f"adze_{op}_scratch")(device, ctypes.byref(args), ctypes.byref(size)))
+            scratch = self.torch.empty(size.value, device=place, dtype=self.torch.uint8)
+            args.call.scratch, args.call.scratch_size = scratch.data_ptr(), size.value
+        self.check(getattr(self.library, f"adze_{op}")(device, ctypes.byref(args)))
+
+    def check(self, status):
         if status != 0:
             raise RuntimeError(self.library.adze_last_error().decode())

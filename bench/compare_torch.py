@@ -4,6 +4,10 @@ captured graphs, variants in turn, medians. On the CPU: as a user calls an op, w
 memory that the allocator kept.
 
     python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
+    python3 bench/compare_torch.py --sweep [--seed N] [--count N] [--seconds S] [--op NAME] [--json FILE]
+
+With --sweep calls of every op are drawn from a seed, with shapes, strides, offsets and dtypes that nobody chose; each
+is held to its definition, timed in the same way, and the worst are shown with the lines that `adze run` repeats.
 """
 
 import argparse
@@ -15,163 +19,15 @@ import subprocess
 import sys
 import time
 
+import sweep_draw
 import torch
-import torch.nn.functional as F
 from adze_ctypes import ROOT, Adze
+from compare_ops import CPU_CASES, GPU_CASES, OPS
 
-EPS = 1e-6
 COLD = 320 << 20  # bytes
 CALLS_MIN, CALLS_MAX, ROUNDS, CPU_SECONDS = 20, 1000, 15, 0.2
-SILU, ROUND_NORM = 1, 1
 
-
-# ---- What is compared: each op gives the tensors of a call, and the ways to make it ----
-
-
-def hf_rms_norm(x, weight):
-    """LlamaRMSNorm of transformers."""
-    h = x.to(torch.float32)
-    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS)
-    return weight * h.to(x.dtype)
-
-
-class RmsNorm:
-    def tensors(self, new, rows, dim):
-        return new(rows, dim), new(dim)
-
-    def eager(self, x, weight):
-        return hf_rms_norm(x, weight)
-
-    def torch(self, x, weight):
-        return F.rms_norm(x, (x.shape[-1],), weight, EPS)
-
-    def liger(self, x, weight):
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-
-        return LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
-
-    def adze(self, adze, x, weight):
-        out = torch.empty_like(x)
-        adze("rms_norm", out=out, x=x, weight=weight, eps=EPS, rounding=ROUND_NORM)
-        return out
-
-
-class AddRmsNorm:
-    def tensors(self, new, rows, dim):
-        return new(rows, dim), new(rows, dim), new(dim)
-
-    def eager(self, x, residual, weight):
-        h = residual + x
-        return hf_rms_norm(h, weight), h
-
-    def liger(self, x, residual, weight):
-        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
-
-        return LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS, 0.0, "llama", False)
-
-    def adze(self, adze, x, residual, weight):
-        out, total = torch.empty_like(x), torch.empty_like(x)
-        adze("rms_norm", out=out, sum=total, x=x, residual=residual, weight=weight, eps=EPS, rounding=ROUND_NORM)
-        return out, total
-
-
-class LayerNorm:
-    def tensors(self, new, rows, dim):
-        return new(rows, dim), new(dim), new(dim)
-
-    def torch(self, x, weight, bias):
-        return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
-
-    def liger(self, x, weight, bias):
-        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
-
-        return LigerLayerNormFunction.apply(x, weight, bias, EPS)
-
-    def adze(self, adze, x, weight, bias):
-        out = torch.empty_like(x)
-        adze("layer_norm", out=out, x=x, weight=weight, bias=bias, eps=EPS)
-        return out
-
-
-class Modulate:
-    """AdaLN as diffusion transformers write it."""
-
-    def tensors(self, new, rows, dim):
-        return new(1, rows, dim), new(1, 1, dim), new(1, 1, dim)
-
-    def eager(self, x, scale, shift):
-        return F.layer_norm(x, (x.shape[-1],), None, None, EPS) * (1 + scale) + shift
-
-    def adze(self, adze, x, scale, shift):
-        out = torch.empty_like(x)
-        adze("layer_norm", out=out, x=x, scale=scale, shift=shift, eps=EPS)
-        return out
-
-
-class SiluMul:
-    def tensors(self, new, rows, dim):
-        return new(rows, dim), new(rows, dim)
-
-    def eager(self, gate, value):
-        return F.silu(gate) * value
-
-    def liger(self, gate, value):
-        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
-
-        return LigerSiLUMulFunction.apply(gate, value)
-
-    def adze(self, adze, gate, value):
-        out = torch.empty_like(gate)
-        adze("glu", out=out, x=gate, value=value, act=SILU)
-        return out
-
-
-def rotate_half(x):
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-
-
-class Rope:
-    """q of 32 heads and k of 8, of 128 elements, as transformers stores and rotates them."""
-
-    def tensors(self, new, rows, dim):
-        angle = new(1, rows, dim // 2).float()
-        angle = torch.cat((angle, angle), -1)
-        return new(1, rows, 32, dim), new(1, rows, 8, dim), angle.cos().to(new.dtype), angle.sin().to(new.dtype)
-
-    def eager(self, q, k, cos, sin):
-        q, k, cos, sin = q.transpose(1, 2), k.transpose(1, 2), cos.unsqueeze(1), sin.unsqueeze(1)
-        return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
-
-    def liger(self, q, k, cos, sin):
-        from liger_kernel.ops.rope import LigerRopeFunction
-
-        return LigerRopeFunction.apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-
-    def adze(self, adze, q, k, cos, sin):
-        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-        adze("rope", q_out=q_out, k_out=k_out, q=q, k=k, cos=cos, sin=sin)
-        return q_out.transpose(1, 2), k_out.transpose(1, 2)
-
-
-OPS = {
-    "rms_norm": RmsNorm(),
-    "rms_norm + residual": AddRmsNorm(),
-    "layer_norm": LayerNorm(),
-    "layer_norm + modulate": Modulate(),
-    "silu_mul": SiluMul(),
-    "rope": Rope(),
-}
-NORM_SHAPES = [(1, 4096), (128, 4096), (1024, 2048), (2048, 2048), (4096, 2048), (8192, 3072), (16384, 3072)]
-NORM_SHAPES += [(8192, 4096), (32768, 4096), (8192, 8192), (4096, 16384), (131072, 128)]
-GPU_CASES = [("rms_norm", shape, "bf16") for shape in NORM_SHAPES]
-GPU_CASES += [("rms_norm + residual", shape, "bf16") for shape in [(1, 4096), (2048, 2048), (8192, 4096)]]
-GPU_CASES += [("layer_norm", (4992, 2048), "bf16")]
-GPU_CASES += [("layer_norm + modulate", shape, "bf16") for shape in [(4992, 2048), (4608, 3072), (32768, 5120)]]
-GPU_CASES += [("silu_mul", (rows, 14336), "bf16") for rows in [1, 1024, 8192]]
-GPU_CASES += [("rope", (tokens, 128), "bf16") for tokens in [1, 512, 32768]]
-CPU_CASES = [(op, (32768, 4096), t) for op in ["rms_norm", "layer_norm", "silu_mul"] for t in ["bf16", "f32"]]
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 class New:
@@ -199,7 +55,7 @@ def variants_of(op, adze, sample, compile_mode):
     for name in ["eager", "torch", "liger"]:
         if hasattr(op, name):
             found[name] = getattr(op, name)
-    found["compile"] = torch.compile(plain, mode=compile_mode, dynamic=False)
+    found["compile"] = torch.compile(getattr(op, "plain", plain), mode=compile_mode, dynamic=False)
     exact = [t.double() for t in listed(plain(*[t.double() for t in sample]))]
     unit = torch.finfo(sample[0].dtype).eps
     for name in list(found):
@@ -230,12 +86,12 @@ def capture(function, sets, calls):
     return graph, held
 
 
-def time_on_gpu(variants, sets, calls):
+def time_on_gpu(variants, sets, calls, rounds=ROUNDS):
     other = torch.zeros(COLD // 4, device="cuda", dtype=torch.int32)
     graphs = {name: capture(function, sets, calls) for name, function in variants.items()}
     samples = {name: [] for name in variants}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for name, (graph, _) in graphs.items():
             other.sum()
             begin.record()
@@ -268,12 +124,12 @@ def keep_freed_memory():
     return libc.mallopt(mmap_max, 0) and libc.mallopt(trim_threshold, -1)
 
 
-def time_on_cpu(variants, tensors):
+def time_on_cpu(variants, tensors, seconds=CPU_SECONDS):
     samples = {name: [] for name in variants}
     for turn in range(4):
         for name, function in variants.items():
             calls, begin = 0, time.perf_counter()
-            while calls < 2 or time.perf_counter() - begin < CPU_SECONDS:
+            while calls < 2 or time.perf_counter() - begin < seconds:
                 function(*tensors)
                 calls += 1
             if turn:
@@ -335,12 +191,28 @@ def commit():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--op", choices=OPS)
+    parser.add_argument("--op", help="one op only")
     parser.add_argument("--dtype", choices=DTYPES)
     parser.add_argument("--json")
     parser.add_argument("--lib")
     parser.add_argument("--commit", help="what the library was built from, where git cannot say")
+    parser.add_argument("--sweep", action="store_true", help="random calls of every op")
+    sweep_options = parser.add_argument_group("with --sweep")
+    sweep_options.add_argument("--seed", type=int, default=1)
+    sweep_options.add_argument("--count", type=int, default=60, help="of calls (60)")
+    sweep_options.add_argument("--seconds", type=float, default=150, help="then no further call is begun (150)")
+    sweep_options.add_argument("--plain", action="store_true", help="torch.compile without max_autotune")
+    sweep_options.add_argument("--workers", type=int, help="processes that compile before (on a GPU: a core each)")
+    sweep_options.add_argument("--tiny", action="store_true", help="small calls, as on the CPU")
+    sweep_options.add_argument("--verbose", action="store_true", help="show every call")
     options = parser.parse_args()
+    known = sweep_draw.OPS if options.sweep else OPS
+    if options.op not in (None, *known):
+        parser.error(f"there is no op {options.op!r} here; there are {', '.join(known)}")
+    if options.sweep:
+        import sweep
+
+        return sweep.run(options, Adze(torch, options.lib))
     on_gpu = options.device == "cuda"
     cases = GPU_CASES if on_gpu else CPU_CASES
     cases = [c for c in cases if options.op in (None, c[0]) and options.dtype in (None, c[2])]
@@ -373,7 +245,8 @@ def main():
         with open(options.json, "w") as file:
             json.dump(whole | {"rows": rows}, file, indent=1)
             file.write("\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,13 +3,19 @@
 The C++ operator allocates its output and computes nothing; so does adze's on an output without elements. Both are
 also timed on one small row, and with them the Python function adze.rms_norm. Where the libraries come to lie decides
 what a call finds in the caches, by a third of its time: each figure is the median of several processes.
-`python bench/host_cost.py [--cuda] [--processes 5] [--json FILE]`; needs g++ and torch's headers. With --cuda "one
-row" has adze's launch in it, and the C++ operator has none: "no elements" compares the calls alone.
+With --cuda "one row" has adze's launch in it, and the C++ operator has none. So a program (host_cost.cu) also times
+what a launch of an empty kernel costs, and adze_rms_norm from C: what then remains of a call is adze's own.
+
+    python3 bench/host_cost.py [--cuda] [--processes 5] [--lib build/libadze.so] [--json FILE]
+
+Needs g++ and torch's headers; with --cuda also nvcc.
 """
 
 import argparse
 import json
+import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,6 +23,7 @@ import tempfile
 import time
 
 import torch
+from adze_ctypes import ROOT
 from compare_torch import commit, machine
 from torch.utils.cpp_extension import include_paths
 
@@ -66,6 +73,28 @@ def cpp_library():
     return str(folder / "op.so")
 
 
+def program(cuda, library):
+    """Makes it, and gives a function that runs it once: nanoseconds, by what was called."""
+    source, made = ROOT / "bench" / "host_cost.cu", pathlib.Path(tempfile.mkdtemp()) / "host_cost"
+    if not library.exists():
+        raise SystemExit(f"{library} is not there: run make")
+    flags = ["-O2", f"-I{ROOT / 'include'}", str(source), "-o", str(made), f"-L{library.parent}", "-ladze"]
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    subprocess.run([nvcc, "-arch=native", *flags] if cuda else ["g++", "-x", "c++", *flags], check=True)
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
+    command = [str(made), "cuda" if cuda else "cpu"]
+    return lambda: json.loads(subprocess.check_output(command, env=environment))
+
+
+def parts_of(runs, rows):
+    """Of a call with one row: what C++ and CUDA take anyway, and what is left for adze."""
+    parts = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    whole = next(row for row in rows if row["case"] == "one row")
+    parts |= {"operator in C++": whole["C++"], "torch.ops.adze": whole["adze"]}
+    parts["adze's own"] = whole["adze"] - whole["C++"] - parts.get("launch, PDL, parameters", 0)
+    return parts
+
+
 def nanoseconds(call, rounds=3, calls=2000):
     """Of this thread's own time, so that a busy machine does not show."""
     times = []
@@ -106,6 +135,7 @@ def main():
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--json")
+    parser.add_argument("--lib", type=pathlib.Path, default=ROOT / "build" / "libadze.so")
     parser.add_argument("--commit", help="the commit to record, where there is no repository to ask")
     parser.add_argument("--library", help=argparse.SUPPRESS)  # of a process that measures for another
     options = parser.parse_args()
@@ -124,6 +154,10 @@ def main():
             f"{name:12} C++ {middle['C++']:6.0f} ns  adze {middle['adze']:6.0f} ns  {rows[-1]['ratio']:.2f}x "
             f"({ratios[0]:.2f} to {ratios[-1]:.2f})  adze.rms_norm {middle['function']:6.0f} ns"
         )
+    once = program(options.cuda, options.lib.resolve().parent / "libadze.so")
+    parts = parts_of([once() for _ in range(options.processes)], rows)
+    for name, ns in parts.items():
+        print(f"{name:24} {ns:6.0f} ns")
     if options.json:
         whole = {
             "adze_host_cost": 1,
@@ -131,7 +165,7 @@ def main():
             "commit": options.commit or commit(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        pathlib.Path(options.json).write_text(json.dumps(whole | {"rows": rows}, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps(whole | {"rows": rows, "parts": parts}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import json
 import pathlib
 import sys
 
+from sweep_report import told, worst
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 NAMES = {
@@ -18,6 +20,17 @@ NAMES = {
     "liger": "Liger",
 }
 README_ROWS = 12
+OWN = "adze's own"
+PARTS = {
+    "launch": "cudaLaunchKernelEx, an empty kernel",
+    "launch, PDL": "the same, with programmatic dependent launch",
+    "launch, PDL, parameters": "the same, with 192 bytes of parameters",
+    "C, no elements": "adze_rms_norm from C, no elements (nothing is launched)",
+    "C, one row": "adze_rms_norm from C",
+    "operator in C++": "an operator in C++ that allocates its output",
+    "torch.ops.adze": "torch.ops.adze.rms_norm",
+    OWN: "adze's own",
+}
 
 INTRO = """# Performance
 
@@ -124,6 +137,30 @@ def models_section(run):
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
 
+def sweep_section(run):
+    """The worst of random calls, and how many miss what is asked of them."""
+    machine, settings = run["machine"], run["settings"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    text = f"### Random calls beside PyTorch {machine['torch']}: {where}\n\n{source(run)}."
+    if run["clocks"]:
+        text += f" Driver {run['driver']}, clocks: {run['clocks']}."
+    text += (
+        f" Seed {settings['seed']}, copy {run['copy_gbps']:.5g} GB/s. torch.compile is "
+        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{told(run['summary'])}\n\n"
+    )
+    cells = []
+    for row in worst(run["rows"]):
+        cell = [f"`{row['line']}`", "yes" if row["aligned"] else "no"]
+        if "ratio" in row:
+            cell += [number(row["us"]["adze"]), f"{number(row['us'][row['best']])} ({NAMES[row['best']]})"]
+            cell += [f"{100 * row['share']:.0f} %", f"{row['ratio']:.2f}"]
+        else:
+            cell += ["-", "-", "-", "-" if row["error"] <= 1 else "wrong"]
+        cells.append(cell)
+    head = [f"the {len(cells)} worst, us", "rows on 16-byte borders", "adze", "best of the others", "share of copy"]
+    return text + table([*head, "best peer / adze"], cells) + "\n"
+
+
 def host_section(run):
     """What a call costs the host: adze's operator beside one in C++, and adze's Python function."""
     machine, rows = run["machine"], run["rows"]
@@ -133,7 +170,20 @@ def host_section(run):
         [row["case"], *(f"{row[key]:.0f}" for key in ("C++", "adze", "function")), f"{row['ratio']:.2f}"]
         for row in rows
     ]
-    return text + table(["ns", "operator in C++", "torch.ops.adze", "adze.rms_norm", "adze / C++"], cells) + "\n"
+    text += table(["ns", "operator in C++", "torch.ops.adze", "adze.rms_norm", "adze / C++"], cells) + "\n"
+    if "parts" not in run:
+        return text
+    parts = run["parts"]
+    text += table(
+        ["one row, in parts", "ns"], [[PARTS[name], f"{parts[name]:.0f}"] for name in PARTS if name in parts]
+    )
+    launch = parts.get("launch, PDL, parameters")
+    taken = f"{parts['operator in C++']:.0f} are what an operator in C++ takes that launches nothing"
+    taken += f", {launch:.0f} are the launch" if launch else ""
+    return text + (
+        f"\nOf the {parts['torch.ops.adze']:.0f} ns of torch.ops.adze {taken}: adze's own are {parts[OWN]:.0f}, "
+        f"{100 * parts[OWN] / parts['torch.ops.adze']:.0f} %.\n\n"
+    )
 
 
 def performance(found):
@@ -143,6 +193,8 @@ def performance(found):
         for run in recorded:
             if "adze_host_cost" in run:
                 text += host_section(run)
+            elif "adze_sweep" in run:
+                text += sweep_section(run)
             elif "adze_models" in run:
                 text += models_section(run) if "ms" in run["rows"][0] else ""
             else:

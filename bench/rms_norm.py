@@ -9,7 +9,8 @@ import sys
 
 import compare_torch
 import torch
-from compare_torch import COLD, DTYPES, EPS, NORM_SHAPES, ROUND_NORM, New, RmsNorm, size_of, time_on_cpu, time_on_gpu
+from compare_ops import EPS, NORM_SHAPES, ROUND_NORM, RmsNorm, hf_rms_norm
+from compare_torch import COLD, DTYPES, New, size_of, time_on_cpu, time_on_gpu
 
 import adze
 import models
@@ -37,7 +38,7 @@ def known(options):
 
 def error_in_units(got, x, weight):
     """The largest difference from the formula in double, in units of the largest result."""
-    exact = compare_torch.hf_rms_norm(x.double(), weight.double()).double()
+    exact = hf_rms_norm(x.double(), weight.double()).double()
     unit = torch.finfo(x.dtype).eps * exact.abs().max()
     return ((got.double() - exact).abs().max() / unit).item()
 

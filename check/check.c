@@ -1,5 +1,5 @@
 /* check.c - every op x case x dtype x kernel, against the definition. */
-#include "check.h"
+#include "dependency.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -44,6 +44,15 @@ static uint64_t word_at(const char *bytes)
     return word;
 }
 
+void adze_job_image(const adze_memory *m, uint64_t poison, char *image)
+{
+    for (size_t i = 0; i < m->bytes; i += sizeof poison) {
+        const uint64_t alone = word_at(m->outputs + i) & ~word_at(m->inputs + i);
+        const uint64_t word = (word_at(m->origin + i) & ~alone) | (poison & alone);
+        memcpy(image + i, &word, sizeof word);
+    }
+}
+
 /* Starts from the inputs, poisons what outputs alone own, runs, reads back. The poison differs from run to
    run, so an element that is never written cannot look the same twice. */
 static const char *run_once(adze_job *job, const adze_kernel *kernel, uint64_t poison)
@@ -53,11 +62,7 @@ static const char *run_once(adze_job *job, const adze_kernel *kernel, uint64_t p
         adze_memory *m = &job->memory[f];
         if (!m->origin)
             continue;
-        for (size_t i = 0; i < m->bytes; i += sizeof poison) {
-            const uint64_t alone = word_at(m->outputs + i) & ~word_at(m->inputs + i);
-            const uint64_t word = (word_at(m->origin + i) & ~alone) | (poison & alone);
-            memcpy(m->result + i, &word, sizeof word);
-        }
+        adze_job_image(m, poison, m->result);
         const char *message = adze_memory_write(job->stream, m->work, m->result, m->bytes);
         if (message)
             return message;
@@ -158,7 +163,7 @@ void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *wan
             first[f] = malloc(job->memory[f].bytes);
             memcpy(first[f], job->memory[f].result, job->memory[f].bytes);
         }
-    message = run_once(job, kernel, 0x5757575757575757);
+    message = run_once(job, kernel, ADZE_LAST_POISON);
     if (message && !v->why[0])
         snprintf(v->why, sizeof v->why, "the second run: %s", message);
     for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
@@ -176,7 +181,8 @@ typedef struct kernel_row { /* of the report */
 static struct {
     const adze_check_options *options;
     adze_tally tally;
-    int progress; /* a terminal is watching */
+    int progress;               /* a terminal is watching */
+    adze_dependency dependency; /* open on GPUs whose kernels overlap */
 } state;
 
 static void progress(const char *op, int done, int of)
@@ -223,6 +229,8 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
                 continue;
             adze_verdict v;
             adze_judge(job, k, want, &v);
+            if (state.dependency.stream.handle && !v.why[0])
+                adze_dependency_judge(&state.dependency, job, k, &v);
             char name[64];
             snprintf(name, sizeof name, "%s.%s", op->name, k->name);
             if (v.why[0])
@@ -384,12 +392,20 @@ static int check_device(int device)
         complain("prepare", "", adze_last_error());
         return 0;
     }
+    const char *no_overlap = device == ADZE_CPU ? NULL : adze_dependency_open(&state.dependency, device);
     int known = 0;
     for (const adze_suite *const *s = adze_suites; *s; s++)
         if (!state.options->op || strcmp(state.options->op, (*s)->op->name) == 0) {
             check_suite(*s, stream);
             known = 1;
         }
+    if (no_overlap) {
+        printf("--   the dependency wait skipped: %s\n", no_overlap);
+        state.tally.skipped++;
+    } else if (device != ADZE_CPU) {
+        printf("     %d calls ran behind a slow producer\n", state.dependency.calls);
+    }
+    adze_dependency_close(&state.dependency);
     return known;
 }
 

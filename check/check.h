@@ -9,8 +9,8 @@
 
 /* What check/<op>.c gives. A line is what ADZE_TRACE prints, less the op's name and the outputs, which are
    made to fit when they are not given; a tensor without strides is contiguous; each `$` stands for f32, f16
-   and bf16 in turn. `mood:NAME` gives the first input other values (see data.c), `scratch:0` withholds
-   scratch. */
+   and bf16 in turn. `flags=const_weights` is ADZE_CONST_WEIGHTS; `mood:NAME` gives the first input other values (see
+   data.c), `scratch:0` withholds scratch. */
 typedef struct adze_bad_case {
     const char *line;
     adze_status status; /* what the call must return */
@@ -66,10 +66,11 @@ static inline void adze_walk_next(adze_walk *w, const adze_tensor *t)
 }
 
 /* data.c: arguments with memory behind them. */
-typedef struct adze_memory { /* one allocation: guard, body, guard */
-    char *origin;            /* what it holds before a call */
-    char *inputs, *outputs;  /* masks: the bytes of each are all ones, the others zero */
-    char *work, *result;     /* on the device that runs; on the host, after it ran */
+extern const char *const adze_moods[]; /* their names, ended by NULL */
+typedef struct adze_memory {           /* one allocation: guard, body, guard */
+    char *origin;                      /* what it holds before a call */
+    char *inputs, *outputs;            /* masks: the bytes of each are all ones, the others zero */
+    char *work, *result;               /* on the device that runs; on the host, after it ran */
     size_t bytes, data_at;
 } adze_memory;
 typedef struct adze_job {
@@ -88,6 +89,8 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
                   size_t error_size);
 void adze_job_free(adze_job *job);
 int64_t adze_job_bytes(const adze_job *job, int64_t *read, int64_t *written); /* that a call must move */
+/* Sets each byte of a tensor whose first element is at `data`. */
+void adze_tensor_fill(char *data, const adze_tensor *t, int byte);
 double adze_random_normal(uint64_t *state);
 double adze_random_uniform(uint64_t *state); /* 0 to 1 */
 
@@ -112,6 +115,9 @@ typedef struct adze_verdict {
     double ulps;   /* the largest error, in units of the output's last place */
     char why[512]; /* empty: passed */
 } adze_verdict;
+/* What memory holds before a run: its inputs, and poison where it belongs to outputs alone. */
+void adze_job_image(const adze_memory *memory, uint64_t poison, char *image);
+#define ADZE_LAST_POISON 0x5757575757575757u /* of adze_judge(): `result` is what the run that began with it left */
 void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *want, adze_verdict *verdict);
 /* The error of a stored value as a share of what is allowed, and in units of the last place. */
 double adze_error_share(int dtype, double got, adze_value want, double *ulps);

@@ -41,29 +41,34 @@ double adze_random_normal(uint64_t *state)
 }
 
 /* The moods: each aims at one way to be wrong. */
-static double mood_value(const char *mood, double v, int64_t i)
+enum mood { TINY, OUTLIER, EQUAL, MEAN, ZERO, WIDE, SPECIAL, PLAIN };
+const char *const adze_moods[] = {"tiny", "outlier", "equal", "mean", "zero", "wide", "special", NULL};
+
+static enum mood find_mood(const char *name)
 {
-    if (!mood[0]) /* a plain normal distribution */
-        return v;
-    if (strcmp(mood, "tiny") == 0) /* eps decides */
-        return v * 0x1p-10;
-    if (strcmp(mood, "outlier") == 0) /* one large value among small ones */
-        return i % 97 == 13 ? v * 200 : v;
-    if (strcmp(mood, "equal") == 0)
-        return 1.5;
-    if (strcmp(mood, "mean") == 0) /* far from zero, so that a one-pass variance fails */
-        return v + 60;
-    if (strcmp(mood, "zero") == 0)
-        return 0;
-    if (strcmp(mood, "wide") == 0) /* into the tails of exp, tanh and erf */
-        return v * 12;
-    if (strcmp(mood, "special") == 0)
-        return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
-    return v;
+    int mood = TINY;
+    while (mood < PLAIN && strcmp(name, adze_moods[mood]) != 0)
+        mood++;
+    return (enum mood)mood;
 }
 
-static void fill_tensor(const adze_tensor *t, uint64_t state, const char *mood)
+static double mood_value(enum mood mood, double v, int64_t i)
 {
+    switch (mood) {
+    case TINY: return v * 0x1p-10;                   /* eps decides */
+    case OUTLIER: return i % 97 == 13 ? v * 200 : v; /* one large value among small ones */
+    case EQUAL: return 1.5;
+    case MEAN: return v + 60; /* far from zero, so that a one-pass variance fails */
+    case ZERO: return 0;
+    case WIDE: return v * 12; /* into the tails of exp, tanh and erf */
+    case SPECIAL: return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
+    default: return v; /* a plain normal distribution */
+    }
+}
+
+static void fill_tensor(const adze_tensor *t, uint64_t state, const char *name)
+{
+    const enum mood mood = find_mood(name);
     const int whole = t->dtype == ADZE_I32 || t->dtype == ADZE_I64;
     const int64_t count = adze_count(t);
     for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, t))
@@ -124,8 +129,7 @@ static int root_of(const adze_line *line, int f, int64_t *start)
     return f;
 }
 
-/* Sets the bytes of a tensor in a mask, where its data begins at `data`. */
-static void mark(char *data, const adze_tensor *t)
+void adze_tensor_fill(char *data, const adze_tensor *t, int byte)
 {
     const int64_t size = (int64_t)adze_dtype_size(t->dtype);
     adze_tensor rows = *t; /* each of them `length` elements side by side */
@@ -136,7 +140,7 @@ static void mark(char *data, const adze_tensor *t)
     }
     const int64_t count = adze_count(t);
     for (adze_walk w = {0}; w.i * length < count; adze_walk_next(&w, &rows))
-        memset(data + w.at * size, 0xff, (size_t)(length * size));
+        memset(data + w.at * size, byte, (size_t)(length * size));
 }
 
 /* Outputs the line does not give are contiguous, of the shape that outputs() says. */
@@ -232,7 +236,7 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
             return 0;
         }
         t->data = m->origin + job->place[f];
-        mark((op->fields[f].kind > ADZE_OPTIONAL ? m->outputs : m->inputs) + job->place[f], t);
+        adze_tensor_fill((op->fields[f].kind > ADZE_OPTIONAL ? m->outputs : m->inputs) + job->place[f], t, 0xff);
     }
     memcpy(job->args, job->line.args, sizeof job->args);
     for (int f = 0; op->fields[f].name; f++) {

@@ -2,6 +2,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -150,17 +151,51 @@ static int check_bases(reader *r, const adze_line *line)
     return 1;
 }
 
+static int is_word(const reader *r, size_t n, const char *word)
+{
+    return strlen(word) == n && memcmp(r->at, word, n) == 0;
+}
+
+static int read_mood(reader *r, adze_line *line)
+{
+    const size_t n = word_length(r->at);
+    size_t length = 0;
+    char names[160] = "";
+    if (line->mood[0])
+        return fail(r, "a mood is given twice");
+    for (const char *const *mood = adze_moods; *mood; mood++) {
+        if (is_word(r, n, *mood)) {
+            snprintf(line->mood, sizeof line->mood, "%s", *mood);
+            r->at += n;
+            return 1;
+        }
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", length ? ", " : "", *mood);
+    }
+    snprintf(r->error, r->error_size, "no mood is called '%.*s', it must be one of %s", n < 24 ? (int)n : 24, r->at,
+             names);
+    return 0;
+}
+
+/* The flags of a call, by their names in adze.h, or as a number. */
+static int read_flags(reader *r, adze_line *line)
+{
+    static const adze_word words[] = {{"const_weights", ADZE_CONST_WEIGHTS}, {NULL, 0}};
+    static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words};
+    if (((const adze_call *)(const void *)line->args)->flags)
+        return fail(r, "flags are given twice");
+    r->at += strlen("flags=");
+    return read_number(r, line, &flags);
+}
+
 static int read_word(reader *r, adze_line *line)
 {
     const size_t n = word_length(r->at);
-    if (n == 4 && memcmp(r->at, "mood", 4) == 0 && r->at[4] == ':') {
-        const size_t m = word_length(r->at + 5);
-        if (m == 0 || m >= sizeof line->mood)
-            return fail(r, "a mood is expected");
-        memcpy(line->mood, r->at + 5, m);
-        r->at += 5 + m;
-        return 1;
+    if (is_word(r, n, "mood") && r->at[n] == ':') {
+        r->at += n + 1;
+        return read_mood(r, line);
     }
+    if (is_word(r, n, "flags") && r->at[n] == '=')
+        return read_flags(r, line);
     if (strncmp(r->at, "scratch:0", 9) == 0) {
         line->no_scratch = 1;
         r->at += 9;
@@ -168,7 +203,7 @@ static int read_word(reader *r, adze_line *line)
     }
     for (int f = 0; line->op->fields[f].name; f++) {
         const adze_field *field = &line->op->fields[f];
-        if (strlen(field->name) != n || memcmp(field->name, r->at, n) != 0 || r->at[n] != '=')
+        if (!is_word(r, n, field->name) || r->at[n] != '=')
             continue;
         if (line->given[f])
             return fail(r, "a field is given twice");

@@ -29,6 +29,7 @@
         "x=$[5,256] weight=$[256] eps=1e-6 weight_offset=1", "x=$[5,256] weight=$[256] bias=$[256] eps=1e-6",        \
         "x=$[5,256] weight=f32[256] bias=f32[256] eps=1e-6 rounding=1 out_dtype=1",                                  \
         "x=$[5,250] weight=f32[250] eps=1e-6 out_dtype=1", /* residual */                                            \
+        "x=$[5,256] weight=$[256] bias=$[256] eps=1e-6 flags=const_weights",                                         \
         "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6",                                                       \
         "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=8",                                            \
         "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=1 sum=none",                                   \

@@ -12,6 +12,10 @@ static const char *const good[] = {
     "weight_offset=1",
     "q=$[3,7,32,128] k=$[3,7,8,128] q_weight=$[128] k_weight=$[128] cos=$[3,7,128] sin=$[3,7,128] eps=1e-6 "
     "rounding=3",
+    "q=$[3,7,32,128] k=$[3,7,8,128] q_weight=$[128] k_weight=$[128] cos=$[3,7,128] sin=$[3,7,128] eps=1e-6 "
+    "rounding=3 flags=const_weights",
+    "q=$[2,3,5,34] k=$[2,3,2,34] q_weight=f32[34] k_weight=f32[34] cos=f32[3,34] sin=f32[3,34] eps=1e-6 "
+    "flags=const_weights",
     "q=$[2,9,3,128] q_weight=$[128] cos=$[9,128] sin=$[9,128] eps=1e-5", /* without k, without weights */
     "q=$[2,9,3,128] q_weight=$[128] cos=$[9,128] sin=$[9,128] eps=1e-6 rounding=3",
     "q=$[2,9,3,128] k=$[2,9,3,128] cos=$[9,128] sin=$[9,128] eps=1e-5",

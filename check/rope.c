@@ -9,6 +9,8 @@ static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=f32[2,5,64] sin=f32[2,5,64] pairs=interleaved rounding=2",
     "q=$[3,7,32,128] k=$[3,7,8,128] cos=$[3,7,128] sin=$[3,7,128] rounding=2",
     "q=$[3,7,32,128] k=$[3,7,8,128] cos=f32[7,64] sin=f32[7,64] pairs=interleaved",
+    "q=$[3,7,32,128] k=$[3,7,8,128] cos=$[3,7,128] sin=$[3,7,128] rounding=2 flags=const_weights",
+    "q=$[2,3,5,34] k=$[2,3,2,34] cos=f32[3,34] sin=f32[3,34] flags=const_weights",
     "q=$[37,3,128] k=$[37,1,128] cos=f32[37,128] sin=f32[37,128]", /* without a batch */
     "q=$[2,9,4,128] cos=$[9,128] sin=$[9,128]",                    /* without k */
     "q=$[2,70,1,2048] k=$[2,70,1,2048] cos=f32[2,70,2048] sin=f32[2,70,2048] pairs=interleaved",

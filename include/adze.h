@@ -82,8 +82,8 @@ typedef struct adze_call {
 #define ADZE_CALL(op) {(uint32_t)sizeof(adze_##op##_args), 0, NULL, 0}
 /* clang-format on */
 
-/* A flag of a call: nothing still running on the stream writes its weights and tables, so they may be read
-   early. */
+/* A flag of a call: nothing still running on the stream writes its weights and tables (weight, bias, q_weight,
+   k_weight, cos, sin and every *_table), so they may be read early. */
 #define ADZE_CONST_WEIGHTS 1u
 
 /* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and

@@ -323,6 +323,8 @@ __attribute__((cold, noinline)) static void trace(const adze_op *op, const char 
                 fprintf(stderr, " %s=%d", f->name, value);
         }
     }
+    if (((const adze_call *)(const void *)args)->flags & ADZE_CONST_WEIGHTS)
+        fprintf(stderr, " flags=const_weights");
     fprintf(stderr, " -> %s\n", kernel);
     funlockfile(stderr);
 }

@@ -1,22 +1,27 @@
 /* act_rows.cuh - activation and glu on CUDA: out = act(gate), or act(gate) * value.
 
    A block has a piece of a row, or several short rows: blockDim.x threads of a row, blockDim.y rows. Each thread has
-   UNITS units of W elements, blockDim.x apart, and loads them all before it uses the first. */
+   UNITS vectors, blockDim.x apart, and loads them all before it uses the first. act_rows is for aligned rows, act_any
+   for any. */
 #ifndef ADZE_CUDA_ACT_ROWS_CUH
 #define ADZE_CUDA_ACT_ROWS_CUH
 
 #include "act.cuh"
 #include "launch.cuh"
 #include "rows.cuh"
+#include "unaligned.cuh"
 #include "unit.cuh"
 
 enum { GATE, OUT, VALUE, ACT_TENSORS, ACT_THREADS = 256 };
+
+enum { ANY_UNITS = 2 }; /* of a thread of act_any */
 
 template <typename ROWS>
 struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
     void *out;
-    int64_t units;   /* of a row */
+    int64_t dim;     /* elements of a row */
+    int64_t units;   /* vectors of a row, at most */
     uint32_t pieces; /* of a row */
     int32_t act;
     bool steps;
@@ -24,8 +29,8 @@ struct act_params {
     bool late;    /* the next kernel starts after the loads: before, many blocks of it would be in their way */
     ROWS rows;
 };
-template <int W>
-using act_params_of = act_params<rows_for<W, ACT_TENSORS>>;
+typedef act_params<near_rows<ACT_TENSORS>> act_near;
+typedef act_params<far_rows<ACT_TENSORS>> act_far;
 
 /* y, times v if TIMES: with STEPS y is rounded before. */
 template <bool TIMES, bool STEPS, typename T, int W, int UNITS>
@@ -50,10 +55,10 @@ __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const uni
     }
 }
 
-/* The row of a thread, the unit with which its block begins, and that row in each tensor. SINGLE: a block has one
+/* The row of a thread, the vector with which its block begins, and that row in each tensor. SINGLE: a block has one
    row, or a piece of it, whose address is then the same for all its threads. */
-template <int W, int UNITS, bool SINGLE>
-__device__ __forceinline__ int64_t act_locate(const act_params_of<W> &p, uint32_t block, int64_t *piece,
+template <int UNITS, bool SINGLE, typename ROWS>
+__device__ __forceinline__ int64_t act_locate(const act_params<ROWS> &p, uint32_t block, int64_t *piece,
                                               int64_t (&start)[ACT_TENSORS])
 {
     const uint32_t group = p.rows.count == 1 ? 0 : block / p.pieces;
@@ -63,13 +68,14 @@ __device__ __forceinline__ int64_t act_locate(const act_params_of<W> &p, uint32_
     return r;
 }
 
-template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
-__device__ __forceinline__ void act_ask(const act_params_of<W> &p)
+template <typename T, bool TIMES, int UNITS, bool SINGLE>
+__device__ __forceinline__ void act_ask(const act_near &p)
 {
+    constexpr int W = VEC<T>;
     int64_t piece, start[ACT_TENSORS];
     if (!p.late)
         pdl_launch_next();
-    act_locate<W, UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
+    act_locate<UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
     if (threadIdx.x > 0)
         return;
     const int most = UNITS * (int)blockDim.x, vectors = p.units - piece < most ? (int)(p.units - piece) : most;
@@ -78,13 +84,14 @@ __device__ __forceinline__ void act_ask(const act_params_of<W> &p)
         prefetch_row((const T *)p.value + start[VALUE] + piece * W, vectors);
 }
 
-template <typename T, bool TIMES, int W, int UNITS, bool SINGLE>
-__global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params_of<W> p)
+template <typename T, bool TIMES, int UNITS, bool SINGLE>
+__global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_near p)
 {
-    if (W > 1 && blockIdx.x < p.ask)
-        act_ask<T, TIMES, W, UNITS, SINGLE>(p);
+    constexpr int W = VEC<T>;
+    if (blockIdx.x < p.ask)
+        act_ask<T, TIMES, UNITS, SINGLE>(p);
     int64_t piece, start[ACT_TENSORS];
-    const bool valid = act_locate<W, UNITS, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
+    const bool valid = act_locate<UNITS, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE] + piece * W;
     const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
     T *out = (T *)p.out + start[OUT] + piece * W;
@@ -124,9 +131,69 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
         act_write<TIMES, false, T, W, UNITS>(y, v, out, units);
 }
 
+/* What was fetched, or single elements at the ends of a row. */
+template <typename T>
+__device__ __forceinline__ void act_get(const any_vector<16> &v, const T *row, int64_t at, int64_t dim,
+                                        float (&f)[VEC<T>])
+{
+    if (any_inner<VEC<T>>(at, dim))
+        v.template get<T>(any_shift(row + at), f);
+    else
+        any_load_edge(row, at, dim, 0, f);
+}
+
+/* Any rows, cut into vectors so that those of out are aligned. */
+template <typename T, bool TIMES>
+__global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_far p)
+{
+    constexpr int W = VEC<T>, UNITS = ANY_UNITS;
+    int64_t piece, start[ACT_TENSORS], at[UNITS];
+    const bool valid = act_locate<UNITS, false>(p, blockIdx.x, &piece, start) < p.rows.count;
+    const T *gate = (const T *)p.gate + start[GATE], *value = (const T *)p.value + (TIMES ? start[VALUE] : 0);
+    T *out = (T *)p.out + start[OUT];
+    pdl_launch_next();
+    pdl_wait();
+    if (!valid)
+        return;
+    any_vector<16> g[UNITS], v[TIMES ? UNITS : 1];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        at[u] = (piece + threadIdx.x + u * blockDim.x) * W - any_head(out);
+        if (any_inner<W>(at[u], p.dim)) {
+            g[u].fetch_inner(gate + at[u]);
+            if constexpr (TIMES)
+                v[u].fetch_inner(value + at[u]);
+        }
+    }
+    float y[UNITS * W];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        float part[W];
+        act_get(g[u], gate, at[u], p.dim, part);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[u * W + j] = part[j];
+    }
+    act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        float part[W], factor[W];
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            part[j] = TIMES && p.steps ? round_to<T>(y[u * W + j]) : y[u * W + j];
+        if constexpr (TIMES) {
+            act_get(v[u], value, at[u], p.dim, factor);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                part[j] *= factor[j];
+        }
+        any_store<T, W>(out, at[u], p.dim, part);
+    }
+}
+
 /* Few and small blocks when there is little to do, so that every SM takes part. */
-template <typename T, bool TIMES, int W, int UNITS>
-static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p, int most)
+template <typename T, bool TIMES, int UNITS>
+static adze_status act_launch(const char *op, adze_stream s, act_near p, int most)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
     const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
@@ -134,21 +201,34 @@ static adze_status act_launch(const char *op, adze_stream s, act_params_of<W> p,
     p.late = split.blocks > 2 * sm_count;
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
     p.ask = asking_blocks(sm_count, reads * p.units * p.rows.count / 2, reads * threads * UNITS, threads, 32);
-    const auto kernel = split.rows == 1 ? act_rows<T, TIMES, W, UNITS, true> : act_rows<T, TIMES, W, UNITS, false>;
+    const auto kernel = split.rows == 1 ? act_rows<T, TIMES, UNITS, true> : act_rows<T, TIMES, UNITS, false>;
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, const act_params_of<1> &g, int64_t dim, bool aligned)
+static adze_status act_launch_as(const char *op, adze_stream s, act_far g, bool aligned)
 {
-    if (!aligned || !rows_are_near(g.rows))
-        return act_launch<T, TIMES, 1, 4>(op, s, g, ACT_THREADS);
-    const act_params_of<VEC<T>> p = {g.gate, g.value, g.out, dim / VEC<T>, 0,
-                                     g.act,  g.steps, 0,     false,        rows_near(g.rows, {GATE, OUT, VALUE})};
+    if (!aligned || !rows_are_near(g.rows)) {
+        g.units = g.dim / VEC<T> + 2; /* it may begin and end within a vector */
+        const unit_split split = split_units(g.units, ANY_UNITS, g.rows.count, ACT_THREADS);
+        g.pieces = (uint32_t)split.pieces;
+        return launch(op, s, act_any<T, TIMES>, split.blocks, split.block, 0, g);
+    }
+    const act_near p = {g.gate,
+                        g.value,
+                        g.out,
+                        g.dim,
+                        g.dim / VEC<T>,
+                        0,
+                        g.act,
+                        g.steps,
+                        0,
+                        false,
+                        rows_near(g.rows, {GATE, OUT, VALUE})};
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
     if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
-        return act_launch<T, TIMES, VEC<T>, 2>(op, s, p, ACT_THREADS);
-    return act_launch<T, TIMES, VEC<T>, 1>(op, s, p, ACT_THREADS / 2);
+        return act_launch<T, TIMES, 2>(op, s, p, ACT_THREADS);
+    return act_launch<T, TIMES, 1>(op, s, p, ACT_THREADS / 2);
 }
 
 /* The tensors are of one shape; those of a call without a value are two. */
@@ -159,15 +239,15 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_params_of<1> p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, act, steps != 0, 0, false, {}};
+    act_far p = {t[GATE].data, t[VALUE].data, t[OUT].data, dim, 0, 0, act, steps != 0, 0, false, {}};
     adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
     const bool aligned = rows_aligned(&t[GATE], dim) && rows_aligned(&t[OUT], dim) && rows_aligned(&t[VALUE], dim);
     switch (t[OUT].dtype) {
-    case ADZE_F32: return act_launch_as<float, TIMES>(op, s, p, dim, aligned);
-    case ADZE_F16: return act_launch_as<f16, TIMES>(op, s, p, dim, aligned);
-    default: return act_launch_as<bf16, TIMES>(op, s, p, dim, aligned);
+    case ADZE_F32: return act_launch_as<float, TIMES>(op, s, p, aligned);
+    case ADZE_F16: return act_launch_as<f16, TIMES>(op, s, p, aligned);
+    default: return act_launch_as<bf16, TIMES>(op, s, p, aligned);
     }
 }
 

@@ -1,40 +1,43 @@
 /* gated_add on CUDA.
 
-   A block has a piece of a row, or several short rows: blockDim.x threads of a row, blockDim.y rows. Each thread has
-   UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. */
+   A block has a piece of a row, or several short rows: blockDim.x threads of a row, blockDim.y rows. gated_rows, for
+   aligned rows: a thread has a vector and issues all loads before it uses the first. gated_any, for any. */
 #include "launch.cuh"
 #include "rows.cuh"
+#include "unaligned.cuh"
 #include "unit.cuh"
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
-constexpr int THREADS = 128, GENERAL_THREADS = 256; /* of a block, at most: of vectors; of single elements */
+constexpr int THREADS = 128, ANY_THREADS = 256; /* of a block, at most */
 
 template <typename ROWS>
 struct gated_params {
     const void *x, *residual, *gate, *table; /* table: NULL when there is none */
     void *out;
-    int64_t units;   /* of a row */
+    int64_t dim;     /* elements of a row */
+    int64_t units;   /* vectors of a row, at most */
     uint32_t pieces; /* of a row */
     bool gate_f32, table_f32, steps;
     ROWS rows;
 };
-template <int W>
-using gated_params_of = gated_params<rows_for<W, TENSORS>>;
+typedef gated_params<near_rows<TENSORS>> gated_near;
+typedef gated_params<far_rows<TENSORS>> gated_far;
 
-/* W elements of T or of float, fetched now and unpacked later. */
-template <typename T, int W>
+/* A vector's elements of T or of float, fetched now and unpacked later. */
+template <typename T>
 struct gate_unit {
-    unit<T, W> own;
-    unit<float, W == 1 ? 1 : 4> wide[W == 1 ? 1 : W / 4];
+    static constexpr int W = VEC<T>;
+    packed<T> own;
+    packed<float> wide[W / 4];
     __device__ __forceinline__ void fetch(const void *p, bool is_f32, int64_t at)
     {
         if (!is_f32) {
-            own.fetch((const T *)p + at);
+            own = load_packed((const T *)p + at);
             return;
         }
 #pragma unroll
-        for (int i = 0; i < (W == 1 ? 1 : W / 4); i++)
-            wide[i].fetch((const float *)p + at + i * 4);
+        for (int i = 0; i < W / 4; i++)
+            wide[i] = load_packed((const float *)p + at + i * 4);
     }
     __device__ __forceinline__ void get(bool is_f32, float (&f)[W]) const
     {
@@ -43,11 +46,11 @@ struct gate_unit {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < (W == 1 ? 1 : W / 4); i++) {
-            float part[W == 1 ? 1 : 4];
+        for (int i = 0; i < W / 4; i++) {
+            float part[4];
             wide[i].get(part);
 #pragma unroll
-            for (int j = 0; j < (W == 1 ? 1 : 4); j++)
+            for (int j = 0; j < 4; j++)
                 f[i * 4 + j] = part[j];
         }
     }
@@ -71,18 +74,25 @@ __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W
     }
 }
 
-/* TABLE, WIDE: there may be a table, or a gate or table of float where x is not. SINGLE: a block has one row, or a
-   piece of it, whose address is then the same for all its threads. */
-template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE>
-__global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS)
-    gated_rows(const __grid_constant__ gated_params_of<W> p)
+/* The row of a thread, and the vector with which its block begins. */
+template <typename ROWS>
+__device__ __forceinline__ int64_t gated_row(const gated_params<ROWS> &p, bool single, int64_t *piece)
 {
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
-    const int64_t r = SINGLE ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
-    const int64_t piece = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS);
+    *piece = (int64_t)(blockIdx.x - group * p.pieces) * blockDim.x;
+    return single ? (int64_t)group : (int64_t)group * blockDim.y + threadIdx.y;
+}
+
+/* TABLE, WIDE: there may be a table, or a gate or table of float where x is not. SINGLE: a block has one row, or a
+   piece of it, whose address is then the same for all its threads. */
+template <typename T, bool TABLE, bool WIDE, bool SINGLE>
+__global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ gated_near p)
+{
+    constexpr int W = VEC<T>;
+    int64_t piece, start[TENSORS];
+    const int64_t r = gated_row(p, SINGLE, &piece);
     const bool valid = r < p.rows.count, table = TABLE && p.table;
     const bool gate_f32 = WIDE && p.gate_f32, table_f32 = WIDE && p.table_f32;
-    int64_t start[TENSORS];
     p.rows.locate(valid ? r : 0, start);
     const T *x = (const T *)p.x + start[X] + piece * W;
     const T *residual = (const T *)p.residual + start[RESIDUAL] + piece * W;
@@ -91,70 +101,94 @@ __global__ void __launch_bounds__(W == 1 ? GENERAL_THREADS : THREADS)
     const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     pdl_launch_next();
     /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
-    if (W > 1 && threadIdx.x == 0)
-        prefetch_row(residual, min(units, UNITS * (int)blockDim.x));
+    if (threadIdx.x == 0)
+        prefetch_row(residual, min(units, (int)blockDim.x));
     pdl_wait();
-    if (!valid)
+    const int at = (int)threadIdx.x;
+    if (!valid || at >= units)
         return;
-    unit<T, W> a[UNITS] = {}, b[UNITS] = {};
-    gate_unit<T, W> g[UNITS] = {}, m[UNITS] = {};
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
-        if (at < units) {
-            a[u].fetch(x + at * W);
-            b[u].fetch(residual + at * W);
-            g[u].fetch(p.gate, gate_f32, gate_at + at * W);
-            if (table)
-                m[u].fetch(p.table, table_f32, table_at + at * W);
-        }
-    }
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
-        float xs[W], residuals[W], gates[W], more[W];
-        g[u].get(gate_f32, gates);
-        m[u].get(table_f32, more);
-        a[u].get(xs);
-        b[u].get(residuals);
-        gated<T, W>(p.steps, table, xs, residuals, gates, more);
-        if (at < units)
-            store<T, W>(out + at * W, gates);
-    }
+    const packed<T> a = load_packed(x + at * W), b = load_packed(residual + at * W);
+    gate_unit<T> g, m = {};
+    g.fetch(p.gate, gate_f32, gate_at + at * W);
+    if (table)
+        m.fetch(p.table, table_f32, table_at + at * W);
+    float xs[W], residuals[W], gates[W], more[W];
+    g.get(gate_f32, gates);
+    m.get(table_f32, more);
+    a.get(xs);
+    b.get(residuals);
+    gated<T, W>(p.steps, table, xs, residuals, gates, more);
+    store<T, W>(out + at * W, gates);
 }
 
-template <typename T, int W, int UNITS, bool TABLE, bool WIDE>
-static adze_status gated_launch(adze_stream s, gated_params_of<W> p, int most)
+/* Elements of a gate or its table, of T or of float. */
+template <typename T, bool INNER, int W>
+__device__ __forceinline__ void gate_load(const void *p, bool is_f32, int64_t row, int64_t at, int64_t dim,
+                                          float (&f)[W])
 {
-    const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    if (is_f32)
+        any_load_in<float, INNER>((const float *)p + row, at, dim, f);
+    else
+        any_load_in<T, INNER>((const T *)p + row, at, dim, f);
+}
+template <typename T, bool INNER>
+__device__ __forceinline__ void gated_vector(const gated_far &p, const int64_t (&start)[TENSORS], int64_t at)
+{
+    constexpr int W = VEC<T>;
+    float xs[W], residuals[W], gates[W], more[W] = {};
+    any_load_in<T, INNER>((const T *)p.x + start[X], at, p.dim, xs);
+    any_load_in<T, INNER>((const T *)p.residual + start[RESIDUAL], at, p.dim, residuals);
+    gate_load<T, INNER>(p.gate, p.gate_f32, start[GATE], at, p.dim, gates);
+    if (p.table)
+        gate_load<T, INNER>(p.table, p.table_f32, start[GATE_TABLE], at, p.dim, more);
+    gated<T, W>(p.steps, p.table, xs, residuals, gates, more);
+    any_store<T, W>((T *)p.out + start[OUT], at, p.dim, gates);
+}
+
+/* Any rows, cut into vectors so that those of out are aligned. */
+template <typename T>
+__global__ void __launch_bounds__(ANY_THREADS) gated_any(const __grid_constant__ gated_far p)
+{
+    int64_t piece, start[TENSORS];
+    const int64_t r = gated_row(p, false, &piece);
+    p.rows.locate(r < p.rows.count ? r : 0, start);
+    const int64_t at = (piece + threadIdx.x) * VEC<T> - any_head((const T *)p.out + start[OUT]);
+    pdl_launch_next();
+    pdl_wait();
+    if (r >= p.rows.count)
+        return;
+    if (any_inner<VEC<T>>(at, p.dim))
+        gated_vector<T, true>(p, start, at);
+    else
+        gated_vector<T, false>(p, start, at);
+}
+
+template <typename T, bool TABLE, bool WIDE>
+static adze_status gated_launch(adze_stream s, gated_near p)
+{
+    const unit_split split = split_units(p.units, 1, p.rows.count, THREADS);
     p.pieces = (uint32_t)split.pieces;
-    const auto kernel =
-        split.rows == 1 ? gated_rows<T, W, UNITS, TABLE, WIDE, true> : gated_rows<T, W, UNITS, TABLE, WIDE, false>;
+    const auto kernel = split.rows == 1 ? gated_rows<T, TABLE, WIDE, true> : gated_rows<T, TABLE, WIDE, false>;
     return launch("gated_add", s, kernel, split.blocks, split.block, 0, p);
 }
 
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, const gated_params_of<1> &g, bool aligned)
+static adze_status gated_launch_as(adze_stream s, gated_far g, bool aligned)
 {
     constexpr bool half = sizeof(T) < 4;
-    if (!aligned || !rows_are_near(g.rows))
-        return gated_launch<T, 1, 4, true, half>(s, g, GENERAL_THREADS);
-    const gated_params_of<VEC<T>> p = {g.x,
-                                       g.residual,
-                                       g.gate,
-                                       g.table,
-                                       g.out,
-                                       g.units / VEC<T>,
-                                       0,
-                                       g.gate_f32,
-                                       g.table_f32,
-                                       g.steps,
-                                       rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
+    if (!aligned || !rows_are_near(g.rows)) {
+        g.units = g.dim / VEC<T> + 2; /* it may begin and end within a vector */
+        const unit_split split = split_units(g.units, 1, g.rows.count, ANY_THREADS);
+        g.pieces = (uint32_t)split.pieces;
+        return launch("gated_add", s, gated_any<T>, split.blocks, split.block, 0, g);
+    }
+    const gated_near p = {
+        g.x,        g.residual,  g.gate,         g.table,
+        g.out,      g.dim,       g.dim / VEC<T>, 0,
+        g.gate_f32, g.table_f32, g.steps,        rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
     if (p.gate_f32 || p.table_f32)
-        return p.table ? gated_launch<T, VEC<T>, 1, true, half>(s, p, THREADS)
-                       : gated_launch<T, VEC<T>, 1, false, half>(s, p, THREADS);
-    return p.table ? gated_launch<T, VEC<T>, 1, true, false>(s, p, THREADS)
-                   : gated_launch<T, VEC<T>, 1, false, false>(s, p, THREADS);
+        return p.table ? gated_launch<T, true, half>(s, p) : gated_launch<T, false, half>(s, p);
+    return p.table ? gated_launch<T, true, false>(s, p) : gated_launch<T, false, false>(s, p);
 }
 
 extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
@@ -162,8 +196,8 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     const adze_gated_add_args *a = (const adze_gated_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->out, &a->gate, &a->gate_table};
     const int64_t dim = a->x.shape[a->x.rank - 1];
-    gated_params_of<1> p = {};
-    p.units = dim;
+    gated_far p = {};
+    p.dim = dim;
     adze_rows_init(&p.rows, &a->x, TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;

@@ -1,9 +1,9 @@
 /* norm.cuh - rms_norm and layer_norm on CUDA: the choice between norm_registers, for the calls that models make, and
-   norm_loop, for any call. */
+   norm_any, for any other. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
-#include "norm_loop.cuh"
+#include "norm_any.cuh"
 #include "norm_registers.cuh"
 #include "norm_shapes.cuh"
 
@@ -149,13 +149,47 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                                          round_norm);
 }
 
+/* The cut for norm_any. An unaligned row may begin and end within a vector. */
+template <typename T>
+static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vectors)
+{
+    const int sm_count = adze_cuda_sm_count(s.device);
+    const bool few = g.rows.count <= 8 * (int64_t)sm_count;
+    norm_cut cut = {0, 1, ANY_THREADS, 1};
+    if (!rows_are_near(g.rows) || g.dim > 1 << 28)
+        return cut;
+    const int64_t held = 4 * ANY_THREADS, held_long = 8 * ANY_LONG_THREADS; /* vectors of a block, at most */
+    const int clusters = adze_cuda_clusters(s.device) ? ANY_CLUSTER : 1;
+    if (vectors <= (few ? held / 2 : 128))
+        cut.vectors = 2;
+    else if (vectors <= held * clusters)
+        cut.vectors = 4;
+    else if (clusters > 1 && vectors <= held_long * clusters)
+        cut.vectors = 8;
+    else
+        return cut;
+    while (cut.cluster * (cut.vectors > 4 ? held_long : held) < vectors)
+        cut.cluster *= 2;
+    cut.threads = ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
+    if (cut.threads > 32) {
+        cut.threads = ceil_div(cut.threads, 32) * 32;
+    } else {
+        int64_t power = 1;
+        while (power < cut.threads)
+            power *= 2;
+        cut.threads = power;
+    }
+    cut.rows = cut.threads >= 128 ? 1 : 128 / cut.threads < ANY_ROWS ? 128 / cut.threads : ANY_ROWS;
+    return cut;
+}
+
 template <typename T, bool CENTRED>
 static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g, bool aligned)
 {
-    if (!aligned)
-        return norm_launch_loop<T, CENTRED, 1>(op, s, g);
-    const adze_status status = norm_in_registers<T, CENTRED>(op, s, g);
-    return status == ADZE_NO_KERNEL ? norm_launch_loop<T, CENTRED, VEC<T>>(op, s, g) : status;
+    const adze_status status = aligned ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
+    const int64_t vectors = aligned ? g.dim / VEC<T> : g.dim / VEC<T> + 2;
+    return status == ADZE_NO_KERNEL ? norm_launch_any<T, CENTRED>(op, s, g, vectors, norm_cut_for<T>(g, s, vectors))
+                                    : status;
 }
 
 template <bool CENTRED>
@@ -173,12 +207,17 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
+        p.end[t] = tensor_end(tensors[t]);
+        p.ragged |= (uint32_t)(tensors[t]->dtype && (uintptr_t)p.end[t] % 16) << t;
         aligned = aligned && rows_aligned(tensors[t], p.dim);
     }
     p.weight = a->weight.dtype ? a->weight.data : NULL;
     p.bias = a->bias.dtype ? a->bias.data : NULL;
-    p.weight_f32 = a->weight.dtype == ADZE_F32;
-    p.bias_f32 = a->bias.dtype == ADZE_F32;
+    p.weight_f32 = a->weight.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
+    p.bias_f32 = a->bias.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
+    p.end[WEIGHT_END] = tensor_end(&a->weight), p.end[BIAS_END] = tensor_end(&a->bias);
+    p.ragged |= (uint32_t)(p.weight && (uintptr_t)p.end[WEIGHT_END] % 16) << WEIGHT_END |
+                (uint32_t)(p.bias && (uintptr_t)p.end[BIAS_END] % 16) << BIAS_END;
     p.eps = a->eps;
     p.weight_offset = a->weight_offset;
     p.inverse_dim = 1 / (float)p.dim;

@@ -69,6 +69,21 @@ struct near_rows {
     uint32_t size[2]; /* of the inner dimensions, when there are 3; size[1] alone when there are 2 */
     int64_t stride[N], outer[2][N];
 
+    /* A row, found once, and where it begins in each tensor. */
+    struct place {
+        uint32_t inner, middle, far;
+    };
+    __device__ __forceinline__ place split(uint32_t r) const
+    {
+        if (size[1] == 0)
+            return {r, 0, 0};
+        const uint32_t rest = r / size[1], far = size[0] ? rest / size[0] : 0;
+        return {r - rest * size[1], rest - far * size[0], far};
+    }
+    __device__ __forceinline__ int64_t offset(const place &at, int t) const
+    {
+        return at.inner * stride[t] + at.middle * outer[1][t] + at.far * outer[0][t];
+    }
     /* Where row r of each tensor begins, in elements. */
     __device__ __forceinline__ void locate(uint32_t r, int64_t (&at)[N]) const
     {
@@ -89,6 +104,9 @@ struct near_rows {
 /* Any rows. */
 template <int N>
 struct far_rows : adze_rows {
+    typedef row_index place;
+    __device__ __forceinline__ place split(int64_t r) const { return row_split(*this, r); }
+    __device__ __forceinline__ int64_t offset(const place &at, int t) const { return row_offset(*this, t, at); }
     __device__ __forceinline__ void locate(int64_t r, int64_t (&at)[N]) const
     {
         const row_index index = row_split(*this, r);

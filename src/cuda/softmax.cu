@@ -8,12 +8,14 @@
    does and no block waits for another before it ends. softmax_shared: the same for long rows of 16 bits without a
    mask, which lie in shared memory as they were read, so that a multiprocessor has several rows, and one is loaded
    while another is stored. Powers are then computed twice. softmax_loop: any call, rows of any length, in blocks or
-   clusters too; maximum and sum are found together in a first pass, the second reads the row again. */
+   clusters too; maximum and sum are found together in a first pass, the second reads the row again.
+   ANY: rows at any address (unaligned.cuh), cut into vectors so that those of out are aligned. */
 #include "act.cuh"
 #include "cluster.cuh"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
+#include "unaligned.cuh"
 #include "unit.cuh"
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
@@ -35,7 +37,8 @@ struct softmax_params {
 struct softmax_lean {
     const void *x, *mask;
     void *out;
-    int32_t units, part; /* of W elements: of a row, and of them in each block of a cluster */
+    int32_t dim;
+    int32_t units, part; /* vectors: of a row, at most, and of them in each block of a cluster */
     float scale, by;     /* by: scale times log2(e), rounded once */
     near_rows<SOFTMAX_TENSORS> rows;
 };
@@ -54,11 +57,12 @@ __device__ __forceinline__ float power_of_sum(float d)
 
 /* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
    LATE: the next kernel may start once the loads are on their way, not before. */
-template <typename T, bool MASKED, int W, int UNITS, bool LATE>
+template <typename T, bool MASKED, int UNITS, bool LATE>
 __device__ __forceinline__ float softmax_read(const T *x, const T *mask, float scale, int thread, int threads,
-                                              int units, float (&y)[UNITS][W])
+                                              int units, float (&y)[UNITS][VEC<T>])
 {
-    constexpr bool MASK_EARLY = MASKED && W > 1 && UNITS * W * sizeof(T) <= 64; /* else registers would not do */
+    constexpr int W = VEC<T>;
+    constexpr bool MASK_EARLY = MASKED && UNITS * 16 <= 64; /* else registers would not do */
     unit<T, W> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -99,10 +103,11 @@ __device__ __forceinline__ float softmax_read(const T *x, const T *mask, float s
     }
     return max;
 }
-template <typename T, int W, int UNITS>
+template <typename T, int UNITS>
 __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, int units, float factor,
-                                              float (&y)[UNITS][W])
+                                              float (&y)[UNITS][VEC<T>])
 {
+    constexpr int W = VEC<T>;
     asm volatile("" : "+r"(thread)); /* so that no register holds the units' indices from the loads until here */
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
@@ -111,6 +116,68 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
             for (int j = 0; j < W; j++)
                 y[u][j] *= factor;
             store<T, W>(out + (thread + u * threads) * W, y[u]);
+        }
+}
+
+/* The same for a row at any address, of which the thread has vectors from `first` on. `units` of them are the
+ * block's. */
+template <typename T, bool MASKED, int UNITS, bool LATE>
+__device__ __forceinline__ float softmax_read_any(const softmax_lean &p, const T *x, const T *mask, int start,
+                                                  int step, int units, float (&y)[UNITS][VEC<T>])
+{
+    constexpr int W = VEC<T>;
+    constexpr bool MASK_EARLY = MASKED && UNITS <= 2; /* else registers would not do */
+    any_vector<16> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
+    const int thread = (int)threadIdx.x % (step / W), dim = p.dim;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (thread + u * (step / W) < units && any_inner<W>(start + u * step, dim)) {
+            raw[u].fetch_inner(x + start + u * step);
+            if constexpr (MASK_EARLY)
+                hide[u].fetch_inner(mask + start + u * step);
+        }
+    if (LATE)
+        pdl_launch_next();
+    const int shift = any_shift(x + start);
+    float max = -INFINITY;
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int at = start + u * step;
+        const float outside = p.scale > 0 ? -INFINITY : INFINITY; /* times the scale: -inf */
+        float f[W] = {};
+        if (thread + u * (step / W) < units && any_inner<W>(at, dim)) {
+            raw[u].template get<T>(shift, y[u]);
+            if constexpr (MASK_EARLY)
+                hide[u].template get<T>(any_shift(mask + start), f);
+            else if constexpr (MASKED)
+                any_load_in<T, true>(mask, at, dim, f);
+        } else {
+            const int end = thread + u * (step / W) < units ? dim : 0;
+            any_load_edge(x, at, end, outside, y[u]);
+            if constexpr (MASKED)
+                any_load_edge(mask, at, end, 0, f);
+        }
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            y[u][j] = MASKED ? y[u][j] * p.scale + f[j] : y[u][j] * p.scale;
+            max = fmaxf(max, y[u][j]);
+        }
+    }
+    return max;
+}
+template <typename T, int UNITS>
+__device__ __forceinline__ void softmax_write_any(const softmax_lean &p, T *out, int start, int step, int units,
+                                                  float factor, float (&y)[UNITS][VEC<T>])
+{
+    constexpr int W = VEC<T>;
+    const int thread = (int)threadIdx.x % (step / W);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (thread + u * (step / W) < units) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[u][j] *= factor;
+            any_store<T, W>(out, start + u * step, p.dim, y[u]);
         }
 }
 
@@ -162,7 +229,7 @@ constexpr int ONE_BLOCK = 1;
 constexpr int ONE_BLOCK = 0;
 #endif
 
-template <typename T, bool MASKED, int LANES, int UNITS>
+template <typename T, bool MASKED, int LANES, int UNITS, bool ANY>
 __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const __grid_constant__ softmax_lean p)
 {
     constexpr int W = VEC<T>;
@@ -174,9 +241,15 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const 
     p.rows.locate(writes ? r : p.rows.count - 1, at);
     pdl_launch_next();
     pdl_wait();
-    float y[UNITS][W], sum[2] = {0, 0};
-    const float max = warp_max<LANES>(softmax_read<T, MASKED, W, UNITS, false>(
-        (const T *)p.x + at[X], (const T *)p.mask + at[MASK], p.scale, lane, LANES, p.units, y));
+    float y[UNITS][W], sum[2] = {0, 0}, max;
+    const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
+    T *out = (T *)p.out + at[OUT];
+    const int start = ANY ? lane * W - any_head(out) : 0;
+    if constexpr (ANY)
+        max = softmax_read_any<T, MASKED, UNITS, false>(p, x, mask, start, LANES * W, p.units, y);
+    else
+        max = softmax_read<T, MASKED, UNITS, false>(x, mask, p.scale, lane, LANES, p.units, y);
+    max = warp_max<LANES>(max);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -185,18 +258,22 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const 
             sum[j % 2] += y[u][j];
         }
     const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
-    if (writes)
-        softmax_write<T, W, UNITS>((T *)p.out + at[OUT], lane, LANES, p.units, inverse, y);
+    if (!writes)
+        return;
+    if constexpr (ANY)
+        softmax_write_any<T, UNITS>(p, out, start, LANES * W, p.units, inverse, y);
+    else
+        softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
 }
 
 /* Threads of a block, at most, and the blocks of sixteen elements a thread that a multiprocessor has room for. */
-template <typename T, bool MASKED, int ELEMENTS>
-constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) ? LONG_THREADS : BLOCK_THREADS;
-template <typename T, bool MASKED, int W, int ELEMENTS>
+template <typename T, bool MASKED, int ELEMENTS, bool ANY = false>
+constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) && !ANY ? LONG_THREADS : BLOCK_THREADS;
+template <typename T, bool MASKED, int ELEMENTS, bool ANY>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int softmax_blocks = W == 1 || ELEMENTS == 32   ? 1
-                               : MASKED && sizeof(T) == 4 ? 2
-                                                          : 3;
+constexpr int softmax_blocks = ELEMENTS == 32 || (MASKED && sizeof(T) == 4 && ANY) ? 1
+                               : (MASKED && sizeof(T) == 4) || ANY                 ? 2
+                                                                                   : 3;
 /* Threads of softmax_shared on a multiprocessor, at least: this bounds its registers. */
 constexpr int SHARED_THREADS = 1536;
 #else
@@ -204,41 +281,50 @@ constexpr int softmax_blocks = 1;
 constexpr int SHARED_THREADS = 512;
 #endif
 
-/* Where this block's part of its row begins in each tensor, and how many units it has. */
+/* Where this block's row begins in each tensor, or with W > 0 its part of the row, whose first vector is `first`, and
+   how many vectors it has. */
 template <int W, bool IN_CLUSTER>
-__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS])
+__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
 {
+    *first = 0;
     if constexpr (!IN_CLUSTER) {
         p.rows.locate(blockIdx.x, at);
         return p.units;
     }
     const uint32_t blocks = (uint32_t)cluster_size(), r = blockIdx.x / blocks;
-    const int first = (int)(blockIdx.x - r * blocks) * p.part;
+    *first = (int)(blockIdx.x - r * blocks) * p.part;
     p.rows.locate(r, at);
 #pragma unroll
     for (int t = 0; t < SOFTMAX_TENSORS; t++)
-        at[t] += first * W;
-    return max(min(p.units - first, p.part), 0);
+        at[t] += *first * W;
+    return max(min(p.units - *first, p.part), 0);
 }
 
-template <typename T, bool MASKED, int W, int ELEMENTS, bool IN_CLUSTER>
-__global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_blocks<T, MASKED, W, ELEMENTS>)
+template <typename T, bool MASKED, int ELEMENTS, bool IN_CLUSTER, bool ANY>
+__global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS, ANY>, softmax_blocks<T, MASKED, ELEMENTS, ANY>)
     softmax_block(const __grid_constant__ softmax_lean p)
 {
-    constexpr int UNITS = ELEMENTS / W;
+    constexpr int W = VEC<T>, UNITS = ELEMENTS / W;
     constexpr bool LATE = ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
-    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
+    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads < T, MASKED || ANY, ELEMENTS > / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
     int64_t at[SOFTMAX_TENSORS];
-    const int units = softmax_place<W, IN_CLUSTER>(p, at);
+    int first;
+    const int units = softmax_place < ANY ? 0 : W, IN_CLUSTER > (p, at, &first);
     if (!LATE)
         pdl_launch_next();
     pdl_wait();
-    float y[UNITS][W], sum[2] = {0, 0};
-    const float most = warp_max<32>(softmax_read<T, MASKED, W, UNITS, LATE>(
-        (const T *)p.x + at[X], (const T *)p.mask + at[MASK], p.scale, thread, threads, units, y));
+    float y[UNITS][W], sum[2] = {0, 0}, most;
+    const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
+    T *out = (T *)p.out + at[OUT];
+    const int start = ANY ? (first + thread) * W - any_head(out) : 0;
+    if constexpr (ANY)
+        most = softmax_read_any<T, MASKED, UNITS, LATE>(p, x, mask, start, threads * W, units, y);
+    else
+        most = softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y);
+    most = warp_max<32>(most);
     const float from = softmax_from(most);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
@@ -252,7 +338,10 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_
         cluster_wait();
     const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
     const float factor = power(most - all.max) * reciprocal(all.sum);
-    softmax_write<T, W, UNITS>((T *)p.out + at[OUT], thread, threads, units, factor, y);
+    if constexpr (ANY)
+        softmax_write_any<T, UNITS>(p, out, start, threads * W, units, factor, y);
+    else
+        softmax_write<T, UNITS>(out, thread, threads, units, factor, y);
 }
 
 /* The larger of each of two pairs of elements; a NaN only when both are. */
@@ -289,7 +378,8 @@ __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
     int64_t at[SOFTMAX_TENSORS];
-    const int units = softmax_place<W, IN_CLUSTER>(p, at);
+    int first;
+    const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
     pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + at[X];
@@ -436,16 +526,16 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 }
 
 /* A row in a block, or in a cluster. */
-template <typename T, bool MASKED, int W, int ELEMENTS>
+template <typename T, bool MASKED, int ELEMENTS, bool ANY = false>
 static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
-    const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / W) * 32);
+    const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / VEC<T>) * 32);
     if (blocks > 1)
-        return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, true>, rows * blocks, threads,
+        return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, true, ANY>, rows * blocks, threads,
                       {0, (unsigned)blocks}, p);
-    return launch("softmax", s, softmax_block<T, MASKED, W, ELEMENTS, false>, rows, threads, 0, p);
+    return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, false, ANY>, rows, threads, 0, p);
 }
 /* The fewest blocks to a row that leave several rows to a multiprocessor. */
 template <typename T>
@@ -463,16 +553,40 @@ static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
         return launch("softmax", s, softmax_shared<T, 256, true>, rows * blocks, dim3(256), {shared, blocks}, p);
     return launch("softmax", s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
 }
-template <typename T, bool MASKED, int LANES, int ELEMENTS>
+template <typename T, bool MASKED, int LANES, int ELEMENTS, bool ANY = false>
 static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
 {
-    return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
+    return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>, ANY>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
 /* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
    or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows in shared memory
    where they can. A cluster only for what a block cannot hold, or for few rows. */
+/* A row at any address, by the elements that its vectors have room for. */
+template <typename T, bool MASKED>
+static adze_status softmax_launch_any(adze_stream s, const softmax_params &g, const softmax_lean &p, bool few)
+{
+    const int64_t room = (int64_t)p.units * VEC<T>, block = 16 * BLOCK_THREADS, blocks_most = 32 * BLOCK_THREADS;
+    const int blocks = adze_cuda_clusters(s.device) && p.rows.count <= 0x7fffffff / CLUSTER ? CLUSTER : 1;
+    if constexpr (!MASKED) {
+        if (room <= 128)
+            return softmax_launch_lanes<T, false, 8, 16, true>(s, p);
+        if (room <= 256)
+            return softmax_launch_lanes<T, false, 16, 16, true>(s, p);
+    }
+    if (!few && room <= 512)
+        return softmax_launch_lanes<T, MASKED, 32, 16, true>(s, p);
+    if (!few && room <= 1024)
+        return softmax_launch_lanes<T, MASKED, 32, 32, true>(s, p);
+    for (int cluster = 1; cluster <= blocks; cluster *= 2)
+        if (room <= block * cluster)
+            return softmax_launch_block<T, MASKED, 16, true>(s, p, cluster);
+    if (room <= blocks_most * blocks)
+        return softmax_launch_block<T, MASKED, 32, true>(s, p, blocks);
+    return softmax_launch_loop<T, 1>(s, g);
+}
+
 template <typename T, bool MASKED>
 static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool aligned)
 {
@@ -488,12 +602,13 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
     p.scale = g.scale, p.by = (float)(g.scale * LOG2_E);
     const bool few = rows <= some,
                near = rows_are_near(g.rows) && !(sizeof(T) < 4 && g.mask && g.mask_f32) && isfinite(p.by);
-    if (!near || dim > (aligned ? most : most16) * blocks)
+    if (!near || (aligned && dim > most * blocks))
         return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
     p.rows = rows_near(g.rows, {X, OUT, MASK});
-    p.units = (int32_t)(aligned ? dim / W : dim);
+    p.dim = (int32_t)dim;
+    p.units = (int32_t)(aligned ? dim / W : dim / W + 2); /* it may begin and end within a vector */
     if (!aligned)
-        return softmax_launch_block<T, MASKED, 1, 16>(s, p, dim <= most16 ? 1 : CLUSTER);
+        return softmax_launch_any<T, MASKED>(s, g, p, few);
     if constexpr (!MASKED) {
         if (dim <= 64)
             return softmax_launch_lanes<T, false, 8, 8>(s, p);
@@ -507,13 +622,13 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
     if (!few && dim <= 1024)
         return softmax_launch_lanes<T, MASKED, 32, 32>(s, p);
     if ((few || MASKED) && dim <= most16)
-        return softmax_launch_block<T, MASKED, W, 16>(s, p, 1);
+        return softmax_launch_block<T, MASKED, 16>(s, p, 1);
     if (rows * CLUSTER <= some && dim <= most16 * blocks)
-        return softmax_launch_block<T, MASKED, W, 16>(s, p, CLUSTER);
+        return softmax_launch_block<T, MASKED, 16>(s, p, CLUSTER);
     if constexpr (!MASKED && sizeof(T) == 2)
         if (in_shared && dim > (few ? most32 : most16) && (rows * CLUSTER > some || dim > most32 * blocks))
             return softmax_launch_shared<T>(s, p);
-    return softmax_launch_block<T, MASKED, W, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
+    return softmax_launch_block<T, MASKED, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
 }
 
 extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)

@@ -1,0 +1,240 @@
+"""`compare_torch.py --sweep`: random calls of every op, each held to its definition and timed beside its peers.
+
+What torch.compile makes is compiled before, by several processes at once, into the cache that it keeps on disk; it
+chooses between its configurations afterwards, when nothing else runs.
+"""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import time
+
+import compare_torch
+import formulas
+import sweep_draw
+import torch
+from sweep_report import WORST, summary, told, worst
+
+PEER_UNITS = 8  # a peer rounds in between
+CALLS = (20, 256)  # in a graph; before each, other memory is read, so none needs more to be cold
+ROUNDS = 9
+WARM_SHARE = 0.5  # of the time, for compiling
+TINY_SECONDS = 0.005  # a look on the CPU, where only the code is tested
+
+
+# ---- A call's tensors, and the ways to make it ----
+
+
+def tensor(spec, device):
+    """Random values in a view whose memory begins at a border of 16 bytes."""
+    dtype = compare_torch.DTYPES[spec.dtype]
+    size = spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride, strict=True))
+    return torch.randn(size, device=device, dtype=dtype).as_strided(spec.shape, spec.stride, spec.offset)
+
+
+def tensors(call, device):
+    return {name: tensor(spec, device) for name, spec in call.tensors.items()}
+
+
+def adze_way(adze, call, device):
+    dtype = compare_torch.DTYPES[call.main.dtype]
+
+    def way(given):
+        outputs = {name: torch.empty(spec.shape, device=device, dtype=dtype) for name, spec in call.outputs.items()}
+        adze(call.op, **outputs, **given, **call.numbers)
+        return list(outputs.values())
+
+    return way
+
+
+def compiled_way(call, tuned):
+    """In inference mode, as the measurement runs: the cache on disk tells the modes apart."""
+    plain, numbers = formulas.PLAIN[call.op], dict(call.numbers)
+    options = {"max_autotune": True} if tuned else None
+    return torch.compile(lambda given: plain(**given, **numbers), dynamic=False, options=options)
+
+
+def peers(call, tuned):
+    numbers = dict(call.numbers)
+    found = {"eager": lambda given: formulas.EAGER[call.op](**given, **numbers), "compile": compiled_way(call, tuned)}
+    liger = formulas.liger(call.op, call.tensors | numbers)
+    if liger:
+        found["liger"] = lambda given: liger(**given, **numbers)
+    return found
+
+
+def proven(call, adze, tuned, given):
+    """The ways that compute this call, and how far adze's is off, as a part of what it may be."""
+    device = next(iter(given.values())).device
+    ways = {"adze": adze_way(adze, call, device)}
+    got = ways["adze"](given)
+    worst, exacts = formulas.held_to_definition(call.op, got, given | call.numbers)
+    unit = torch.finfo(got[0].dtype).eps
+    left_out = {}
+    for name, way in peers(call, tuned).items():
+        try:
+            found = compare_torch.listed(way(given))
+            off = max(
+                ((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(found, exacts, strict=True)
+            )
+            if not off < PEER_UNITS * unit:
+                raise RuntimeError(f"computes something else: off by {off / unit:.1f} units")
+            ways[name] = way
+        except Exception as error:  # a peer that does not take this call
+            left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
+    return ways, worst, left_out
+
+
+# ---- Compiling before, in several processes ----
+
+
+def configure():
+    """In every process the same, as the number of threads is: both are in the keys of the cache. A configuration is
+    chosen by the process that uses it."""
+    from torch._inductor import config
+
+    config.compile_threads = 1
+    config.autotune_local_cache = False
+
+
+def warm(job):
+    call, device, tuned = job
+    try:
+        with torch.inference_mode():
+            compiled_way(call, tuned)(tensors(call, device))
+            if device == "cuda":
+                torch.cuda.synchronize()
+    except Exception as error:  # the measurement will say so
+        return f"{type(error).__name__}: {error}"
+    finally:
+        torch._dynamo.reset()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return None
+
+
+def compile_before(calls, device, tuned, workers, seconds):
+    """How many were compiled in that time."""
+    deadline, done = time.monotonic() + seconds, 0
+    with multiprocessing.get_context("spawn").Pool(workers, configure) as pool:
+        results = pool.imap_unordered(warm, [(call, device, tuned) for call in calls])
+        try:
+            for _ in calls:
+                results.next(max(0.1, deadline - time.monotonic()))
+                done += 1
+        except multiprocessing.TimeoutError:
+            pass
+    return done
+
+
+# ---- Measuring ----
+
+
+def measure(call, adze, device, tuned, ceiling):
+    first = tensors(call, device)
+    ways, worst, left_out = proven(call, adze, tuned, first)
+    row = {"op": call.op, "line": call.line, "dtype": call.main.dtype, "bytes": call.bytes, "aligned": call.aligned}
+    row |= {"error": worst, "left_out": left_out}
+    if not worst <= 1:
+        return row  # a wrong call has no speed
+    if device == "cuda":
+        count = min(max(compare_torch.COLD // call.bytes + 1, 1), CALLS[1])
+        sets = [(first,)] + [(tensors(call, device),) for _ in range(count - 1)]
+        us = compare_torch.time_on_gpu(ways, sets, max(CALLS[0], count), ROUNDS)
+    else:
+        us = compare_torch.time_on_cpu(ways, (first,), TINY_SECONDS)
+    row["us"] = us
+    others = {name: value for name, value in us.items() if name != "adze"}
+    if others:
+        row["best"] = min(others, key=others.get)
+        row["ratio"] = others[row["best"]] / us["adze"]
+    row["gbps"] = call.bytes / us["adze"] / 1000
+    row["share"] = row["gbps"] / ceiling
+    return row
+
+
+def copy_gbps(device, tiny):
+    """The most that copies reach, cold."""
+    best = 0.0
+    for size in [1 << 20] if tiny else [1 << 26, 1 << 27, 1 << 28]:
+        copies = {"clone": torch.clone, "add": lambda x: x + 0.0}
+        count = compare_torch.COLD // (2 * size) + 1 if device == "cuda" else 1
+        sets = [(torch.zeros(size // 4, device=device),) for _ in range(count)]
+        if device == "cuda":
+            us = compare_torch.time_on_gpu(copies, sets, max(CALLS[0], count), ROUNDS)
+        else:
+            us = compare_torch.time_on_cpu(copies, sets[0], TINY_SECONDS)
+        best = max(best, *(2 * size / value / 1000 for value in us.values()))
+    return best
+
+
+def show(row):
+    if "ratio" not in row:
+        print(f"{'WRONG' if not row['error'] <= 1 else 'no peer':>9} {row['error']:.2f} of the bound  {row['line']}")
+        return
+    times = " ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
+    where = "      " if row["aligned"] else "off16 "
+    print(f"{row['ratio']:8.2f}x {100 * row['share']:5.1f} % of copy  {where}us: {times}\n           {row['line']}")
+
+
+def ask_gpu(what):
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "-i", "0"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def run(options, adze):
+    """The status of the program: 1 where a call is wrong."""
+    begin, device, tiny = time.monotonic(), options.device, options.tiny or options.device == "cpu"
+    ops = (options.op,) if options.op else sweep_draw.OPS
+    calls = sweep_draw.draws(options.seed, options.count, ops, tiny)
+    workers = (
+        options.workers if options.workers is not None else (min(14, os.cpu_count() - 1) if device == "cuda" else 0)
+    )
+    configure()
+    if workers > 0:
+        done = compile_before(calls, device, not options.plain, workers, WARM_SHARE * options.seconds)
+        print(f"{done} of {len(calls)} compiled by {workers} processes in {time.monotonic() - begin:.0f} s")
+    rows, left = [], 0
+    with torch.inference_mode():
+        ceiling = copy_gbps(device, tiny)
+        print(f"copy {ceiling:.5g} GB/s", flush=True)
+        for call in calls:
+            if time.monotonic() - begin > options.seconds:
+                left += 1
+                continue
+            rows.append(measure(call, adze, device, not options.plain, ceiling))
+            if options.verbose:
+                show(rows[-1])
+            torch._dynamo.reset()
+            if device == "cuda":
+                torch.cuda.empty_cache()
+    found = summary(rows, len(calls))
+    print(f"\nThe {min(WORST, len(rows))} worst:")
+    for row in worst(rows):
+        show(row)
+    for row in rows:
+        for name, why in row["left_out"].items():
+            print(f"left out: {name}: {why}: {row['line']}")
+    print(told(found) + (f" {left} were left when the time was over." if left else ""))
+    print(f"{time.monotonic() - begin:.0f} s")
+    if options.json:
+        gpu = device == "cuda"
+        whole = {
+            "adze_sweep": 1,
+            "machine": compare_torch.machine(device),
+            "driver": ask_gpu("driver_version") if gpu else "",
+            "clocks": ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else "",
+            "commit": options.commit or compare_torch.commit(),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "settings": {"seed": options.seed, "count": options.count, "tuned": not options.plain},
+            "copy_gbps": ceiling,
+            "summary": found,
+        }
+        with open(options.json, "w") as file:
+            json.dump(whole | {"rows": rows}, file, indent=1)
+            file.write("\n")
+    return 1 if found["wrong"] else 0
