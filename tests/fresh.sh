@@ -97,7 +97,8 @@ apt-config dump | grep '^Acquire::' >"$work/apt.conf"
 # Variables: pip's settings whether they are in a file or in the environment, proxies, this machine's certificates. Local
 # indexes and folders of wheels are mounted; an index of files has the files beside it.
 certificates=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
-python3 - "$work" <<'PYTHON'
+[ -f "$certificates" ] || certificates=/dev/null
+python3 - "$work" "$certificates" <<'PYTHON'
 import ast
 import os
 import pathlib
@@ -121,7 +122,8 @@ for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
 for name, value in os.environ.items():
     if name.lower().endswith("_proxy") or name in ("STEP_SECONDS", "FUZZ_SECONDS"):
         passed[name] = value
-for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"):
+certified = "PIP_CERT SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO"
+for name in certified.split() if sys.argv[2] != "/dev/null" else ():
     passed[name] = "/etc/ssl/certificates-of-the-host.crt"
 (work / "passed").write_text("".join(f"{name}={value}\n" for name, value in passed.items()))
 (work / "mounts").write_text("".join(f"{path}\n" for path in sorted(mounts)))
@@ -134,8 +136,10 @@ make_root() { # name, packages
     mmdebstrap --quiet --mode=root --variant=apt --include="$2" --aptopt="$work/apt.conf" "$codename" "$root" \
         "$work/sources" || fail "mmdebstrap could not make $root"
     mkdir -p "$root/etc/ssl"
-    cp "$certificates" "$root/etc/ssl/certificates-of-the-host.crt"
-    cp "$work/apt-inside.conf" "$root/etc/apt/apt.conf.d/99certificates"
+    if [ "$certificates" != /dev/null ]; then
+        cp "$certificates" "$root/etc/ssl/certificates-of-the-host.crt"
+        cp "$work/apt-inside.conf" "$root/etc/apt/apt.conf.d/99certificates"
+    fi
     cp /etc/resolv.conf "$root/etc/resolv.conf"
     git clone -q --no-local . "$root/root/adze"
     git -C "$root/root/adze" checkout -q --detach "$(git rev-parse HEAD)"
