@@ -21,12 +21,14 @@ import time
 
 import sweep_draw
 import torch
+import warming
 from adze_ctypes import ROOT, Adze
 from compare_ops import CPU_CASES, GPU_CASES, OPS
 
 COLD = 320 << 20  # bytes
 CALLS_MIN, CALLS_MAX, ROUNDS, CPU_SECONDS = 20, 1000, 15, 0.2
-
+GPU_MODE = "max-autotune-no-cudagraphs"
+WARM_SECONDS = 120
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
@@ -48,6 +50,16 @@ def size_of(tensors):
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
+def compiled(op, mode):
+    plain = next(getattr(op, name) for name in ("plain", "eager", "torch") if hasattr(op, name))
+    return torch.compile(plain, mode=mode, dynamic=False)
+
+
+def warm(case):
+    name, shape, dtype = case
+    compiled(OPS[name], GPU_MODE)(*OPS[name].tensors(New("cuda", DTYPES[dtype]), *shape))
+
+
 def variants_of(op, adze, sample, compile_mode):
     """The ways that work here, by name; the others, with the reason, are printed."""
     found = {"adze": lambda *t: op.adze(adze, *t)}
@@ -55,7 +67,7 @@ def variants_of(op, adze, sample, compile_mode):
     for name in ["eager", "torch", "liger"]:
         if hasattr(op, name):
             found[name] = getattr(op, name)
-    found["compile"] = torch.compile(getattr(op, "plain", plain), mode=compile_mode, dynamic=False)
+    found["compile"] = compiled(op, compile_mode)
     exact = [t.double() for t in listed(plain(*[t.double() for t in sample]))]
     unit = torch.finfo(sample[0].dtype).eps
     for name in list(found):
@@ -106,7 +118,7 @@ def time_on_gpu(variants, sets, calls, rounds=ROUNDS):
 def compare_on_gpu(adze, op, shape, dtype):
     new = New("cuda", DTYPES[dtype])
     first = op.tensors(new, *shape)
-    variants = variants_of(op, adze, first, "max-autotune-no-cudagraphs")
+    variants = variants_of(op, adze, first, GPU_MODE)
     moved = size_of(first) + size_of(listed(variants["adze"](*first)))
     count = COLD // moved + 1
     sets = [first] + [op.tensors(new, *shape) for _ in range(min(count, CALLS_MAX) - 1)]
@@ -196,13 +208,13 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--lib")
     parser.add_argument("--commit", help="what the library was built from, where git cannot say")
+    parser.add_argument("--workers", type=int, help="processes that compile before (on a GPU: one a core)")
     parser.add_argument("--sweep", action="store_true", help="random calls of every op")
     sweep_options = parser.add_argument_group("with --sweep")
     sweep_options.add_argument("--seed", type=int, default=1)
     sweep_options.add_argument("--count", type=int, default=60, help="of calls (60)")
     sweep_options.add_argument("--seconds", type=float, default=150, help="then no further call is begun (150)")
     sweep_options.add_argument("--plain", action="store_true", help="torch.compile without max_autotune")
-    sweep_options.add_argument("--workers", type=int, help="processes that compile before (on a GPU: a core each)")
     sweep_options.add_argument("--tiny", action="store_true", help="small calls, as on the CPU")
     sweep_options.add_argument("--verbose", action="store_true", help="show every call")
     options = parser.parse_args()
@@ -226,6 +238,7 @@ def main():
             show(rows[-1])
     else:
         adze = Adze(torch, options.lib)
+        warming.compile_before(warm, cases if on_gpu else [], warming.workers(options), WARM_SECONDS)
         with torch.inference_mode():
             for name, shape, dtype in cases:
                 compare = compare_on_gpu if on_gpu else compare_on_cpu

@@ -34,7 +34,9 @@ SPARE = 8  # positions for the calls that a graph or a compiler makes before its
 
 def config(name, tiny, **changes):
     full = FULL[name]()
-    changes = {**(TINY if tiny else {}), **changes, "layer_types": None}
+    changes = {**(TINY if tiny else {}), **changes}
+    if hasattr(full, "layer_types"):
+        changes["layer_types"] = None  # of another number of layers
     return type(full)(**{**full.to_dict(), **changes})
 
 

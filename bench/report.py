@@ -132,7 +132,7 @@ def models_section(run):
         ratio = f"{eager[row['what']] / row['ms']:.2f}" if row["what"] in eager else "-"
         cells.append([f"{row['what']}, {row['variant']}", number(row["ms"]), f"{100 * row['spread']:.1f} %", ratio])
         cells[-1] += [number(row.get("busy_ms")), str(row.get("launches", "-"))]
-        cells[-1] += [f"{row['error'] / max(row['eager_error'], 1e-30):.2f}"]
+        cells[-1] += [f"{row['error'] / max(row['eager_error'], 1e-30):.2f}" if "error" in row else "-"]
     text += table(["step", "ms", "spread", "eager / it", "GPU ms", "launches", "error / eager's"], cells)
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
@@ -227,9 +227,15 @@ def readme_table(found):
 
 def models_table(found):
     """Steps of whole models on a GPU, the variants that users choose from."""
-    columns = {"eager": "eager", "compile": "torch.compile", "adze + graph": "adze.graph of the patched model"}
-    columns["adze + compile"] = "torch.compile of the patched model"
-    fast = "adze fast + graph"
+    columns = {
+        "eager": "eager",
+        "adze": "patched",
+        "compile": "torch.compile",
+        "adze + compile": "torch.compile, patched",
+        "adze + graph": "adze.graph, patched",
+        "adze fast + graph": 'adze.graph, numerics="fast"',
+    }
+    needed = {"eager", "compile", "adze + compile"}
     runs = [run for group in found.values() for run in group if "adze_models" in run and "gpu" in run["machine"]]
     cells, where = [], ""
     for run in runs:
@@ -237,12 +243,12 @@ def models_table(found):
         for row in run["rows"]:
             steps.setdefault(row["what"], {})[row["variant"]] = row.get("ms")
         for what, ms in steps.items():
-            if ms.keys() >= columns.keys():
+            if ms.keys() >= needed and ms.keys() & {"adze", "adze + graph"}:
                 batch = run["settings"].get("batch_size")
                 name = f"{run['model']}, {f'a step, batch {batch}' if batch else what}"
-                cells.append([name, *(number(ms.get(variant)) for variant in (*columns, fast))])
+                cells.append([name, *(number(ms.get(variant)) for variant in columns)])
                 where = run["machine"]["gpu"]
-    return "\n" + table([f"ms, {where}", *columns.values(), 'adze.graph, numerics="fast"'], cells) if cells else ""
+    return "\n" + table([f"ms, {where}", *columns.values()], cells) if cells else ""
 
 
 def main():

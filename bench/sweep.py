@@ -1,12 +1,9 @@
 """`compare_torch.py --sweep`: random calls of every op, each held to its definition and timed beside its peers.
 
-What torch.compile makes is compiled before, by several processes at once, into the cache that it keeps on disk; it
-chooses between its configurations afterwards, when nothing else runs.
+What torch.compile makes is compiled before, by several processes at once (warming.py).
 """
 
 import json
-import multiprocessing
-import os
 import subprocess
 import time
 
@@ -14,6 +11,7 @@ import compare_torch
 import formulas
 import sweep_draw
 import torch
+import warming
 from sweep_report import WORST, summary, told, worst
 
 PEER_UNITS = 8  # a peer rounds in between
@@ -86,46 +84,9 @@ def proven(call, adze, tuned, given):
     return ways, worst, left_out
 
 
-# ---- Compiling before, in several processes ----
-
-
-def configure():
-    """In every process the same, as the number of threads is: both are in the keys of the cache. A configuration is
-    chosen by the process that uses it."""
-    from torch._inductor import config
-
-    config.compile_threads = 1
-    config.autotune_local_cache = False
-
-
 def warm(job):
     call, device, tuned = job
-    try:
-        with torch.inference_mode():
-            compiled_way(call, tuned)(tensors(call, device))
-            if device == "cuda":
-                torch.cuda.synchronize()
-    except Exception as error:  # the measurement will say so
-        return f"{type(error).__name__}: {error}"
-    finally:
-        torch._dynamo.reset()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    return None
-
-
-def compile_before(calls, device, tuned, workers, seconds):
-    """How many were compiled in that time."""
-    deadline, done = time.monotonic() + seconds, 0
-    with multiprocessing.get_context("spawn").Pool(workers, configure) as pool:
-        results = pool.imap_unordered(warm, [(call, device, tuned) for call in calls])
-        try:
-            for _ in calls:
-                results.next(max(0.1, deadline - time.monotonic()))
-                done += 1
-        except multiprocessing.TimeoutError:
-            pass
-    return done
+    compiled_way(call, tuned)(tensors(call, device))
 
 
 # ---- Measuring ----
@@ -191,13 +152,8 @@ def run(options, adze):
     begin, device, tiny = time.monotonic(), options.device, options.tiny or options.device == "cpu"
     ops = (options.op,) if options.op else sweep_draw.OPS
     calls = sweep_draw.draws(options.seed, options.count, ops, tiny)
-    workers = (
-        options.workers if options.workers is not None else (min(14, os.cpu_count() - 1) if device == "cuda" else 0)
-    )
-    configure()
-    if workers > 0:
-        done = compile_before(calls, device, not options.plain, workers, WARM_SHARE * options.seconds)
-        print(f"{done} of {len(calls)} compiled by {workers} processes in {time.monotonic() - begin:.0f} s")
+    jobs = [(call, device, not options.plain) for call in calls]
+    warming.compile_before(warm, jobs, warming.workers(options), WARM_SHARE * options.seconds)
     rows, left = [], 0
     with torch.inference_mode():
         ceiling = copy_gbps(device, tiny)

@@ -41,13 +41,18 @@ double adze_median(double *values, int n, double *spread)
     return median;
 }
 
+static size_t physical_memory(void)
+{
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 size_t adze_cold_bytes(adze_stream stream)
 {
     if (stream.device != ADZE_CPU)
         return GPU_COLD;
     const size_t cold = 4 * adze_cpu_cache() + (16 << 20);
-    const size_t half = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / 4;
-    return cold < half ? cold : half;
+    const size_t quarter = physical_memory() / 4;
+    return cold < quarter ? cold : quarter;
 }
 
 /* ---- A smaller call to prove ---- */
@@ -181,8 +186,15 @@ static int make_proof(adze_trial *t, const adze_line *line, adze_stream stream, 
         const int64_t n_before = n;
         size_t period[ADZE_FIELDS_MAX];
         memcpy(period, t->period, sizeof period);
-        if (!cut(&small, &probe, &n, t->period))
+        if (!cut(&small, &probe, &n, t->period)) {
+            if (n > PROOF_MOST) {
+                snprintf(error, error_size,
+                         "the call is too large to be proven: one row of all its tensors has %lld elements",
+                         (long long)n);
+                return 0;
+            }
             break;
+        }
         if (n > PROOF_MOST) /* the next cut is judged with this one */
             continue;
         if (repeats(t) && line->op->validate(small.args) == ADZE_OK && rows_are_independent(&small, &probe))
@@ -272,6 +284,17 @@ static void fill_set(const adze_trial *t, char *image)
     }
 }
 
+/* So many that a line is cold when it is used again, but in no more than twice the memory that this takes: the guards
+   around a small call's tensors are far larger than they are. */
+static int64_t count_sets(const adze_trial *t)
+{
+    const adze_stream stream = t->whole->stream;
+    const int64_t cold = (int64_t)adze_cold_bytes(stream);
+    const int64_t enough = cold / (t->read + t->written) + 1, room = 2 * cold / (int64_t)t->set_bytes + 1;
+    const int64_t count = enough < room ? enough : room;
+    return stream.device != ADZE_CPU && count > NODES_MAX ? NODES_MAX : count;
+}
+
 static const char *make_sets(adze_trial *t)
 {
     const adze_stream stream = t->whole->stream;
@@ -280,10 +303,9 @@ static const char *make_sets(adze_trial *t)
         t->set_at[m] = t->set_bytes;
         t->set_bytes += (t->whole->memory[m].bytes + 255) / 256 * 256;
     }
-    const int64_t bytes = t->read + t->written, cold = (int64_t)adze_cold_bytes(stream);
-    t->set_count = cold / bytes + 1;
-    if (!cpu && t->set_count > NODES_MAX)
-        t->set_count = NODES_MAX;
+    t->set_count = count_sets(t);
+    if (cpu && t->set_bytes > physical_memory() / 2) /* it is there twice: to be timed, and to be judged */
+        return "the call is larger than half the memory of this machine";
     t->sets = adze_memory_take(stream, t->set_bytes * (size_t)t->set_count);
     char *image = cpu ? t->sets : malloc(t->set_bytes);
     const char *message = t->sets && image ? NULL : "no memory for the buffer sets";

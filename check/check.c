@@ -97,14 +97,17 @@ static void judge_untouched(const adze_job *job, adze_verdict *v)
 }
 
 /* Whether a stored value is within the bound of the definition's, plus half a unit for the rounding of the
- * store. */
+   store. A finite value without a finite bound says nothing: no kernel is within it. */
 double adze_error_share(int dtype, double got, adze_value want, double *ulps)
 {
     *ulps = 0;
     if (isnan(want.v) || isnan(got))
         return isnan(want.v) && isnan(got) ? 0 : INFINITY;
-    if (isnan(want.e)) /* infinities met in the bound, not in the value: then it is exact */
-        want.e = 0;
+    if (!isfinite(want.e)) {
+        if (isfinite(want.v))
+            return INFINITY;
+        want.e = 0; /* an infinity is exact */
+    }
     const double ulp = adze_dtype_ulp(dtype, fabs(want.v) + want.e);
     if (isinf(got) || isinf(want.v)) {
         const double top = adze_round_to(dtype, want.v + want.e), bottom = adze_round_to(dtype, want.v - want.e);
@@ -136,6 +139,9 @@ static void judge_values(const adze_job *job, adze_value *const *want, adze_verd
                 v->worst = share;
             if (ulps > v->ulps)
                 v->ulps = ulps;
+            if (share > 1 && !v->why[0] && isfinite(due.v) && !isfinite(due.e))
+                snprintf(v->why, sizeof v->why, "%s, element %lld: the definition gives %.9g with the bound %g",
+                         op->fields[f].name, (long long)w.i, due.v, due.e);
             if (share > 1 && !v->why[0])
                 snprintf(v->why, sizeof v->why,
                          "%s[%lld,%lld,%lld,%lld,%lld] is %.9g, must be %.9g: off by %.2f ulp, allowed %.2f",
@@ -385,20 +391,19 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     }
 }
 
-static int check_device(int device)
+/* What was asked for by name and is not here has failed. */
+static void check_device(int device)
 {
     const adze_stream stream = {device, NULL};
     if (adze_prepare(device) != ADZE_OK) {
-        complain("prepare", "", adze_last_error());
-        return 0;
+        printf("FAIL   nothing is checked on device %d: %s\n", device, adze_last_error());
+        state.tally.failed++;
+        return;
     }
     const char *no_overlap = device == ADZE_CPU ? NULL : adze_dependency_open(&state.dependency, device);
-    int known = 0;
     for (const adze_suite *const *s = adze_suites; *s; s++)
-        if (!state.options->op || strcmp(state.options->op, (*s)->op->name) == 0) {
+        if (!state.options->op || strcmp(state.options->op, (*s)->op->name) == 0)
             check_suite(*s, stream);
-            known = 1;
-        }
     if (no_overlap) {
         printf("--   the dependency wait skipped: %s\n", no_overlap);
         state.tally.skipped++;
@@ -406,7 +411,6 @@ static int check_device(int device)
         printf("     %d calls ran behind a slow producer\n", state.dependency.calls);
     }
     adze_dependency_close(&state.dependency);
-    return known;
 }
 
 /* Whether some op has a kernel of this name. */
@@ -427,28 +431,31 @@ int adze_check(const adze_check_options *options)
         fprintf(stderr, "adze check: no kernel is called '%s'\n", options->kernel);
         return 2;
     }
-    state.progress = isatty(STDERR_FILENO);
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    int known = 1;
-    if (options->self) {
-        known = adze_check_self(options, &state.tally);
-    } else {
-        if (options->device == ADZE_CPU || options->device == ADZE_ALL_DEVICES)
-            known = check_device(ADZE_CPU);
-        if (options->device >= 0)
-            known = check_device(options->device);
-        for (int d = 0; d < adze_cuda_count() && options->device == ADZE_ALL_DEVICES; d++)
-            known = check_device(d);
-        if (adze_cuda_count() == 0 && options->device == ADZE_ALL_DEVICES) {
-            const int required = options->require && strcmp(options->require, "cuda") == 0;
-            printf("%s   cuda kernels %s: %s\n", required ? "FAIL" : "--", required ? "are required" : "skipped",
-                   ADZE_CUDA ? "no CUDA device" : "built without CUDA");
-            required ? state.tally.failed++ : state.tally.skipped++;
-        }
-    }
-    if (!known) {
+    if (options->op && !adze_find_op(options->op, strlen(options->op))) {
         fprintf(stderr, "adze check: no op is called '%s'\n", options->op);
         return 2;
+    }
+    if (options->require && options->device == ADZE_CPU) {
+        fprintf(stderr, "adze check: --device cpu leaves out what --require=cuda asks for\n");
+        return 2;
+    }
+    state.progress = isatty(STDERR_FILENO);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (options->self) {
+        adze_check_self(options, &state.tally);
+    } else {
+        if (options->device == ADZE_CPU || options->device == ADZE_ALL_DEVICES)
+            check_device(ADZE_CPU);
+        if (options->device >= 0)
+            check_device(options->device);
+        for (int d = 0; d < adze_cuda_count() && options->device == ADZE_ALL_DEVICES; d++)
+            check_device(d);
+        if (adze_cuda_count() == 0 && options->device == ADZE_ALL_DEVICES) {
+            printf("%s   cuda kernels %s: %s\n", options->require ? "FAIL" : "--",
+                   options->require ? "are required" : "skipped",
+                   ADZE_CUDA ? "no CUDA device" : "built without CUDA");
+            options->require ? state.tally.failed++ : state.tally.skipped++;
+        }
     }
     printf("%d passed, %d failed, %d skipped\n", state.tally.passed, state.tally.failed, state.tally.skipped);
     return state.tally.failed != 0;

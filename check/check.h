@@ -122,8 +122,8 @@ void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *wan
 /* The error of a stored value as a share of what is allowed, and in units of the last place. */
 double adze_error_share(int dtype, double got, adze_value want, double *ulps);
 void adze_reference_free(adze_value **want);
-void adze_reference_make(const adze_job *job, adze_value **want);          /* want[ADZE_FIELDS_MAX], by output */
-int adze_check_self(const adze_check_options *options, adze_tally *tally); /* 0: no such op */
+void adze_reference_make(const adze_job *job, adze_value **want); /* want[ADZE_FIELDS_MAX], by output */
+void adze_check_self(const adze_check_options *options, adze_tally *tally);
 
 /* gpu.cu, or gpu.c without CUDA: memory of the device in stream; messages are NULL when all is well. */
 void *adze_memory_take(adze_stream stream, size_t bytes);

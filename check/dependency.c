@@ -305,11 +305,13 @@ void adze_dependency_self(const adze_check_options *options, adze_tally *tally)
                           : adze_cuda_count() == 0    ? "no CUDA device"
                           : adze_prepare(device) != 0 ? adze_last_error()
                                                       : adze_dependency_open(&d, device);
+    const int required = options->require || options->device >= 0;
     if (!message) {
         self_on(&d, options->verbose, tally);
     } else {
-        printf("--   self: kernels that wait too late skipped: %s\n", message);
-        tally->skipped++;
+        printf("%s   self: kernels that wait too late %s: %s\n", required ? "FAIL" : "--",
+               required ? "are required" : "skipped", message);
+        required ? tally->failed++ : tally->skipped++;
     }
     adze_dependency_close(&d);
 }

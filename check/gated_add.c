@@ -38,6 +38,9 @@ static const char *const good[] = {
     "x=$[1,8200] residual=$[1,8200] gate=$[1,8200] gate_table=$[8200] rounding=2",
     "x=$[1,100003] residual=$[1,100003] gate=$[100003]",
     "x=$[300,520] residual=$[300,520] gate=$[520]",
+    "out=$[67,66]@+1 x=$[67:67,66:1]@+3 residual=$[67:96,66:1]@+6 gate=$[66]@+2 gate_table=f32[66]@+1",
+    "x=$[67,21]@+1 residual=$[67,21]@+2 gate=f32[67,21]@+3 rounding=2",
+    "x=$[67,22] residual=$[67,22] gate=$[22]",
     /* moods */
     EACH("[5,520] residual=$[5,520] gate=$[520] mood:wide"),
     EACH("[5,520] residual=$[5,520] gate=$[520] mood:special"),

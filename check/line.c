@@ -28,8 +28,10 @@ static int read_int(reader *r, int64_t *value)
     char *end;
     errno = 0;
     *value = strtoll(r->at, &end, 10);
-    if (end == r->at || errno)
+    if (end == r->at)
         return fail(r, "a whole number is expected");
+    if (errno)
+        return fail(r, "the number does not fit 64 bits");
     r->at = end;
     return 1;
 }
@@ -106,6 +108,21 @@ static int read_tensor(reader *r, adze_line *line, int field)
     return 1;
 }
 
+static void add_name(char *list, size_t size, const char *name)
+{
+    const size_t n = strlen(list);
+    snprintf(list + n, size - n, "%s%s", n ? ", " : "", name);
+}
+
+static int fail_word(reader *r, const adze_field *f)
+{
+    char names[160] = "", what[240];
+    for (const adze_word *w = f->words; w->name; w++)
+        add_name(names, sizeof names, w->name);
+    snprintf(what, sizeof what, "%s must be a whole number or one of %s", f->name, names);
+    return fail(r, what);
+}
+
 static int read_number(reader *r, adze_line *line, const adze_field *f)
 {
     void *to = line->args + f->offset;
@@ -126,6 +143,8 @@ static int read_number(reader *r, adze_line *line, const adze_field *f)
             return 1;
         }
     int64_t value;
+    if (f->words && !strchr("+-0123456789", *r->at))
+        return fail_word(r, f);
     if (!read_int(r, &value))
         return 0;
     if (value != (int32_t)value)
@@ -159,7 +178,6 @@ static int is_word(const reader *r, size_t n, const char *word)
 static int read_mood(reader *r, adze_line *line)
 {
     const size_t n = word_length(r->at);
-    size_t length = 0;
     char names[160] = "";
     if (line->mood[0])
         return fail(r, "a mood is given twice");
@@ -169,7 +187,7 @@ static int read_mood(reader *r, adze_line *line)
             r->at += n;
             return 1;
         }
-        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", length ? ", " : "", *mood);
+        add_name(names, sizeof names, *mood);
     }
     snprintf(r->error, r->error_size, "no mood is called '%.*s', it must be one of %s", n < 24 ? (int)n : 24, r->at,
              names);

@@ -95,7 +95,18 @@
         "x=$[1,1067,1152] scale=$[1,1,1152] shift=$[1,1,1152] eps=1e-6 rounding=2",                                  \
         "x=$[1,1061,4544] scale=$[1,1,4544] shift=$[1,1,4544] eps=1e-6",                                             \
         "x=$[1063,768] weight=$[768] shift=$[1063,768] eps=1e-6 weight_offset=1 rounding=2",                         \
-        "x=$[1,1061,1536] scale=f32[1,1,1536] shift=f32[1,1,1536] eps=1e-6"
+        "x=$[1,1061,1536] scale=f32[1,1,1536] shift=f32[1,1,1536] eps=1e-6", /* every tensor off alignment */        \
+        "out=$[1061,33]@+1 x=$[1061,33]@+2 weight=$[33]@+3 eps=1e-6", "x=$[1061,21] weight=$[21] eps=1e-6",          \
+        "x=$[1061,22] eps=1e-6", "x=$[1061,23]@+7 weight=f32[23] eps=1e-6 rounding=1", "x=$[2129,56]@+6 eps=1e-6",   \
+        "out=$[37:2056,2049:1]@+5 x=$[37:2051,2049:1]@+1 weight=$[2049]@+2 bias=f32[2049]@+1 eps=1e-6",              \
+        "out=$[37,2049] sum=$[37,2049]@+3 x=$[37,2049]@+1 residual=$[37:2052,2049:1]@+6 weight=$[2049] eps=1e-6",    \
+        "out=$[37,301] sum=$[37,301]@+3 x=$[37,301]@out residual=$[37,301]@sum weight=$[301] eps=1e-6 rounding=8",   \
+        "x=$[37,301]@+1 weight=$[301]@+1 eps=1e-6 out_dtype=1", "x=$[3,9001] weight=$[9001] bias=$[9001] eps=1e-6",  \
+        "x=$[3,70001] residual=$[3,70001]@+1 weight=$[70001] eps=1e-6", "x=$[2,131071] weight=$[131071] eps=1e-6",   \
+        "x=$[3,20480] residual=$[3,20480] gate=$[1,20480] scale=f32[1,20480] shift=$[1,20480]@+1 eps=1e-6",          \
+        "x=$[2,99888]@+7 scale=$[2,99888] shift=$[2,99888] eps=1e-6 rounding=2", "x=$[2,300001] weight=$[300001]",   \
+        "x=$[2,5,251]@+1 residual=$[2,5,251] gate=f32[2,1,251]@+1 gate_table=$[251]@+2 scale=$[2,1,251]@+3 "         \
+        "scale_table=f32[251] shift=$[2,5,251]@+4 shift_table=$[251]@+5 eps=1e-6 rounding=2"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

@@ -94,6 +94,21 @@ static const char *const good[] = {
 static const char *const gpu[] = {
     "q=$[2,600,8,64] k=$[2,600,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,600,64] sin=$[2,600,64] eps=1e-6 "
     "rounding=3",
+    /* head dims that fill no power of 2 of lanes, parts of heads, and every address */
+    "q=$[1,301,8,112] k=$[1,301,3,112] q_weight=$[112] k_weight=$[112] cos=$[301,112] sin=$[301,112] eps=1e-6 "
+    "rounding=3",
+    "q=$[1,301,8,80] k=$[1,301,3,80] q_weight=$[80] k_weight=$[80] cos=f32[301,40] sin=f32[301,40] eps=1e-6",
+    "q=$[1,301,8,40] k=$[1,301,3,40] q_weight=$[40] k_weight=$[40] cos=$[301,40] sin=$[301,40] eps=1e-6 rounding=2",
+    "q=$[1,301,8,88] k=$[1,301,3,88] q_weight=$[88] cos=f32[301,44] sin=f32[301,44] eps=1e-6 rounding=4 "
+    "pairs=interleaved",
+    "q=$[1,301,8,248]@+2 k=$[1,301,3,248]@+1 q_weight=$[248]@+3 k_weight=$[248]@+1 cos=f32[301,248]@+1 "
+    "sin=f32[301,248] eps=1e-6 rounding=5 pairs=interleaved",
+    "q=$[1,301,8,128] k=$[1,301,3,128] q_weight=$[128] k_weight=$[128] cos=f32[301,32] sin=f32[301,32] "
+    "rotary_dim=64 eps=1e-6",
+    "q=$[1,301,8,96] k=$[1,301,3,96] q_weight=$[96] k_weight=$[96] cos=$[301,24] sin=$[301,24] rotary_dim=24 "
+    "eps=1e-6 rounding=3",
+    "q=$[1,301,8,192] k=$[1,301,3,192] q_weight=$[192] k_weight=$[192] cos=f32[301,32] sin=f32[301,32] "
+    "rotary_dim=64 eps=1e-6 rounding=4 pairs=interleaved weight_offset=1",
     NULL};
 
 static const adze_bad_case bad[] = {

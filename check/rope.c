@@ -67,7 +67,17 @@ static const char *const good[] = {
 /* Tokens for every multiprocessor. */
 static const char *const gpu[] = {
     "q=$[2,600,8,64] k=$[2,600,2,64] cos=$[2,600,64] sin=$[2,600,64] rounding=2",
-    "q=$[1,3001,8,80] k=$[1,3001,3,80] cos=$[3001,32] sin=$[3001,32] rotary_dim=32 rounding=2", NULL};
+    "q=$[1,3001,8,80] k=$[1,3001,3,80] cos=$[3001,32] sin=$[3001,32] rotary_dim=32 rounding=2",
+    /* head dims that are no multiple of 16, parts of heads, and every address */
+    "q=$[1,301,8,40] k=$[1,301,3,40] cos=$[301,40] sin=$[301,40] rounding=2",
+    "q=$[1,301,8,56] k=$[1,301,3,56] cos=f32[301,28] sin=f32[301,28] pairs=interleaved",
+    "q=$[1,301,8,72]@+1 k=$[1,301,3,72]@+2 cos=$[301,36]@+3 sin=$[301,36]@+1 pairs=interleaved",
+    "q_out=$[1,301,8,88]@+1 q=$[1,301,8,88] cos=f32[301,88]@+1 sin=f32[301,88]",
+    "q=$[1,301,8,104] k=$[1,301,3,104] cos=$[301,104] sin=$[301,104] pairs=interleaved rounding=2",
+    "q=$[1,301,8,192] k=$[1,301,3,192] cos=f32[301,32] sin=f32[301,32] rotary_dim=64",
+    "q=$[1,301,8,192] k=$[1,301,3,192] cos=f32[301,64] sin=f32[301,64] rotary_dim=64 pairs=interleaved",
+    "q=$[1,301,8,200] k=$[1,301,3,200] cos=$[301,72] sin=$[301,72] rotary_dim=72",
+    "q=$[1,301,8,66]@+1 k=$[1,301,3,66] cos=$[301,66] sin=$[301,66]", NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},

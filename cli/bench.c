@@ -1,7 +1,7 @@
 /* bench.c - `adze bench`: times the bench lines of every op, and writes down what it found. */
 #include "bench.h"
 #include "cli.h"
-#include "html.h"
+#include "record.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -174,13 +174,11 @@ static double find_shares(void)
 
 /* The ceilings are looked at again before every op and at the end: neighbours on the machine come and go. A call that
    is faster than they are may have met a quieter machine, so they get more tries before it counts as a fault. */
-static int walk(adze_stream stream)
+static void walk(adze_stream stream)
 {
-    int known = 0;
     for (const adze_suite *const *s = adze_suites; *s; s++) {
         if (options.op && strcmp(options.op, (*s)->op->name) != 0)
             continue;
-        known = 1;
         raise_ceilings(stream);
         int lines = 0;
         while ((*s)->bench && (*s)->bench[lines])
@@ -197,7 +195,6 @@ static int walk(adze_stream stream)
         raise_ceilings(stream);
     if (state.progress)
         fprintf(stderr, "\r\033[K");
-    return known;
 }
 
 /* ---- Text ---- */
@@ -230,145 +227,7 @@ static void print_report(void)
         printf("%d lines above %lld MB were left out\n", state.skipped, (long long)(state.most / 1000000));
 }
 
-/* ---- The recorded run: JSON with one row per line of text, so that it is read back without a JSON library ---- */
-
-static const char head[] = "{\"adze_bench\": 1,";
-
-static int write_json(const char *path)
-{
-    const adze_report *r = &state.report;
-    const adze_machine *m = &r->machine;
-    FILE *f = fopen(path, "w");
-    if (!f)
-        return 0;
-    fprintf(f, "%s\n\"machine\": {\"cpu\": \"%s\", \"gpu\": \"%s\", \"cores\": %d, \"threads\": %d, ", head, m->cpu,
-            m->gpu, m->cores, m->threads);
-    fprintf(f, "\"isa\": \"%s\", \"sm\": %d, \"sm_count\": %d},\n", m->isa, m->sm, m->sm_count);
-    fprintf(f, "\"driver\": \"%s\",\n\"clocks\": \"%s\",\n\"commit\": \"%s\",\n\"date\": \"%s\",\n", m->driver,
-            m->clocks, adze_commit(), r->date);
-    fprintf(f, "\"ceilings\": {\"read\": %.5g, \"two_reads\": %.5g, \"copy\": %.5g, \"write\": %.5g},\n",
-            r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
-            r->ceilings.rate[ADZE_WRITE]);
-    fprintf(f, "\"rows\": [\n");
-    for (int i = 0; i < r->count; i++) {
-        const adze_bench_row *row = &r->rows[i];
-        fprintf(f, "{\"op\": \"%s\", \"kernel\": \"%s\", \"dtype\": \"%s\", \"case\": \"%s\", ", row->op, row->kernel,
-                row->dtype, row->shape);
-        fprintf(f, "\"rows\": %lld, \"dim\": %lld, \"read\": %lld, \"written\": %lld, ", (long long)row->rows,
-                (long long)row->dim, (long long)row->read, (long long)row->written);
-        fprintf(f, "\"us\": %.6g, \"us_alone\": ", row->us);
-        fprintf(f, row->us_alone > 0 ? "%.6g" : "null", row->us_alone);
-        fprintf(f, ", \"spread\": %.4f, \"gbps\": %.5g, \"share\": %.4f, \"line\": \"%s\"}%s\n", row->spread,
-                row->gbps, row->share, row->line, i + 1 < r->count ? "," : "");
-    }
-    fprintf(f, "]}\n");
-    return fclose(f) == 0;
-}
-
-/* The text after `"name": "` up to the next quote, or the number after `"name": `. */
-static int json_text(const char *line, const char *name, char *to, size_t size)
-{
-    char key[64];
-    snprintf(key, sizeof key, "\"%s\": \"", name);
-    const char *at = strstr(line, key);
-    if (!at)
-        return 0;
-    at += strlen(key);
-    snprintf(to, size, "%.*s", (int)strcspn(at, "\""), at);
-    return 1;
-}
-static double json_number(const char *line, const char *name)
-{
-    char key[64];
-    snprintf(key, sizeof key, "\"%s\": ", name);
-    const char *at = strstr(line, key);
-    return at ? strtod(at + strlen(key), NULL) : 0;
-}
-
-static const adze_bench_row *find_row(const char *text, const char *kernel)
-{
-    for (int i = 0; i < state.report.count; i++)
-        if (strcmp(state.report.rows[i].line, text) == 0 && strcmp(state.report.rows[i].kernel, kernel) == 0)
-            return &state.report.rows[i];
-    return NULL;
-}
-
-/* Whether FILE can be compared with: asked before anything is timed. */
-static FILE *open_recorded(const char *path)
-{
-    char line[2048], cpu[128] = "", gpu[128] = "";
-    FILE *f = fopen(path, "r");
-    if (!f) {
-        fprintf(stderr, "adze bench: '%s' cannot be read\n", path);
-        return NULL;
-    }
-    const adze_machine *m = &state.report.machine;
-    if (!fgets(line, sizeof line, f) || strncmp(line, head, strlen(head)) != 0 || !fgets(line, sizeof line, f) ||
-        !json_text(line, "cpu", cpu, sizeof cpu) || !json_text(line, "gpu", gpu, sizeof gpu))
-        fprintf(stderr, "adze bench: '%s' was not written by adze bench --json\n", path);
-    else if (strcmp(m->sm ? m->gpu : m->cpu, m->sm ? gpu : cpu) != 0 || (!m->sm && *gpu))
-        fprintf(stderr, "adze bench: '%s' is of another machine: %s, and this is %s\n", path, *gpu ? gpu : cpu,
-                m->sm ? m->gpu : m->cpu);
-    else
-        return f;
-    fclose(f);
-    return NULL;
-}
-
-/* A loss is noise up to what both runs spread, and 3 % more. */
-static int compare(FILE *recorded)
-{
-    char line[4096], text[512], kernel[32];
-    int rows = 0, lost = 0, gained = 0;
-    while (fgets(line, sizeof line, recorded)) {
-        if (strncmp(line, "{\"op\": ", 7) != 0 || !json_text(line, "line", text, sizeof text) ||
-            !json_text(line, "kernel", kernel, sizeof kernel))
-            continue;
-        const adze_bench_row *row = find_row(text, kernel);
-        const double before = json_number(line, "us");
-        if (!row || before <= 0)
-            continue;
-        const double noise = 0.03 + row->spread + json_number(line, "spread"), ratio = row->us / before;
-        rows++;
-        gained += ratio < 1 - noise;
-        if (ratio > 1 + noise) {
-            lost++;
-            printf("SLOWER %s.%s %s: %.2f us, it was %.2f (%+.1f%%, noise is %.1f%%)\n", row->op, row->kernel,
-                   row->shape, row->us, before, 100 * (ratio - 1), 100 * noise);
-        }
-    }
-    printf("%d rows compared: %d slower, %d faster\n", rows, lost, gained);
-    return lost > 0;
-}
-
 /* ---- The command ---- */
-
-static int take_option(int argc, char **argv, int *i)
-{
-    static const struct {
-        const char *name;
-        const char **to;
-    } texts[] = {{"--dtype", &options.dtype},
-                 {"--json", &options.json},
-                 {"--html", &options.html},
-                 {"--against", &options.against}};
-    const char *word = argv[*i];
-    for (size_t k = 0; k < sizeof texts / sizeof *texts; k++)
-        if (strcmp(word, texts[k].name) == 0 && *i + 1 < argc) {
-            *texts[k].to = argv[++*i];
-            return 1;
-        }
-    if (strcmp(word, "--device") == 0 && *i + 1 < argc)
-        return adze_cli_device(argv[++*i], &options.device);
-    if (strcmp(word, "--quick") == 0)
-        return options.quick = 1;
-    if (strcmp(word, "--full") == 0)
-        return options.full = 1;
-    if (word[0] == '-' || options.op)
-        return 0;
-    options.op = word;
-    return 1;
-}
 
 static void choose_effort(int cpu)
 {
@@ -388,23 +247,106 @@ static void keep_memory(void)
 #endif
 }
 
+/* Whether a file can be written, asked before anything is timed. What is in it stays. */
+static int can_write(const char *path)
+{
+    if (!path)
+        return 1;
+    FILE *f = fopen(path, "a");
+    if (f)
+        fclose(f);
+    else
+        fprintf(stderr, "adze bench: '%s' cannot be written\n", path);
+    return f != NULL;
+}
+
+static void complain_of_record(void)
+{
+    fprintf(stderr, "adze bench: '%s' has no row of this run: there is nothing to compare\n", options.against);
+}
+
+/* Whether a line that is about to be timed is in the record. */
+static int has_common_line(const adze_record *record)
+{
+    for (const adze_suite *const *s = adze_suites; *s; s++)
+        for (const char *const *line = (*s)->bench; line && *line; line++) {
+            char text[512], full[600];
+            adze_line_expand(text, sizeof text, *line, options.dtype);
+            snprintf(full, sizeof full, "%s %s", (*s)->op->name, text);
+            if ((!options.op || strcmp(options.op, (*s)->op->name) == 0) && adze_record_has(record, full))
+                return 1;
+        }
+    return 0;
+}
+
+/* Times everything, and writes and compares what was found: an exit status. */
+static int measure(adze_stream stream, const adze_record *record)
+{
+    state.progress = isatty(STDERR_FILENO);
+    choose_effort(stream.device == ADZE_CPU);
+    keep_memory();
+    walk(stream);
+    print_report();
+    int status = state.errors > 0;
+    if (options.json && !adze_record_write(&state.report, options.json)) {
+        fprintf(stderr, "adze bench: '%s' cannot be written\n", options.json);
+        status = 2;
+    }
+    if (options.html && !adze_html_write(&state.report, options.html)) {
+        fprintf(stderr, "adze bench: '%s' cannot be written\n", options.html);
+        status = 2;
+    }
+    const int lost = options.against ? adze_record_compare(record, &state.report) : 0;
+    if (lost < 0)
+        complain_of_record();
+    free(state.report.rows);
+    return lost < 0 ? 2 : lost > 0 && status == 0 ? 1 : status;
+}
+
+/* All that can be refused is refused before anything is timed. */
+static int bench(adze_stream stream)
+{
+    adze_record record = {0};
+    const int new_json = options.json && access(options.json, F_OK) != 0;
+    int status = 2;
+    const time_t now = time(NULL);
+    strftime(state.report.date, sizeof state.report.date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    adze_machine_ask(&state.report.machine, stream.device);
+    if (options.against && !adze_record_read(&record, options.against, &state.report.machine))
+        return 2;
+    if (options.against && !has_common_line(&record))
+        complain_of_record();
+    else if (can_write(options.json) && can_write(options.html))
+        status = measure(stream, &record);
+    else if (new_json)
+        unlink(options.json);
+    adze_record_free(&record);
+    return status;
+}
+
 int adze_cli_bench(int argc, char **argv)
 {
+    const adze_option list[] = {
+        {.name = "--device", .device = &options.device},
+        {.name = "--dtype", .text = &options.dtype, .choices = "bf16|f16|f32"},
+        {.name = "--quick", .flag = &options.quick},
+        {.name = "--full", .flag = &options.full},
+        {.name = "--json", .text = &options.json},
+        {.name = "--html", .text = &options.html},
+        {.name = "--against", .text = &options.against},
+        {.name = NULL},
+    };
     options.dtype = "bf16";
     options.device = adze_cuda_count() > 0 ? 0 : ADZE_CPU;
-    for (int i = 0; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0) {
-            fputs(help, stdout);
-            return 0;
-        }
-        if (!take_option(argc, argv, &i)) {
-            fprintf(stderr, "adze bench: '%s' is not understood\n\n%s", argv[i], help);
-            return 2;
-        }
+    int status;
+    if (!adze_cli_options("bench", help, list, &options.op, argc, argv, &status))
+        return status;
+    if (options.quick && options.full) {
+        fprintf(stderr, "adze bench: --quick and --full exclude each other\n");
+        return 2;
     }
-    if (strcmp(options.dtype, "bf16") != 0 && strcmp(options.dtype, "f16") != 0 &&
-        strcmp(options.dtype, "f32") != 0) {
-        fprintf(stderr, "adze bench: the dtype is '%s', it must be bf16, f16 or f32\n", options.dtype);
+    if (options.op && !adze_find_op(options.op, strlen(options.op))) {
+        fprintf(stderr, "adze bench: no op is called '%s'\n", options.op);
         return 2;
     }
     adze_stream stream = {options.device, NULL};
@@ -416,34 +358,8 @@ int adze_cli_bench(int argc, char **argv)
         fprintf(stderr, "adze bench: %s\n", message);
         return 2;
     }
-    const time_t now = time(NULL);
-    strftime(state.report.date, sizeof state.report.date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    adze_machine_ask(&state.report.machine, stream.device);
-    FILE *recorded = options.against ? open_recorded(options.against) : NULL;
-    if (options.against && !recorded)
-        return 2;
-    state.progress = isatty(STDERR_FILENO);
-    choose_effort(stream.device == ADZE_CPU);
-    keep_memory();
-    const int known = walk(stream);
+    status = bench(stream);
     if (stream.device != ADZE_CPU)
         adze_gpu_close(stream);
-    if (!known) {
-        fprintf(stderr, "adze bench: no op is called '%s'\n", options.op);
-        return 2;
-    }
-    print_report();
-    if (options.json && !write_json(options.json)) {
-        fprintf(stderr, "adze bench: '%s' cannot be written\n", options.json);
-        return 2;
-    }
-    if (options.html && !adze_html_write(&state.report, options.html)) {
-        fprintf(stderr, "adze bench: '%s' cannot be written\n", options.html);
-        return 2;
-    }
-    const int lost = recorded ? compare(recorded) : 0;
-    if (recorded)
-        fclose(recorded);
-    free(state.report.rows);
-    return lost || state.errors;
+    return status;
 }

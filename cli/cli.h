@@ -10,8 +10,20 @@ int adze_cli_check(int argc, char **argv);
 int adze_cli_run(int argc, char **argv);
 int adze_cli_bench(int argc, char **argv);
 
-/* "cpu", "cuda" or a number; 0 when the word is none of them. */
-int adze_cli_device(const char *word, int *device);
+/* options.c: what a command takes besides --help, -h and --version. An option has one of flag, device and text; the
+   list ends with a row of no name. */
+typedef struct adze_option {
+    const char *name; /* with its dashes */
+    int *flag;        /* becomes 1; without one, the option has a value */
+    int *device;      /* "cpu", "cuda" or a number */
+    const char **text;
+    const char *choices; /* NULL, or what the text may be: "a|b|c" */
+} adze_option;
+/* Whether the command goes on; otherwise it ends with `status`, and what there is to say has been said. `word` NULL:
+   the command takes none. */
+int adze_cli_options(const char *command, const char *help, const adze_option *options, const char **word, int argc,
+                     char **argv, int *status);
+void adze_cli_version(void);
 
 /* machine.c: what the machine is called. Texts are empty where nothing is known. */
 typedef struct adze_machine {

@@ -292,5 +292,6 @@ int adze_html_write(const adze_report *r, const char *path)
         fprintf(f, "</section>\n");
     }
     fprintf(f, "</body></html>\n");
-    return fclose(f) == 0;
+    const int whole = !ferror(f);
+    return fclose(f) == 0 && whole;
 }

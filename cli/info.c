@@ -34,7 +34,7 @@ static void print_machine(void)
         printf("cuda %d: %s, sm_%d, %d SMs, %.0f GB, driver %s\n", device, m.gpu, m.sm, m.sm_count,
                (double)m.gpu_memory / 1e9, m.driver);
     }
-    if (ADZE_CUDA && adze_cuda_count() == 0)
+    if (adze_cuda_count() == 0)
         printf("cuda: no device\n");
     printf("\n");
     for (const adze_op *const *op = adze_ops; *op; op++) {
@@ -193,15 +193,13 @@ static int print_markdown(const char *path)
 
 int adze_cli_info(int argc, char **argv)
 {
-    if (argc == 0) {
-        print_machine();
-        return 0;
-    }
-    if (argc == 2 && strcmp(argv[0], "--markdown") == 0)
-        return print_markdown(argv[1]);
-    const int asked = strcmp(argv[0], "--help") == 0;
-    if (!asked)
-        fprintf(stderr, "adze info: '%s' is not understood\n\n", argv[0]);
-    fputs(help, asked ? stdout : stderr);
-    return asked ? 0 : 2;
+    const char *header = NULL;
+    const adze_option list[] = {{.name = "--markdown", .text = &header}, {.name = NULL}};
+    int status;
+    if (!adze_cli_options("info", help, list, NULL, argc, argv, &status))
+        return status;
+    if (header)
+        return print_markdown(header);
+    print_machine();
+    return 0;
 }

@@ -5,13 +5,18 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The first line of a file or of what a command prints, without its end. Quotes, which would end a JSON text, are
-   left out. */
+/* Quotes, which would end a JSON text, and what is not ASCII are left out of names. */
+static int is_plain(int c)
+{
+    return c >= ' ' && c < 127 && c != '"' && c != '\\';
+}
+
+/* The first line of a file or of what a command prints, without its end. */
 static void first_line(char *to, size_t size, FILE *from)
 {
     size_t n = 0;
     for (int c = from ? fgetc(from) : EOF; c != EOF && c != '\n'; c = fgetc(from))
-        if (n + 1 < size && c >= ' ' && c < 127 && c != '"' && c != '\\')
+        if (n + 1 < size && is_plain(c))
             to[n++] = (char)c;
     to[n] = '\0';
 }
@@ -21,12 +26,16 @@ static void cpuinfo(char *to, size_t size, const char *name)
 {
     char line[512];
     FILE *f = fopen("/proc/cpuinfo", "r");
-    *to = '\0';
-    while (f && !*to && fgets(line, sizeof line, f)) {
+    size_t n = 0;
+    int found = 0;
+    while (f && !found && fgets(line, sizeof line, f)) {
         const char *colon = strchr(line, ':');
-        if (strncmp(line, name, strlen(name)) == 0 && colon && colon[1])
-            snprintf(to, size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+        found = strncmp(line, name, strlen(name)) == 0 && colon && colon[1];
+        for (const char *at = found ? colon + 2 : ""; *at && n + 1 < size; at++)
+            if (is_plain(*at))
+                to[n++] = *at;
     }
+    to[n] = '\0';
     if (f)
         fclose(f);
 }

@@ -3,7 +3,6 @@
 #include "cli.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const struct {
@@ -16,34 +15,40 @@ static const struct {
     {"run", "repeat one call from its trace line", adze_cli_run},
 };
 
-int adze_cli_device(const char *word, int *device)
+/* What was printed must have arrived: a full disk is not a success. */
+static int finish(int status)
 {
-    char *end;
-    const long number = strtol(word, &end, 10);
-    if (strcmp(word, "cpu") == 0)
-        *device = ADZE_CPU;
-    else if (strcmp(word, "cuda") == 0)
-        *device = 0;
-    else if (*word && *end == '\0' && number >= 0 && number < 1024)
-        *device = (int)number;
-    else
-        return 0;
-    return 1;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    fprintf(stderr, "adze: standard output cannot be written\n");
+    return status ? status : 1;
 }
 
-int main(int argc, char **argv)
+static void usage(FILE *to)
 {
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (argc > 1 && strcmp(argv[1], commands[i].name) == 0)
-            return commands[i].run(argc - 2, argv + 2);
-    const int help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
-    FILE *to = help ? stdout : stderr;
-    if (argc > 1 && !help)
-        fprintf(to, "adze: no command is called '%s'\n", argv[1]);
     fprintf(to, "adze %d.%d.%d - fast transformer kernels in C\n\n", ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100,
             ADZE_VERSION % 100);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(to, "  adze %-6s %s\n", commands[i].name, commands[i].what);
-    fprintf(to, "\n`adze COMMAND --help` says more.\n");
-    return help ? 0 : 2;
+    fprintf(to, "\n`adze COMMAND --help` says more; `adze --version` names the version.\n");
+}
+
+int main(int argc, char **argv)
+{
+    const char *const word = argc > 1 ? argv[1] : "";
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (strcmp(word, commands[i].name) == 0)
+            return finish(commands[i].run(argc - 2, argv + 2));
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+        usage(stdout);
+        return finish(0);
+    }
+    if (strcmp(word, "--version") == 0) {
+        adze_cli_version();
+        return finish(0);
+    }
+    if (argc > 1)
+        fprintf(stderr, "adze: no command is called '%s'\n", word);
+    usage(stderr);
+    return 2;
 }

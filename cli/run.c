@@ -2,9 +2,6 @@
 #include "bench.h"
 #include "cli.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static const char help[] =
     "adze run 'LINE' [--device cpu|cuda|N]\n\n"
     "Makes the call that the line describes, with random inputs; holds every kernel that takes\n"
@@ -42,23 +39,10 @@ int adze_cli_run(int argc, char **argv)
 {
     const char *text = NULL;
     adze_stream stream = {adze_cuda_count() > 0 ? 0 : ADZE_CPU, NULL};
-    for (int i = 0; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0) {
-            fputs(help, stdout);
-            return 0;
-        }
-        if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) {
-            if (!adze_cli_device(argv[++i], &stream.device)) {
-                fprintf(stderr, "adze run: no device is called '%s'\n", argv[i]);
-                return 2;
-            }
-        } else if (argv[i][0] != '-' && !text)
-            text = argv[i];
-        else {
-            fprintf(stderr, "adze run: '%s' is not understood\n\n%s", argv[i], help);
-            return 2;
-        }
-    }
+    const adze_option list[] = {{.name = "--device", .device = &stream.device}, {.name = NULL}};
+    int status = 2;
+    if (!adze_cli_options("run", help, list, &text, argc, argv, &status))
+        return status;
     if (!text) {
         fprintf(stderr, "adze run: a line is missing\n\n%s", help);
         return 2;
@@ -76,7 +60,7 @@ int adze_cli_run(int argc, char **argv)
     const char *message = stream.device == ADZE_CPU ? NULL : adze_gpu_open(&stream);
     const adze_effort effort = {9, 20000};
     adze_trial trial;
-    int status = 2;
+    status = 2;
     if (message)
         fprintf(stderr, "adze run: %s\n", message);
     else if (!adze_trial_make(&trial, &line, stream, 1, error, sizeof error) ||
@@ -86,7 +70,7 @@ int adze_cli_run(int argc, char **argv)
         status = report(&trial) > 0;
     if (!message)
         adze_trial_free(&trial);
-    if (stream.device != ADZE_CPU)
+    if (stream.handle)
         adze_gpu_close(stream);
     return status;
 }

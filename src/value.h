@@ -42,9 +42,11 @@ static inline adze_value adze_fn(adze_value a, double v, double slope, double ul
     const double e = a.e * fabs(slope);
     return (adze_value){v, e + 2 * ADZE_U * ulps * (fabs(v) + e)};
 }
-/* 1 / sqrt(a), a > 0, to two float units. */
+/* 1 / sqrt(a), a > 0, to two float units. Of infinity it is exact. */
 static inline adze_value adze_rsqrt(adze_value a)
 {
+    if (isinf(a.v))
+        return adze_exact(0);
     const double v = 1 / sqrt(a.v), low = a.v - a.e;
     return adze_fn(a, v, low > 0 ? 0.5 / (low * sqrt(low)) : INFINITY, 2);
 }

@@ -53,6 +53,24 @@ def main(adze, folder):
     other.write_text("{}\n")
     status, errors, text = bench("rms_norm", "--against", str(other))
     expect(status == 2 and "was not written by" in text, "a file of another kind: " + text)
+
+    def refused(what, changed, says):
+        other.write_text(changed)
+        status, _, text = bench("rms_norm", "--against", str(other))
+        expect(status == 2 and says in text and "ceilings" not in text, f"{what}: {status} {text}")
+
+    record = recorded.read_text()
+    lines = record.splitlines(keepends=True)
+    refused("no common row", "".join(line for line in lines if '"op": "rms_norm"' not in line), "nothing to compare")
+    refused("the first half", record[: len(record) // 2], "")
+    refused("no end", record.replace("]}\n", ""), "ends before its rows do")
+    refused("no time", record.replace('"us": ', '"us": null, "was": ', 1), "row 1 of")
+    refused("a time of nothing", re.sub(r'"us": [0-9.e+]+', '"us": 0', record, count=1), "row 1 of")
+    refused("a spread without end", re.sub(r'"spread": [0-9.]+', '"spread": inf', record, count=1), "row 1 of")
+    refused("another machine", re.sub(r'"(cpu|gpu)": "[^"]+"', r'"\1": "another"', record), "is of another machine")
+    other.write_text(re.sub(r'"kernel": "[^"]+"', '"kernel": "another"', record))
+    status, errors, text = bench("rope_table", "--against", str(other))
+    expect(status == 2 and "0 rows compared" in text and "nothing to compare" in text, "other kernels: " + text)
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1
 

@@ -14,7 +14,7 @@ mkdir -p "$logs"
 builds='build build-clang build-sanitized build-cross'
 steps='cuda-compile check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
-steps="$steps fuzz lint check-sanitized pytest check-self check check-clang example symbols headers docs cuda-graph"
+steps="$steps fuzz lint check-sanitized pytest check-self check check-clang cli example symbols headers docs cuda-graph"
 quiet='sdist wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
@@ -210,6 +210,7 @@ step_docs() {
 block = re.search("```c\n(.*?)```", open("README.md").read(), re.S)[1]
 assert textwrap.indent(block, "    ") in open("examples/rms_norm.c").read(), "README.md shows another example"'
 }
+step_cli() { python3 tests/cli.py build/adze "$logs/cli"; }
 step_bench() { python3 tests/bench.py build/adze "$logs"; }
 step_page() {
     local chromium

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _every_module
 
+from . import generating
 from ._ops import add_op_namespace_prefix
 from .fingerprint import fingerprint, unwrapped
 
@@ -94,9 +96,30 @@ def strange_weight(module):
     return None
 
 
+def _one_token(x):
+    """Whether x is [batch, tokens, dim] of one token, or such with heads before or after the tokens. Sizes that are
+    not known when a graph is traced are never 1 there, so asking for it adds no guard."""
+    return x.dim() > 1 and (x.shape[-2] == 1 or (x.dim() == 4 and x.shape[1] == 1))
+
+
 def left_to_compiler(x):
     """Whether a compiler has x, and it is one token: a launch takes longer than its work, and Inductor has fewer."""
-    return torch.compiler.is_compiling() and x.is_cuda and x.dim() > 1 and x.shape[-2] == 1
+    return torch.compiler.is_compiling() and _one_token(x)
+
+
+def _leaving_tokens(made, original):
+    """The forward that was made, but for one token in a compiled graph the original: before each call Dynamo looks at
+    every function and number that the traced code read, and decoding waits for that."""
+
+    def forward(self, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            x = args[0] if args else next(iter(kwargs.values()), None)
+            if isinstance(x, torch.Tensor) and _one_token(x):
+                return original(self, *args, **kwargs)
+        return made(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(made)
+    return forward
 
 
 def usable(x, *others):
@@ -364,8 +387,11 @@ class _Plan:
                 continue
             made = strange_weight(module) or rule.build(module, self.context(module, path, function))
             if callable(made):
+                note = getattr(made, "adze_note", None)
+                if not getattr(made, "adze_products", False):
+                    made = _leaving_tokens(made, function)
                 made.__name__ = made.__qualname__ = "forward"
-                return rule, made, getattr(made, "adze_note", None)
+                return rule, made, note
             reasons.append(made)
         if not matched and not reasons:
             if kind is None:
@@ -429,7 +455,9 @@ class PatchHandle:
     def forget_compiled(self):
         """Drops what transformers keeps of a compiled forward: it was compiled from other functions."""
         for root in self.roots.values():
+            patched = bool(active_handles(root))
             for module in root.modules():
+                generating.settle(module, patched)
                 module.__dict__.pop("_compiled_call", None)
                 module.__dict__.pop("_last_compile_config", None)
                 if module.__dict__.get("_compiled_call_impl") is not None:

@@ -124,6 +124,13 @@ def products_of(ctx, *linears):
     return _together if not ctx.match and lay(*linears) else _separately
 
 
+def with_products(forward, project):
+    """The forward, marked where `project` makes one product of several: then one token is not left to a compiler,
+    which would make each product alone."""
+    forward.adze_products = project is _together
+    return forward
+
+
 def _sum_of_products(first, second, weight, bias):
     n = first.shape[-1]
     made = F.linear(first.reshape(-1, n), weight[:, :n], bias)

@@ -13,7 +13,7 @@ from .fingerprint import fingerprint
 from .ops import ROUND_NORM, ROUND_STEPS
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
 from .patching import Rule, known, plain
-from .products import products_of
+from .products import products_of, with_products
 from .transformers_blocks import BLOCKS
 from .transformers_rope import ROPES
 
@@ -91,10 +91,11 @@ def _gated(attribute, *products):
             act = ctx.facts(getattr(module, attribute), "act")
             if isinstance(act, str):
                 return act
-            options = {}
-            if products:
-                options["project"] = products_of(ctx, *(getattr(module, name) for name in products))
-            return act_note(act, ctx, make(act, ctx.match, ctx.rounding(ROUND_STEPS), **options))
+            rounding = ctx.rounding(ROUND_STEPS)
+            if not products:
+                return act_note(act, ctx, make(act, ctx.match, rounding))
+            project = products_of(ctx, *(getattr(module, name) for name in products))
+            return act_note(act, ctx, with_products(make(act, ctx.match, rounding, project), project))
 
         return build
 

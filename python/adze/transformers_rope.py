@@ -7,8 +7,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from . import ops
 from .fingerprint import fingerprint, unwrapped
 from .ops import ROUND_STEPS
-from .patching import Rule, clone, known, left_to_compiler, plain, shim, usable
-from .products import products_of
+from .patching import Rule, clone, known, plain, shim, usable
+from .products import products_of, with_products
 
 _HALF = "276f273e524c"  # rotate_half: cat((-x2, x1)) of the halves
 _PAIRS = "106bc618e139 08a627792aa5"  # rotate_half: the same of neighbours
@@ -93,7 +93,7 @@ def _of_one_product(module, ctx, rotate, windows):
         return _attended(self, q, k, v, attention_mask, past_key_values, eager, tokens, **windows(self), **kwargs)
 
     forward.__defaults__ = ctx.original.__defaults__
-    return forward
+    return with_products(forward, project)
 
 
 def _rope(make):
@@ -148,7 +148,6 @@ def _qk_norm_rope(heads_first):
                 and cos.dtype == q.dtype
                 and _rotatable(q, k, cos, sin, 2)
                 and usable(q, q_norm.weight, k_norm.weight)
-                and not left_to_compiler(hidden_states)
                 and q_norm.weight.dtype == k_norm.weight.dtype
                 and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
             ):
@@ -169,7 +168,7 @@ def _qk_norm_rope(heads_first):
             )  # fmt: skip
 
         forward.__defaults__ = ctx.original.__defaults__
-        return forward
+        return with_products(forward, project)
 
     return build
 

@@ -131,63 +131,57 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
         act_write<TIMES, false, T, W, UNITS>(y, v, out, units);
 }
 
-/* What was fetched, or single elements at the ends of a row. */
-template <typename T>
-__device__ __forceinline__ void act_get(const any_vector<16> &v, const T *row, int64_t at, int64_t dim,
-                                        float (&f)[VEC<T>])
+/* Any rows: a thread has ANY_UNITS items of a row, which are the vectors of its body and then the elements of its
+   ends (unaligned.cuh). */
+template <typename T, bool TIMES, typename ROWS>
+__global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_params<ROWS> p)
 {
-    if (any_inner<VEC<T>>(at, dim))
-        v.template get<T>(any_shift(row + at), f);
-    else
-        any_load_edge(row, at, dim, 0, f);
-}
-
-/* Any rows, cut into vectors so that those of out are aligned. */
-template <typename T, bool TIMES>
-__global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_far p)
-{
-    constexpr int W = VEC<T>, UNITS = ANY_UNITS;
-    int64_t piece, start[ACT_TENSORS], at[UNITS];
-    const bool valid = act_locate<UNITS, false>(p, blockIdx.x, &piece, start) < p.rows.count;
+    constexpr int W = VEC<T>;
+    int64_t piece, start[ACT_TENSORS];
+    const bool valid = act_locate<ANY_UNITS, false>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE], *value = (const T *)p.value + (TIMES ? start[VALUE] : 0);
     T *out = (T *)p.out + start[OUT];
+    const any_cut<int64_t> cut(out, p.dim, false);
     pdl_launch_next();
     pdl_wait();
     if (!valid)
         return;
-    any_vector<16> g[UNITS], v[TIMES ? UNITS : 1];
+    any_vector<16> g[ANY_UNITS], v[TIMES ? ANY_UNITS : 1];
+    const int64_t first = piece + threadIdx.x;
+    const T *gate_body = gate + cut.head, *value_body = value + cut.head;
 #pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        at[u] = (piece + threadIdx.x + u * blockDim.x) * W - any_head(out);
-        if (any_inner<W>(at[u], p.dim)) {
-            g[u].fetch_inner(gate + at[u]);
+    for (int u = 0; u < ANY_UNITS; u++) {
+        const int64_t i = first + u * blockDim.x;
+        if (i < cut.vectors) {
+            g[u].fetch(gate_body + i * W);
             if constexpr (TIMES)
-                v[u].fetch_inner(value + at[u]);
+                v[u].fetch(value_body + i * W);
         }
     }
-    float y[UNITS * W];
+    const auto finish = [&](auto &y, const auto &factor, T *to) {
+        constexpr int N = sizeof y / sizeof(float);
+        act_all<N, sizeof(T) == 2>(p.act, y);
 #pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        float part[W];
-        act_get(g[u], gate, at[u], p.dim, part);
+        for (int j = 0; j < N && TIMES; j++)
+            y[j] = (p.steps ? round_to<T>(y[j]) : y[j]) * factor[j];
+        any_store<T, N>(to, y);
+    };
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            y[u * W + j] = part[j];
-    }
-    act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        float part[W], factor[W];
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            part[j] = TIMES && p.steps ? round_to<T>(y[u * W + j]) : y[u * W + j];
-        if constexpr (TIMES) {
-            act_get(v[u], value, at[u], p.dim, factor);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                part[j] *= factor[j];
+    for (int u = 0; u < ANY_UNITS; u++) {
+        const int64_t i = first + u * blockDim.x;
+        if (i < cut.vectors) {
+            float y[W], factor[W];
+            g[u].template get<T>(any_shift(gate_body), y);
+            if constexpr (TIMES)
+                v[u].template get<T>(any_shift(value_body), factor);
+            finish(y, factor, out + cut.template vector<W>(i));
+        } else if (i - cut.vectors < cut.ends) {
+            const int64_t at = cut.template end<W>((int)(i - cut.vectors));
+            float y[1] = {to_float(gate[at])}, factor[1] = {1};
+            if (TIMES)
+                factor[0] = to_float(value[at]);
+            finish(y, factor, out + at);
         }
-        any_store<T, W>(out, at[u], p.dim, part);
     }
 }
 
@@ -205,15 +199,20 @@ static adze_status act_launch(const char *op, adze_stream s, act_near p, int mos
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
-template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, act_far g, bool aligned)
+template <typename T, bool TIMES, typename ROWS>
+static adze_status act_launch_any(const char *op, adze_stream s, act_params<ROWS> p)
 {
-    if (!aligned || !rows_are_near(g.rows)) {
-        g.units = g.dim / VEC<T> + 2; /* it may begin and end within a vector */
-        const unit_split split = split_units(g.units, ANY_UNITS, g.rows.count, ACT_THREADS);
-        g.pieces = (uint32_t)split.pieces;
-        return launch(op, s, act_any<T, TIMES>, split.blocks, split.block, 0, g);
-    }
+    p.units = p.dim / VEC<T> + 3 * VEC<T>; /* with the ends */
+    const unit_split split = split_units(p.units, ANY_UNITS, p.rows.count, ACT_THREADS);
+    p.pieces = (uint32_t)split.pieces;
+    return launch(op, s, act_any<T, TIMES, ROWS>, split.blocks, split.block, 0, p);
+}
+
+template <typename T, bool TIMES>
+static adze_status act_launch_as(const char *op, adze_stream s, const act_far &g, bool aligned)
+{
+    if (!rows_are_near(g.rows))
+        return act_launch_any<T, TIMES>(op, s, g);
     const act_near p = {g.gate,
                         g.value,
                         g.out,
@@ -225,6 +224,8 @@ static adze_status act_launch_as(const char *op, adze_stream s, act_far g, bool 
                         0,
                         false,
                         rows_near(g.rows, {GATE, OUT, VALUE})};
+    if (!aligned)
+        return act_launch_any<T, TIMES>(op, s, p);
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
     if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
         return act_launch<T, TIMES, 2>(op, s, p, ACT_THREADS);

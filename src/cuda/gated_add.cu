@@ -121,46 +121,36 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     store<T, W>(out + at * W, gates);
 }
 
-/* Elements of a gate or its table, of T or of float. */
-template <typename T, bool INNER, int W>
-__device__ __forceinline__ void gate_load(const void *p, bool is_f32, int64_t row, int64_t at, int64_t dim,
-                                          float (&f)[W])
+/* W elements from `at` on. */
+template <typename T, int W, typename ROWS>
+__device__ __forceinline__ void gated_some(const gated_params<ROWS> &p, const int64_t (&start)[TENSORS], int64_t at)
 {
-    if (is_f32)
-        any_load_in<float, INNER>((const float *)p + row, at, dim, f);
-    else
-        any_load_in<T, INNER>((const T *)p + row, at, dim, f);
-}
-template <typename T, bool INNER>
-__device__ __forceinline__ void gated_vector(const gated_far &p, const int64_t (&start)[TENSORS], int64_t at)
-{
-    constexpr int W = VEC<T>;
     float xs[W], residuals[W], gates[W], more[W] = {};
-    any_load_in<T, INNER>((const T *)p.x + start[X], at, p.dim, xs);
-    any_load_in<T, INNER>((const T *)p.residual + start[RESIDUAL], at, p.dim, residuals);
-    gate_load<T, INNER>(p.gate, p.gate_f32, start[GATE], at, p.dim, gates);
+    any_load((const T *)p.x + start[X] + at, xs);
+    any_load((const T *)p.residual + start[RESIDUAL] + at, residuals);
+    any_load_param<T, W>(p.gate, p.gate_f32, start[GATE] + at, gates);
     if (p.table)
-        gate_load<T, INNER>(p.table, p.table_f32, start[GATE_TABLE], at, p.dim, more);
+        any_load_param<T, W>(p.table, p.table_f32, start[GATE_TABLE] + at, more);
     gated<T, W>(p.steps, p.table, xs, residuals, gates, more);
-    any_store<T, W>((T *)p.out + start[OUT], at, p.dim, gates);
+    any_store<T, W>((T *)p.out + start[OUT] + at, gates);
 }
 
-/* Any rows, cut into vectors so that those of out are aligned. */
-template <typename T>
-__global__ void __launch_bounds__(ANY_THREADS) gated_any(const __grid_constant__ gated_far p)
+/* Any rows: a thread has a vector of a row's body or an element of its ends (unaligned.cuh). */
+template <typename T, typename ROWS>
+__global__ void __launch_bounds__(ANY_THREADS) gated_any(const __grid_constant__ gated_params<ROWS> p)
 {
     int64_t piece, start[TENSORS];
-    const int64_t r = gated_row(p, false, &piece);
+    const int64_t r = gated_row(p, false, &piece), i = piece + threadIdx.x;
     p.rows.locate(r < p.rows.count ? r : 0, start);
-    const int64_t at = (piece + threadIdx.x) * VEC<T> - any_head((const T *)p.out + start[OUT]);
+    const any_cut<int64_t> cut((const T *)p.out + start[OUT], p.dim, false);
     pdl_launch_next();
     pdl_wait();
     if (r >= p.rows.count)
         return;
-    if (any_inner<VEC<T>>(at, p.dim))
-        gated_vector<T, true>(p, start, at);
-    else
-        gated_vector<T, false>(p, start, at);
+    if (i < cut.vectors)
+        gated_some<T, VEC<T>>(p, start, cut.template vector<VEC<T>>(i));
+    else if (i - cut.vectors < cut.ends)
+        gated_some<T, 1>(p, start, cut.template end<VEC<T>>((int)(i - cut.vectors)));
 }
 
 template <typename T, bool TABLE, bool WIDE>
@@ -172,20 +162,27 @@ static adze_status gated_launch(adze_stream s, gated_near p)
     return launch("gated_add", s, kernel, split.blocks, split.block, 0, p);
 }
 
+template <typename T, typename ROWS>
+static adze_status gated_launch_any(adze_stream s, gated_params<ROWS> p)
+{
+    p.units = p.dim / VEC<T> + 3 * VEC<T>; /* with the ends */
+    const unit_split split = split_units(p.units, 1, p.rows.count, ANY_THREADS);
+    p.pieces = (uint32_t)split.pieces;
+    return launch("gated_add", s, gated_any<T, ROWS>, split.blocks, split.block, 0, p);
+}
+
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, gated_far g, bool aligned)
+static adze_status gated_launch_as(adze_stream s, const gated_far &g, bool aligned)
 {
     constexpr bool half = sizeof(T) < 4;
-    if (!aligned || !rows_are_near(g.rows)) {
-        g.units = g.dim / VEC<T> + 2; /* it may begin and end within a vector */
-        const unit_split split = split_units(g.units, 1, g.rows.count, ANY_THREADS);
-        g.pieces = (uint32_t)split.pieces;
-        return launch("gated_add", s, gated_any<T>, split.blocks, split.block, 0, g);
-    }
+    if (!rows_are_near(g.rows))
+        return gated_launch_any<T>(s, g);
     const gated_near p = {
         g.x,        g.residual,  g.gate,         g.table,
         g.out,      g.dim,       g.dim / VEC<T>, 0,
         g.gate_f32, g.table_f32, g.steps,        rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE})};
+    if (!aligned)
+        return gated_launch_any<T>(s, p);
     if (p.gate_f32 || p.table_f32)
         return p.table ? gated_launch<T, true, half>(s, p) : gated_launch<T, false, half>(s, p);
     return p.table ? gated_launch<T, true, false>(s, p) : gated_launch<T, false, false>(s, p);

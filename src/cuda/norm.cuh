@@ -149,7 +149,7 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                                          round_norm);
 }
 
-/* The cut for norm_any. An unaligned row may begin and end within a vector. */
+/* The cut for norm_any. */
 template <typename T>
 static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vectors)
 {
@@ -170,11 +170,12 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vector
         return cut;
     while (cut.cluster * (cut.vectors > 4 ? held_long : held) < vectors)
         cut.cluster *= 2;
-    cut.threads = ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
+    /* A few rows have a thread for each vector: a chain of one. */
+    cut.threads = few && vectors <= ANY_THREADS ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
     if (cut.threads > 32) {
         cut.threads = ceil_div(cut.threads, 32) * 32;
     } else {
-        int64_t power = 1;
+        int64_t power = 4; /* so that the ends of a row take few steps */
         while (power < cut.threads)
             power *= 2;
         cut.threads = power;
@@ -184,10 +185,10 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vector
 }
 
 template <typename T, bool CENTRED>
-static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g, bool aligned)
+static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g)
 {
-    const adze_status status = aligned ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
-    const int64_t vectors = aligned ? g.dim / VEC<T> : g.dim / VEC<T> + 2;
+    const adze_status status = g.aligned ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
+    const int64_t vectors = g.dim / VEC<T>; /* at most */
     return status == ADZE_NO_KERNEL ? norm_launch_any<T, CENTRED>(op, s, g, vectors, norm_cut_for<T>(g, s, vectors))
                                     : status;
 }
@@ -203,29 +204,24 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     adze_rows_init(&p.rows, &a->x, NORM_TENSORS, tensors);
     if (p.dim == 0 || p.rows.count == 0)
         return ADZE_OK;
-    bool aligned = rows_aligned(&a->weight, p.dim) && rows_aligned(&a->bias, p.dim);
+    p.aligned = rows_aligned(&a->weight, p.dim) && rows_aligned(&a->bias, p.dim);
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
-        p.end[t] = tensor_end(tensors[t]);
-        p.ragged |= (uint32_t)(tensors[t]->dtype && (uintptr_t)p.end[t] % 16) << t;
-        aligned = aligned && rows_aligned(tensors[t], p.dim);
+        p.aligned = p.aligned && rows_aligned(tensors[t], p.dim);
     }
     p.weight = a->weight.dtype ? a->weight.data : NULL;
     p.bias = a->bias.dtype ? a->bias.data : NULL;
     p.weight_f32 = a->weight.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
     p.bias_f32 = a->bias.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
-    p.end[WEIGHT_END] = tensor_end(&a->weight), p.end[BIAS_END] = tensor_end(&a->bias);
-    p.ragged |= (uint32_t)(p.weight && (uintptr_t)p.end[WEIGHT_END] % 16) << WEIGHT_END |
-                (uint32_t)(p.bias && (uintptr_t)p.end[BIAS_END] % 16) << BIAS_END;
     p.eps = a->eps;
     p.weight_offset = a->weight_offset;
     p.inverse_dim = 1 / (float)p.dim;
     p.rounding = a->rounding;
     switch (a->x.dtype) {
-    case ADZE_F32: return norm_choose<float, CENTRED>(op, s, p, aligned);
-    case ADZE_F16: return norm_choose<f16, CENTRED>(op, s, p, aligned);
-    default: return norm_choose<bf16, CENTRED>(op, s, p, aligned);
+    case ADZE_F32: return norm_choose<float, CENTRED>(op, s, p);
+    case ADZE_F16: return norm_choose<f16, CENTRED>(op, s, p);
+    default: return norm_choose<bf16, CENTRED>(op, s, p);
     }
 }
 

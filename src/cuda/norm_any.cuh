@@ -1,9 +1,11 @@
 /* norm_any.cuh - any call of rms_norm and layer_norm, on CUDA: all options, any alignment, rows of any length.
 
-   blockDim.x threads share a row, a power of 2 below 32 or whole warps, and blockDim.y rows share a block. With
-   VECTORS > 0 each thread holds so many vectors of its row, packed, from the one time x is read; IN_CLUSTER: the
-   blocks of a cluster have a part of one row each. With VECTORS 0 the row is read again for each pass. Options are
-   branches on the call's parameters, the same in all threads. */
+   blockDim.x threads share a row, a power of 2 below 32 or whole warps, and blockDim.y rows share a block. A row has
+   a body of vectors and single elements at its ends (unaligned.cuh). With VECTORS > 0 each thread holds so many
+   vectors, packed, from the one time x is read; IN_CLUSTER: the blocks of a cluster have a part of one row each. With
+   VECTORS 0 the row is read again for each pass; so are its ends, always. Options are branches on the call's
+   parameters, the same in all threads. SIDES: there may be more than x, weight and bias; vectors are then worked on
+   in a loop that walks the registers, which keeps what one needs from taking the registers of all. */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
 
@@ -18,18 +20,16 @@ constexpr int ANY_THREADS = 256, ANY_LONG_THREADS = 512, ANY_ROWS = 32, ANY_CLUS
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
 enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
-enum { WEIGHT_END = NORM_TENSORS, BIAS_END, NORM_ENDS };
 
 struct norm_params {
     const void *data[NORM_TENSORS]; /* NULL: absent */
     const void *weight, *bias;
-    const char *end[NORM_ENDS];
     int64_t dim;
     float eps, weight_offset, inverse_dim;
     int32_t rounding;
     uint32_t is_f32; /* by tensor: it is f32 where x is not */
-    uint32_t ragged; /* by tensor: it ends within a block of 16 bytes */
     bool weight_f32, bias_f32;
+    bool aligned; /* all tensors' rows are multiples of 16 bytes at multiples of 16 bytes */
     adze_rows rows;
 };
 template <typename ROWS>
@@ -50,21 +50,31 @@ __device__ __forceinline__ void round_if(bool condition, float (&f)[W])
 {
     if (!condition)
         return;
-    packed<T> v;
-    v.set(f);
-    v.get(f);
+    if constexpr (W == VEC<T>) {
+        packed<T> v;
+        v.set(f);
+        v.get(f);
+    } else {
+        f[0] = round_to<T>(f[0]);
+    }
 }
 
-/* The sum over the threads of a row, and over the blocks of its cluster. `part` is shared memory that nothing else
-   uses until the next barrier. */
+/* Shared memory of a block; rows of more than a warp are few. */
 template <bool IN_CLUSTER>
-__device__ __forceinline__ float any_total(float v, float (*part)[ANY_LONG_THREADS / 32], float2 *blocks)
+struct norm_shared {
+    float part[2][ANY_THREADS / 64][ANY_LONG_THREADS / 32];
+    float2 blocks[2][IN_CLUSTER ? ANY_CLUSTER : 1];
+};
+
+/* The sum over the threads of a row, and over the blocks of its cluster. I: the first or the second of a row. */
+template <int I, bool IN_CLUSTER>
+__device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &shared)
 {
     const int width = min((int)blockDim.x, 32);
     for (int mask = width / 2; mask; mask /= 2)
         v += __shfl_xor_sync(~0u, v, mask);
     if (blockDim.x > 32) {
-        float *mine = part[threadIdx.y];
+        float *mine = shared.part[I][threadIdx.y];
         if (threadIdx.x % 32 == 0)
             mine[threadIdx.x / 32] = v;
         __syncthreads();
@@ -75,121 +85,80 @@ __device__ __forceinline__ float any_total(float v, float (*part)[ANY_LONG_THREA
     if constexpr (IN_CLUSTER) {
         const int count = cluster_size();
         if ((int)threadIdx.x < count)
-            cluster_store(&blocks[cluster_rank()], (int)threadIdx.x, v, 0);
+            cluster_store(&shared.blocks[I][cluster_rank()], (int)threadIdx.x, v, 0);
         cluster_arrive();
         cluster_wait();
         v = 0;
         for (int b = 0; b < count; b++)
-            v += blocks[b].x;
+            v += shared.blocks[I][b].x;
     }
     return v;
 }
 
-/* A row of the call. */
-template <typename T, typename I, typename ROWS>
+/* A row of the call. What it does, it does for a vector or for a single element, from element i on. */
+template <typename T, typename ROWS>
 struct norm_view {
-    static constexpr int W = VEC<T>;
     const norm_any_params<ROWS> &p;
     typename ROWS::place place;
-    const uint4 *tails;
-    I dim;
 
     __device__ __forceinline__ const char *row(int t) const
     {
         return (const char *)p.g.data[t] +
                p.rows.offset(place, t) * (int64_t)(p.g.is_f32 >> t & 1 ? sizeof(float) : sizeof(T));
     }
-    __device__ __forceinline__ any_row<I> open(const char *data, const char *end, int size, int tail) const
+    /* Addresses are found again after this, rather than held in registers. */
+    __device__ __forceinline__ void forget()
     {
-        const int64_t left = end - data;
-        return {data, dim * size, sizeof(I) == 4 && left > 0x7fffffc0 ? (I)0x7fffffc0 : (I)left, tails + tail};
-    }
-    __device__ __forceinline__ any_row<I> open(int t) const { return open(row(t), p.g.end[t], sizeof(T), t); }
-    __device__ __forceinline__ void read(const char *data, const char *end, bool is_f32, int tail, I start,
-                                         float (&f)[W]) const
-    {
-        if (is_f32)
-            any_load<float, W>(open(data, end, sizeof(float), tail), start, f);
+        if constexpr (sizeof place.first() == 4)
+            asm volatile("" : "+r"(place.first()));
         else
-            any_load<T, W>(open(data, end, sizeof(T), tail), start, f);
+            asm volatile("" : "+l"(place.first()));
     }
-    __device__ __forceinline__ any_row<I> open_weight() const
+    template <int W>
+    __device__ __forceinline__ void read(int t, int64_t i, float (&f)[W]) const
     {
-        return open((const char *)p.g.weight, p.g.end[WEIGHT_END], sizeof(T), WEIGHT_END);
-    }
-    __device__ __forceinline__ void read(int t, I start, float (&f)[W]) const
-    {
-        read(row(t), p.g.end[t], p.g.is_f32 >> t & 1, t, start, f);
+        any_load_param<T, W>(row(t), p.g.is_f32 >> t & 1, i, f);
     }
     /* One of scale, shift and gate, with its table added. */
-    __device__ __forceinline__ void read_side(int t, I start, float (&f)[W]) const
+    template <int W>
+    __device__ __forceinline__ void read_side(int t, int64_t i, float (&f)[W]) const
     {
-        read(t, start, f);
+        read(t, i, f);
         if (p.g.data[t + TABLE]) {
             float table[W];
-            read(t + TABLE, start, table);
+            read(t + TABLE, i, table);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 f[j] += table[j];
             round_if<T, W>(p.g.rounding & ADZE_ROUND_STEPS, f);
         }
     }
-
     /* From x to what is normalised. */
-    __device__ __forceinline__ void add_residual(I start, float (&h)[W], bool store_sum) const
+    template <int W>
+    __device__ __forceinline__ void add_residual(int64_t i, float (&h)[W], bool store_sum) const
     {
         float other[W];
         if (p.g.data[GATE]) {
-            read_side(GATE, start, other);
+            read_side(GATE, i, other);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 h[j] *= other[j];
             round_if<T, W>(p.g.rounding & ADZE_ROUND_STEPS, h);
         }
-        read(RESIDUAL, start, other);
+        read(RESIDUAL, i, other);
 #pragma unroll
         for (int j = 0; j < W; j++)
             h[j] += other[j];
         if (store_sum && p.g.data[SUM])
-            any_store<T, W>((T *)row(SUM), start, dim, h);
+            any_store<T, W>((T *)row(SUM) + i, h);
         round_if<T, W>(!(p.g.rounding & ADZE_FLOAT_SUM), h);
     }
-    /* From the normalised value to what is stored. EARLY: a weight of dtype T has been fetched. */
-    template <bool SIDES, bool EARLY>
-    __device__ __forceinline__ void write(I start, const any_vector<16> &weight, float (&y)[W]) const
-    {
-        const bool steps = SIDES && p.g.rounding & ADZE_ROUND_STEPS && (p.g.data[SCALE] || p.g.data[SHIFT]);
-        float side[W];
-        round_if<T, W>(p.g.rounding & ADZE_ROUND_NORM, y);
-        if (p.g.weight) {
-            if (!EARLY || p.g.weight_f32)
-                read((const char *)p.g.weight, p.g.end[WEIGHT_END], p.g.weight_f32, WEIGHT_END, start, side);
-            else
-                weight.template get<T>(any_shift((const T *)p.g.weight + (int64_t)start), side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] *= side[j] + p.g.weight_offset;
-        }
-        if (p.g.bias) {
-            read((const char *)p.g.bias, p.g.end[BIAS_END], p.g.bias_f32, BIAS_END, start, side);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] += side[j];
-        }
-        if constexpr (SIDES) {
-            round_if<T, W>(steps, y);
-            modulate(start, steps, y);
-        }
-        if (p.g.is_f32 >> OUT & 1)
-            any_store<float, W>((float *)row(OUT), start, dim, y);
-        else
-            any_store<T, W>((T *)row(OUT), start, dim, y);
-    }
-    __device__ __forceinline__ void modulate(I start, bool steps, float (&y)[W]) const
+    template <int W>
+    __device__ __forceinline__ void modulate(int64_t i, bool steps, float (&y)[W]) const
     {
         float side[W];
         if (p.g.data[SCALE]) {
-            read_side(SCALE, start, side);
+            read_side(SCALE, i, side);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 side[j] += 1;
@@ -200,85 +169,75 @@ struct norm_view {
             round_if<T, W>(steps && p.g.data[SHIFT], y);
         }
         if (p.g.data[SHIFT]) {
-            read_side(SHIFT, start, side);
+            read_side(SHIFT, i, side);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 y[j] += side[j];
         }
     }
-    /* Elements of a vector outside 0..last-1 are `fill`. */
-    __device__ __forceinline__ void fill_outside(I start, I last, float fill, float (&h)[W]) const
+    /* From the normalised value to what is stored. EARLY: a weight of dtype T has been fetched. */
+    template <bool SIDES, bool EARLY, int W>
+    __device__ __forceinline__ void write(int64_t i, const any_vector<16> &weight, float (&y)[W]) const
     {
-        if (start >= 0 && start + W <= last)
-            return;
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            if (start + j < 0 || start + j >= last)
-                h[j] = fill;
-    }
-    /* Whether one of the tensors `which` ends in this row. */
-    __device__ __forceinline__ bool reaches_tail(uint32_t which) const
-    {
-        bool reaches = false;
-#pragma unroll
-        for (int t = 0; t < NORM_TENSORS; t++)
-            if (which >> t & 1 && p.g.ragged >> t & 1) {
-                const int64_t size = p.g.is_f32 >> t & 1 ? sizeof(float) : sizeof(T);
-                reaches |= row(t) + dim * size > (const char *)((uintptr_t)p.g.end[t] & ~(uintptr_t)15);
+        const bool steps = SIDES && p.g.rounding & ADZE_ROUND_STEPS && (p.g.data[SCALE] || p.g.data[SHIFT]);
+        float side[W];
+        round_if<T, W>(p.g.rounding & ADZE_ROUND_NORM, y);
+        if (p.g.weight) {
+            if constexpr (EARLY) {
+                if (p.g.weight_f32)
+                    any_load((const float *)p.g.weight + i, side);
+                else
+                    weight.template get<T>(any_shift((const T *)p.g.weight + i), side);
+            } else {
+                any_load_param<T, W>(p.g.weight, p.g.weight_f32, i, side);
             }
-        return reaches;
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] *= side[j] + p.g.weight_offset;
+        }
+        if (p.g.bias) {
+            any_load_param<T, W>(p.g.bias, p.g.bias_f32, i, side);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[j] += side[j];
+        }
+        if constexpr (SIDES) {
+            round_if<T, W>(steps, y);
+            modulate(i, steps, y);
+        }
+        if (p.g.is_f32 >> OUT & 1)
+            any_store<float, W>((float *)row(OUT) + i, y);
+        else
+            any_store<T, W>((T *)row(OUT) + i, y);
     }
 };
 
-/* The tensors that are read before the first sum. */
-constexpr uint32_t NORM_EARLY = 1u << X | 1u << RESIDUAL | 1u << GATE | 1u << GATE_TABLE;
-
-/* Copies the blocks in which the tensors `which` end, for a warp: lane t has tensor t. */
-__device__ __forceinline__ void norm_copy_tails(const norm_params &g, uint32_t which, uint4 *tails)
-{
-    const int lane = (int)(threadIdx.x + threadIdx.y * blockDim.x) % 32;
-    __syncwarp();
-    if (g.ragged & which & 1u << lane)
-        tails[lane] = any_tail(g.end[lane]);
-    __syncwarp();
-}
-
-/* Shared memory of a block; rows of more than a warp are few. */
-template <bool IN_CLUSTER>
-struct norm_shared {
-    float part[2][ANY_THREADS / 64][ANY_LONG_THREADS / 32];
-    float2 blocks[2][IN_CLUSTER ? ANY_CLUSTER : 1];
-    uint4 tails[ANY_LONG_THREADS / 32][NORM_ENDS];
-};
-
-/* Row r; beyond the last row, that one again without a store: shuffles and barriers want all threads. SIDES: there
-   may be more than x, weight and bias; vectors are then worked on in a loop that walks the registers, which keeps
-   what one needs from taking the registers of all. */
+/* Row r; beyond the last row, that one again without a store: shuffles and barriers want all threads. */
 template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER, typename I, typename R>
 __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r, norm_shared<IN_CLUSTER> &shared)
 {
     constexpr bool HELD = VECTORS > 0;
     constexpr int W = VEC<T>, N = HELD ? VECTORS : 2;
-    constexpr bool EARLY = !SIDES && N <= 4; /* weights are fetched before the sum is known */
+    constexpr bool EARLY = !SIDES && HELD && N <= 4; /* weights are fetched before the sum is known */
     const bool writes = r < p.rows.count;
-    const int warp = (int)(threadIdx.x + threadIdx.y * blockDim.x) / 32;
-    const norm_view<T, I, norm_rows_of<VECTORS>> v = {p, p.rows.split(writes ? r : p.rows.count - 1),
-                                                      shared.tails[warp], (I)p.g.dim};
-    const I step = (I)blockDim.x * W, chunk = step * N;
-    const int head = p.g.is_f32 >> OUT & 1 ? any_head((const float *)v.row(OUT)) : any_head((const T *)v.row(OUT));
-    const I first = (I)threadIdx.x * W - head + (IN_CLUSTER ? (I)cluster_rank() * (I)p.part * W : 0);
-    const I last = IN_CLUSTER ? min(v.dim, ((I)cluster_rank() + 1) * (I)p.part * W - head) : v.dim;
+    norm_view<T, norm_rows_of<VECTORS>> v = {p, p.rows.split(writes ? r : p.rows.count - 1)};
+    const I threads = (I)blockDim.x;
+    const any_cut<I> cut(p.g.is_f32 >> OUT & 1 ? (const T *)NULL : (const T *)v.row(OUT), (I)p.g.dim, p.g.aligned);
+    const I begin = (I)threadIdx.x + (IN_CLUSTER ? (I)(cluster_rank() * p.part) : 0);
+    const I end = IN_CLUSTER ? min(cut.vectors, (I)((cluster_rank() + 1) * p.part)) : cut.vectors;
+    const int ends = !IN_CLUSTER || cluster_rank() == 0 ? cut.ends : 0;
     const bool adds = SIDES && p.g.data[RESIDUAL], again = adds && (!HELD || p.g.rounding & ADZE_FLOAT_SUM);
+    const T *const x_row = (const T *)v.row(X) + cut.head;
     packed<T> x[N];
     any_vector<16> weight[EARLY ? N : 1];
 
     const auto fetch = [&](I from) {
-        const any_row<I> row = v.open(X);
         any_vector<16> raw[N];
 #pragma unroll
         for (int n = 0; n < N; n++)
-            raw[n].fetch(row, from + n * step < last ? (I)((from + n * step) * (I)sizeof(T)) : row.bytes);
-        const int shift = any_shift((const T *)row.data + (int64_t)from);
+            if (from + n * threads < end)
+                raw[n].fetch(x_row + (from + n * threads) * W);
+        const int shift = any_shift(x_row);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             uint32_t w[4];
@@ -286,14 +245,19 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
             x[n].raw = make_uint4(w[0], w[1], w[2], w[3]);
         }
     };
-    /* work(n, start, h) on each vector of the row that the thread has, from its first element on, which is x then. */
+    /* work(n, i, h, now) on each vector that the thread has, of which h are the values now; it returns what is held.
+     */
     const auto each = [&](I from, auto work) {
         if constexpr (SIDES) {
 #pragma unroll 1
-            for (int n = 0; n < N; n++, from += step) {
-                float h[W];
-                x[0].get(h);
-                const packed<T> now = work(0, from, h, x[0]);
+            for (int n = 0; n < N; n++, from += threads) {
+                packed<T> now = x[0];
+                v.forget();
+                if (from < end) {
+                    float h[W];
+                    now.get(h);
+                    now = work(0, cut.template vector<W>(from), h, now);
+                }
 #pragma unroll
                 for (int i = 0; i + 1 < N; i++)
                     x[i] = x[i + 1];
@@ -301,79 +265,98 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
             }
         } else {
 #pragma unroll
-            for (int n = 0; n < N; n++, from += step) {
-                float h[W];
-                x[n].get(h);
-                x[n] = work(n, from, h, x[n]);
-            }
+            for (int n = 0; n < N; n++)
+                if (from + n * threads < end) {
+                    float h[W];
+                    x[n].get(h);
+                    x[n] = work(n, cut.template vector<W>(from + n * threads), h, x[n]);
+                }
         }
     };
     const auto pass = [&](auto work) {
         if constexpr (HELD) {
-            each(first, work);
+            each(begin, work);
         } else {
 #pragma unroll 1
-            for (I at = first; at < last; at += chunk) {
-                fetch(at);
-                each(at, work);
+            for (I from = begin; from < end; from += N * threads) {
+                fetch(from);
+                each(from, work);
             }
         }
     };
-    if (p.g.ragged & NORM_EARLY && __any_sync(~0u, v.reaches_tail(NORM_EARLY)))
-        norm_copy_tails(p.g, NORM_EARLY, shared.tails[warp]);
+    /* work(i, h) on each single element that the thread has. */
+    const auto pass_ends = [&](bool store_sum, auto work) {
+#pragma unroll 1
+        for (int e = (int)threadIdx.x; e < ends; e += (int)blockDim.x) {
+            const I i = cut.template end<W>(e);
+            float h[1];
+            any_load(x_row - cut.head + i, h);
+            if (adds)
+                v.add_residual(i, h, store_sum);
+            work(i, h);
+        }
+    };
     if (HELD)
-        fetch(first);
-    if (p.g.ragged & ~NORM_EARLY)
-        norm_copy_tails(p.g, ~NORM_EARLY, shared.tails[warp]);
+        fetch(begin);
 
     float sum = 0, mean = 0;
-    pass([&](int, I start, float(&h)[W], packed<T> now) {
-        if (adds && start < last) {
-            v.add_residual(start, h, writes && !again);
+    const auto add = [&](const auto &h) {
+#pragma unroll
+        for (int j = 0; j < (int)(sizeof h / sizeof(float)); j++)
+            sum += CENTRED ? h[j] : h[j] * h[j];
+    };
+    pass_ends(false, [&](I, float(&h)[1]) { add(h); });
+    pass([&](int, I i, float(&h)[W], packed<T> now) {
+        if (adds) {
+            v.add_residual(i, h, writes && !again);
             if (!again)
                 now.set(h);
         }
-        v.fill_outside(start, last, 0, h);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            sum += CENTRED ? h[j] : h[j] * h[j];
+        add(h);
         return now;
     });
     if constexpr (EARLY)
         if (p.g.weight && !p.g.weight_f32) {
-            const any_row<I> row = v.open_weight();
 #pragma unroll
             for (int n = 0; n < N; n++)
-                weight[n].fetch(row, first + n * step < last ? (I)((first + n * step) * (I)sizeof(T)) : row.bytes);
+                if (begin + n * threads < end)
+                    weight[n].fetch((const T *)p.g.weight + cut.template vector<W>(begin + n * threads));
         }
     if (IN_CLUSTER)
         cluster_wait();
-    sum = any_total<IN_CLUSTER>(sum, shared.part[0], shared.blocks[0]);
+    sum = any_total<0>(sum, shared);
     if (CENTRED) {
         mean = sum * p.g.inverse_dim;
         sum = 0;
-        pass([&](int, I start, float(&h)[W], packed<T> now) {
-            if (again && start < last)
-                v.add_residual(start, h, false);
-            v.fill_outside(start, last, mean, h);
+        const auto add_square = [&](const auto &h) {
 #pragma unroll
-            for (int j = 0; j < W; j++)
+            for (int j = 0; j < (int)(sizeof h / sizeof(float)); j++)
                 sum += (h[j] - mean) * (h[j] - mean);
+        };
+        pass_ends(false, [&](I, float(&h)[1]) { add_square(h); });
+        pass([&](int, I i, float(&h)[W], packed<T> now) {
+            if (again)
+                v.add_residual(i, h, false);
+            add_square(h);
             return now;
         });
-        sum = any_total<IN_CLUSTER>(sum, shared.part[1], shared.blocks[1]);
+        sum = any_total<1>(sum, shared);
     }
+    if (!writes)
+        return;
     const float factor = rsqrtf(sum * p.g.inverse_dim + p.g.eps);
-    pass([&](int n, I start, float(&h)[W], packed<T> now) {
-        if (start < last && writes) {
-            if (again)
-                v.add_residual(start, h, true);
+    pass([&](int n, I i, float(&h)[W], packed<T> now) {
+        if (again)
+            v.add_residual(i, h, true);
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                h[j] = (h[j] - mean) * factor;
-            v.template write<SIDES, EARLY>(start, weight[EARLY ? n : 0], h);
-        }
+        for (int j = 0; j < W; j++)
+            h[j] = (h[j] - mean) * factor;
+        v.template write<SIDES, EARLY>(i, weight[EARLY ? n : 0], h);
         return now;
+    });
+    pass_ends(true, [&](I i, float(&h)[1]) {
+        h[0] = (h[0] - mean) * factor;
+        v.template write<SIDES, false>(i, weight[0], h);
     });
 }
 

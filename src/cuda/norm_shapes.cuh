@@ -23,7 +23,11 @@ struct norm_shape {
 constexpr norm_shape RMS[] = {
     {8, 1, true, true, 512, 0, ANY, 8, 8, 0},
     {8, 2, true, true, 512, 1, ANY, 16, 16, 0},
-    {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
+    {4, 1, false, true, 512, 0, ANY, 1, 4, 8},
+    {4, 2, false, true, 512, 0, ANY, 5, 8, 8},
+    {8, 2, false, true, 512, 0, ANY, 9, 16, 8},
+    {8, 3, false, true, 512, 0, ANY, 17, 22, 8},
+    {16, 2, false, true, 512, 0, ANY, 23, 32, 8},
     {0, 2, true, true, 512, 1, ABOUT_ONE, 1, 1024, 0},
     {0, 2, true, true, 384, 3, FEW, 1, 768, 0},
     {0, 2, true, true, 512, 1, FEW, 1, 1024, 0},
@@ -42,7 +46,11 @@ constexpr norm_shape RMS[] = {
 constexpr norm_shape LAYER[] = {
     {8, 1, true, true, 512, 0, ANY, 8, 8, 0},
     {8, 2, true, true, 512, 0, ANY, 16, 16, 0},
-    {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
+    {4, 1, false, true, 512, 0, ANY, 1, 4, 8},
+    {4, 2, false, true, 512, 0, ANY, 5, 8, 8},
+    {8, 2, false, true, 512, 0, ANY, 9, 16, 8},
+    {8, 3, false, true, 512, 0, ANY, 17, 22, 8},
+    {16, 2, false, true, 512, 0, ANY, 23, 32, 8},
     {0, 1, true, true, 512, 2, FEW, 1, 128, 0},
     {0, 2, true, true, 512, 2, FEW, 1, 1024, 0},
     {0, 2, false, true, 512, 2, FEW, 1, 1024, 8},
@@ -56,6 +64,9 @@ constexpr norm_shape LAYER[] = {
     {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
 };
 constexpr norm_shape RMS_SUM[] = {
+    {4, 2, false, true, 512, 0, ANY, 1, 8, 8},
+    {8, 2, false, true, 512, 0, ANY, 9, 16, 8},
+    {16, 2, false, true, 512, 0, ANY, 17, 32, 8},
     {0, 4, true, true, 512, 2, MANY, 256, 256, 0},
     {0, 2, true, true, 512, 2, ANY, 1, 1024, 0},
     {0, 2, false, true, 512, 2, ANY, 1, 1024, 8},
@@ -69,6 +80,9 @@ constexpr norm_shape RMS_ADDED[] = {
     {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
 };
 constexpr norm_shape LAYER_SUM[] = {
+    {4, 2, false, true, 512, 0, ANY, 1, 8, 8},
+    {8, 2, false, true, 512, 0, ANY, 9, 16, 8},
+    {16, 2, false, true, 512, 0, ANY, 17, 32, 8},
     {0, 4, true, false, 512, 2, MANY, 256, 256, 0},
     {0, 2, true, true, 512, 2, ANY, 1, 1024, 0},
     {0, 4, false, false, 512, 2, MANY, 129, 1792, 8},
@@ -113,14 +127,19 @@ constexpr norm_shape FLOAT_SIDES[] = {
 /* What few models call has few shapes: each is seconds of compilation. All in f32; without a weight; the other
    modulations in float or with an f32 beside halves. */
 constexpr norm_shape SINGLE[] = {
-    {16, 2, false, true, 512, 0, ANY, 1, 32, 8},
+    {4, 1, false, true, 512, 0, ANY, 1, 4, 8},
+    {4, 2, false, true, 512, 0, ANY, 5, 8, 8},
+    {8, 2, false, true, 512, 0, ANY, 9, 16, 8},
+    {8, 3, false, true, 512, 0, ANY, 17, 22, 8},
+    {16, 2, false, true, 512, 0, ANY, 23, 32, 8},
     {0, 2, true, true, 512, 2, ANY, 1, 512, 0},
     {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
     {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
     {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
 };
 constexpr norm_shape BARE_RMS[] = {
-    {16, 2, false, false, 512, 0, ANY, 1, 32, 8},
+    {8, 2, false, false, 512, 0, ANY, 1, 16, 8},
+    {16, 2, false, false, 512, 0, ANY, 17, 32, 8},
     {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
 };
 constexpr norm_shape BARE_SUM[] = {

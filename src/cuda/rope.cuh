@@ -483,7 +483,8 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_params p
     const bool aligned = rope_aligned(r, sizeof(T));
     p.lanes = r.rotary_dim / 2 / (aligned ? W : 1);
     adze_status status;
-    if (aligned && p.lanes > 0 && rope_try_lean<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
+    if (aligned ? rope_try_lean<T, NORM, false>(op, stream, r, p.inverse, p.const_tables, &status)
+                : rope_try_lean<T, NORM, true>(op, stream, r, p.inverse, p.const_tables, &status))
         return status;
     if constexpr (NORM) {
         if (!aligned)
@@ -491,7 +492,7 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_params p
         if (r.across_heads || r.rotary_dim != r.head_dim || p.lanes > 32)
             return rope_launch_rows<T, PAIRS, W>(op, stream, p);
     } else if (!aligned) {
-        return rope_launch_heads<T, PAIRS, 1, 1, NORM>(op, stream, p);
+        return rope_launch_heads<T, PAIRS, 1, 4, NORM>(op, stream, p);
     }
     return rope_launch_heads<T, PAIRS, W, 2, NORM>(op, stream, p);
 }

@@ -17,9 +17,6 @@
     X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
     X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
     X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
-#define ROPE_REST_FORMS(X)                                                                                           \
-    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS, true)                                                    \
-    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS, true)
 #define QK_NORM_ROPE_FORMS(X)                                                                                        \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
@@ -35,9 +32,9 @@
 
 /* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
 template <typename T>
-static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
+static bool rope_lean_of(const adze_rotary &r, bool norm, int64_t W, rope_lean_params *p)
 {
-    constexpr int64_t most = 0x7fffffff, W = VEC<T>;
+    constexpr int64_t most = 0x7fffffff;
     bool in_place = true;
     for (const adze_rotary_side &side : r.side) {
         if (side.heads == 0)
@@ -46,12 +43,17 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
         for (int d = 0; d < 3; d++)
             in_place = in_place && side.x_stride[d] == side.out_stride[d];
     }
-    const int64_t turning = r.rotary_dim / 2 / W, rest = in_place ? 0 : r.head_dim - r.rotary_dim;
-    const int64_t lanes = turning + rest / 2 / W, slip = (65536 + lanes - 1) / lanes * lanes - 65536;
-    bool lean = rest % (2 * W) == 0 && lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) &&
-                slip * ACROSS_THREADS < 65536 && r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
+    const int64_t turning = r.rotary_dim / 2 / W, rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
+    const int64_t lanes = turning + rest / 2 / W;
+    int64_t width = norm && !r.across_heads ? 1 : lanes;
+    while (width < lanes)
+        width *= 2;
+    const int64_t slip = width ? (65536 + width - 1) / width * width - 65536 : 0;
+    bool lean = turning > 0 && r.rotary_dim % (2 * W) == 0 && rest % (2 * W) == 0 &&
+                lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) && slip * ACROSS_THREADS < 65536 &&
+                r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
     if (norm)
-        lean = lean && r.rotary_dim == r.head_dim && (r.across_heads || (lanes <= 32 && (lanes & (lanes - 1)) == 0));
+        lean = lean && (r.across_heads ? r.rotary_dim == r.head_dim : width <= 32);
     for (int k = 0; k < 2; k++) {
         const adze_rotary_side &side = r.side[k];
         rope_lean_side &to = p->side[k];
@@ -71,9 +73,10 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
     for (int d = 0; d < 2; d++)
         p->cos_stride[d] = r.cos_stride[d], p->sin_stride[d] = r.sin_stride[d];
     p->seq = r.batch > 1 ? (uint32_t)r.seq : 0;
+    p->width = (int32_t)width;
     p->lanes = (int32_t)lanes;
     p->turning = (int32_t)turning;
-    p->inverse_lanes = (uint32_t)((65536 + lanes - 1) / lanes);
+    p->inverse_width = width ? (uint32_t)((65536 + width - 1) / width) : 0;
     p->half = (int32_t)(r.rotary_dim / 2);
     p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
     p->eps = r.eps;
@@ -88,20 +91,25 @@ static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lea
     for (auto &side : p.side)
         side.groups = (side.heads + HEADS - 1) / HEADS;
     const int groups = p.side[0].groups + p.side[1].groups;
-    for (p.part_groups = groups; p.part_groups * p.lanes > most && p.part_groups > 1; p.parts_log2++)
+    for (p.part_groups = groups; p.part_groups * p.width > most && p.part_groups > 1; p.parts_log2++)
         p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
-    const int64_t vectors = 2 * HEADS * p.lanes, threads = (p.part_groups * p.lanes + 31) / 32 * 32;
-    p.ask = asking_blocks(adze_cuda_sm_count(stream.device), tokens * groups * vectors, p.part_groups * vectors,
-                          threads, 24);
-    return launch(op, stream, rope_lean<T, FORM, HEADS>, tokens << p.parts_log2, dim3((unsigned)threads), 0, p);
+    const int64_t token_threads = p.part_groups * p.width, sm_count = adze_cuda_sm_count(stream.device);
+    p.tokens = (uint32_t)tokens;
+    p.pack = token_threads <= 64 && tokens > 4 * sm_count ? (uint32_t)(128 / token_threads) : 1;
+    p.inverse_part = (uint32_t)((65536 + p.part_groups - 1) / p.part_groups);
+    const int64_t vectors = 2 * HEADS * p.lanes, threads = (p.pack * token_threads + 31) / 32 * 32;
+    p.ask = asking_blocks((int)sm_count, tokens * groups * vectors, p.pack * p.part_groups * vectors, threads, 24);
+    return launch(op, stream, rope_lean<T, FORM, HEADS>, ceil_div(tokens, p.pack) << p.parts_log2,
+                  dim3((unsigned)threads), 0, p);
 }
 
-/* One head a thread while the card has room for all threads, and for f32, whose heads are twice as long; else two. */
+/* One head a thread while the card has room for all threads, for f32, whose heads are twice as long, and for what few
+   models call; else two. */
 template <typename T, typename FORM>
 static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
 {
     const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
-    if constexpr (sizeof(T) < 4)
+    if constexpr (sizeof(T) < 4 && !FORM::ANY && (!FORM::REST || (!FORM::NORM && FORM::STEPS)))
         if (threads > SM_THREADS * adze_cuda_sm_count(stream.device))
             return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
     return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
@@ -133,43 +141,49 @@ static bool rope_has_form(const adze_rotary &r, bool norm)
            (FORM::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
 }
 
-/* Takes an aligned call, if it is one of those; false: it is not. */
-template <typename T, bool NORM>
+/* Takes a call, if it is one of those; false: it is not. ANY: in vectors of 8 bytes, which may lie anywhere. */
+template <typename T, bool NORM, bool ANY>
 static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
                           bool const_tables, adze_status *status)
 {
     rope_lean_params p = {};
-    if (!rope_lean_of<T>(r, NORM, &p))
+    if (!rope_lean_of<T>(r, NORM, ANY ? VEC<T> / 2 : VEC<T>, &p))
         return false;
     const int64_t tokens = r.batch * r.seq;
     const int most = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
     p.side[0].inverse = inverse[0], p.side[1].inverse = inverse[1];
     p.const_tables = const_tables;
-    if (r.across_heads && most > ACROSS_THREADS / p.lanes)
+    if (r.across_heads && (ANY || most > ACROSS_THREADS / p.lanes))
         return false;
-#define TRY(kernel, ...)                                                                                             \
+#define TRY(kernel, rest, table, pairs, once, round)                                                                 \
     {                                                                                                                \
-        typedef rope_form<__VA_ARGS__> form;                                                                         \
+        typedef rope_form<table, pairs, once, round, rest, ANY> form;                                                \
         if constexpr (sizeof(T) < 4 || !(form::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                        \
             if (rope_has_form<T, form>(r, NORM)) {                                                                   \
                 *status = kernel<T, form>(op, stream, p, tokens);                                                    \
                 return true;                                                                                         \
             }                                                                                                        \
     }
-#define TRY_HEADS(...)  TRY(rope_pick_heads, __VA_ARGS__)
-#define TRY_ACROSS(...) TRY(rope_launch_across, __VA_ARGS__)
+#define TRY_HEADS(...)  TRY(rope_pick_heads, false, __VA_ARGS__)
+#define TRY_REST(...)   TRY(rope_pick_heads, true, __VA_ARGS__)
+#define TRY_ACROSS(...) TRY(rope_launch_across, false, __VA_ARGS__)
     if constexpr (!NORM) {
         if (p.turning < p.lanes) {
-            ROPE_REST_FORMS(TRY_HEADS)
+            ROPE_FORMS(TRY_REST)
         } else {
             ROPE_FORMS(TRY_HEADS)
         }
     } else if (r.across_heads) {
-        ACROSS_FORMS(TRY_ACROSS)
+        if constexpr (!ANY) {
+            ACROSS_FORMS(TRY_ACROSS)
+        }
+    } else if (p.turning < p.lanes) {
+        QK_NORM_ROPE_FORMS(TRY_REST)
     } else {
         QK_NORM_ROPE_FORMS(TRY_HEADS)
     }
 #undef TRY_ACROSS
+#undef TRY_REST
 #undef TRY_HEADS
 #undef TRY
     return false;

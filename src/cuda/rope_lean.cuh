@@ -1,10 +1,11 @@
-/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: aligned, and of a form (pairs,
-   tables, rounding) that is compiled. Whatever is a mode is a constant of the kernel.
+/* rope_lean.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: of a form (pairs, tables, rounding)
+   that is compiled. Whatever is a mode is a constant of the kernel.
 
    A thread has the W elements at i and the W at i + rotary_dim / 2 of a head: whole pairs of either kind, which use
-   the same tables in every head. A block has a token or a part of it, so that the token is the same for all threads.
-   rope_lean: a thread has HEADS heads of q or of k; all its loads are issued before the first is used. A norm is a
-   sum over the lanes of a head, by shuffles. Where a part of a head is rotated, further lanes copy the rest.
+   the same tables in every head. A block has a token or a part of it, so that the token is the same for all threads,
+   or several tokens of few and short heads. rope_lean: a thread has HEADS heads of q or of k; all its loads are
+   issued before the first is used. A norm is a sum over the lanes of a head, by shuffles: a head then has a power of
+   2 of threads, of which some may have nothing to do. Where a part of a head is rotated, further lanes have the rest.
    rope_across: one norm over all heads of a token; a thread has a head of q and the same head of k, held packed while
    the block adds. */
 #ifndef ADZE_CUDA_ROPE_LEAN_CUH
@@ -18,15 +19,18 @@
 constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
 /* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
-   NO_NORM for rope; REST: elements behind those that are rotated are copied. */
+   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied; ANY: at any address, in
+   vectors of 8 bytes rather than 16. */
 constexpr int NO_NORM = 8;
-template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false>
+template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false, bool ANY_ = false>
 struct rope_form {
     typedef TABLE S;
     static constexpr int PAIRS = PAIRS_, ROUND = ROUND_;
     static constexpr bool ONCE = ONCE_, REST = REST_, NORM = !(ROUND_ & NO_NORM), STEPS = ROUND_ & ADZE_ROUND_STEPS;
-    static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED;
+    static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED, ANY = ANY_;
 };
+template <typename T, typename FORM>
+constexpr int rope_width = FORM::ANY ? VEC<T> / 2 : VEC<T>; /* elements of a vector */
 
 struct rope_lean_side {
     const void *x, *weight;
@@ -40,29 +44,46 @@ struct rope_lean_params {
     rope_lean_side side[2];
     const void *cos, *sin;
     int64_t cos_stride[2], sin_stride[2];
-    uint32_t seq; /* 0: there is one batch */
-    int32_t lanes;
+    uint32_t seq;           /* 0: there is one batch */
+    int32_t width;          /* threads of a head */
+    int32_t lanes;          /* of them, those with elements of it */
     int32_t turning;        /* of them, those that rotate; the others copy */
-    uint32_t inverse_lanes; /* 65536 / lanes, rounded up: exact for the threads of a block */
+    uint32_t inverse_width; /* 65536 / width, rounded up: exact for the threads of a block */
     int32_t half;           /* from a thread's first elements to its second */
     int32_t table_half;     /* the same in a table */
     int32_t parts_log2;     /* blocks of a token */
-    int32_t part_groups;    /* groups of a block */
+    int32_t part_groups;    /* groups of a token in a block */
+    uint32_t tokens, pack;  /* in all; of a block: more than 1 where heads are few or short */
+    uint32_t inverse_part;  /* 65536 / part_groups, rounded up */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
     float eps, weight_offset;
     uint32_t ask; /* the first blocks, which ask ahead for what they read */
 };
 
-/* N neighbouring elements of 8 bytes or more, as they were loaded. */
-template <typename T, int N>
+/* N neighbouring elements of 4 bytes or more, as they were loaded. ANY: from any address. */
+template <typename T, int N, bool ANY = false>
 struct rope_words {
     static constexpr int COUNT = N * (int)sizeof(T) / 4;
     uint32_t word[COUNT];
     __device__ __forceinline__ void read(const T *p)
     {
-        if constexpr (COUNT == 2) {
-            const uint2 v = *reinterpret_cast<const uint2 *>(p);
-            word[0] = v.x, word[1] = v.y;
+        if (ANY && (uintptr_t)p % 8) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                if (sizeof(T) == 4 || (uintptr_t)p % 4 == 0)
+                    word[i] = reinterpret_cast<const uint32_t *>(p)[i];
+                else
+                    word[i] = reinterpret_cast<const uint16_t *>(p)[2 * i] |
+                              (uint32_t) reinterpret_cast<const uint16_t *>(p)[2 * i + 1] << 16;
+            }
+        } else if constexpr (COUNT == 1) {
+            word[0] = *reinterpret_cast<const uint32_t *>(p);
+        } else if constexpr (COUNT == 2 || ANY) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 2) {
+                const uint2 v = reinterpret_cast<const uint2 *>(p)[i / 2];
+                word[i] = v.x, word[i + 1] = v.y;
+            }
         } else {
 #pragma unroll
             for (int i = 0; i < COUNT; i += 4) {
@@ -70,6 +91,49 @@ struct rope_words {
                 word[i] = v.x, word[i + 1] = v.y, word[i + 2] = v.z, word[i + 3] = v.w;
             }
         }
+    }
+    __device__ __forceinline__ void write(T *p) const
+    {
+        if (ANY && (uintptr_t)p % 8) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                if (sizeof(T) == 4 || (uintptr_t)p % 4 == 0) {
+                    reinterpret_cast<uint32_t *>(p)[i] = word[i];
+                } else {
+                    reinterpret_cast<uint16_t *>(p)[2 * i] = (uint16_t)word[i];
+                    reinterpret_cast<uint16_t *>(p)[2 * i + 1] = (uint16_t)(word[i] >> 16);
+                }
+            }
+        } else if constexpr (COUNT == 2) {
+            *reinterpret_cast<uint2 *>(p) = make_uint2(word[0], word[1]);
+        } else {
+            *reinterpret_cast<uint4 *>(p) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+    }
+    /* Its elements as floats, and back. */
+    __device__ __forceinline__ void unpack(float (&f)[N]) const
+    {
+        packed<T> v = {make_uint4(0, 0, 0, 0)};
+        float all[VEC<T>];
+        v.raw.x = word[0], v.raw.y = word[1];
+        if constexpr (COUNT == 4)
+            v.raw.z = word[2], v.raw.w = word[3];
+        v.get(all);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            f[j] = all[j];
+    }
+    __device__ __forceinline__ void pack(const float (&f)[N])
+    {
+        packed<T> v;
+        float all[VEC<T>] = {};
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            all[j] = f[j];
+        v.set(all);
+        word[0] = v.raw.x, word[1] = v.raw.y;
+        if constexpr (COUNT == 4)
+            word[2] = v.raw.z, word[3] = v.raw.w;
     }
     /* Ones, where there is nothing to read. */
     __device__ __forceinline__ void read_if(bool there, const T *p)
@@ -100,13 +164,17 @@ struct rope_words {
     }
 };
 
+/* A vector of q or k. */
+template <typename T, typename FORM>
+using rope_vector = rope_words<T, rope_width<T, FORM>, FORM::ANY>;
+
 /* The columns of both tables that a thread uses. */
 template <typename T, typename FORM>
 struct rope_columns {
     typedef typename FORM::S S;
-    static constexpr int W = VEC<T>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
+    static constexpr int W = rope_width<T, FORM>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
     static constexpr int SETS = FORM::ONCE && !FORM::INTERLEAVED ? 1 : 2;
-    rope_words<S, N> cos[SETS], sin[SETS];
+    rope_words<S, N, FORM::ANY> cos[SETS], sin[SETS];
     /* use(set, cos, sin): where they are. */
     template <typename F>
     __device__ __forceinline__ static void at(const rope_lean_params &p, uint32_t b, uint32_t s, int lane, F use)
@@ -146,11 +214,11 @@ struct rope_columns {
 /* Rotates x and y, the thread's two sets. A model that rounds every step computes in T: the products of two T are
    exact in float, so rounding them once is the same. */
 template <typename T, typename FORM>
-__device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, rope_words<T, VEC<T>> &x,
-                                                rope_words<T, VEC<T>> &y)
+__device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, rope_vector<T, FORM> &x,
+                                                rope_vector<T, FORM> &y)
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < rope_vector<T, FORM>::COUNT; i++) {
         const uint32_t a = x.word[i], b = y.word[i];
         if constexpr (FORM::INTERLEAVED) {
             /* (a0, a1) becomes (a0 c0 - a1 s0, a1 c1 + a0 s1). */
@@ -166,10 +234,10 @@ __device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, 
     }
 }
 template <typename T, typename FORM>
-__device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t, float (&a)[VEC<T>],
-                                                 float (&b)[VEC<T>])
+__device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t, float (&a)[rope_width<T, FORM>],
+                                                 float (&b)[rope_width<T, FORM>])
 {
-    constexpr int W = VEC<T>;
+    constexpr int W = rope_width<T, FORM>;
     if constexpr (FORM::INTERLEAVED) {
 #pragma unroll
         for (int j = 0; j < W; j += 2) {
@@ -189,92 +257,81 @@ __device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t,
     }
 }
 
-template <typename T>
-__device__ __forceinline__ void rope_pack(const float (&f)[VEC<T>], rope_words<T, VEC<T>> &x)
+template <typename T, typename FORM>
+__device__ __forceinline__ float rope_squares(const rope_vector<T, FORM> (&x)[2])
 {
-    packed<T> v;
-    v.set(f);
-    x.word[0] = v.raw.x, x.word[1] = v.raw.y, x.word[2] = v.raw.z, x.word[3] = v.raw.w;
-}
-template <typename T>
-__device__ __forceinline__ void rope_unpack(const rope_words<T, VEC<T>> &x, float (&f)[VEC<T>])
-{
-    const packed<T> v = {make_uint4(x.word[0], x.word[1], x.word[2], x.word[3])};
-    v.get(f);
-}
-template <typename T>
-__device__ __forceinline__ float rope_squares(const rope_words<T, VEC<T>> (&x)[2])
-{
+    constexpr int W = rope_width<T, FORM>;
     float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        float f[VEC<T>];
-        rope_unpack<T>(x[i], f);
+        float f[W];
+        x[i].unpack(f);
 #pragma unroll
-        for (int j = 0; j < VEC<T>; j++)
+        for (int j = 0; j < W; j++)
             sum[i] += f[j] * f[j];
     }
     return sum[0] + sum[1];
 }
 
-/* From what was read to what is written, in place. */
+/* From what was read to what is written, in place. Lanes that do not turn have elements that are not rotated. */
 template <typename T, typename FORM>
 __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_columns<T, FORM> &t,
-                                            const rope_words<T, VEC<T>> (&weight)[2], float scale,
-                                            rope_words<T, VEC<T>> (&x)[2])
+                                            const rope_vector<T, FORM> (&weight)[2], float scale, bool turns,
+                                            rope_vector<T, FORM> (&x)[2])
 {
-    constexpr int W = VEC<T>;
+    constexpr int W = rope_width<T, FORM>;
     if constexpr (FORM::NORM && FORM::STEPS && FORM::ROUND & ADZE_ROUND_NORM) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float f[W];
-            rope_unpack<T>(x[i], f);
+            x[i].unpack(f);
 #pragma unroll
             for (int j = 0; j < W; j++)
                 f[j] *= scale;
-            rope_pack<T>(f, x[i]);
+            x[i].pack(f);
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int j = 0; j < rope_vector<T, FORM>::COUNT; j++)
                 x[i].word[j] = pair_mul<T>(x[i].word[j], weight[i].word[j]);
         }
-        rope_turn_words<T, FORM>(t, x[0], x[1]);
+        if (turns)
+            rope_turn_words<T, FORM>(t, x[0], x[1]);
     } else if constexpr (!FORM::NORM && FORM::STEPS) {
-        rope_turn_words<T, FORM>(t, x[0], x[1]);
+        if (turns)
+            rope_turn_words<T, FORM>(t, x[0], x[1]);
     } else {
+        if (!FORM::NORM && !turns)
+            return;
         float f[2][W];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            rope_unpack<T>(x[i], f[i]);
+            x[i].unpack(f[i]);
             if constexpr (FORM::NORM) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[i][j] *= scale;
                 if constexpr (FORM::ROUND & ADZE_ROUND_NORM) {
-                    rope_pack<T>(f[i], x[i]);
-                    rope_unpack<T>(x[i], f[i]);
+                    x[i].pack(f[i]);
+                    x[i].unpack(f[i]);
                 }
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[i][j] *= weight[i].get(j) + p.weight_offset;
             }
             if constexpr (FORM::NORM && FORM::ROUND != 0) {
-                rope_pack<T>(f[i], x[i]);
-                rope_unpack<T>(x[i], f[i]);
+                x[i].pack(f[i]);
+                x[i].unpack(f[i]);
             }
         }
         if constexpr (FORM::STEPS) {
-            rope_turn_words<T, FORM>(t, x[0], x[1]);
+            if (turns)
+                rope_turn_words<T, FORM>(t, x[0], x[1]);
         } else {
-            rope_turn_floats<T, FORM>(t, f[0], f[1]);
-            rope_pack<T>(f[0], x[0]);
-            rope_pack<T>(f[1], x[1]);
+            if (turns)
+                rope_turn_floats<T, FORM>(t, f[0], f[1]);
+            x[0].pack(f[0]);
+            x[1].pack(f[1]);
         }
     }
-}
-template <typename T>
-__device__ __forceinline__ void rope_write(T *p, const rope_words<T, VEC<T>> &x)
-{
-    *reinterpret_cast<uint4 *>(p) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
 /* The token of a block. */
@@ -311,18 +368,28 @@ struct rope_share {
 
     __device__ __forceinline__ rope_share(const rope_lean_params &p, uint32_t block)
     {
-        constexpr int W = VEC<T>;
-        token = rope_locate(p, block >> p.parts_log2);
-        const int group = (int)(threadIdx.x * p.inverse_lanes >> 16);
-        lane = (int)threadIdx.x - group * p.lanes;
+        constexpr int W = rope_width<T, FORM>;
+        int group = (int)(threadIdx.x * p.inverse_width >> 16);
+        lane = (int)threadIdx.x - group * p.width;
+        uint32_t index = block >> p.parts_log2;
+        bool there = true;
+        if (p.pack > 1) {
+            const uint32_t sub = (uint32_t)group * p.inverse_part >> 16;
+            group -= (int)sub * p.part_groups;
+            index = index * p.pack + sub;
+            there = sub < p.pack && index < p.tokens;
+            index = there ? index : 0;
+        }
+        token = rope_locate(p, index);
         const int part = (int)(block & ((1u << p.parts_log2) - 1));
         first = part * p.part_groups + group;
         k = first >= p.side[0].groups;
         if (k)
             first -= p.side[0].groups;
         first *= HEADS;
-        heads = group < p.part_groups ? (k ? p.side[1].heads : p.side[0].heads) - first : 0;
-        turns = !FORM::REST || lane < p.turning;
+        const bool works = there && group < p.part_groups && (!FORM::NORM || lane < p.lanes);
+        heads = works ? (k ? p.side[1].heads : p.side[0].heads) - first : 0;
+        turns = (!FORM::REST && !FORM::NORM) || lane < p.turning;
         at = turns ? lane * W : 2 * (p.half + (lane - p.turning) * W), apart = turns ? p.half : W;
         x_head = k ? p.side[1].x_head : p.side[0].x_head;
         from = (const T *)(k ? p.side[1].x : p.side[0].x) +
@@ -343,7 +410,7 @@ __device__ __forceinline__ void rope_ask(const rope_lean_params &p)
             prefetch(t.from + h * t.x_head), prefetch(t.from + h * t.x_head + t.apart);
     if (t.lane == (int)threadIdx.x && t.turns)
         rope_columns<T, FORM>::ask(p, t.token.b, t.token.s, t.lane);
-    if (FORM::NORM)
+    if (FORM::NORM && !FORM::ANY)
         rope_ask_weights<T, false>(p, block);
 }
 
@@ -355,7 +422,6 @@ template <typename T, typename FORM, int HEADS>
 __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     rope_lean(const __grid_constant__ rope_lean_params p)
 {
-    constexpr int W = VEC<T>;
     if (blockIdx.x < p.ask)
         rope_ask<T, FORM, HEADS>(p);
     const rope_share<T, FORM, HEADS> share(p, blockIdx.x);
@@ -367,14 +433,14 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
         pdl_wait();
 
     rope_columns<T, FORM> tables;
-    rope_words<T, W> x[HEADS][2], weight[2];
+    rope_vector<T, FORM> x[HEADS][2], weight[2];
     if (turns)
         tables.read(p, b, s, lane);
     if constexpr (FORM::NORM) {
         const T *row = (const T *)(k ? p.side[1].weight : p.side[0].weight);
         if (heads > 0) {
-            weight[0].read_if(row, row + lane * W);
-            weight[1].read_if(row, row + lane * W + p.half);
+            weight[0].read_if(row, row + at);
+            weight[1].read_if(row, row + at + apart);
         }
     }
     if (p.const_tables)
@@ -390,8 +456,8 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     if constexpr (FORM::NORM) {
 #pragma unroll
         for (int h = 0; h < HEADS; h++)
-            sum[h] = h < heads ? rope_squares<T>(x[h]) : 0;
-        for (int mask = p.lanes / 2; mask; mask /= 2)
+            sum[h] = h < heads ? rope_squares<T, FORM>(x[h]) : 0;
+        for (int mask = p.width / 2; mask; mask /= 2)
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
                 sum[h] += __shfl_xor_sync(~0u, sum[h], mask);
@@ -408,10 +474,9 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
                 weight[0].keep(), weight[1].keep();
                 scale = rsqrtf(sum[h] * p.side[0].inverse + p.eps);
             }
-            if (turns)
-                rope_finish<T, FORM>(p, tables, weight, scale, x[h]);
-            rope_write<T>(to + h * out_head, x[h][0]);
-            rope_write<T>(to + h * out_head + apart, x[h][1]);
+            rope_finish<T, FORM>(p, tables, weight, scale, !FORM::REST || turns, x[h]);
+            x[h][0].write(to + h * out_head);
+            x[h][1].write(to + h * out_head + apart);
         }
 }
 
@@ -442,7 +507,7 @@ __device__ __forceinline__ void rope_ask_across(const rope_lean_params &p)
     const uint32_t block = anew(blockIdx.x);
     rope_ask_weights<T, true>(p, block);
     const auto [b, s] = rope_locate(p, block);
-    const int head = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - head * p.lanes;
+    const int head = (int)(threadIdx.x * p.inverse_width >> 16), lane = (int)threadIdx.x - head * p.width;
 #pragma unroll
     for (int k = 0; k < 2; k++)
         if (head < p.side[k].heads) {
@@ -462,13 +527,13 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
     if (blockIdx.x < p.ask)
         rope_ask_across<T, FORM>(p);
     const auto [b, s] = rope_locate(p, blockIdx.x);
-    const int head = (int)(threadIdx.x * p.inverse_lanes >> 16), lane = (int)threadIdx.x - head * p.lanes;
+    const int head = (int)(threadIdx.x * p.inverse_width >> 16), lane = (int)threadIdx.x - head * p.width;
     pdl_launch_next();
     if (!p.const_tables)
         pdl_wait();
 
     rope_columns<T, FORM> tables;
-    rope_words<T, W> x[2][2], weight[2][2];
+    rope_vector<T, FORM> x[2][2], weight[2][2];
     const auto read_weight = [&](int k) {
         const T *row = (const T *)p.side[k].weight;
         const int at = head * 2 * p.half + lane * W;
@@ -495,7 +560,7 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
     float sum[2];
 #pragma unroll
     for (int k = 0; k < 2; k++)
-        sum[k] = warp_sum<32>(head < p.side[k].heads ? rope_squares<T>(x[k]) : 0);
+        sum[k] = warp_sum<32>(head < p.side[k].heads ? rope_squares<T, FORM>(x[k]) : 0);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = make_float2(sum[0], sum[1]);
     __syncthreads();
@@ -513,11 +578,11 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
             x[k][0].keep(), x[k][1].keep();
             weight[k][0].keep(), weight[k][1].keep();
             const float scale = rsqrtf(sum[k] * p.side[k].inverse + p.eps);
-            rope_finish<T, FORM>(p, tables, weight[k], scale, x[k]);
+            rope_finish<T, FORM>(p, tables, weight[k], scale, true, x[k]);
             T *row = (T *)p.side[k].out + b * p.side[k].out_stride[0] + s * p.side[k].out_stride[1] +
                      (head * p.side[k].out_head + lane * W);
-            rope_write<T>(row, x[k][0]);
-            rope_write<T>(row + p.half, x[k][1]);
+            x[k][0].write(row);
+            x[k][1].write(row + p.half);
         }
 }
 

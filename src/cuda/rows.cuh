@@ -22,6 +22,7 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b)
 /* A row's index in each of the merged dimensions: found once, used for every tensor. */
 struct row_index {
     int64_t at[4];
+    __device__ __forceinline__ int64_t &first() { return at[0]; }
 };
 __device__ __forceinline__ row_index row_split(const adze_rows &rows, int64_t row)
 {
@@ -72,6 +73,7 @@ struct near_rows {
     /* A row, found once, and where it begins in each tensor. */
     struct place {
         uint32_t inner, middle, far;
+        __device__ __forceinline__ uint32_t &first() { return inner; }
     };
     __device__ __forceinline__ place split(uint32_t r) const
     {

@@ -9,7 +9,7 @@
    mask, which lie in shared memory as they were read, so that a multiprocessor has several rows, and one is loaded
    while another is stored. Powers are then computed twice. softmax_loop: any call, rows of any length, in blocks or
    clusters too; maximum and sum are found together in a first pass, the second reads the row again.
-   ANY: rows at any address (unaligned.cuh), cut into vectors so that those of out are aligned. */
+   ANY: rows at any address; a thread has vectors of a row's body and elements of its ends (unaligned.cuh). */
 #include "act.cuh"
 #include "cluster.cuh"
 #include "launch.cuh"
@@ -119,67 +119,99 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
         }
 }
 
-/* The same for a row at any address, of which the thread has vectors from `first` on. `units` of them are the
- * block's. */
-template <typename T, bool MASKED, int UNITS, bool LATE>
-__device__ __forceinline__ float softmax_read_any(const softmax_lean &p, const T *x, const T *mask, int start,
-                                                  int step, int units, float (&y)[UNITS][VEC<T>])
-{
-    constexpr int W = VEC<T>;
-    constexpr bool MASK_EARLY = MASKED && UNITS <= 2; /* else registers would not do */
-    any_vector<16> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
-    const int thread = (int)threadIdx.x % (step / W), dim = p.dim;
+/* Elements of a row's ends, at most, that each of its threads has. */
+template <typename T, int THREADS>
+constexpr int softmax_ends = (3 * VEC<T> - 3 + THREADS - 1) / THREADS;
+
+/* What a thread has of a row at any address, scaled and masked. */
+template <typename T, int UNITS, int ENDS>
+struct softmax_any {
+    static constexpr int W = VEC<T>;
+    const any_cut<int> cut;
+    int thread, threads, first, end, ends; /* vectors first..end-1 are the block's */
+    float y[UNITS][W], y_end[ENDS];
+
+    /* Gives the largest; -inf is where there is nothing. LATE: as in softmax_read. */
+    template <bool MASKED, bool LATE>
+    __device__ __forceinline__ float read(const T *x, const T *mask, float scale)
+    {
+        constexpr bool MASK_EARLY = MASKED && UNITS <= 2; /* else registers would not do */
+        any_vector<16> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (thread + u * (step / W) < units && any_inner<W>(start + u * step, dim)) {
-            raw[u].fetch_inner(x + start + u * step);
-            if constexpr (MASK_EARLY)
-                hide[u].fetch_inner(mask + start + u * step);
+        for (int u = 0; u < UNITS; u++)
+            if (first + thread + u * threads < end) {
+                const int at = cut.template vector<W>(first + thread + u * threads);
+                raw[u].fetch(x + at);
+                if constexpr (MASK_EARLY)
+                    hide[u].fetch(mask + at);
+            }
+        if (LATE)
+            pdl_launch_next();
+        float max = -INFINITY;
+#pragma unroll
+        for (int k = 0; k < ENDS; k++) {
+            y_end[k] = -INFINITY;
+            if (thread + k * threads < ends) {
+                const int at = cut.template end<W>(thread + k * threads);
+                y_end[k] = to_float(x[at]) * scale;
+                if constexpr (MASKED)
+                    y_end[k] += to_float(mask[at]);
+            }
+            max = fmaxf(max, y_end[k]);
         }
-    if (LATE)
-        pdl_launch_next();
-    const int shift = any_shift(x + start);
-    float max = -INFINITY;
 #pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        const int at = start + u * step;
-        const float outside = p.scale > 0 ? -INFINITY : INFINITY; /* times the scale: -inf */
-        float f[W] = {};
-        if (thread + u * (step / W) < units && any_inner<W>(at, dim)) {
-            raw[u].template get<T>(shift, y[u]);
-            if constexpr (MASK_EARLY)
-                hide[u].template get<T>(any_shift(mask + start), f);
-            else if constexpr (MASKED)
-                any_load_in<T, true>(mask, at, dim, f);
-        } else {
-            const int end = thread + u * (step / W) < units ? dim : 0;
-            any_load_edge(x, at, end, outside, y[u]);
-            if constexpr (MASKED)
-                any_load_edge(mask, at, end, 0, f);
-        }
-#pragma unroll
-        for (int j = 0; j < W; j++) {
-            y[u][j] = MASKED ? y[u][j] * p.scale + f[j] : y[u][j] * p.scale;
-            max = fmaxf(max, y[u][j]);
-        }
-    }
-    return max;
-}
-template <typename T, int UNITS>
-__device__ __forceinline__ void softmax_write_any(const softmax_lean &p, T *out, int start, int step, int units,
-                                                  float factor, float (&y)[UNITS][VEC<T>])
-{
-    constexpr int W = VEC<T>;
-    const int thread = (int)threadIdx.x % (step / W);
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (thread + u * (step / W) < units) {
+        for (int u = 0; u < UNITS; u++) {
+            float f[W] = {};
 #pragma unroll
             for (int j = 0; j < W; j++)
-                y[u][j] *= factor;
-            any_store<T, W>(out, start + u * step, p.dim, y[u]);
+                y[u][j] = -INFINITY;
+            if (first + thread + u * threads < end) {
+                const int at = cut.template vector<W>(first + thread + u * threads);
+                raw[u].template get<T>(any_shift(x + at), y[u]);
+                if constexpr (MASK_EARLY)
+                    hide[u].template get<T>(any_shift(mask + at), f);
+                else if constexpr (MASKED)
+                    any_load(mask + at, f);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[u][j] = MASKED ? y[u][j] * scale + f[j] : y[u][j] * scale;
+            }
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                max = fmaxf(max, y[u][j]);
         }
-}
+        return max;
+    }
+    /* Makes powers relative to `from` of all, and gives their sum. */
+    __device__ __forceinline__ float powers(float from)
+    {
+        float sum[2] = {0, 0};
+#pragma unroll
+        for (int k = 0; k < ENDS; k++)
+            sum[0] += y_end[k] = power(y_end[k] - from);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                sum[j % 2] += y[u][j] = power(y[u][j] - from);
+        return sum[0] + sum[1];
+    }
+    __device__ __forceinline__ void write(T *out, float factor)
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (first + thread + u * threads < end) {
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[u][j] *= factor;
+                store<T, W>(out + cut.template vector<W>(first + thread + u * threads), y[u]);
+            }
+#pragma unroll
+        for (int k = 0; k < ENDS; k++)
+            if (thread + k * threads < ends)
+                out[cut.template end<W>(thread + k * threads)] = from_float<T>(y_end[k] * factor);
+    }
+};
 
 /* What a warp found in its part of a row: the maximum, and the sum of the powers relative to it. */
 struct alignas(8) softmax_share {
@@ -241,29 +273,30 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const 
     p.rows.locate(writes ? r : p.rows.count - 1, at);
     pdl_launch_next();
     pdl_wait();
-    float y[UNITS][W], sum[2] = {0, 0}, max;
     const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
     T *out = (T *)p.out + at[OUT];
-    const int start = ANY ? lane * W - any_head(out) : 0;
-    if constexpr (ANY)
-        max = softmax_read_any<T, MASKED, UNITS, false>(p, x, mask, start, LANES * W, p.units, y);
-    else
-        max = softmax_read<T, MASKED, UNITS, false>(x, mask, p.scale, lane, LANES, p.units, y);
-    max = warp_max<LANES>(max);
+    if constexpr (ANY) {
+        const any_cut<int> cut(out, p.dim, false);
+        softmax_any<T, UNITS, softmax_ends<T, LANES>> row = {cut, lane, LANES, 0, cut.vectors, cut.ends};
+        const float max = warp_max<LANES>(row.template read<MASKED, false>(x, mask, p.scale));
+        const float inverse = reciprocal(warp_sum<LANES>(row.powers(max)));
+        if (writes)
+            row.write(out, inverse);
+    } else {
+        float y[UNITS][W], sum[2] = {0, 0};
+        const float max =
+            warp_max<LANES>(softmax_read<T, MASKED, UNITS, false>(x, mask, p.scale, lane, LANES, p.units, y));
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+        for (int u = 0; u < UNITS; u++)
 #pragma unroll
-        for (int j = 0; j < W; j++) {
-            y[u][j] = power(y[u][j] - max);
-            sum[j % 2] += y[u][j];
-        }
-    const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
-    if (!writes)
-        return;
-    if constexpr (ANY)
-        softmax_write_any<T, UNITS>(p, out, start, LANES * W, p.units, inverse, y);
-    else
-        softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
+            for (int j = 0; j < W; j++) {
+                y[u][j] = power(y[u][j] - max);
+                sum[j % 2] += y[u][j];
+            }
+        const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
+        if (writes)
+            softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
+    }
 }
 
 /* Threads of a block, at most, and the blocks of sixteen elements a thread that a multiprocessor has room for. */
@@ -316,32 +349,37 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS, ANY>, sof
     if (!LATE)
         pdl_launch_next();
     pdl_wait();
-    float y[UNITS][W], sum[2] = {0, 0}, most;
     const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
     T *out = (T *)p.out + at[OUT];
-    const int start = ANY ? (first + thread) * W - any_head(out) : 0;
-    if constexpr (ANY)
-        most = softmax_read_any<T, MASKED, UNITS, LATE>(p, x, mask, start, threads * W, units, y);
-    else
-        most = softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y);
-    most = warp_max<32>(most);
-    const float from = softmax_from(most);
+    if constexpr (ANY) {
+        const any_cut<int> cut(out, p.dim, false);
+        softmax_any<T, UNITS, softmax_ends<T, 32>> row = {
+            cut, thread, threads, first, min(first + units, cut.vectors), first == 0 ? cut.ends : 0};
+        const float most = warp_max<32>(row.template read<MASKED, LATE>(x, mask, p.scale));
+        const softmax_share mine = {most, warp_sum<32>(row.powers(softmax_from(most)))};
+        if constexpr (IN_CLUSTER)
+            cluster_wait();
+        const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
+        row.write(out, power(most - all.max) * reciprocal(all.sum));
+    } else {
+        float y[UNITS][W], sum[2] = {0, 0};
+        const float most =
+            warp_max<32>(softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y));
+        const float from = softmax_from(most);
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+        for (int u = 0; u < UNITS; u++)
 #pragma unroll
-        for (int j = 0; j < W; j++) {
-            y[u][j] = power(y[u][j] - from);
-            sum[j % 2] += y[u][j];
-        }
-    const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
-    if constexpr (IN_CLUSTER)
-        cluster_wait();
-    const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
-    const float factor = power(most - all.max) * reciprocal(all.sum);
-    if constexpr (ANY)
-        softmax_write_any<T, UNITS>(p, out, start, threads * W, units, factor, y);
-    else
+            for (int j = 0; j < W; j++) {
+                y[u][j] = power(y[u][j] - from);
+                sum[j % 2] += y[u][j];
+            }
+        const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
+        if constexpr (IN_CLUSTER)
+            cluster_wait();
+        const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
+        const float factor = power(most - all.max) * reciprocal(all.sum);
         softmax_write<T, UNITS>(out, thread, threads, units, factor, y);
+    }
 }
 
 /* The larger of each of two pairs of elements; a NaN only when both are. */
@@ -606,7 +644,7 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
         return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
     p.rows = rows_near(g.rows, {X, OUT, MASK});
     p.dim = (int32_t)dim;
-    p.units = (int32_t)(aligned ? dim / W : dim / W + 2); /* it may begin and end within a vector */
+    p.units = (int32_t)(dim / W > 0 ? dim / W : 1);
     if (!aligned)
         return softmax_launch_any<T, MASKED>(s, g, p, few);
     if constexpr (!MASKED) {

@@ -1,66 +1,66 @@
 /* unaligned.cuh - rows at any address, read in aligned blocks of 16 bytes.
 
-   A row is cut into vectors of W elements so that those of the output are aligned: vector v begins at element
-   v * W - head, and the first and the last vector may reach beyond the row. The vector of another tensor lies in two
-   blocks and is shifted out of them. Each block that is read holds an element of the row. The block in which the
-   tensor itself ends is copied into shared memory element by element, so nothing beyond the tensor's end is read. */
+   A row is cut into a body of vectors, which are aligned in the output, and single elements at both ends. The vector
+   of another tensor lies in two aligned blocks and is shifted out of them. The body ends so early that these blocks
+   hold nothing from beyond the row. */
 #ifndef ADZE_CUDA_UNALIGNED_CUH
 #define ADZE_CUDA_UNALIGNED_CUH
 
-#include "kernel.h"
 #include "vec.cuh"
 
-/* A row of a tensor. I: int32_t, or int64_t where a row may have 2^31 bytes. */
+/* How a row is cut. I: int32_t, or int64_t where a row may have 2^31 elements. */
 template <typename I>
-struct any_row {
-    const char *data;
-    I bytes;
-    I end;             /* bytes from data to the end of the tensor */
-    const uint4 *tail; /* a copy of the block in which the tensor ends */
+struct any_cut {
+    int head;  /* elements before the body */
+    I vectors; /* of the body */
+    int ends;  /* single elements: the head, and those after the body */
+
+    /* `aligned`: all tensors are, and the row has no ends. */
+    template <typename T>
+    __device__ __forceinline__ any_cut(const T *out, I dim, bool aligned)
+    {
+        constexpr int W = VEC<T>;
+        head = aligned ? 0 : (int)(-(uintptr_t)out % 16 / sizeof(T));
+        head = head < dim ? head : (int)dim;
+        vectors = aligned ? dim / W : (dim - head) / W - ((dim - head) % W != W - 1);
+        vectors = vectors > 0 ? vectors : 0;
+        ends = (int)(dim - vectors * W);
+    }
+    template <int W>
+    __device__ __forceinline__ I vector(I v) const
+    {
+        return head + v * W;
+    }
+    template <int W>
+    __device__ __forceinline__ I end(int e) const
+    {
+        return e < head ? e : e + vectors * W;
+    }
 };
 
-/* Elements by which the grid of vectors begins before a row of the output. */
-template <typename T>
-__device__ __forceinline__ int any_head(const T *out)
-{
-    return (int)((uintptr_t)out % 16 / sizeof(T));
-}
-
-/* BYTES neighbouring bytes as they lie in their blocks: fetched now, aligned later, so that a thread has many loads
-   on their way. */
 __device__ __forceinline__ int any_shift(const void *at)
 {
     return (int)(uintptr_t)at & 15;
 }
+
+/* BYTES neighbouring bytes of a body as they lie in their blocks: fetched now, aligned later, so that a thread has
+   many loads on their way. */
 template <int BYTES>
 struct any_vector {
     static constexpr int BLOCKS = BYTES / 16 + 1;
     uint4 block[BLOCKS];
 
-    /* Of a vector that is followed in its row by another. */
-    __device__ __forceinline__ void fetch_inner(const void *at)
+    __device__ __forceinline__ void fetch(const void *at)
     {
-        const uint4 *from = reinterpret_cast<const uint4 *>((const char *)at - any_shift(at));
+        const int shift = any_shift(at);
+        const uint4 *from = reinterpret_cast<const uint4 *>((const char *)at - shift);
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++)
-            if (b < BLOCKS - 1 || any_shift(at) != 0)
-                block[b] = from[b];
+        for (int b = 0; b < BLOCKS - 1; b++)
+            block[b] = from[b];
+        if (shift != 0)
+            block[BLOCKS - 1] = from[BLOCKS - 1];
     }
-    /* Of any vector, whose first byte is `at` of the row. Bytes outside the row are undefined. */
-    template <typename I>
-    __device__ __forceinline__ void fetch(const any_row<I> &row, I at)
-    {
-        const int shift = any_shift(row.data + (int64_t)at);
-#pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-            const I from = at - shift + 16 * b;
-            block[b] = make_uint4(0, 0, 0, 0);
-            if (from > -16 && from < row.bytes && (b < BLOCKS - 1 || shift != 0))
-                block[b] =
-                    *(from + 16 > row.end ? row.tail : reinterpret_cast<const uint4 *>(row.data + (int64_t)from));
-        }
-    }
-    /* The vector's words, of elements of dtype S; `shift` is its first byte's in its block. */
+    /* The words, of elements of dtype S; `shift` is any_shift(at). */
     template <typename S>
     __device__ __forceinline__ void align(int shift, uint32_t (&to)[BYTES / 4]) const
     {
@@ -97,82 +97,57 @@ struct any_vector {
     }
 };
 
-/* Whether a vector of W elements is inside its row and followed by another, so that each block it touches is too. */
-template <int W, typename I>
-__device__ __forceinline__ bool any_inner(I start, I dim)
+/* A vector of a body, or a single element, as floats. */
+template <typename S, int W>
+__device__ __forceinline__ void any_load(const S *at, float (&f)[W])
 {
-    return start >= 0 && start + 2 * W <= dim;
-}
-/* W elements from `start` of a row of dim elements on, one by one; `fill` where the row has none. */
-template <typename S, int W, typename I>
-__device__ __forceinline__ void any_load_edge(const S *row, I start, I dim, float fill, float (&f)[W])
-{
-#pragma unroll
-    for (int j = 0; j < W; j++)
-        f[j] = start + j >= 0 && start + j < dim ? to_float(row[(int64_t)start + j]) : fill;
-}
-
-/* W elements from `start` on; INNER: they are inside the row and followed by others. */
-template <typename S, bool INNER, int W>
-__device__ __forceinline__ void any_load_in(const S *row, int64_t start, int64_t dim, float (&f)[W])
-{
-    if constexpr (INNER) {
-        any_vector<W *(int)sizeof(S)> v;
-        v.fetch_inner(row + start);
-        v.template get<S>(any_shift(row + start), f);
+    if constexpr (W == 1) {
+        f[0] = to_float(*at);
     } else {
-        any_load_edge(row, start, dim, 0, f);
+        any_vector<W *(int)sizeof(S)> v;
+        v.fetch(at);
+        v.template get<S>(any_shift(at), f);
     }
 }
-
-/* W elements of dtype S from element `start` of a row on, as floats. */
-template <typename S, int W, typename I>
-__device__ __forceinline__ void any_load(const any_row<I> &row, I start, float (&f)[W])
+/* The same from a tensor whose dtype is T or f32; `at` counts elements. */
+template <typename T, int W>
+__device__ __forceinline__ void any_load_param(const void *p, bool is_f32, int64_t at, float (&f)[W])
 {
-    any_vector<W *(int)sizeof(S)> v;
-    const I at = start * (I)sizeof(S);
-    v.fetch(row, at);
-    v.template get<S>(any_shift(row.data + (int64_t)at), f);
+    if (is_f32)
+        any_load((const float *)p + at, f);
+    else
+        any_load((const T *)p + at, f);
 }
-
-/* Stores those of W elements from `start` on that a row of `dim` elements has: whole vectors where they are aligned.
- */
-template <typename T, int W, typename I>
-__device__ __forceinline__ void any_store(T *row, I start, I dim, const float (&f)[W])
+/* Stores in pieces as large as the address allows. */
+template <typename T, int W>
+__device__ __forceinline__ void any_store(T *to, const float (&f)[W])
 {
-    T *to = row + (int64_t)start;
-    if (start >= 0 && start + W <= dim && (uintptr_t)to % 16 == 0) {
+    if constexpr (W == 1) {
+        *to = from_float<T>(f[0]);
+    } else if ((uintptr_t)to % 16 == 0) {
         store<T, W>(to, f);
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int j = 0; j < W; j++)
-        if (start + j >= 0 && start + j < dim)
-            to[j] = from_float<T>(f[j]);
-}
-
-/* The block in which a tensor ends at `end`, an address of elements of 2 or 4 bytes that is no multiple of 16. */
-__device__ __forceinline__ uint4 any_tail(const char *end)
-{
-    const char *from = (const char *)((uintptr_t)end & ~(uintptr_t)15);
-    uint32_t w[4];
+        for (int i = 0; i < W / VEC<T>; i++) {
+            float part[VEC<T>];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const char *at = from + 4 * i;
-        w[i] = at + 4 <= end   ? *reinterpret_cast<const uint32_t *>(at)
-               : at + 2 <= end ? *reinterpret_cast<const uint16_t *>(at)
-                               : 0;
+            for (int j = 0; j < VEC<T>; j++)
+                part[j] = f[i * VEC<T> + j];
+            packed<T> v;
+            v.set(part);
+            T *at = to + i * VEC<T>;
+            const uint32_t w[4] = {v.raw.x, v.raw.y, v.raw.z, v.raw.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if ((uintptr_t)to % 4 == 0) {
+                    reinterpret_cast<uint32_t *>(at)[j] = w[j];
+                } else {
+                    reinterpret_cast<uint16_t *>(at)[2 * j] = (uint16_t)w[j];
+                    reinterpret_cast<uint16_t *>(at)[2 * j + 1] = (uint16_t)(w[j] >> 16);
+                }
+            }
+        }
     }
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-/* Host: where a tensor's memory ends. */
-static inline const char *tensor_end(const adze_tensor *t)
-{
-    int64_t last = 1;
-    for (int d = 0; d < t->rank; d++)
-        last += t->stride[d] > 0 ? (t->shape[d] - 1) * t->stride[d] : 0;
-    return (const char *)t->data + last * (int64_t)adze_dtype_size(t->dtype);
 }
 
 #endif

@@ -1,0 +1,50 @@
+"""Decoding that transformers compiles by itself, generate() with a static cache, for a patched model.
+
+One token is the model's own code there (patching.py), so the graph is that of the model without a patch. What is left
+is what Dynamo looks at before every token. That each patched module's forward is bound to that very module it compares
+in Python, one by one, and decoding waits for it. A patch always binds a forward to the module it is in, so these guards
+can go; those on the function and on what it closes over stay.
+"""
+
+import copy
+import types
+
+import torch
+
+NAME = "get_compiled_call"  # of PreTrainedModel
+
+
+def keep_guards(entries):
+    """A guard_filter_fn of torch.compile. Leaves out which module a forward of adze's is bound to."""
+    ours = {
+        entry.name.removesuffix("__func__") + "__self__"
+        for entry in entries
+        if entry.name.endswith(".forward.__func__") and getattr(entry.value, "adze_site", None) is not None
+    }
+    return [entry.name not in ours for entry in entries]
+
+
+def _get_compiled_call(self, compile_config=None):
+    """In the place of the model's own method: the same, with fewer guards."""
+    own = getattr(type(self), NAME)
+    config = compile_config
+    if config is None:
+        make = getattr(self, "_default_compile_config", None)  # of newer transformers
+        config = make() if make is not None else own.__globals__["CompileConfig"]()
+    if config.backend != "inductor" or "guard_filter_fn" in (config.options or {}):
+        return own(self, compile_config)
+    config = copy.copy(config)
+    options = dict(torch._inductor.list_mode_options(config.mode, config.dynamic) if config.mode else {})
+    config.mode, config.options = None, {**options, **(config.options or {}), "guard_filter_fn": keep_guards}
+    return own(self, config)
+
+
+def settle(module, patched):
+    """Gives a model of transformers that is patched its compiled call, or takes it back."""
+    own = module.__dict__.get(NAME)
+    if own is not None and getattr(own, "__func__", None) is not _get_compiled_call:
+        return
+    if patched and hasattr(type(module), NAME):
+        module.__dict__[NAME] = types.MethodType(_get_compiled_call, module)
+    else:
+        module.__dict__.pop(NAME, None)
