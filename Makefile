@@ -158,6 +158,7 @@ $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
+$(B)/cli/info.o: DEFINE = -DADZE_CUDA_CODE='"$(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))"'
 $(B)/check/bench.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
 $(B)/check/bench.o: $(B)/commit
 
@@ -192,7 +193,10 @@ cuda-compile:
 	  CUDA_ARCHS="$(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))" cuda-objects
 cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
 
+# An image (DESTDIR) is for a package, whose installer calls ldconfig. Otherwise the loader is told, where it may be, and
+# what a folder needs that it does not search is said.
 I := $(DESTDIR)$(PREFIX)
+LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
 install: $(if $(wildcard $(B)/adze),,all)
 	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include"
 	install -m 755 $(B)/adze "$(I)/bin"
@@ -202,6 +206,11 @@ install: $(if $(wildcard $(B)/adze),,all)
 	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
 	ln -sf $(SONAME) "$(I)/lib/libadze.so"
 	sed 's|@PREFIX@|$(PREFIX)|; /^prefix=/s/ /\\ /g' $(B)/adze.pc > "$(I)/lib/pkgconfig/adze.pc"
+	@[ -n "$(DESTDIR)" ] || [ -z "$(LDCONFIG)" ] || { [ "$$(id -u)" != 0 ] || $(LDCONFIG); \
+	  $(LDCONFIG) -p | sed -n 's/^[[:space:]]*$(SONAME) .*=> //p' | { \
+	    while read -r f; do [ "$$f" -ef "$(I)/lib/$(SONAME)" ] && exit; done; \
+	    echo "install: the loader does not search $(PREFIX)/lib: set PKG_CONFIG_PATH=$(PREFIX)/lib/pkgconfig, and link" \
+	      "programs with -Wl,-rpath,$(PREFIX)/lib too"; }; }
 
 clean:
 	rm -rf $(B)

@@ -340,7 +340,8 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
     if (op->scratch && job->scratch)
         BAD("scratch too small", call->scratch_size--, ADZE_SCRATCH, "scratch has");
     const adze_stream nowhere = {4096, NULL};
-    expect("no such device", adze_dispatch(op, nowhere, job->args), ADZE_DEVICE, "no CUDA device 4096", text);
+    expect("no such device", adze_dispatch(op, nowhere, job->args), ADZE_DEVICE,
+           ADZE_CUDA ? "no CUDA device 4096" : "no CUDA device 4096: this adze was built without CUDA", text);
     for (int f = 0; op->fields[f].name; f++) {
         const adze_field *field = &op->fields[f];
         adze_tensor *t = (adze_tensor *)(void *)(args + field->offset);
@@ -496,8 +497,9 @@ int adze_check(const adze_check_options *options)
         for (int d = 0; d < adze_cuda_count() && options->device == ADZE_ALL_DEVICES; d++)
             check_device(d);
         if (adze_cuda_count() == 0 && options->device == ADZE_ALL_DEVICES) {
-            printf("%s   cuda kernels %s: no CUDA device\n", options->require ? "FAIL" : "--",
-                   options->require ? "are required" : "skipped");
+            printf("%s   cuda kernels %s: %s\n", options->require ? "FAIL" : "--",
+                   options->require ? "are required" : "skipped",
+                   ADZE_CUDA ? "no CUDA device" : "built without CUDA");
             options->require ? state.tally.failed++ : state.tally.skipped++;
         }
     }

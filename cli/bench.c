@@ -39,6 +39,8 @@ static struct {
     int progress, skipped, errors; /* a terminal is watching; lines left out; what makes the exit status 1 */
 } state;
 
+static const double share_most = 1.02; /* of a ceiling; above it the benchmark is wrong */
+
 /* ---- Measuring ---- */
 
 static void progress(const char *op, int done, int of)
@@ -158,7 +160,20 @@ static void raise_ceilings(adze_stream stream)
     }
 }
 
-/* The ceilings are looked at again before every op and at the end: neighbours on the machine come and go. */
+/* Each row's share of its ceiling; returns the largest. */
+static double find_shares(void)
+{
+    double most = 0;
+    for (int i = 0; i < state.report.count; i++) {
+        adze_bench_row *row = &state.report.rows[i];
+        row->share = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
+        most = row->share > most ? row->share : most;
+    }
+    return most;
+}
+
+/* The ceilings are looked at again before every op and at the end: neighbours on the machine come and go. A call that
+   is faster than they are may have met a quieter machine, so they get more tries before it counts as a fault. */
 static void walk(adze_stream stream)
 {
     for (const adze_suite *const *s = adze_suites; *s; s++) {
@@ -176,12 +191,10 @@ static void walk(adze_stream stream)
         }
     }
     raise_ceilings(stream);
+    for (int tries = 0; find_shares() > share_most && tries < 20; tries++)
+        raise_ceilings(stream);
     if (state.progress)
         fprintf(stderr, "\r\033[K");
-    for (int i = 0; i < state.report.count; i++) {
-        adze_bench_row *row = &state.report.rows[i];
-        row->share = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
-    }
 }
 
 /* ---- Text ---- */
@@ -208,7 +221,7 @@ static void print_report(void)
                alone, 100 * row->spread, row->gbps, 100 * row->share, row->shape);
     }
     for (int i = 0; i < r->count; i++)
-        if (r->rows[i].share > 1.02)
+        if (r->rows[i].share > share_most)
             complain("of the benchmark", "a call cannot be faster than memory is", r->rows[i].line);
     if (state.skipped)
         printf("%d lines above %lld MB were left out\n", state.skipped, (long long)(state.most / 1000000));

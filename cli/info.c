@@ -25,8 +25,8 @@ static void print_machine(void)
 {
     adze_machine m;
     adze_machine_ask(&m, ADZE_CPU);
-    printf("adze %d.%d.%d%s\n", ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100,
-           ADZE_CUDA ? "" : ", built without CUDA");
+    printf("adze %d.%d.%d, built %s\n", ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100,
+           ADZE_CUDA ? "for " ADZE_CUDA_CODE : "without CUDA");
     printf("cpu: %s, %s, %d threads on %d cores, last cache %zu KB\n", m.cpu, m.isa, m.threads, m.cores,
            adze_cpu_cache() / 1024);
     for (int device = 0; device < adze_cuda_count(); device++) {

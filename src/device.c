@@ -85,13 +85,20 @@ int adze_can_run(const adze_kernel *k, adze_stream s)
     return sm >= k->from && sm <= k->to;
 }
 
+adze_status adze_check_device(const char *op, int device)
+{
+    ADZE_REQUIRE(device == ADZE_CPU || adze_cuda_sm(device) > 0, ADZE_DEVICE, "%s: there is no CUDA device %d%s", op,
+                 device, ADZE_CUDA ? "" : ": this adze was built without CUDA");
+    return ADZE_OK;
+}
+
 adze_status adze_prepare(int32_t device)
 {
     if (device == ADZE_CPU) {
         adze_thread_count();
         return ADZE_OK;
     }
-    ADZE_REQUIRE(adze_cuda_sm(device) > 0, ADZE_DEVICE, "prepare: there is no CUDA device %d", device);
+    ADZE_CHECK(adze_check_device("prepare", device));
     return adze_cuda_prepare(device);
 }
 
@@ -113,10 +120,10 @@ int adze_cuda_sm_count(int device)
 adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args)
 {
     (void)run, (void)stream, (void)args;
-    return adze_fail(ADZE_DEVICE, "this build of adze has no CUDA");
+    return adze_check_device("call", stream.device);
 }
 adze_status adze_cuda_prepare(int device)
 {
-    return adze_fail(ADZE_DEVICE, "this build of adze has no CUDA (device %d)", device);
+    return adze_check_device("prepare", device);
 }
 #endif

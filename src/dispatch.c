@@ -423,8 +423,8 @@ static adze_status run(const adze_op *op, const adze_kernel *only, adze_stream s
     if (!settings.read)
         pthread_once(&settings_once, read_settings);
     ADZE_REQUIRE(!settings.wrong[0], ADZE_BAD_ARG, "%s: %s", op->name, settings.wrong);
-    ADZE_REQUIRE(s.device == ADZE_CPU || adze_cuda_sm(s.device) > 0, ADZE_DEVICE, "%s: there is no CUDA device %d",
-                 op->name, s.device);
+    if (s.device != ADZE_CPU)
+        ADZE_CHECK(adze_check_device(op->name, s.device));
     if (op->scratch)
         ADZE_CHECK(check_scratch(op, s, args));
     for (const adze_kernel *k = only ? only : op->kernels; k->run; k++) {

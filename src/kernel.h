@@ -48,6 +48,7 @@ int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint6
 int adze_arm_features(uint64_t hwcap);                                                     /* from AT_HWCAP */
 size_t adze_cpu_cache(void); /* bytes of the last level of cache */
 int adze_can_run(const adze_kernel *kernel, adze_stream stream);
+adze_status adze_check_device(const char *op, int device); /* that it is here and this build can use it */
 int adze_cuda_count(void);
 int adze_cuda_sm(int device);       /* 90 for sm_90; 0 without CUDA or without that device */
 int adze_cuda_sm_count(int device); /* multiprocessors */

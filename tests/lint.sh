@@ -28,7 +28,7 @@ else
 fi
 if of_version clang-tidy 14; then
     tidy() { clang-tidy --quiet "$1" -- -std=c11 -D_GNU_SOURCE -Iinclude -Isrc -Icheck -Icli -Ibind -DADZE_CUDA=0 -DADZE_ISA= \
-        -DADZE_COMMIT='""'; }
+        -DADZE_COMMIT='""' -DADZE_CUDA_CODE='""'; }
     export -f tidy
     report clang-tidy "$(files 'src/*.c' 'check/*.c' 'cli/*.c' 'bind/*.c' 'examples/*.c' | grep -v '^src/cpu/' |
         xargs -P "$(nproc)" -I{} bash -c 'tidy {}' 2>/dev/null | grep -E 'error:|warning:' | sort -u)"

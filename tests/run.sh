@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # run.sh - every test that this machine can run: a line per step, then the sum of all counts. `tests/run.sh STEP ...`
-# runs some. A step's log is build/test/STEP.log; what a step cannot have makes it skipped, with the reason.
+# runs some. A step's log is build/test/STEP.log. What a step cannot have makes it skipped, with the reason; a build that
+# fails makes the steps that need it fail.
 set -u
 cd "$(dirname "$0")/.."
 unset MAKEFLAGS MFLAGS MAKELEVEL
 export PATH=$PWD/build/venv/bin:$PATH
-logs=$PWD/build/test
+logs=$PWD/build/test suite=$PWD/tests/run.sh
 mkdir -p "$logs"
 
 # The first group builds, one after the other, each on all cores; the second runs side by side, the longest first, so that
@@ -14,18 +15,28 @@ builds='build build-clang build-sanitized build-tsan build-cross'
 steps='cuda-compile check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
 steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli example symbols headers docs cuda-graph"
-quiet='wheel bench page'
+quiet='sdist wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
-
-skip() {
-    echo "skipped: $*"
-    exit 77
+needs_of() {
+    case $1 in
+    build | build-* | cuda-compile | headers | lint | wheel) ;;
+    check-clang | fuzz) echo build-clang ;;
+    check-sanitized) echo build-sanitized ;;
+    check-cross) echo build-cross ;;
+    page) echo build bench ;;
+    pytest) echo build build-clang ;;
+    *) echo build ;;
+    esac
 }
+
 have() { command -v "$1" >/dev/null; }
 need() {
     for tool in "$@"; do have "$tool" || skip "$tool is not here"; done
+}
+compiles() { # with a compiler and its flags: a program that needs the headers and the library of C
+    printf '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n' | "$@" -x c - -o /dev/null
 }
 build() { make --no-print-directory "$@"; }
 other_arch() { # into $arch, and into $cpu what qemu calls it: there, `rep movsb` copies byte by byte
@@ -43,12 +54,12 @@ step_build-tsan() { build SAN=thread build/tsan/libadze.so; }
 step_build-cross() {
     other_arch
     need "$arch-linux-gnu-gcc"
+    compiles "$arch-linux-gnu-gcc" || skip "$arch-linux-gnu-gcc finds no C library"
     build CC="$arch-linux-gnu-gcc" AR="$arch-linux-gnu-ar" CUDA=0 B="build/$arch" all
 }
 
 step_check() { build/adze check; }
 step_check-clang() {
-    [ -x build/clang/adze ] || skip 'there is no build by clang'
     build/clang/adze check --device cpu
 }
 step_check-self() { build/adze check --self; }
@@ -73,7 +84,6 @@ step_check-sve() {
 step_check-cross() {
     other_arch
     need "qemu-$arch"
-    [ -x "build/$arch/adze" ] || skip "there is no build for $arch"
     "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
 }
 step_cuda-compile() {
@@ -104,23 +114,27 @@ step_cuda-graph() {
 step_fuzz() {
     [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'
     need clang
-    [ -f build/clang/libadze_check.a ] || skip 'there is no build by clang'
+    echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -fsanitize=fuzzer -x c - -o /dev/null ||
+        skip 'clang has no libFuzzer here'
     clang -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -std=c11 -D_GNU_SOURCE -DADZE_CUDA=0 \
         -Iinclude -Isrc -Icheck tests/fuzz_line.c check/line.c check/data.c build/clang/libadze_check.a \
-        build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line" || skip 'clang has no libFuzzer here'
+        build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line"
     mkdir -p "$logs/corpus"
     "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-60}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="$logs/" "$logs/corpus"
 }
-# Installed, then built elsewhere with nothing but pkg-config's word, against the shared and the static library. The
-# folder has a space in its name.
+# Installed, then built elsewhere with nothing but pkg-config's word and, as `make install` says for a folder that the
+# loader does not search, a run path; against the shared and the static library. The folder has a space in its name.
 step_example() {
     need pkg-config
     [ -f examples/rms_norm.c ] || skip 'examples/rms_norm.c is not here'
     work=$(mktemp -d "${TMPDIR:-/tmp}/adze test.XXXXXX")
     trap 'rm -rf "$work"' EXIT
-    make --no-print-directory install PREFIX=/usr DESTDIR="$work/image"
-    make --no-print-directory install PREFIX="$work/adze"
+    make --no-print-directory install PREFIX=/usr DESTDIR="$work/image" >"$work/said"
+    if grep '^install: ' "$work/said"; then exit 1; fi # nothing runs from an image
+    make --no-print-directory install PREFIX="$work/adze" >"$work/said"
+    grep -F "install: the loader does not search $work/adze/lib: set PKG_CONFIG_PATH=$work/adze/lib/pkgconfig, and link \
+programs with -Wl,-rpath,$work/adze/lib too" "$work/said"
     diff <(cd "$work/image/usr" && find . | sort) <(cd "$work/adze" && find . | sort)
     cp examples/*.c "$work"
     cd "$work"
@@ -129,12 +143,38 @@ step_example() {
     local flags static
     for static in '' --static; do
         flags=$(pkg-config $static --cflags --libs adze)
-        [ -z "$static" ] || flags=${flags/-ladze/-l:libadze.a}
+        if [ -z "$static" ]; then
+            flags="$flags -Wl,-rpath,'$work/adze/lib'"
+        else
+            flags=${flags/-ladze/-l:libadze.a}
+        fi
         for source in *.c; do
             eval "cc -std=c11 -Wall -Wextra -Werror $source $flags -o example"
-            LD_LIBRARY_PATH=$work/adze/lib ./example
+            ./example
         done
     done
+}
+# As a distributor has it: a source distribution, and the wheel that an isolated environment makes of it, in an environment
+# with nothing else in it. The kernels are those of this build; compiling them is what other steps do.
+step_sdist() {
+    local version
+    python3 -m build --version || skip "Python's build is not here"
+    work=$(mktemp -d "${TMPDIR:-/tmp}/adze-test.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    ADZE_MAKE="CUDA=0 K=$PWD/build" python3 -m build -o "$work" .
+    tar -tf "$work"/adze_kernels-*.tar.gz | sed 's|^[^/]*/||' >"$work/files"
+    git ls-files 2>/dev/null | grep -vxF -e .gitignore -e .ci/run | while read -r file; do
+        grep -qxF "$file" "$work/files" || { echo "the source distribution lacks $file" && exit 1; }
+    done
+    if grep -E '\.(so|o)$' "$work/files"; then exit 1; fi
+    python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q "$work"/adze_kernels-*.whl
+    version=$(awk '/define ADZE_VERSION / {printf "%d.%d.%d", $3 / 10000, $3 / 100 % 100, $3 % 100}' include/adze.h)
+    cd "$work"
+    venv/bin/python -c 'import adze, adze._native, importlib.metadata, sys
+distribution = importlib.metadata.distribution("adze-kernels")
+assert adze.__version__ == distribution.version == sys.argv[1], (adze.__version__, distribution.version, sys.argv[1])
+assert {url.split(",")[0] for url in distribution.metadata.get_all("Project-URL")} >= {"Homepage", "Source", "Changelog"}
+assert [e.value for e in distribution.entry_points] == ["adze.vllm:register"]' "$version"
 }
 # As others get it: a wheel that needs no newer libc than 2.28, in an environment with nothing else in it.
 step_wheel() {
@@ -145,7 +185,7 @@ step_wheel() {
     python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q ziglang || skip 'ziglang cannot be had'
     PY_LD="$("$work/venv/bin/python" -c 'import ziglang; print(ziglang.__path__[0])')/zig cc -target $(uname -m)-linux-gnu.2.28" \
         ADZE_WHEEL="manylinux_2_28_$(uname -m)" "$work/venv/bin/pip" wheel -q --no-deps -w "$work" .
-    "$work/venv/bin/pip" install -q "$work"/adze-*-py3-none-manylinux_2_28_*.whl
+    "$work/venv/bin/pip" install -q "$work"/adze_kernels-*-py3-none-manylinux_2_28_*.whl
     cd "$work"
     venv/bin/python -c 'import adze, sys; print(adze.__version__, "torch" in sys.modules)' | grep -q ' False$'
     native=$(venv/bin/python -c 'import adze, pathlib; print(pathlib.Path(adze.__file__).with_name("_adze.abi3.so"))')
@@ -193,64 +233,4 @@ step_page() {
     python3 tests/page.py "$chromium" "$logs/bench.html"
 }
 
-# Runs one step and leaves its counts: those of its last counting line, or one for the whole step.
-run_step() {
-    local step=$1 log=$logs/$1.log start=$SECONDS status counts passed=0 failed=0 skipped=0 word note=
-    case $step in
-    py-*) set -- --python "${step#py-}" ;;
-    *) if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi ;;
-    esac
-    timeout -k 10 "${STEP_SECONDS:-1200}" bash "$0" "$@" >"$log" 2>&1
-    status=$?
-    if [ $status = 77 ]; then
-        skipped=1 word=skip note=$(tail -1 "$log" | sed 's/^skipped: //')
-    else
-        counts=$(grep -E '^=* ?[0-9]+ (passed|failed|skipped)' "$log" | tail -1)
-        count() { echo "$counts" | grep -oE "[0-9]+ $1" | head -1 | cut -d' ' -f1; }
-        passed=$(count passed) failed=$(count failed) skipped=$(count skipped)
-        : "${passed:=0}" "${failed:=0}" "${skipped:=0}"
-        # A count of nothing is a test of nothing.
-        [ -z "$counts" ] || [ $((passed + failed + skipped)) -gt 0 ] || status=1
-        [ $status = 0 ] && word=ok || word=FAIL
-        [ $status = 0 ] || [ "$failed" -gt 0 ] || failed=1
-        [ $((passed + failed + skipped)) -gt 0 ] || passed=1
-        note=$([ -n "$counts" ] && echo "$passed passed, $failed failed, $skipped skipped")
-        [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-1200} s"
-    fi
-    echo "$passed $failed $skipped" >"$logs/$step.count"
-    printf '%-5s %-18s %4d s  %s\n' "$word" "$step" $((SECONDS - start)) "$note"
-    [ "$word" != FAIL ] || sed "s/^/        /" "$log" | grep -vE '^ *(CC|LD|NVCC) ' | tail -25
-}
-
-case ${1-} in
---step)
-    set -e
-    "step_$2"
-    exit
-    ;;
---python)
-    set -e
-    test_python "$2"
-    exit
-    ;;
---program)
-    set -e
-    test_program "$2"
-    exit
-    ;;
-esac
-
-chosen=${*:-$builds $steps $quiet}
-of() { for step in $chosen; do case " $1 " in *" $step "*) echo "$step" ;; esac done; }
-for step in $chosen; do rm -f "$logs/$step.count"; done
-for step in $(of "$builds"); do run_step "$step"; done
-workers=$(nproc)
-for step in $(of "$(echo $steps)"); do
-    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
-    run_step "$step" &
-done
-wait
-for step in $(of "$quiet"); do run_step "$step"; done
-for step in $chosen; do cat "$logs/$step.count" || echo 0 1 0; done |
-    awk -v seconds=$SECONDS '{p += $1; f += $2; s += $3}
-        END {printf "%d seconds\n%d passed, %d failed, %d skipped\n", seconds, p, f, s; exit f > 0}'
+. tests/steps.sh

@@ -6,19 +6,28 @@ cd "$(dirname "$0")/.."
 
 missing=()
 want() { command -v "$1" >/dev/null || missing+=("$2"); }
-want gcc gcc
-want g++ g++
-want clang clang
+# A compiler can be here without the C library's headers, which its package only recommends.
+want_compiler() {
+    printf '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n' | "$1" -x "$2" - -o /dev/null 2>/dev/null ||
+        missing+=("${@:3}")
+}
+want_compiler gcc c gcc libc6-dev
+want_compiler g++ c++ g++
+want_compiler clang c clang
 want clang-tidy clang-tidy
 want cppcheck cppcheck
 want pkg-config pkg-config
 want qemu-aarch64 qemu-user
 want chromium chromium
 case $(uname -m) in
-x86_64) want aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu ;;
-aarch64) want x86_64-linux-gnu-gcc gcc-x86-64-linux-gnu ;;
+x86_64) want_compiler aarch64-linux-gnu-gcc c gcc-aarch64-linux-gnu libc6-dev-arm64-cross ;;
+aarch64) want_compiler x86_64-linux-gnu-gcc c gcc-x86-64-linux-gnu libc6-dev-amd64-cross ;;
 esac
 python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+# Inductor compiles against Python.h. Debian has it for its own Python alone.
+python3 -c 'import os, sys, sysconfig
+sys.exit(sys.base_prefix == "/usr" and not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' ||
+    missing+=(python3-dev)
 
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@" >>build/setup.log 2>&1; }
 install_packages() {

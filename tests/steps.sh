@@ -1,0 +1,90 @@
+# steps.sh - runs steps and adds up their counts, for the script that sources it (run.sh). That script sets builds, steps,
+# quiet, logs (a folder) and suite (its own path), and has the functions step_NAME, test_python, test_program and
+# needs_of, which names the steps that one depends on. Its arguments choose steps; without any, all are run.
+
+skip() {
+    echo "skipped: $*"
+    exit 77
+}
+
+# A step whose need failed in this run has failed too; a need that was skipped makes it skipped. Sets word when the step is
+# not to be run, with its counts and the note.
+look_at_needs() {
+    local need p f s
+    for need in $(needs_of "$1"); do
+        case " $chosen " in *" $need "*) ;; *) continue ;; esac
+        read -r p f s <"$logs/$need.count" || f=1
+        if [ "$f" -gt 0 ]; then
+            failed=1 skipped=0 word=FAIL note="not run: $need failed"
+            return
+        fi
+        [ "$p" -gt 0 ] || skipped=1 word=skip note="$need was skipped"
+    done
+}
+
+# Runs one step and leaves its counts: those of its last counting line, or one for the whole step.
+run_step() {
+    local step=$1 log=$logs/$1.log start=$SECONDS status counts passed=0 failed=0 skipped=0 word= note=
+    look_at_needs "$step"
+    case $step in
+    py-*) set -- --python "${step#py-}" ;;
+    *) if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi ;;
+    esac
+    if [ -n "$word" ]; then
+        echo "$note" >"$log"
+    else
+        timeout -k 10 "${STEP_SECONDS:-1200}" bash "$suite" "$@" >"$log" 2>&1
+        status=$?
+    fi
+    if [ -z "$word" ] && [ $status = 77 ]; then
+        skipped=1 word=skip note=$(tail -1 "$log" | sed 's/^skipped: //')
+    elif [ -z "$word" ]; then
+        counts=$(grep -E '^=* ?[0-9]+ (passed|failed|skipped)' "$log" | tail -1)
+        count() { echo "$counts" | grep -oE "[0-9]+ $1" | head -1 | cut -d' ' -f1; }
+        passed=$(count passed) failed=$(count failed) skipped=$(count skipped)
+        : "${passed:=0}" "${failed:=0}" "${skipped:=0}"
+        # A count of nothing is a test of nothing.
+        [ -z "$counts" ] || [ $((passed + failed + skipped)) -gt 0 ] || status=1
+        [ $status = 0 ] && word=ok || word=FAIL
+        [ $status = 0 ] || [ "$failed" -gt 0 ] || failed=1
+        [ $((passed + failed + skipped)) -gt 0 ] || passed=1
+        note=$([ -n "$counts" ] && echo "$passed passed, $failed failed, $skipped skipped")
+        [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-1200} s"
+    fi
+    echo "$passed $failed $skipped" >"$logs/$step.count"
+    printf '%-5s %-18s %4d s  %s\n' "$word" "$step" $((SECONDS - start)) "$note"
+    [ "$word" != FAIL ] || [ -z "${status-}" ] || sed "s/^/        /" "$log" | grep -vE '^ *(CC|LD|NVCC) ' | tail -25
+}
+
+case ${1-} in
+--step)
+    set -e
+    "step_$2"
+    exit
+    ;;
+--python)
+    set -e
+    test_python "$2"
+    exit
+    ;;
+--program)
+    set -e
+    test_program "$2"
+    exit
+    ;;
+esac
+
+chosen=${*:-$builds $steps $quiet}
+of() { for step in $chosen; do case " $1 " in *" $step "*) echo "$step" ;; esac done; }
+for step in $chosen; do rm -f "$logs/$step.count"; done
+for step in $(of "$builds"); do run_step "$step"; done
+workers=$(nproc)
+for step in $(of "$(echo $steps)"); do
+    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
+    run_step "$step" &
+done
+wait
+for step in $(of "$quiet"); do run_step "$step"; done
+for step in $chosen; do cat "$logs/$step.count" || echo 0 1 0; done |
+    awk -v seconds=$SECONDS '{p += $1; f += $2; s += $3}
+        END {printf "%d seconds\n%d passed, %d failed, %d skipped\n", seconds, p, f, s; exit f > 0}'
