@@ -20,15 +20,17 @@ PROMPT, TOKENS = 7, 6
 
 
 class Graphs:
-    """A backend that keeps what is in each graph."""
+    """A backend, and what is in each graph that it was given."""
 
     def __init__(self):
-        self.targets, self.fewest = [], None
+        self.targets = targets = []
 
-    def __call__(self, module, inputs):
-        nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
-        self.targets.append([str(node.target) for node in nodes])
-        return module
+        def backend(module, inputs):  # a function, of which transformers makes no copy
+            nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
+            targets.append([str(node.target) for node in nodes])
+            return module
+
+        self.backend = backend
 
     def ours(self):
         return [{target.split(".")[1] for target in graph if target.startswith("adze")} for graph in self.targets]
@@ -36,7 +38,7 @@ class Graphs:
 
 def compiled_generate(model, name, graphs):
     torch._dynamo.reset()
-    config = CompileConfig(backend=graphs, mode=None, fullgraph=True)
+    config = CompileConfig(backend=graphs.backend, mode=None, fullgraph=True)
     config._compile_all_devices = True
     with torch.no_grad(), default_device(None):
         return model.generate(
@@ -77,7 +79,7 @@ def test_several_tokens_are_compiled_with_ops():
     adze.patch(model)
     torch._dynamo.reset()
     graphs = Graphs()
-    compiled = torch.compile(model, backend=graphs, fullgraph=True)
+    compiled = torch.compile(model, backend=graphs.backend, fullgraph=True)
     with torch.no_grad(), default_device(None):
         for length in (5, 1, 9, 11, 1, 13):
             compiled(input_ids=models.inputs("qwen3", seq=length)["input_ids"], use_cache=False)
@@ -126,8 +128,8 @@ def test_no_guard_in_python_is_left_on_a_patched_module(name):
     left_out = [(kind, source) for kind, source, kept in patched if not kept]
     assert left_out and all(kind == "DUPLICATE_INPUT" for kind, _ in left_out)
     assert all(source.endswith(".forward.__self__") for _, source in left_out)
-    in_python = [sum(kind == "DUPLICATE_INPUT" and kept for kind, _, kept in found) for found in (plain, patched)]
-    assert in_python[0] == in_python[1]
+    for found in (plain, patched):
+        assert not any(kind == "DUPLICATE_INPUT" and "_modules" in source and kept for kind, source, kept in found)
     assert any(source.endswith(".forward.__func__") for _, source, kept in patched if kept)
 
 
