@@ -13,13 +13,13 @@ import statistics
 import sys
 import time
 
+import qwen3
 import torch
 import transformers
 from transformers.generation.streamers import BaseStreamer
 
 import adze
 import models
-import qwen3
 
 VARIANTS = ["eager", "adze", "compile", "adze + compile"]
 

@@ -1,9 +1,9 @@
 """Decoding that transformers compiles by itself, generate() with a static cache, for a patched model.
 
 One token is the model's own code there (patching.py), so the graph is that of the model without a patch. What is left
-is what Dynamo looks at before every token. That each patched module's forward is bound to that very module it compares
-in Python, one by one, and decoding waits for it. A patch always binds a forward to the module it is in, so these guards
-can go; those on the function and on what it closes over stay.
+is what Dynamo looks at before every token: that the forward of each patched module is bound to it is compared in
+Python, one by one, and decoding waits for it. A patch always binds a forward to the module it is in. So these
+guards can go; those on the function and on what it closes over stay.
 """
 
 import copy

@@ -15,7 +15,7 @@ diffusers = pytest.importorskip("diffusers")
 from device import default_device  # noqa: E402
 
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-SCRIPTS = ("models", "qwen3", "generate_video", "rms_norm", "compile_graph")
+SCRIPTS = ("models", "qwen3", "generate", "report", "generate_video", "rms_norm", "compile_graph")
 FEW = ["--device", "cpu", "--tiny", "--steps", "2", "--warmup-iterations", "1"]
 
 
@@ -77,6 +77,26 @@ def test_prefill_and_decode(run):
     assert_result(status, result, "qwen3", ["eager", "adze"], ["prefill of 16", "decode"])
     for row in result["rows"][2:]:
         assert row["whole_ms"] > 0 and row["whole_equal"] == 1
+
+
+def test_generate(run, bench):
+    status, result = run("generate", "--device", "cpu", "--tiny", "--rounds", "2", "--variants", "adze")
+    assert status == 0 and result["script"] == "generate" and result["commit"] == "abc" and result["date"]
+    found = {(row["what"], row["variant"]): row for row in result["rows"]}
+    whats = ("generate(), prompt of 16", "generate(), a token")
+    assert list(found) == [(what, variant) for variant in ("eager", "adze") for what in whats]
+    for (what, _), row in found.items():
+        assert row["ms"] > 0 and row["equal"] == 1 and row["steps"] == (2 if "prompt" in what else 2 * 5)
+    with pytest.raises(SystemExit, match="no variant 'graph'"):
+        run("generate", "--device", "cpu", "--tiny", "--variants", "graph")
+
+
+def test_a_report_has_the_rows_of_generate(bench):
+    ms = {"eager": 31.5, "adze": 18.25, "compile": 7.5, "adze + compile": 7.25}
+    rows = [{"what": "generate(), a token", "variant": name, "ms": value} for name, value in ms.items()]
+    run = {"adze_models": 1, "machine": {"gpu": "a GPU"}, "settings": {}, "model": "tiny", "rows": rows}
+    table = bench["report"].models_table({"there": [run]})
+    assert "| tiny, generate(), a token | 31.50 | 18.25 | 7.50 | 7.25 | - | - |" in table
 
 
 def test_switches_name_variants(bench):

@@ -1,5 +1,7 @@
 """adze.graph: without a GPU it must run the module itself; with one, its graphs must follow inputs and weights."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -132,3 +134,57 @@ def test_graphs_of_attention_follow_their_tables_and_masks(name):
     assert len(graph.captured) == 1, graph.report()
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
     assert not torch.equal(wanted[0], wanted[1])
+
+
+@gpu
+def test_graphs_follow_patches_hooks_and_caches():
+    """With real graphs; test_graph_guards.py has the rest of what must be seen."""
+    models = pytest.importorskip("models", reason="no transformers")
+    model = models.build("llama").cuda().requires_grad_(False)
+    ids = models.inputs("llama", seq=5)["input_ids"].cuda()
+    graph = adze.graph(model)
+
+    def agree():
+        got, want = (of(input_ids=ids, use_cache=False).logits for of in (graph, model))
+        assert len(graph.captured) == 1, graph.report()
+        return torch.equal(got, want)
+
+    with torch.no_grad():
+        assert agree()
+        handle = adze.patch(model)
+        assert agree()
+        handle.disable()
+        assert agree()
+        hook = model.model.norm.register_forward_hook(lambda module, args, out: out * 2)
+        assert agree()
+        hook.remove()
+        assert agree()
+        with pytest.warns(UserWarning, match="use_cache=False"):
+            first = graph(input_ids=ids, use_cache=True)
+        assert first.past_key_values is not graph(input_ids=ids, use_cache=True).past_key_values
+
+
+@gpu
+def test_threads_and_streams_share_a_graph():
+    torch.manual_seed(0)
+    step = Step().cuda().requires_grad_(False)
+    graph = adze.graph(step)
+    inputs = [torch.randn(256, 64, device="cuda") for _ in range(4)]
+    with torch.no_grad():
+        wanted = [step(x)["out"] for x in inputs]
+        graph(inputs[0])
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(i):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(200):
+                if not torch.equal(graph(inputs[i])["out"], wanted[i]):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(graph.captured) == 1
