@@ -5,11 +5,13 @@ import functools
 import hashlib
 import importlib
 import inspect
+import re
 import sys
 import textwrap
 import types
 
 _SKIPPED = {"ctx", "type_comment", "kind", "type_params", "decorator_list", "returns", "annotation"}
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def _text(node):
@@ -46,9 +48,40 @@ def fingerprint_source(source, name=None):
     """Of the function called `name` in a source text, or of the first one: 12 hexadecimal digits."""
     for node in ast.walk(ast.parse(textwrap.dedent(source))):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in (None, node.name):
-            arguments, body = _text(node.args), _text(_without_docstring(node.body))
-            return hashlib.sha256(f"{arguments}{body}".encode()).hexdigest()[:12]
+            return fingerprint_node(node)
     raise ValueError("no function in this source")
+
+
+def fingerprint_node(node):
+    """Of a function in a syntax tree."""
+    return _digest(_text(node.args) + _text(_without_docstring(node.body)))
+
+
+def _digest(text, digits=12):
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def structure_node(node):
+    """Of a function in a syntax tree without the names in it: that of the same function with others in their place."""
+    text = _text(node.args) + _text(_without_docstring(node.body))
+    return _digest(re.sub(r"\b(id|arg|attr|name)='[^']*'", r"\1", text))
+
+
+def statements_node(node):
+    """Four hexadecimal digits for the arguments of a function and for each of its statements, nested ones by their
+    heads and then their own statements."""
+    found = [_digest(_text(node.args), 4)]
+
+    def walk(body):
+        for statement in body:
+            blocks = {name: value for name, value in ast.iter_fields(statement) if name in _BLOCKS}
+            head = type(statement)(**{n: v for n, v in ast.iter_fields(statement) if n not in blocks})
+            found.append(_digest(_text(head), 4))
+            for block in blocks.values():
+                walk(block)
+
+    walk(_without_docstring(node.body))
+    return found
 
 
 def unwrapped(fn):
