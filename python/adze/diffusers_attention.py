@@ -9,7 +9,7 @@ import sys
 import torch
 
 from . import graphs, ops
-from .fingerprint import fingerprint
+from .fingerprint import described, fingerprint
 from .patching import plain, usable
 from .products import products_of
 
@@ -22,11 +22,11 @@ def _processor(module, known, **calls):
         return f"{cls.__name__} has weights of its own"
     found = fingerprint(cls.__call__)
     if found not in known:
-        return f"{cls.__name__} is {found}, which no rule knows"
+        return f"{cls.__name__} is {described(cls.__call__)}, which no rule knows"
     for name, prints in calls.items():
-        found_part = fingerprint(cls.__call__.__globals__.get(name))
-        if found_part not in prints:
-            return f"{name} of {cls.__name__} is {found_part}, which no rule knows"
+        part = cls.__call__.__globals__.get(name)
+        if fingerprint(part) not in prints:
+            return f"{name} of {cls.__name__} is {described(part)}, which no rule knows"
     return cls, known[found]
 
 
@@ -337,9 +337,9 @@ def hunyuan_video(module, ctx, cls):
     norm = _same_norms(ctx, *children)
     if isinstance(norm, str):
         return norm
-    rotation = fingerprint(sys.modules["diffusers.models.embeddings"].apply_rotary_emb)
-    if rotation != "d721cd933375":
-        return f"apply_rotary_emb is {rotation}, which no rule knows"
+    rotation = sys.modules["diffusers.models.embeddings"].apply_rotary_emb
+    if fingerprint(rotation) != "d721cd933375":
+        return f"apply_rotary_emb is {described(rotation)}, which no rule knows"
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     project = (_two_streams if own else _projections)(ctx, module)

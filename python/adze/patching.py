@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import importlib
+import inspect
 import re
 import sys
 import types
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.modules import module as _every_module
 
 from ._ops import add_op_namespace_prefix
-from .fingerprint import fingerprint, unwrapped
+from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
 
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -58,7 +59,7 @@ class Context:
     numerics: str
     ops: frozenset[str]
     path: str
-    original: Callable  # the function that the module's forward was
+    original: Callable  # the function that the module's forward was, without the decorators that are put back
     plan: "_Plan"
 
     @property
@@ -272,7 +273,7 @@ def _rules():
 
 def _source_of(forward, what):
     """The function that `what` names, as in Rule.fingerprints, where this is the forward; None if there is none."""
-    function = unwrapped(forward)
+    function = undecorated(forward)
     for name in what.split("/"):
         function = unwrapped(getattr(function, "__globals__", {}).get(name))
     return function
@@ -280,18 +281,18 @@ def _source_of(forward, what):
 
 def _mismatch(rule, cls, function):
     """None if the rule is made for this source, "" if it is for something else, or which part is not known."""
-    code = getattr(unwrapped(function), "__code__", None)
+    inner = undecorated(function)
+    code = getattr(inner, "__code__", None)
     if "forward" in rule.fingerprints:
-        if fingerprint(function) not in rule.fingerprints["forward"]:
+        if fingerprint(inner) not in rule.fingerprints["forward"]:
             return ""
     elif code is None or not all(what.split("/")[0] in code.co_names for what in rule.fingerprints):
         return ""
     for what, known in rule.fingerprints.items():
         if what != "forward":
             part = getattr(cls, what[5:], None) if what.startswith("self.") else _source_of(function, what)
-            found = fingerprint(part)
-            if found not in known:
-                return f"{what} is {found}, which rule {rule.name} does not know"
+            if fingerprint(part) not in known:
+                return f"{what} is {described(part)}, which rule {rule.name} does not know"
     return None
 
 
@@ -300,7 +301,7 @@ def looks_like(module):
     name = type(module).__name__
     if re.search(r"norm", name, re.I) and not re.search(r"batch|instance|spectral", name, re.I):
         return "norm" if not any(True for _ in module.children()) else "fuse"
-    code = getattr(unwrapped(type(module).forward), "__code__", None)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is not None and any(n.startswith(("apply_rotary", "apply_rope")) for n in code.co_names):
         return "rope"
     children = dict(module.named_children())
@@ -319,11 +320,14 @@ class _Plan:
         self.rules = _rules()
         self.excluded = set()
 
-    def known(self, cls, function):
-        """The rules made for this source, and why others of its kind are not."""
+    def known(self, cls, function, own=()):
+        """The rules made for this source, and why others of its kind are not. own: what an instance has itself."""
         fitting, reasons = [], []
         for rule in self.rules:
             mismatch = _mismatch(rule, cls, function)
+            hidden = [what for what in rule.fingerprints if what.startswith("self.") and what[5:] in own]
+            if mismatch is None and hidden:
+                mismatch = f"{hidden[0]} is an attribute of the module, not the class's method"
             if mismatch is None:
                 fitting.append(rule)
             elif mismatch:
@@ -338,10 +342,14 @@ class _Plan:
         function = _site_of(child).function
         if function is None or fingerprint(function) != fingerprint(type(child).forward):
             return f"{type(child).__name__} has a forward of its own"
-        for rule in self.known(type(child), function)[0]:
+        if undecorated(function) is not function:
+            return f"{type(child).__name__}.forward is decorated"
+        if type(child).__call__ is not nn.Module.__call__:
+            return f"{type(child).__name__} has a __call__ of its own"
+        for rule in self.known(type(child), function, child.__dict__)[0]:
             if rule.op == op and rule.facts is not None:
                 return strange_weight(child) or rule.facts(child, self.context(child, "", function))
-        return f"{type(child).__name__}.forward is {fingerprint(function)}, which no rule knows"
+        return f"{type(child).__name__}.forward is {described(function)}, which no rule knows"
 
     def context(self, module, path, function):
         return Context(self.numerics, self.ops, path, function, self)
@@ -356,21 +364,21 @@ class _Plan:
         if function is None or (function is not cls.forward and fingerprint(function) != fingerprint(cls.forward)):
             fitting, _ = self.known(cls, cls.forward)
             return (kind or fitting) and (None, None, "has a forward of its own")
-        fitting, reasons = self.known(cls, function)
+        fitting, reasons = self.known(cls, function, module.__dict__)
         matched = bool(fitting)
         for rule in fitting:
             if rule.op not in self.ops:
                 reasons.append(f"{rule.op} was not asked for")
                 continue
-            made = strange_weight(module) or rule.build(module, self.context(module, path, function))
+            made = strange_weight(module) or rule.build(module, self.context(module, path, undecorated(function)))
             if callable(made):
                 made.__name__ = made.__qualname__ = "forward"
-                return rule, made, getattr(made, "adze_note", None)
+                return rule, decorated_like(function, made), getattr(made, "adze_note", None)
             reasons.append(made)
         if not matched and not reasons:
             if kind is None:
                 return None
-            reasons = [f"forward is {fingerprint(function)}, which no rule knows"]
+            reasons = [f"forward is {described(function)}, which no rule knows"]
         return fitting[0] if matched else None, None, "; ".join(dict.fromkeys(reasons))
 
 

@@ -100,8 +100,6 @@ def _rope(make):
     """Builds a clone of a forward, whatever it is, that sees another apply_rotary_pos_emb among its globals."""
 
     def build(module, ctx):
-        if unwrapped(ctx.original) is not ctx.original:
-            return "its forward is decorated"
         home = sys.modules[ctx.original.__globals__["__name__"]]
         apply = make(unwrapped(home.apply_rotary_pos_emb), ctx.match)
         windows = None if ctx.match else _ONLY_ROTATE.get(fingerprint(ctx.original))
