@@ -1,9 +1,10 @@
 """versions.py - adze with every supported version of transformers and diffusers: `tests/run.sh versions`.
 
 Each version has an environment under build/versions with the package and what it requires that build/venv has not;
-all else, torch among it, is build/venv's. Tiny models run there with and without adze (python/tests/version_models.py),
-and the files of each version are scanned for classes that rules know. The result is python/tests/data/versions.json
-and the table of docs/versions.md. `--check` runs nothing: it says whether these and fingerprints.json agree."""
+all else, torch among it, is build/venv's. Tiny models run there, with and without adze
+(python/tests/version_models.py), and the files of each version are scanned for classes that rules know. The result is
+python/tests/data/versions.json and the table of docs/versions.md. `--check` runs nothing: it says whether these and
+fingerprints.json agree."""
 
 import argparse
 import json
@@ -27,6 +28,26 @@ KINDS = {
     "fuse": "blocks",
     "processor": "processors",
 }
+
+WORDS = """\
+# Versions
+
+`tests/run.sh versions` has written this page. It runs tiny models with each of these versions, with and without adze,
+on torch {torch}: their outputs and greedy tokens are the same, and as many modules are replaced as in the newest one.
+The minor versions below are supported. `handle.report()` says when another one is installed; there, too, a module
+whose source nobody has seen is left as it is.
+
+`python -m adze.fingerprint --scan` lists the classes of the installed packages that look like a target: those that
+rules know, those that are near to a known source and what it is, and the others. A new version is added in three
+steps:
+
+1. `python -m adze.fingerprint --record` where it is installed adds it to each source of python/adze/fingerprints.json
+   that has not changed, and names those that have.
+2. `python -m adze.fingerprint --diff FOLDER` shows how they have changed, against the version in a folder such as
+   build/versions/transformers-5.22.2/lib/python3.11/site-packages. `--record --accept NAME` adds one that was
+   reviewed: the rule must compute what the source computes.
+3. The version is written into `supported` in the same file, and `tests/run.sh versions` makes this page anew.
+"""
 
 # Prints the requirements of some packages that the environment does not meet.
 UNMET = """
@@ -88,10 +109,10 @@ def scan_files(package, version):
 
 
 def print_counts(package, version):
-    from adze.patching import all_rules
+    from adze.patching import rules_for
 
     folder = site_of(ROOT / f"build/versions/{package}-{version}")
-    findings = scan.scan(scan.Package(package, folder / package, version), all_rules(package))
+    findings = scan.scan(scan.Package(package, folder / package, version), rules_for(package))
     print(json.dumps(scan.counts(findings)))
 
 
@@ -115,21 +136,7 @@ def faults(results):
 def page(results):
     """docs/versions.md"""
     torch = sorted({result["torch"] for versions in results.values() for result in versions.values()})
-    lines = [
-        "# Versions",
-        "",
-        "`tests/run.sh versions` has written this page. It runs tiny models with each of these versions, with and",
-        f"without adze, on torch {', '.join(torch)}: outputs and greedy tokens are the same, and as many modules are replaced as",
-        "in the newest version. The minor versions below are supported; `handle.report()` says when another one is",
-        "installed. What a source has that nobody has seen is left as it is in any version.",
-        "",
-        "A class is known when rules are made for its source; classes that look like a target are counted. `python -m",
-        "adze.fingerprint --scan` lists them for the installed packages: known ones, those near to a known source and",
-        "what it is, and unknown ones. A new version is added by `python -m adze.fingerprint --record` where it is",
-        "installed. That command names the sources that have changed, `--diff FOLDER` shows how, against another version",
-        "in a folder, and `--record --accept NAME` adds one that was reviewed: its rule must compute what it computes.",
-        "Then the version takes its place in `supported` of `python/adze/fingerprints.json`, and this page is made anew.",
-    ]
+    lines = [WORDS.format(torch=", ".join(torch)).rstrip()]
     for package, versions in results.items():
         kinds = [kind for kind in KINDS if any(kind in result["classes"] for result in versions.values())]
         lines += ["", f"## {package}", ""]
@@ -179,7 +186,9 @@ def main():
             results[package][version] = result
             passed = sum(not isinstance(counts, str) for counts in result["models"].values())
             known = ", ".join(f"{s['known']}/{sum(s.values())} {kind}" for kind, s in result["classes"].items())
-            print(f"{package} {version}: {passed} of {len(result['models'])} models alike; known: {known}", flush=True)
+            print(
+                f"{package} {version}: {passed} of {len(result['models'])} models alike; known: {known}", flush=True
+            )
     wrong = faults(results)
     print(*wrong, sep="\n")
     if not wrong:

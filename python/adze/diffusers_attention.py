@@ -12,20 +12,21 @@ from . import graphs, ops
 from .fingerprint import described, fingerprint
 from .patching import plain, usable
 from .products import products_of
+from .sources import by_hash, hashes
 
 
 def _processor(module, known, **calls):
     """The class of the module's processor and what known says of its source, or a str: why not. calls: functions that
-    the processor calls, by the names it has for them, and their fingerprints."""
+    the processor calls, by the names it has for them, and the names of their sources in fingerprints.json."""
     cls = type(module.processor)
     if isinstance(module.processor, torch.nn.Module):
         return f"{cls.__name__} has weights of its own"
-    found = fingerprint(cls.__call__)
+    found, known = fingerprint(cls.__call__), by_hash(known)
     if found not in known:
         return f"{cls.__name__} is {described(cls.__call__)}, which no rule knows"
-    for name, prints in calls.items():
+    for name, names in calls.items():
         part = cls.__call__.__globals__.get(name)
-        if fingerprint(part) not in prints:
+        if fingerprint(part) not in hashes(names):
             return f"{name} of {cls.__name__} is {described(part)}, which no rule knows"
     return cls, known[found]
 
@@ -197,7 +198,7 @@ def ltx_tables(module, ctx):
 
 def ltx(module, ctx):
     """LTXAttention: the norm and the rotation see all heads as one."""
-    found = _processor(module, {"4469db9a3a49": None}, apply_rotary_emb={"0b5cb0cc9d65"})
+    found = _processor(module, {"ltx:LTXVideoAttnProcessor.__call__": None}, apply_rotary_emb="ltx:apply_rotary_emb")
     norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
     if isinstance(norm, str):
         return norm
@@ -237,9 +238,9 @@ def flux(module, ctx):
     Linear whose input is not contiguous rounds before it adds its bias."""
     found = _processor(
         module,
-        {"0eef6316eb6c": False, "73a81882accf": True, "0d0669b5b7b3": True},
-        apply_rotary_emb={"d721cd933375"},
-        _get_qkv_projections={"2fb77e970978"},
+        {"flux:FluxAttnProcessor.__call__": True, "flux:FluxAttnProcessor.__call__@0.36.0": False},
+        apply_rotary_emb="embeddings:apply_rotary_emb",
+        _get_qkv_projections="flux:_get_qkv_projections",
     )
     both = module.added_kv_proj_dim is not None
     children = [module.norm_q, module.norm_k, *([module.norm_added_q, module.norm_added_k] if both else [])]
@@ -296,8 +297,8 @@ def wan(module, ctx):
     float table the rotation rounds every step."""
     found = _processor(
         module,
-        dict.fromkeys(("aadcf2d55292", "4a6610989d62")),
-        _get_qkv_projections={"40abaa60dde9", "9e2dcd84a66c"},
+        {"wan:WanAttnProcessor.__call__": None},
+        _get_qkv_projections="wan:_get_qkv_projections",
     )
     norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
     if isinstance(norm, str):
@@ -338,7 +339,7 @@ def hunyuan_video(module, ctx, cls):
     if isinstance(norm, str):
         return norm
     rotation = sys.modules["diffusers.models.embeddings"].apply_rotary_emb
-    if fingerprint(rotation) != "d721cd933375":
+    if fingerprint(rotation) not in hashes("embeddings:apply_rotary_emb"):
         return f"apply_rotary_emb is {described(rotation)}, which no rule knows"
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
@@ -384,7 +385,7 @@ def _table(freqs):
 def qwen_image(module, ctx, cls, joint_mask, copied=True):
     """Attention with a QwenDoubleStreamAttnProcessor2_0: text before image, a complex table for each of them.
     joint_mask: the processor makes the mask from the text's, else it is given one. copied: as in FLUX."""
-    found = _processor(module, _SHARED, apply_rotary_emb_qwen={"d0a8a3132733"})
+    found = _processor(module, _SHARED, apply_rotary_emb_qwen="qwenimage:apply_rotary_emb_qwen")
     children = (module.norm_q, module.norm_k, module.norm_added_q, module.norm_added_k)
     norm = found if isinstance(found, str) else _same_norms(ctx, *children)
     if isinstance(norm, str):
@@ -425,15 +426,16 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
     return forward
 
 
+_QWEN = "qwenimage:QwenDoubleStreamAttnProcessor2_0.__call__"
 _SHARED = {  # processors of diffusers' shared Attention class
-    "0bfe089db8c1": hunyuan_video,
-    "6f5c67f5d1d8": lambda module, ctx, cls: qwen_image(module, ctx, cls, False, False),
-    "0f7a9a45842f": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
-    "877a2053986b": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
-    "43f54bee3437": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
-    "8401876b6c0f": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
-    "6282583a6d41": lambda module, ctx, cls: "nothing is rotated",  # AttnProcessor2_0
-    "7834604f5d15": lambda module, ctx, cls: "nothing is rotated",  # JointAttnProcessor2_0
+    "hunyuan_video:HunyuanVideoAttnProcessor2_0.__call__": hunyuan_video,
+    f"{_QWEN}@0.36.0": lambda module, ctx, cls: qwen_image(module, ctx, cls, False, False),
+    f"{_QWEN}@0.37.1": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
+    f"{_QWEN}@0.39.0": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    f"{_QWEN}@0.40.0": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    f"{_QWEN}@0.42.1": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    "attention_processor:AttnProcessor2_0.__call__": lambda module, ctx, cls: "nothing is rotated",
+    "attention_processor:JointAttnProcessor2_0.__call__": lambda module, ctx, cls: "nothing is rotated",
 }
 
 

@@ -63,7 +63,7 @@ def _digest(text, digits=12):
 
 
 def structure_node(node):
-    """Of a function in a syntax tree without the names in it: that of the same function with others in their place."""
+    """Of a function in a syntax tree without the names in it: the same whatever they are."""
     text = _text(node.args) + _text(_without_docstring(node.body))
     return _digest(re.sub(r"\b(id|arg|attr|name)='[^']*'", r"\1", text))
 
@@ -201,6 +201,7 @@ def main(names):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m adze.fingerprint package.module:Class.forward ...")
-    main(sys.argv[1:])
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        importlib.import_module("adze.scan").main(sys.argv[1:])
+    else:
+        main(sys.argv[1:])

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from . import ops
-from .patching import Rule, plain, usable
+from .patching import Rule, known, plain, usable
 
 
 class Norm(NamedTuple):
@@ -175,13 +175,13 @@ def _silu(module, ctx):
     return "works in place" if module.inplace else Act(type(module), "silu")
 
 
-def _rule(name, op, build, facts, *fingerprints):
-    return Rule(name, op, {"forward": frozenset(fingerprints)}, build(facts), facts)
+def _rule(name, op, build, facts, forward):
+    return Rule(name, op, known(forward=forward), build(facts), facts)
 
 
 RULES = [
-    _rule("layer_norm", "norm", norm_build, _layer_norm, "edee2ac094f5"),
-    _rule("rms_norm", "norm", norm_build, _rms_norm, "679341215872"),
-    _rule("gelu", "act", act_build, _gelu, "45c78e866f6b"),
-    _rule("silu", "act", act_build, _silu, "617082cad05a"),
+    _rule("layer_norm", "norm", norm_build, _layer_norm, "torch.nn:LayerNorm.forward"),
+    _rule("rms_norm", "norm", norm_build, _rms_norm, "torch.nn:RMSNorm.forward"),
+    _rule("gelu", "act", act_build, _gelu, "torch.nn:GELU.forward"),
+    _rule("silu", "act", act_build, _silu, "torch.nn:SiLU.forward"),
 ]

@@ -19,6 +19,7 @@ from torch.nn.modules import module as _every_module
 
 from ._ops import add_op_namespace_prefix
 from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
+from .sources import hashes, outside
 
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -75,9 +76,10 @@ class Context:
         return self.plan.facts(child, op)
 
 
-def known(**fingerprints):
-    """A Rule's {"forward": ..., "self._norm": ...} of forward="...", _norm="..."; spaces separate fingerprints."""
-    return {("self." if what[0] == "_" else "") + what: frozenset(f.split()) for what, f in fingerprints.items()}
+def known(**sources):
+    """A Rule's {"forward": ..., "self._norm": ...} of forward="...", _norm="...", which are names of sources as
+    fingerprints.json has them."""
+    return {("self." if what[0] == "_" else "") + what: hashes(names) for what, names in sources.items()}
 
 
 # Read by rules while a forward runs; all that they ask is known when a graph is traced.
@@ -262,12 +264,14 @@ def _site_of(module):
 # ---- Which rule a module gets ----
 
 
-def _rules():
-    """The rules of the libraries that are loaded."""
+LIBRARIES = ("transformers", "diffusers")
+
+
+def rules_for(*libraries):
+    """The rules for torch's own modules and for those of some libraries."""
     found = list(importlib.import_module(".patch_torch", __package__).RULES)
-    for library in ("transformers", "diffusers"):
-        if library in sys.modules:
-            found += importlib.import_module(f".{library}", __package__).RULES
+    for library in libraries:
+        found += importlib.import_module(f".{library}", __package__).RULES
     return found
 
 
@@ -317,7 +321,7 @@ class _Plan:
 
     def __init__(self, ops, numerics, exclude):
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
-        self.rules = _rules()
+        self.rules = rules_for(*(library for library in LIBRARIES if library in sys.modules))
         self.excluded = set()
 
     def known(self, cls, function, own=()):
@@ -461,6 +465,8 @@ class PatchHandle:
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
+        homes = {type(module).__module__.partition(".")[0] for r in self.roots.values() for module in r.modules()}
+        text += [sentence for library in LIBRARIES if library in homes and (sentence := outside(library))]
         return "\n".join(text)
 
     __str__ = report

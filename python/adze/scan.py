@@ -21,6 +21,7 @@ PACKAGES = {  # where each has the functions that a rule may be made for
     "transformers": ("activations.py", "models/*/modeling_*.py"),
     "diffusers": ("models/**/*.py",),
 }
+TRANSPARENT = ("auto_docstring", "torch.no_grad", "deprecate_kwarg")  # decorators that a patch keeps
 KINDS = ("norm", "act", "rope", "fuse", "processor")
 NEAR = 0.6  # of the statements
 
@@ -134,6 +135,7 @@ def kind_of(cls, forward):
     """The kind of op that a class seems to call for, by its name and what its forward uses, or None."""
     if cls.endswith(("AttnProcessor", "AttnProcessor2_0")):
         return "processor"
+    cls = cls.replace("PreLayerNorm", "")  # in the names of models
     if re.search(r"norm", cls, re.I) and not re.search(r"batch|instance|spectral", cls, re.I):
         return "norm"
     if any(name.startswith(("apply_rotary", "apply_rope")) for name in _names(forward)):
@@ -222,11 +224,13 @@ def scan(package, rules):
                 judged = [(rule, _fits(package, rule, module, cls, home, node)) for rule in rules]
                 fitting = [rule.name for rule, parts in judged if parts == []]
                 wrong = sorted({part for _, parts in judged for part in parts or ()})
-            if fitting:
+            others = [ast.unparse(d) for d in node.decorator_list]
+            others = [name for name in others if name.partition("(")[0] not in TRANSPARENT]
+            if others:
+                yield Finding(name, kind, "unknown", f"decorated by {', '.join(others)}")
+            elif fitting:
                 yield Finding(name, kind, "known", ", ".join(fitting))
-                continue
-            near = nearest(node, [s for s in table if s.name.endswith(f".{method}")])
-            if near or wrong:
+            elif (near := nearest(node, [s for s in table if s.name.endswith(f".{method}")])) or wrong:
                 detail = str(near) if near and not wrong else f"{', '.join(wrong)} differs"
                 yield Finding(name, kind, "near", detail)
             else:
@@ -242,19 +246,17 @@ def counts(findings):
 
 
 def print_scan(packages):
-    from .patching import all_rules
+    from .patching import LIBRARIES, rules_for
 
     for package in packages:
         print(f"{package.name} {package.version}")
-        rules = all_rules(package.name)
-        findings = list(scan(package, rules))
+        findings = list(scan(package, rules_for(*({package.name} & set(LIBRARIES)))))
         for finding in sorted(findings, key=lambda f: (KINDS.index(f.kind), f.state, f.name)):
             print(f"  {finding.kind:9}  {finding.state:7}  {finding.name}  {finding.detail}")
         for kind, states in counts(findings).items():
             print(f"  {kind:9}  " + ", ".join(f"{n} {state}" for state, n in states.items()))
-        warning = sources.outside(package.name) if package.name != "torch" else None
-        if warning:
-            print(f"  {warning}")
+        if package.name in LIBRARIES and package.version not in sources.supported(package.name):
+            print("  the tests are run with " + ", ".join(sources.supported(package.name)))
 
 
 def record(packages, accepted=()):

@@ -25,9 +25,7 @@ def read():
     table = json.loads(TABLE.read_text())
     sources = []
     for source, package, name, versions, structure, statements in table["sources"]:
-        sources.append(
-            Source(source, package, name, tuple(versions.split()), structure, tuple(statements.split()))
-        )
+        sources.append(Source(source, package, name, tuple(versions.split()), structure, tuple(statements.split())))
     return table["supported"], sources
 
 

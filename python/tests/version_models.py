@@ -41,7 +41,7 @@ def transformers_models():
     import models
 
     for name in [*models.LANGUAGE, *models.OTHER]:
-        model, arguments = models.build(name), models.inputs(name, seq=12)
+        model, arguments = models.build(name), models.inputs(name)
         exact = (lambda m=model, a=arguments: models.generate(m, a, 6)) if name in models.LANGUAGE else None
         yield name, model, lambda m=model, a=arguments: models.output(m, a), exact
 
@@ -57,7 +57,9 @@ def diffusers_models():
 def main(package):
     found = {}
     with torch.no_grad():
-        for name, model, run, exact in {"transformers": transformers_models, "diffusers": diffusers_models}[package]():
+        for name, model, run, exact in {"transformers": transformers_models, "diffusers": diffusers_models}[
+            package
+        ]():
             try:
                 found[name] = judge(model, run, exact)
             except Exception as error:  # the table says so, and the other models are still looked at
