@@ -7,6 +7,8 @@ python/tests/data/versions.json and the table of docs/versions.md. `--check` run
 fingerprints.json agree."""
 
 import argparse
+import concurrent.futures
+import gc
 import json
 import os
 import pathlib
@@ -108,11 +110,16 @@ def scan_files(package, version):
     return json.loads(said.stdout.splitlines()[-1])
 
 
+def try_version(pair):
+    return run_models(*pair) | {"classes": scan_files(*pair)}
+
+
 def print_counts(package, version):
     from adze.patching import rules_for
 
+    gc.disable()  # syntax trees have no cycles, and there are millions of nodes
     folder = site_of(ROOT / f"build/versions/{package}-{version}")
-    findings = scan.scan(scan.Package(package, folder / package, version), rules_for(package))
+    findings = scan.scan(scan.Package(package, folder / package, version), rules_for(package), near=False)
     print(json.dumps(scan.counts(findings)))
 
 
@@ -179,16 +186,14 @@ def main():
     if options.page:
         return PAGE.write_text(page(json.loads(RESULT.read_text())))
     results = {package: {} for package in PACKAGES}
-    for package in PACKAGES:
-        for version in sources.supported(package):
-            result = run_models(package, version)
-            result["classes"] = scan_files(package, version)
+    pairs = [(package, version) for package in PACKAGES for version in sources.supported(package)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (package, version), result in zip(pairs, pool.map(try_version, pairs), strict=True):
             results[package][version] = result
             passed = sum(not isinstance(counts, str) for counts in result["models"].values())
             known = ", ".join(f"{s['known']}/{sum(s.values())} {kind}" for kind, s in result["classes"].items())
-            print(
-                f"{package} {version}: {passed} of {len(result['models'])} models alike; known: {known}", flush=True
-            )
+            models = f"{passed} of {len(result['models'])} models alike"
+            print(f"{package} {version}: {models}; known: {known}", flush=True)
     wrong = faults(results)
     print(*wrong, sep="\n")
     if not wrong:

@@ -44,6 +44,7 @@ class Rule:
       attribute adze_note of the function is a remark for the report.
     facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an Act), or a str:
       why not.
+    matches(function): for a rule that goes by something else than fingerprints, of forwards that no other rule knows.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Rule:
     fingerprints: Mapping[str, frozenset[str]]
     build: Callable[[nn.Module, "Context"], Callable | str]
     facts: Callable[[nn.Module, "Context"], Any] | None = None
+    matches: Callable[[Callable], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,6 +330,8 @@ class _Plan:
         """The rules made for this source, and why others of its kind are not. own: what an instance has itself."""
         fitting, reasons = [], []
         for rule in self.rules:
+            if rule.matches is not None:
+                continue
             mismatch = _mismatch(rule, cls, function)
             hidden = [what for what in rule.fingerprints if what.startswith("self.") and what[5:] in own]
             if mismatch is None and hidden:
@@ -337,6 +341,10 @@ class _Plan:
             elif mismatch:
                 reasons.append(mismatch)
         return fitting, reasons
+
+    def matching(self, function):
+        """The rules that go by something else than fingerprints and take this function."""
+        return [rule for rule in self.rules if rule.matches is not None and rule.matches(function)]
 
     def facts(self, child, op):
         if not isinstance(child, nn.Module):
@@ -369,20 +377,20 @@ class _Plan:
             fitting, _ = self.known(cls, cls.forward)
             return (kind or fitting) and (None, None, "has a forward of its own")
         fitting, reasons = self.known(cls, function, module.__dict__)
-        matched = bool(fitting)
-        for rule in fitting:
+        matched, hints = bool(fitting), []
+        for rule in fitting or self.matching(undecorated(function)):
             if rule.op not in self.ops:
-                reasons.append(f"{rule.op} was not asked for")
+                (reasons if matched else hints).append(f"{rule.op} was not asked for")
                 continue
             made = strange_weight(module) or rule.build(module, self.context(module, path, undecorated(function)))
             if callable(made):
                 made.__name__ = made.__qualname__ = "forward"
                 return rule, decorated_like(function, made), getattr(made, "adze_note", None)
-            reasons.append(made)
+            (reasons if matched else hints).append(made)
         if not matched and not reasons:
             if kind is None:
                 return None
-            reasons = [f"forward is {described(function)}, which no rule knows"]
+            reasons = [f"forward is {described(function)}, which no rule knows", *hints]
         return fitting[0] if matched else None, None, "; ".join(dict.fromkeys(reasons))
 
 

@@ -23,6 +23,7 @@ PACKAGES = {  # where each has the functions that a rule may be made for
 }
 TRANSPARENT = ("auto_docstring", "torch.no_grad", "deprecate_kwarg")  # decorators that a patch keeps
 KINDS = ("norm", "act", "rope", "fuse", "processor")
+_OF_TORCH = ("nn.LayerNorm", "torch.nn.LayerNorm", "nn.RMSNorm", "torch.nn.RMSNorm")  # norms that rules know
 NEAR = 0.6  # of the statements
 
 
@@ -127,6 +128,7 @@ def _hash(node):
     return fingerprint_node(node)
 
 
+@functools.cache
 def _names(node):
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
@@ -149,7 +151,10 @@ def kind_of(cls, forward):
 
 
 def _fits(package, rule, module, cls, home, forward):
-    """What patching._mismatch asks, of files: the parts of the rule that are not known, or None for another rule."""
+    """What patching._mismatch asks, of files: [(part of the rule that is not known, its node or None)], or None where
+    the rule is for something else."""
+    if rule.matches is not None:
+        return None
     if "forward" in rule.fingerprints:
         if _hash(forward) not in rule.fingerprints["forward"]:
             return None
@@ -166,7 +171,7 @@ def _fits(package, rule, module, cls, home, forward):
             for name in what.split("/"):
                 at, node = package.resolve(at, name)
         if not isinstance(node, ast.FunctionDef) or _hash(node) not in known:
-            wrong.append(what)
+            wrong.append((what, node if isinstance(node, ast.FunctionDef) else None))
     return wrong
 
 
@@ -189,7 +194,10 @@ def nearest(node, table):
     structure, statements = structure_node(node), statements_node(node)
     best = None
     for source in table:
-        share = difflib.SequenceMatcher(None, source.statements, statements, autojunk=False).ratio()
+        matcher = difflib.SequenceMatcher(None, source.statements, statements, autojunk=False)
+        if source.structure != structure and matcher.quick_ratio() < NEAR:
+            continue
+        share = matcher.ratio()
         near = source.structure == structure or (share >= NEAR and len(statements) > 3)
         if near and (best is None or share > best[0]):
             total = max(len(source.statements), len(statements))
@@ -205,8 +213,9 @@ class Finding(NamedTuple):
     detail: str  # the rules, what it is near to, or what of it is not known
 
 
-def scan(package, rules):
-    """What the rules know of each class of a package that they might care for."""
+def scan(package, rules, near=True):
+    """What the rules know of each class of a package that they might care for. near: also to what the others are near,
+    which takes most of the time."""
     _, table = sources.read()
     table = [source for source in table if source.package == package.name]
     processors = {source.hash for source in table if source.name.endswith(".__call__")}
@@ -218,23 +227,60 @@ def scan(package, rules):
             if not kind:
                 continue
             name = table_name(package, module, f"{cls}.{method}")
-            if kind == "processor":
-                fitting, wrong = (["processor"] if _hash(node) in processors else []), []
-            else:
-                judged = [(rule, _fits(package, rule, module, cls, home, node)) for rule in rules]
-                fitting = [rule.name for rule, parts in judged if parts == []]
-                wrong = sorted({part for _, parts in judged for part in parts or ()})
             others = [ast.unparse(d) for d in node.decorator_list]
-            others = [name for name in others if name.partition("(")[0] not in TRANSPARENT]
+            others = [other for other in others if other.partition("(")[0] not in TRANSPARENT]
             if others:
                 yield Finding(name, kind, "unknown", f"decorated by {', '.join(others)}")
-            elif fitting:
-                yield Finding(name, kind, "known", ", ".join(fitting))
-            elif (near := nearest(node, [s for s in table if s.name.endswith(f".{method}")])) or wrong:
-                detail = str(near) if near and not wrong else f"{', '.join(wrong)} differs"
-                yield Finding(name, kind, "near", detail)
+            elif kind == "processor" and _hash(node) in processors:
+                yield Finding(name, kind, "known", "by rules for its attention")
             else:
-                yield Finding(name, kind, "unknown", _hash(node))
+                judged = [(rule, _fits(package, rule, module, cls, home, node)) for rule in rules]
+                known, detail = _by_rules(package, module, cls, node, judged)
+                if known or not near:
+                    yield Finding(name, kind, "known" if known else "unknown", detail)
+                else:
+                    yield Finding(name, kind, *_otherwise(node, method, judged, table))
+
+
+def _by_rules(package, module, cls, node, judged):
+    """Whether a class is known, and by which rules."""
+    fitting = [rule.name for rule, wrong in judged if wrong == []]
+    if not fitting:
+        rules = [rule for rule, _ in judged]
+        fitting = [rule.name for rule in rules if rule.matches and _norms(package, rules, module, cls, node)]
+    return bool(fitting), ", ".join(fitting)
+
+
+def _norms(package, rules, module, cls, node):
+    """The norms that read a sum in a forward, and that a rule knows by the class its constructor makes them of."""
+    from .residuals import sites
+
+    wanted = {attribute for _, _, _, attribute in sites(node)}
+    home, init = package.method(module, cls, "__init__") if wanted else (None, None)
+    found = []
+    for statement in ast.walk(init) if init else ():
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        made = {target.attr for target in targets if isinstance(target, ast.Attribute)} & wanted
+        if made and isinstance(statement.value, ast.Call):
+            name = ast.unparse(statement.value.func)
+            at, forward = package.method(home, name, "forward")
+            fits = (
+                [rule for rule in rules if rule.facts and rule.op == "norm" and not rule.matches] if forward else []
+            )
+            if name in _OF_TORCH or any(_fits(package, rule, home, name, at, forward) == [] for rule in fits):
+                found += made
+    return found
+
+
+def _otherwise(node, method, judged, table):
+    """The state of a class that no rule knows: near to a source that is known, or unknown; and the detail."""
+    wrong = min(((len(wrong), *wrong[0], rule) for rule, wrong in judged if wrong), key=lambda w: w[0], default=None)
+    if wrong is None:
+        near = nearest(node, [source for source in table if source.name.endswith(f".{method}")])
+        return ("near", str(near)) if near else ("unknown", _hash(node))
+    _, what, part, rule = wrong
+    near = part and nearest(part, [source for source in table if source.hash in rule.fingerprints[what]])
+    return ("near", f"{what} is {near}") if near else ("unknown", f"{what} is {part and _hash(part)}")
 
 
 def counts(findings):

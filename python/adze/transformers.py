@@ -14,6 +14,7 @@ from .ops import ROUND_NORM, ROUND_STEPS
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
 from .patching import Rule, known, plain
 from .products import products_of
+from .residuals import RULES as STATEMENTS
 from .sources import by_hash
 from .transformers_blocks import BLOCKS
 from .transformers_rope import ROPES
@@ -186,4 +187,4 @@ MLPS = [
 ]
 
 
-RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS]
+RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS, *STATEMENTS]
