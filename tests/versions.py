@@ -1,4 +1,4 @@
-"""versions.py - adze with every supported version of transformers and diffusers: `tests/run.sh versions`.
+"""versions.py - adze with every supported version of transformers and diffusers, before a release or on demand.
 
 Each version has an environment under build/versions with the package and what it requires that build/venv has not;
 all else, torch among it, is build/venv's. Tiny models run there, with and without adze
@@ -34,7 +34,7 @@ KINDS = {
 WORDS = """\
 # Versions
 
-`tests/run.sh versions` has written this page. It runs tiny models with each of these versions, with and without adze,
+`python3 tests/versions.py` has written this page. It runs tiny models with each of these versions, with and without adze,
 on torch {torch}: their outputs and greedy tokens are the same, and as many modules are replaced as in the newest one.
 The minor versions below are supported. `handle.report()` says when another one is installed; there, too, a module
 whose source nobody has seen is left as it is.
@@ -48,7 +48,7 @@ steps:
 2. `python -m adze.fingerprint --diff FOLDER` shows how they have changed, against the version in a folder such as
    build/versions/transformers-5.22.2/lib/python3.11/site-packages. `--record --accept NAME` adds one that was
    reviewed: the rule must compute what the source computes.
-3. The version is written into `supported` in the same file, and `tests/run.sh versions` makes this page anew.
+3. The version is written into `supported` in the same file, and `python3 tests/versions.py` makes this page anew.
 """
 
 # Prints the requirements of some packages that the environment does not meet.
@@ -185,6 +185,8 @@ def main():
         sys.exit("\n".join(check()))
     if options.page:
         return PAGE.write_text(page(json.loads(RESULT.read_text())))
+    if not (SHARED / "bin/python").exists():
+        sys.exit("build/venv is not here: tests/setup.sh makes it")
     results = {package: {} for package in PACKAGES}
     pairs = [(package, version) for package in PACKAGES for version in sources.supported(package)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -6,6 +6,7 @@ import argparse
 import ast
 import difflib
 import functools
+import gc
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -189,8 +190,8 @@ class Nearest(NamedTuple):
         return f"near {self.name} of {self.package} {self.version}: {what}"
 
 
-def nearest(node, table):
-    """The nearest of the known sources, if one is near."""
+def nearest(node, table, name=None):
+    """The nearest of the known sources, if one is near; of two, the one with the same name."""
     structure, statements = structure_node(node), statements_node(node)
     best = None
     for source in table:
@@ -199,10 +200,11 @@ def nearest(node, table):
             continue
         share = matcher.ratio()
         near = source.structure == structure or (share >= NEAR and len(statements) > 3)
-        if near and (best is None or share > best[0]):
+        rank = share, source.name == name
+        if near and (best is None or rank > best[0]):
             total = max(len(source.statements), len(statements))
             apart = 0 if source.structure == structure else max(round((1 - share) * total), 1)
-            best = share, Nearest(source.name, source.package, source.versions[-1], apart, total)
+            best = rank, Nearest(source.name, source.package, source.versions[-1], apart, total)
     return best and best[1]
 
 
@@ -214,8 +216,8 @@ class Finding(NamedTuple):
 
 
 def scan(package, rules, near=True):
-    """What the rules know of each class of a package that they might care for. near: also to what the others are near,
-    which takes most of the time."""
+    """What the rules know of each class of a package that they might care for. near: also to which source the others
+    are near."""
     _, table = sources.read()
     table = [source for source in table if source.package == package.name]
     processors = {source.hash for source in table if source.name.endswith(".__call__")}
@@ -239,7 +241,7 @@ def scan(package, rules, near=True):
                 if known or not near:
                     yield Finding(name, kind, "known" if known else "unknown", detail)
                 else:
-                    yield Finding(name, kind, *_otherwise(node, method, judged, table))
+                    yield Finding(name, kind, *_otherwise(name, node, judged, table))
 
 
 def _by_rules(package, module, cls, node, judged):
@@ -264,19 +266,18 @@ def _norms(package, rules, module, cls, node):
         if made and isinstance(statement.value, ast.Call):
             name = ast.unparse(statement.value.func)
             at, forward = package.method(home, name, "forward")
-            fits = (
-                [rule for rule in rules if rule.facts and rule.op == "norm" and not rule.matches] if forward else []
-            )
+            fits = [rule for rule in rules if rule.facts and rule.op == "norm"] if forward else []
             if name in _OF_TORCH or any(_fits(package, rule, home, name, at, forward) == [] for rule in fits):
                 found += made
     return found
 
 
-def _otherwise(node, method, judged, table):
+def _otherwise(name, node, judged, table):
     """The state of a class that no rule knows: near to a source that is known, or unknown; and the detail."""
     wrong = min(((len(wrong), *wrong[0], rule) for rule, wrong in judged if wrong), key=lambda w: w[0], default=None)
     if wrong is None:
-        near = nearest(node, [source for source in table if source.name.endswith(f".{method}")])
+        method = name.rpartition(".")[2]
+        near = nearest(node, [source for source in table if source.name.endswith(f".{method}")], name)
         return ("near", str(near)) if near else ("unknown", _hash(node))
     _, what, part, rule = wrong
     near = part and nearest(part, [source for source in table if source.hash in rule.fingerprints[what]])
@@ -293,6 +294,8 @@ def counts(findings):
 
 def print_scan(packages):
     from .patching import LIBRARIES, rules_for
+
+    gc.disable()  # syntax trees have no cycles, and there are millions of nodes
 
     for package in packages:
         print(f"{package.name} {package.version}")
