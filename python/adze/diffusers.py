@@ -3,6 +3,7 @@
 from . import diffusers_attention as attention
 from . import diffusers_blocks as blocks
 from . import diffusers_norms as norms
+from .patch_torch import layer_norm, norm_build
 from .patching import Rule
 
 
@@ -13,7 +14,7 @@ def _rule(name, op, build, forward, facts=None, **methods):
 
 
 def _norm(name, facts, forward):
-    return _rule(name, "norm", norms.build_norm(facts), forward, facts)
+    return _rule(name, "norm", norm_build(facts), forward, facts)
 
 
 def _leave(why):
@@ -24,7 +25,7 @@ def _leave(why):
 RULES = [
     # models/normalization.py
     _norm("rms_norm", norms.rms_norm, "aad05841c2ab 3e51aa1f94fc"),
-    _norm("float layer_norm", norms.float_layer_norm, "d5f1fa13f44c"),
+    _norm("float layer_norm", layer_norm, "d5f1fa13f44c"),
     _rule("layer_norm + modulation", "fuse", norms.ada_zero, "663941932131"),
     _rule("layer_norm + modulation", "fuse", norms.ada_zero_single, "90dc97e7882e"),
     _rule("layer_norm + 2 modulations", "fuse", norms.ada_zero_twice, "3ee8a4dd33cf"),
