@@ -10,8 +10,7 @@ import torch
 
 from . import graphs, ops
 from .fingerprint import described, fingerprint
-from .patch_torch import parameter
-from .patching import plain, usable
+from .patching import parameter, plain, usable
 from .products import products_of
 
 

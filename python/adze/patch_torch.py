@@ -7,13 +7,7 @@ import torch
 from torch import nn
 
 from . import ops
-from .patching import Rule, plain, usable
-
-
-def parameter(module, name):
-    """A parameter, or None. As attributes they are found the slow way; a parametrised one is found no other way."""
-    own = module._parameters
-    return own[name] if name in own else getattr(module, name, None)
+from .patching import Rule, parameter, plain, usable
 
 
 class Norm(NamedTuple):
