@@ -34,10 +34,10 @@ KINDS = {
 WORDS = """\
 # Versions
 
-`python3 tests/versions.py` has written this page. It runs tiny models with each of these versions, with and without adze,
-on torch {torch}: their outputs and greedy tokens are the same, and as many modules are replaced as in the newest one.
-The minor versions below are supported. `handle.report()` says when another one is installed; there, too, a module
-whose source nobody has seen is left as it is.
+`python3 tests/versions.py` has written this page. It runs tiny models with each of these versions, with and without
+adze, on torch {torch}: their outputs and greedy tokens are the same, and as many modules are replaced as in the
+newest one. The minor versions below are supported. `handle.report()` says when another one is installed; there, too,
+a module whose source nobody has seen is left as it is.
 
 `python -m adze.fingerprint --scan` lists the classes of the installed packages that look like a target: those that
 rules know, those that are near to a known source and what it is, and the others. A new version is added in three

@@ -3,6 +3,7 @@
 from . import diffusers_attention as attention
 from . import diffusers_blocks as blocks
 from . import diffusers_norms as norms
+from .patch_torch import layer_norm, norm_build
 from .patching import Rule
 from .sources import hashes
 
@@ -13,7 +14,7 @@ def _rule(name, op, build, forward, facts=None, **methods):
 
 
 def _norm(name, facts, forward):
-    return _rule(name, "norm", norms.build_norm(facts), forward, facts)
+    return _rule(name, "norm", norm_build(facts), forward, facts)
 
 
 def _leave(why):
@@ -26,7 +27,7 @@ _HUNYUAN, _QWEN = "hunyuan_video:HunyuanVideo", "qwenimage:QwenImageTransformerB
 RULES = [
     # models/normalization.py
     _norm("rms_norm", norms.rms_norm, "normalization:RMSNorm.forward"),
-    _norm("float layer_norm", norms.float_layer_norm, "normalization:FP32LayerNorm.forward"),
+    _norm("float layer_norm", layer_norm, "normalization:FP32LayerNorm.forward"),
     _rule("layer_norm + modulation", "fuse", norms.ada_zero, "normalization:AdaLayerNormZero.forward"),
     _rule("layer_norm + modulation", "fuse", norms.ada_zero_single, "normalization:AdaLayerNormZeroSingle.forward"),
     _rule("layer_norm + 2 modulations", "fuse", norms.ada_zero_twice, "normalization:SD35AdaLayerNormZeroX.forward"),

@@ -9,7 +9,6 @@ import re
 import sys
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.nn.modules import module as _every_module
 
 from ._ops import add_op_namespace_prefix
 from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
+from .sites import is_adze, is_of, own_forward, site_of
 from .sources import hashes, outside
 
 OPS = ("norm", "rope", "act", "fuse")
@@ -26,7 +26,6 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
 _DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
 _OF_A_MODULE = ("__name__", "__doc__", "__file__", "__cached__", "__loader__", "__spec__")
-_MISSING = object()
 
 
 # ---- What rules are made of ----
@@ -91,6 +90,12 @@ def plain_weight(weight):
     return weight is None or type(weight) is nn.Parameter or type(weight) is torch.Tensor
 
 
+def parameter(module, name):
+    """A parameter, or None. As attributes they are found the slow way; a parametrised one is found no other way."""
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name, None)
+
+
 def strange_weight(module):
     """Why ops cannot take a module's own weights, if they cannot: quantised ones are tensors of other classes."""
     for name, weight in module.named_parameters(recurse=False):
@@ -140,25 +145,7 @@ def plain(child, cls):
     if "_hf_hook" in own or "_diffusers_hook" in own:
         return False
     forward = own.get("forward")
-    return forward is None or is_adze(forward) or _is_of(forward, cls)
-
-
-# Dynamo of torch 2.11 finds a method's __func__ by its name alone: getattr with a default always gives the default.
-
-
-def _is_of(forward, cls):
-    try:
-        return forward.__func__ is cls.forward
-    except AttributeError:
-        return False
-
-
-def is_adze(forward):
-    """Whether a module's instance forward was put there by a patch."""
-    try:
-        return forward.__func__.adze_site is not None
-    except AttributeError:
-        return False
+    return forward is None or is_adze(forward) or is_of(forward, cls)
 
 
 def shim(module, numerics, names):
@@ -178,89 +165,6 @@ def clone(function, module):
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
-
-
-# ---- Where a forward is kept ----
-
-
-def _place(module):
-    """The dict and key of a module's own forward: accelerate's and diffusers' hooks keep it behind theirs."""
-    own = module.__dict__
-    if "_hf_hook" in own and "_old_forward" in own:
-        return own, "_old_forward"
-    refs = getattr(own.get("_diffusers_hook"), "_fn_refs", None)
-    if refs:
-        return refs[0].__dict__, "forward" if refs[0].original_forward is None else "original_forward"
-    return own, "forward"
-
-
-def own_forward(module):
-    """The forward that a module has of its own, behind any hook; None if it is the class's."""
-    holder, key = _place(module)
-    return holder.get(key)
-
-
-class _Site:
-    """One module: the forward it had, and the functions that patches have put over it."""
-
-    def __init__(self, module):
-        self.module = module
-        self.before = _MISSING
-        self.layers = []  # (handle, function or None); the last one whose handle is enabled counts
-
-    def look(self):
-        """Takes note of what stands there now, unless it is adze's."""
-        holder, key = _place(self.module)
-        current = holder.get(key, _MISSING)
-        if not is_adze(current):
-            self.before = current
-        elif current.__func__.adze_site is not self and not self.layers:  # the module is a copy of a patched one
-            was = current.__func__.adze_site.before
-            self.before = was if was is _MISSING else types.MethodType(was.__func__, self.module)
-            self.settle()
-
-    @property
-    def function(self):
-        """The function that the module's forward is without adze, or None if it is not a method of the module."""
-        if self.before is _MISSING:
-            return type(self.module).forward
-        return (
-            getattr(self.before, "__func__", None) if getattr(self.before, "__self__", None) is self.module else None
-        )
-
-    def active(self):
-        """The function that is to run instead of the original, or None."""
-        enabled = [function for handle, function in self.layers if handle.enabled]
-        return enabled[-1] if enabled else None
-
-    def settle(self):
-        """Puts the right forward in its place, unless a stranger's stands there."""
-        holder, key = _place(self.module)
-        current = holder.get(key, _MISSING)
-        ours = current is self.before or is_adze(current)
-        if not ours and getattr(current, "__func__", None) is not type(self.module).forward:
-            return
-        active = self.active()
-        if active is not None:
-            active.adze_site = self
-            holder[key] = types.MethodType(active, self.module)
-        elif self.before is not _MISSING:
-            holder[key] = self.before
-        elif holder is self.module.__dict__ and key == "forward":
-            holder.pop(key, None)
-        else:
-            holder[key] = types.MethodType(type(self.module).forward, self.module)
-
-
-_sites = weakref.WeakValueDictionary()  # id of a module -> its site, which keeps the module alive
-
-
-def _site_of(module):
-    site = _sites.get(id(module))
-    if site is None:
-        _sites[id(module)] = site = _Site(module)
-    site.look()
-    return site
 
 
 # ---- Which rule a module gets ----
@@ -351,7 +255,7 @@ class _Plan:
             return "not a module"
         if child in self.excluded:
             return "excluded"
-        function = _site_of(child).function
+        function = site_of(child).function
         if function is None or fingerprint(function) != fingerprint(type(child).forward):
             return f"{type(child).__name__} has a forward of its own"
         if undecorated(function) is not function:
@@ -438,7 +342,7 @@ class PatchHandle:
         for module in [module for root in self.roots.values() for module in root.modules()]:
             forward = own_forward(module)
             if is_adze(forward) and forward.__func__.adze_site.module is not module:
-                _site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
+                site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
 
     def _set(self, enabled):
         self.enabled = enabled
@@ -524,7 +428,7 @@ def _install(model, ops, numerics, exclude, strict, over):
             plan.excluded.add(module)
     chosen = []
     for path, module in modules:
-        site = _site_of(module)
+        site = site_of(module)
         rule, function, reason = plan.choose(module, path, site) or (None, None, None)
         chosen.append((site, function))
         if function or reason:

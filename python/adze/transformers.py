@@ -4,6 +4,7 @@ Sources have their names from fingerprints.json: `llama:LlamaRMSNorm.forward` is
 """
 
 import functools
+import types
 
 import torch
 from torch.nn import functional as F
@@ -12,7 +13,7 @@ from . import ops
 from .fingerprint import fingerprint
 from .ops import ROUND_NORM, ROUND_STEPS
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
-from .patching import Rule, known, plain
+from .patching import Rule, known
 from .products import products_of
 from .residuals import RULES as STATEMENTS
 from .sources import by_hash
@@ -22,14 +23,12 @@ from .transformers_rope import ROPES
 # ---- Norms ----
 
 
-def _norm(eps, rounding=0, dtype="x", weight_offset=0.0, op="rms_norm", weighted=True):
+def _norm(eps, rounding=0, dtype="x", weight_offset=0.0, op="rms_norm", weight=True):
     def facts(module, ctx):
-        weight = getattr(module, "weight", None) if weighted else None
-        if weight is not None and weight.dim() != 1:
-            return f"its weight has {weight.dim()} dimensions"
-        return Norm(
-            type(module), op, getattr(module, eps), weight_offset, ctx.rounding(rounding), dtype, weight is not None
-        )
+        own = getattr(module, "weight", None)
+        if own is not None and own.dim() != 1:
+            return f"its weight has {own.dim()} dimensions"
+        return Norm(type(module), op, eps, weight_offset, ctx.rounding(rounding), dtype, weight)
 
     return facts
 
@@ -46,16 +45,14 @@ NORMS = [
     _norm_rule(
         known(forward="llama4:Llama4TextRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", ROUND_NORM, "promoted"
     ),
+    _norm_rule(known(forward="gemma:GemmaRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight_offset=1.0),
+    _norm_rule(known(forward="llama4:Llama4TextL2Norm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight=False),
     _norm_rule(
-        known(forward="gemma:GemmaRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight_offset=1.0
-    ),  # Gemma 1-3
-    _norm_rule(known(forward="llama4:Llama4TextL2Norm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weighted=False),
-    _norm_rule(
-        known(forward="gemma3n:Gemma3nRMSNorm.forward", _norm="gemma3n:Gemma3nRMSNorm._norm"), "eps"
-    ),  # Gemma 3n, 4
-    _norm_rule(
-        known(forward="olmo2:Olmo2RMSNorm.forward helium:HeliumRMSNorm.forward"), "variance_epsilon"
-    ),  # and GPT-OSS
+        known(forward="gemma3n:Gemma3nRMSNorm.forward", _norm="gemma3n:Gemma3nRMSNorm._norm"),
+        "eps",
+        weight="with_scale",
+    ),
+    _norm_rule(known(forward="olmo2:Olmo2RMSNorm.forward helium:HeliumRMSNorm.forward"), "variance_epsilon"),
     _norm_rule(known(forward="t5:T5LayerNorm.forward"), "variance_epsilon", ROUND_NORM, "weight"),
     _norm_rule(known(forward="cohere:CohereLayerNorm.forward"), "variance_epsilon", op="layer_norm"),
 ]
@@ -74,15 +71,26 @@ _HELD = {
 }
 
 
+def _is_tanh_gelu(act):
+    return isinstance(act, functools.partial) and act.func is F.gelu and act.keywords == {"approximate": "tanh"}
+
+
 def _held_act(module, ctx):
     """GELUActivation and GELUTanh call what their constructor chose."""
-    act = module.act
+    cls, act = type(module), module.act
     if act is F.gelu:
-        return Act(type(module), "gelu")
-    if isinstance(act, functools.partial) and act.func is F.gelu and act.keywords == {"approximate": "tanh"}:
-        return Act(type(module), "gelu_pytorch_tanh")
+        return Act(cls, "gelu", chosen=lambda child: child.act is F.gelu)
+    if _is_tanh_gelu(act):
+        return Act(cls, "gelu_pytorch_tanh", chosen=lambda child: _is_tanh_gelu(child.act))
     name = by_hash(_HELD).get(fingerprint(act))
-    return f"calls {getattr(act, '__name__', act)}" if name is None else Act(type(module), name, once=False)
+    if name is None or not isinstance(act, types.MethodType):
+        return f"calls {getattr(act, '__name__', act)}"
+    function = act.__func__
+
+    def chosen(child):
+        return isinstance(child.act, types.MethodType) and child.act.__func__ is function
+
+    return Act(cls, name, once=False, chosen=chosen)
 
 
 def _act_rule(name, forward, facts):
@@ -121,7 +129,7 @@ def _gated(attribute, *products):
 
 def _glu(child, act, match, rounding, gate, value):
     """child(gate) * value, in one launch where the child is a plain activation."""
-    if plain(child, act.cls) and act_usable(act, match, gate, value) and value.dtype == gate.dtype:
+    if act.plain(child) and act_usable(act, match, gate, value) and value.dtype == gate.dtype:
         return ops.glu(gate, value, act=act.name, rounding=rounding)
     return child(gate) * value
 
@@ -157,7 +165,7 @@ def _t5_gemma_mlp(act, match, rounding):
 def _phi3_mlp(act, match, rounding):
     def forward(self, hidden_states):
         both = self.gate_up_proj(hidden_states)
-        if plain(self.activation_fn, act.cls) and act_usable(act, match, both):
+        if act.plain(self.activation_fn) and act_usable(act, match, both):
             return self.down_proj(ops.glu(both, act=act.name, rounding=rounding))
         gate, value = both.chunk(2, dim=-1)
         return self.down_proj(value * self.activation_fn(gate))

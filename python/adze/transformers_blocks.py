@@ -147,6 +147,8 @@ def _gpt2_block(ctx, before_mlp):
 
 @_block(before_mlp="post_attention_layernorm")
 def _gpt_neox_sequential(ctx, before_mlp):
+    original = ctx.original
+
     def forward(
         self,
         hidden_states,
@@ -157,6 +159,17 @@ def _gpt_neox_sequential(ctx, before_mlp):
         position_embeddings=None,
         **kwargs,
     ):
+        if self.use_parallel_residual:
+            return original(
+                self,
+                hidden_states,
+                attention_mask,
+                position_ids,
+                use_cache,
+                layer_past,
+                position_embeddings,
+                **kwargs,
+            )
         attended, _ = self.attention(
             self.input_layernorm(hidden_states),
             attention_mask=attention_mask,
@@ -180,8 +193,14 @@ def _gpt_neox_layer(module, ctx):
     return _PARALLEL if module.use_parallel_residual else _gpt_neox_sequential(module, ctx)
 
 
+def _is_parallel(config):
+    return config.parallel_attn or config.new_decoder_architecture
+
+
 @_block(before_mlp="post_attention_layernorm")
 def _falcon_sequential(ctx, before_mlp):
+    original = ctx.original
+
     def forward(
         self,
         hidden_states,
@@ -194,6 +213,11 @@ def _falcon_sequential(ctx, before_mlp):
         position_embeddings=None,
         **kwargs,
     ):
+        if _is_parallel(self.config):
+            return original(
+                self, hidden_states, alibi, attention_mask, position_ids, layer_past, use_cache, output_attentions,
+                position_embeddings, **kwargs,
+            )  # fmt: skip
         attended, weights = self.self_attention(
             self.input_layernorm(hidden_states),
             layer_past=layer_past,
@@ -213,8 +237,7 @@ def _falcon_sequential(ctx, before_mlp):
 
 
 def _falcon_layer(module, ctx):
-    parallel = module.config.parallel_attn or module.config.new_decoder_architecture
-    return _PARALLEL if parallel else _falcon_sequential(module, ctx)
+    return _PARALLEL if _is_parallel(module.config) else _falcon_sequential(module, ctx)
 
 
 @_block(before_mlp="layer_norm2")

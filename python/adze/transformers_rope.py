@@ -128,7 +128,7 @@ def _qk_norm_rope(heads_first):
         q_facts, k_facts = ctx.facts(module.q_norm, "norm"), ctx.facts(module.k_norm, "norm")
         if isinstance(q_facts, str) or q_facts != k_facts:
             return f"q_norm: {q_facts}; k_norm: {k_facts}"
-        if q_facts.op != "rms_norm" or not q_facts.weight or q_facts.dtype == "weight":
+        if q_facts.op != "rms_norm" or q_facts.weight is not True or q_facts.dtype == "weight":
             return f"q_norm is a {q_facts.op} that does not fit"
         names = ctx.original.__globals__
         eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
@@ -149,11 +149,12 @@ def _qk_norm_rope(heads_first):
                 and usable(q, q_norm.weight, k_norm.weight)
                 and not left_to_compiler(hidden_states)
                 and q_norm.weight.dtype == k_norm.weight.dtype
+                and norm.eps_of(q_norm) == norm.eps_of(k_norm)
                 and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
             ):
                 q, k = ops.qk_norm_rope(
-                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps, weight_offset=norm.weight_offset,
-                    rotary_dim=cos.shape[-1], rounding=rounding,
+                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps_of(q_norm),
+                    weight_offset=norm.weight_offset, rotary_dim=cos.shape[-1], rounding=rounding,
                 )  # fmt: skip
                 q, k = q.transpose(1, 2), k.transpose(1, 2)
             else:
