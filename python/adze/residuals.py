@@ -113,12 +113,13 @@ def _is_mangled(name):
 def _imported(function, home):
     """The names in a function that its module has imported, as far as what they hold can tell."""
     used = {node.id: home.get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)}
-    own = home.get("__name__")
-    return [
-        name
-        for name, value in used.items()
-        if isinstance(value, types.ModuleType) or getattr(value, "__module__", own) != own
-    ]
+
+    def is_imported(value):
+        if isinstance(value, (type, types.FunctionType)):
+            return value.__module__ != home.get("__name__")
+        return isinstance(value, types.ModuleType)
+
+    return [name for name, value in used.items() if is_imported(value)]
 
 
 def _compiled(function, original, names=()):
@@ -139,8 +140,8 @@ def _compiled(function, original, names=()):
     # A compiler that sees the import of a name calls its attributes otherwise; it must see them here too.
     imports = [ast.Import([ast.alias(name)]) for name in _imported(function, original.__globals__)]
     seen = [ast.If(ast.Constant(False), imports, [])] if imports else []
-    whole = ast.Module([ast.copy_location(node, function) for node in (*seen, factory)], [])
-    tree = ast.fix_missing_locations(whole)
+    tree = ast.Module([ast.copy_location(node, function) for node in (*seen, factory)], [])
+    ast.fix_missing_locations(tree)
     flags = code.co_flags & _FUTURE
     whole = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
     outer = next(c for c in whole.co_consts if isinstance(c, types.CodeType))
@@ -150,9 +151,9 @@ def _compiled(function, original, names=()):
 def _same_code(a, b):
     """Whether two functions do the same, instruction by instruction."""
     if isinstance(a, types.CodeType) and isinstance(b, types.CodeType):
-        fields = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount")
+        fields = "code names varnames freevars cellvars argcount posonlyargcount kwonlyargcount".split()
         return (
-            all(getattr(a, field) == getattr(b, field) for field in fields)
+            all(getattr(a, f"co_{field}") == getattr(b, f"co_{field}") for field in fields)
             and len(a.co_consts) == len(b.co_consts)
             and all(map(_same_code, a.co_consts, b.co_consts))
         )
