@@ -1,19 +1,20 @@
-"""Rules for diffusers: which source gets which replacement. Fingerprints are those of diffusers 0.36 to 0.42."""
+"""Rules for diffusers: which source gets which replacement. Sources have their names from fingerprints.json."""
 
 from . import diffusers_attention as attention
 from . import diffusers_blocks as blocks
 from . import diffusers_norms as norms
+from .patch_torch import layer_norm, norm_build
 from .patching import Rule
+from .sources import hashes
 
 
 def _rule(name, op, build, forward, facts=None, **methods):
-    prints = {"forward": frozenset(forward.split())}
-    prints |= {f"self.{method}": frozenset(known.split()) for method, known in methods.items()}
-    return Rule(name, op, prints, build, facts)
+    prints = {f"self.{method}": hashes(names) for method, names in methods.items()}
+    return Rule(name, op, {"forward": hashes(forward), **prints}, build, facts)
 
 
 def _norm(name, facts, forward):
-    return _rule(name, "norm", norms.build_norm(facts), forward, facts)
+    return _rule(name, "norm", norm_build(facts), forward, facts)
 
 
 def _leave(why):
@@ -21,44 +22,96 @@ def _leave(why):
     return lambda module, ctx: why
 
 
+_HUNYUAN, _QWEN = "hunyuan_video:HunyuanVideo", "qwenimage:QwenImageTransformerBlock"
+
 RULES = [
     # models/normalization.py
-    _norm("rms_norm", norms.rms_norm, "aad05841c2ab 3e51aa1f94fc"),
-    _norm("float layer_norm", norms.float_layer_norm, "d5f1fa13f44c"),
-    _rule("layer_norm + modulation", "fuse", norms.ada_zero, "663941932131"),
-    _rule("layer_norm + modulation", "fuse", norms.ada_zero_single, "90dc97e7882e"),
-    _rule("layer_norm + 2 modulations", "fuse", norms.ada_zero_twice, "3ee8a4dd33cf"),
-    _rule("norm + modulation", "fuse", norms.ada_continuous, "7c5fd61cda96"),
-    _rule("none", "fuse", _leave("it makes modulations and norms nothing"), "1ca47b39752f 56151ae8d971"),
-    _rule("group_norm", "norm", norms.group_norm, "46a6ee5d3e7f"),
+    _norm("rms_norm", norms.rms_norm, "normalization:RMSNorm.forward"),
+    _norm("float layer_norm", layer_norm, "normalization:FP32LayerNorm.forward"),
+    _rule("layer_norm + modulation", "fuse", norms.ada_zero, "normalization:AdaLayerNormZero.forward"),
+    _rule("layer_norm + modulation", "fuse", norms.ada_zero_single, "normalization:AdaLayerNormZeroSingle.forward"),
+    _rule("layer_norm + 2 modulations", "fuse", norms.ada_zero_twice, "normalization:SD35AdaLayerNormZeroX.forward"),
+    _rule("norm + modulation", "fuse", norms.ada_continuous, "normalization:AdaLayerNormContinuous.forward"),
+    _rule(
+        "none",
+        "fuse",
+        _leave("it makes modulations and norms nothing"),
+        f"normalization:AdaLayerNormSingle.forward {_HUNYUAN}AdaNorm.forward",
+    ),
+    _rule("group_norm", "norm", norms.group_norm, "torch.nn:GroupNorm.forward"),
     # models/activations.py, attention.py
-    _rule("gelu", "act", norms.gelu, "3c23dcb0ac5d", gelu="2b14949a9dfa"),
-    _rule("gelu_mul", "act", norms.geglu, "9c623d546aff", gelu="fc3bfaf06e59"),
-    _rule("silu_mul", "act", norms.swiglu, "1f74c908efae"),
-    _rule("quick_gelu", "act", norms.approximate_gelu, "a09c3eba665f"),
-    _rule("activation", "act", norms.linear_activation, "d9cd9c66d467"),
-    _rule("none", "act", _leave("its activation has a rule of its own"), "e9a45d99e090"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.joint, "d1db7c5549cd"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.basic, "a7191c2caf6e"),
+    _rule("gelu", "act", norms.gelu, "activations:GELU.forward", gelu="activations:GELU.gelu"),
+    _rule("gelu_mul", "act", norms.geglu, "activations:GEGLU.forward", gelu="activations:GEGLU.gelu"),
+    _rule("silu_mul", "act", norms.swiglu, "activations:SwiGLU.forward"),
+    _rule("quick_gelu", "act", norms.approximate_gelu, "activations:ApproximateGELU.forward"),
+    _rule("activation", "act", norms.linear_activation, "activations:LinearActivation.forward"),
+    _rule("none", "act", _leave("its activation has a rule of its own"), "attention:FeedForward.forward"),
+    _rule("gate + add + norm + modulation", "fuse", blocks.joint, "attention:JointTransformerBlock.forward"),
+    _rule("gate + add + norm + modulation", "fuse", blocks.basic, "attention:BasicTransformerBlock.forward"),
     # models/transformers
-    _rule("gate + add + norm + modulation", "fuse", blocks.ltx, "ede19a48c314"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.flux, "bcd097cc0650"),
-    _rule("gelu into the concatenation", "fuse", blocks.flux_single, "29dc04239f4d"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.wan, "63342888e3b8"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.hunyuan_video, "fc0b4cf5409a"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.hunyuan_video_token_replace, "678bba4ecc26"),
-    _rule("gelu into the concatenation", "fuse", blocks.hunyuan_video_single, "382199f90d18"),
-    _rule("gelu into the concatenation", "fuse", blocks.hunyuan_video_single_token_replace, "c73c81b29d29"),
-    _rule("gate + add + norm", "fuse", blocks.hunyuan_video_refiner, "14e6767df62f"),
-    _rule("layer_norm + modulation", "fuse", norms.ada_zero_token_replace, "7442f08847c0"),
-    _rule("layer_norm + modulation", "fuse", norms.ada_zero_single_token_replace, "62c83148c2dc"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.qwen_image, "4d4c7b039075", _modulate="ae01bdd9bd38"),
-    _rule("gate + add + norm + modulation", "fuse", blocks.qwen_image, "46fd14d2dae9", _modulate="e73e28bcd744"),
-    _rule("tables of rope, kept", "rope", attention.ltx_tables, "fef0973b7be1", _prepare_video_coords="c3cab3636c74"),
-    _rule("qk_norm_rope", "rope", attention.ltx, "bbeb4fd2c38a"),
-    _rule("qk_norm_rope", "rope", attention.flux, "720ec9c74e8d"),
-    _rule("qk_norm_rope", "rope", attention.wan, "11b49b8e153e"),
-    _rule("qk_norm_rope", "rope", attention.shared, "a3048834e28b"),
+    _rule("gate + add + norm + modulation", "fuse", blocks.ltx, "ltx:LTXVideoTransformerBlock.forward"),
+    _rule("gate + add + norm + modulation", "fuse", blocks.flux, "flux:FluxTransformerBlock.forward"),
+    _rule("gelu into the concatenation", "fuse", blocks.flux_single, "flux:FluxSingleTransformerBlock.forward"),
+    _rule("gate + add + norm + modulation", "fuse", blocks.wan, "wan:WanTransformerBlock.forward"),
+    _rule("gate + add + norm + modulation", "fuse", blocks.hunyuan_video, f"{_HUNYUAN}TransformerBlock.forward"),
+    _rule(
+        "gate + add + norm + modulation",
+        "fuse",
+        blocks.hunyuan_video_token_replace,
+        f"{_HUNYUAN}TokenReplaceTransformerBlock.forward",
+    ),
+    _rule(
+        "gelu into the concatenation",
+        "fuse",
+        blocks.hunyuan_video_single,
+        f"{_HUNYUAN}SingleTransformerBlock.forward",
+    ),
+    _rule(
+        "gelu into the concatenation",
+        "fuse",
+        blocks.hunyuan_video_single_token_replace,
+        f"{_HUNYUAN}TokenReplaceSingleTransformerBlock.forward",
+    ),
+    _rule(
+        "gate + add + norm", "fuse", blocks.hunyuan_video_refiner, f"{_HUNYUAN}IndividualTokenRefinerBlock.forward"
+    ),
+    _rule(
+        "layer_norm + modulation",
+        "fuse",
+        norms.ada_zero_token_replace,
+        f"{_HUNYUAN}TokenReplaceAdaLayerNormZero.forward",
+    ),
+    _rule(
+        "layer_norm + modulation",
+        "fuse",
+        norms.ada_zero_single_token_replace,
+        f"{_HUNYUAN}TokenReplaceAdaLayerNormZeroSingle.forward",
+    ),
+    _rule(
+        "gate + add + norm + modulation",
+        "fuse",
+        blocks.qwen_image,
+        f"{_QWEN}.forward@0.36.0",
+        _modulate=f"{_QWEN}._modulate@0.36.0",
+    ),
+    _rule(
+        "gate + add + norm + modulation",
+        "fuse",
+        blocks.qwen_image,
+        f"{_QWEN}.forward@0.42.1",
+        _modulate=f"{_QWEN}._modulate@0.42.1",
+    ),
+    _rule(
+        "tables of rope, kept",
+        "rope",
+        attention.ltx_tables,
+        "ltx:LTXVideoRotaryPosEmbed.forward",
+        _prepare_video_coords="ltx:LTXVideoRotaryPosEmbed._prepare_video_coords",
+    ),
+    _rule("qk_norm_rope", "rope", attention.ltx, "ltx:LTXAttention.forward"),
+    _rule("qk_norm_rope", "rope", attention.flux, "flux:FluxAttention.forward"),
+    _rule("qk_norm_rope", "rope", attention.wan, "wan:WanAttention.forward"),
+    _rule("qk_norm_rope", "rope", attention.shared, "attention_processor:Attention.forward"),
     # models/resnet.py
-    _rule("group_norm + silu", "fuse", blocks.resnet, "25e169b1fec8 fd5fc7bd92ea"),
+    _rule("group_norm + silu", "fuse", blocks.resnet, "resnet:ResnetBlock2D.forward"),
 ]

@@ -9,24 +9,25 @@ import sys
 import torch
 
 from . import graphs, ops
-from .fingerprint import fingerprint
-from .patching import plain, usable
+from .fingerprint import described, fingerprint
+from .patching import parameter, plain, usable
 from .products import products_of
+from .sources import by_hash, hashes
 
 
 def _processor(module, known, **calls):
     """The class of the module's processor and what known says of its source, or a str: why not. calls: functions that
-    the processor calls, by the names it has for them, and their fingerprints."""
+    the processor calls, by the names it has for them, and the names of their sources in fingerprints.json."""
     cls = type(module.processor)
     if isinstance(module.processor, torch.nn.Module):
         return f"{cls.__name__} has weights of its own"
-    found = fingerprint(cls.__call__)
+    found, known = fingerprint(cls.__call__), by_hash(known)
     if found not in known:
-        return f"{cls.__name__} is {found}, which no rule knows"
-    for name, prints in calls.items():
-        found_part = fingerprint(cls.__call__.__globals__.get(name))
-        if found_part not in prints:
-            return f"{name} of {cls.__name__} is {found_part}, which no rule knows"
+        return f"{cls.__name__} is {described(cls.__call__)}, which no rule knows"
+    for name, names in calls.items():
+        part = cls.__call__.__globals__.get(name)
+        if fingerprint(part) not in hashes(names):
+            return f"{name} of {cls.__name__} is {described(part)}, which no rule knows"
     return cls, known[found]
 
 
@@ -37,7 +38,9 @@ def _same_norms(ctx, *children):
         return norm
     if any(other != norm for other in others):
         return "queries and keys have different norms"
-    if norm.op != "rms_norm" or norm.bias or not norm.weight:
+    if norm.op != "rms_norm" or any(
+        child.weight is None or parameter(child, "bias") is not None for child in children
+    ):
         return "queries and keys have a norm that is not an RMS norm with a weight"
     return norm
 
@@ -63,46 +66,71 @@ def _two_streams(ctx, module):
     return project
 
 
-def _takes(norm, q, k, q_norm, k_norm, *tables):
-    """Whether adze's ops can do what these norms would do to q and k, and rotate by the tables."""
-    if not (plain(q_norm, norm.cls) and plain(k_norm, norm.cls)) or q.dtype != k.dtype:
+def _takes(norm, x, q_norm, k_norm, *tables):
+    """Whether adze's ops can do what these norms would do to queries and keys of x, and rotate them by the tables. It
+    is asked before they are projected: a module that is called twice would run its hooks twice."""
+    if not (plain(q_norm, norm.cls) and plain(k_norm, norm.cls)):
         return False
-    if not usable(q, q_norm.weight, *tables) or not usable(k, k_norm.weight):
+    weight, other = parameter(q_norm, "weight"), parameter(k_norm, "weight")
+    if weight is None or other is None or not usable(x, weight, other, *tables):
         return False
-    return norm.dtype == "x" or (q_norm.weight.dtype == q.dtype and k_norm.weight.dtype == q.dtype)
+    if weight.dim() != 1 or other.dim() != 1 or norm.eps_of(q_norm) != norm.eps_of(k_norm):
+        return False
+    if norm.bias is not False and not (parameter(q_norm, "bias") is parameter(k_norm, "bias") is None):
+        return False
+    return norm.dtype == "x" or weight.dtype == other.dtype == x.dtype
+
+
+def _expected(x, *projected):
+    """Whether projections of x are what _takes has counted on. An adapter or a hook may make anything of them: then
+    the norms and the rotation are called as the model calls them."""
+    return all(usable(t) and t.dtype == x.dtype and t.device == x.device for t in projected)
 
 
 def _norm_rope(norm, rounding, q, k, q_norm, k_norm, cos, sin, q_out=None, k_out=None, across_heads=False):
     weights, rounding = (q_norm.weight, k_norm.weight), norm.rounding | rounding
-    options = {"eps": norm.eps, "across_heads": across_heads, "interleaved": True, "rounding": rounding}
+    options = {"eps": norm.eps_of(q_norm), "across_heads": across_heads, "interleaved": True, "rounding": rounding}
     return ops.qk_norm_rope(q, k, *weights, cos, sin, **options, q_out=q_out, k_out=k_out)
 
 
 def _norm_only(norm, q, k, q_norm, k_norm, q_out=None, k_out=None):
-    options = {"eps": norm.eps, "rounding": norm.rounding}
+    options = {"eps": norm.eps_of(q_norm), "rounding": norm.rounding}
     q = ops.rms_norm(q, q_norm.weight, **options, out=q_out)
     return q, ops.rms_norm(k, k_norm.weight, **options, out=k_out)
 
 
-def _joined(norm, rounding, *streams):
+def _one_by_one(rotate, q, k, q_norm, k_norm, cos, sin):
+    """The same by the model's own norms and rotation."""
+    q, k = q_norm(q), k_norm(k)
+    return (q, k) if cos is None else (rotate(q, cos, sin), rotate(k, cos, sin))
+
+
+def _joined(fused, rotate, norm, rounding, *streams):
     """Queries and keys of two streams of tokens (q, k, their norms, cos, sin), normed and, with a table, rotated.
     The ops write where the attention reads; but Dynamo takes no out= that is a part of a tensor, as a norm's would
     be."""
     outs = [(None, None)] * 2
-    rooms = not torch.compiler.is_compiling() or all(cos is not None for *_, cos, _ in streams)
+    rooms = fused and (not torch.compiler.is_compiling() or all(cos is not None for *_, cos, _ in streams))
     if rooms:
         q, first, second = streams[0][0], streams[0][0].shape[1], streams[1][0].shape[1]
         q_room, k_room = (q.new_empty(q.shape[0], first + second, *q.shape[2:]) for _ in range(2))
         outs = [(q_room[:, :first], k_room[:, :first]), (q_room[:, first:], k_room[:, first:])]
     done = []
     for (*stream, cos, sin), (q_out, k_out) in zip(streams, outs, strict=True):
-        if cos is None:
+        if not fused:
+            done.append(_one_by_one(rotate, *stream, cos, sin))
+        elif cos is None:
             done.append(_norm_only(norm, *stream, q_out, k_out))
         else:
             done.append(_norm_rope(norm, rounding, *stream, cos, sin, q_out, k_out))
     if rooms:
         return q_room, k_room
     return torch.cat([done[0][0], done[1][0]], dim=1), torch.cat([done[0][1], done[1][1]], dim=1)
+
+
+def _by_tables(apply):
+    """diffusers' apply_rotary_emb, for [batch, tokens, heads, dim]."""
+    return lambda x, cos, sin: apply(x, (cos, sin), sequence_dim=1)
 
 
 def _attend(dispatch, processor, q, k, v, mask):
@@ -197,13 +225,16 @@ def ltx_tables(module, ctx):
 
 def ltx(module, ctx):
     """LTXAttention: the norm and the rotation see all heads as one."""
-    found = _processor(module, {"4469db9a3a49": None}, apply_rotary_emb={"0b5cb0cc9d65"})
+    found = _processor(module, {"ltx:LTXVideoAttnProcessor.__call__": None}, apply_rotary_emb="ltx:apply_rotary_emb")
     norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
     if isinstance(norm, str):
         return norm
     cls, original, rounding = found[0], ctx.original, ops.ROUND_VALUE
-    dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    dispatch, apply = (cls.__call__.__globals__[name] for name in ("dispatch_attention_fn", "apply_rotary_emb"))
     project = products_of(ctx, module.to_q, module.to_k, module.to_v)
+
+    def rotate(x, cos, sin):
+        return apply(x, (cos, sin))
 
     def forward(
         self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
@@ -220,12 +251,16 @@ def ltx(module, ctx):
             out = _attend(dispatch, self.processor, *(x.unflatten(2, (heads, -1)) for x in (q, k, v)), mask)
             return self.to_out[1](self.to_out[0](out))
         cos, sin = image_rotary_emb
-        q, k, v = project(hidden_states, self.to_q, self.to_k, self.to_v)
-        if cos.dim() != 3 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
+        if cos.dim() != 3 or not _takes(norm, hidden_states, self.norm_q, self.norm_k, cos, sin):
             return original(self, hidden_states, None, None, image_rotary_emb)
-        cos, sin = getattr(cos, "adze_once", (cos, sin))
-        q, k = _norm_rope(norm, rounding, q.unsqueeze(2), k.unsqueeze(2), self.norm_q, self.norm_k, cos, sin)
-        q, k = q.squeeze(2).unflatten(2, (heads, -1)), k.squeeze(2).unflatten(2, (heads, -1))
+        q, k, v = project(hidden_states, self.to_q, self.to_k, self.to_v)
+        if _expected(hidden_states, q, k):
+            cos, sin = getattr(cos, "adze_once", (cos, sin))
+            q, k = _norm_rope(norm, rounding, q.unsqueeze(2), k.unsqueeze(2), self.norm_q, self.norm_k, cos, sin)
+            q, k = q.squeeze(2), k.squeeze(2)
+        else:
+            q, k = _one_by_one(rotate, q, k, self.norm_q, self.norm_k, cos, sin)
+        q, k = q.unflatten(2, (heads, -1)), k.unflatten(2, (heads, -1))
         out = _attend(dispatch, self.processor, q, k, v.unflatten(2, (heads, -1)), None)
         return self.to_out[1](self.to_out[0](out))
 
@@ -237,9 +272,9 @@ def flux(module, ctx):
     Linear whose input is not contiguous rounds before it adds its bias."""
     found = _processor(
         module,
-        {"0eef6316eb6c": False, "73a81882accf": True, "0d0669b5b7b3": True},
-        apply_rotary_emb={"d721cd933375"},
-        _get_qkv_projections={"2fb77e970978"},
+        {"flux:FluxAttnProcessor.__call__": True, "flux:FluxAttnProcessor.__call__@0.36.0": False},
+        apply_rotary_emb="embeddings:apply_rotary_emb",
+        _get_qkv_projections="flux:_get_qkv_projections",
     )
     both = module.added_kv_proj_dim is not None
     children = [module.norm_q, module.norm_k, *([module.norm_added_q, module.norm_added_k] if both else [])]
@@ -248,35 +283,40 @@ def flux(module, ctx):
         return norm
     (cls, copied), original, rounding = found, ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
-    fused = cls.__call__.__globals__["_get_qkv_projections"]
+    all_at_once = cls.__call__.__globals__["_get_qkv_projections"]
+    rotate = _by_tables(cls.__call__.__globals__["apply_rotary_emb"])
     project = (_two_streams if both else _projections)(ctx, module)
 
     def forward(
         self, hidden_states, encoder_hidden_states=None, attention_mask=None, image_rotary_emb=None, **kwargs
     ):
-        text = encoder_hidden_states
-        if kwargs or image_rotary_emb is None or (text is not None) != both or type(self.processor) is not cls:
-            return original(self, hidden_states, text, attention_mask, image_rotary_emb, **kwargs)
+        text, x = encoder_hidden_states, hidden_states
+        odd = kwargs or image_rotary_emb is None or type(self.processor) is not cls
+        if odd or (text is not None) != both or (self.added_kv_proj_dim is not None) != both:
+            return original(self, x, text, attention_mask, image_rotary_emb, **kwargs)
         cos, sin = image_rotary_emb
+        takes = cos.dim() == 2 and _takes(norm, x, self.norm_q, self.norm_k, cos, sin)
+        if not takes or (both and not _takes(norm, text, self.norm_added_q, self.norm_added_k)):
+            return original(self, x, text, attention_mask, image_rotary_emb)
         head = (-1, self.head_dim)
         if self.fused_projections:
-            q, k, v, text_q, text_k, text_v = fused(self, hidden_states, text)
+            q, k, v, text_q, text_k, text_v = all_at_once(self, x, text)
         elif both:
-            q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
+            q, k, v, text_q, text_k, text_v = project(self, x, text)
         else:
-            q, k, v = project(self, hidden_states)
-        takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
-        if takes and both:
-            takes = _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
-        if not takes:
-            return original(self, hidden_states, text, attention_mask, image_rotary_emb)
+            q, k, v = project(self, x)
+        fused = _expected(x, q, k)
         q, k, v = q.unflatten(-1, head), k.unflatten(-1, head), v.unflatten(-1, head)
         if not both:
-            q, k = _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin)
+            own = (q, k, self.norm_q, self.norm_k, cos, sin)
+            q, k = _norm_rope(norm, rounding, *own) if fused else _one_by_one(rotate, *own)
             return _attend(dispatch, self.processor, q, k, v, attention_mask)
+        fused = fused and _expected(x, text_q, text_k)
         text_q, text_k, text_v = text_q.unflatten(-1, head), text_k.unflatten(-1, head), text_v.unflatten(-1, head)
         n = text_q.shape[1]
         all_q, all_k = _joined(
+            fused,
+            rotate,
             norm,
             rounding,
             (text_q, text_k, self.norm_added_q, self.norm_added_k, cos[:n], sin[:n]),
@@ -296,8 +336,8 @@ def wan(module, ctx):
     float table the rotation rounds every step."""
     found = _processor(
         module,
-        dict.fromkeys(("aadcf2d55292", "4a6610989d62")),
-        _get_qkv_projections={"40abaa60dde9", "9e2dcd84a66c"},
+        {"wan:WanAttnProcessor.__call__": None},
+        _get_qkv_projections="wan:_get_qkv_projections",
     )
     norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
     if isinstance(norm, str):
@@ -305,24 +345,38 @@ def wan(module, ctx):
     cls, original = found[0], ctx.original
     value, steps = ops.ROUND_VALUE, ops.ROUND_STEPS
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
-    fused = cls.__call__.__globals__["_get_qkv_projections"]
+    all_at_once = cls.__call__.__globals__["_get_qkv_projections"]
     project = _projections(ctx, module)
+
+    def rotate(x, cos, sin):  # the processor's, which is a part of its __call__
+        x1, x2 = x.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = cos[..., 0::2], sin[..., 1::2]
+        out = torch.empty_like(x)
+        out[..., 0::2] = x1 * cos - x2 * sin
+        out[..., 1::2] = x1 * sin + x2 * cos
+        return out
 
     def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, rotary_emb=None, **kwargs):
         crossed = encoder_hidden_states is not None or self.add_k_proj is not None or rotary_emb is None
         if crossed or kwargs or type(self.processor) is not cls:
             return original(self, hidden_states, encoder_hidden_states, attention_mask, rotary_emb, **kwargs)
         cos, sin = rotary_emb
-        q, k, v = fused(self, hidden_states, None) if self.fused_projections else project(self, hidden_states)
-        if cos.dim() != 4 or not _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin):
+        if cos.dim() != 4 or not _takes(norm, hidden_states, self.norm_q, self.norm_k, cos, sin):
             return original(self, hidden_states, None, attention_mask, rotary_emb)
+        at_once = self.fused_projections
+        q, k, v = all_at_once(self, hidden_states, None) if at_once else project(self, hidden_states)
         heads = (self.heads, -1)
-        q, k, v = q.unflatten(2, heads), k.unflatten(2, heads), v.unflatten(2, heads)
-        rounding = steps if cos.dtype == q.dtype else value
-        if cos.dtype == torch.float32:
-            cos, sin = _pairs_once(cos, sin)
-        cos, sin = cos.squeeze(2), sin.squeeze(2)
-        q, k = _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, across_heads=True)
+        if _expected(hidden_states, q, k):
+            q, k = q.unflatten(2, heads), k.unflatten(2, heads)
+            rounding = steps if cos.dtype == q.dtype else value
+            if cos.dtype == torch.float32:
+                cos, sin = _pairs_once(cos, sin)
+            cos, sin = cos.squeeze(2), sin.squeeze(2)
+            q, k = _norm_rope(norm, rounding, q, k, self.norm_q, self.norm_k, cos, sin, across_heads=True)
+        else:
+            q, k = self.norm_q(q).unflatten(2, heads), self.norm_k(k).unflatten(2, heads)
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        v = v.unflatten(2, heads)
         out = _attend(dispatch, self.processor, q, k, v, attention_mask)
         return self.to_out[1](self.to_out[0](out))
 
@@ -337,40 +391,41 @@ def hunyuan_video(module, ctx, cls):
     norm = _same_norms(ctx, *children)
     if isinstance(norm, str):
         return norm
-    rotation = fingerprint(sys.modules["diffusers.models.embeddings"].apply_rotary_emb)
-    if rotation != "d721cd933375":
-        return f"apply_rotary_emb is {rotation}, which no rule knows"
-    original, rounding = ctx.original, ops.ROUND_VALUE
+    rotation = sys.modules["diffusers.models.embeddings"].apply_rotary_emb
+    if fingerprint(rotation) not in hashes("embeddings:apply_rotary_emb"):
+        return f"apply_rotary_emb is {described(rotation)}, which no rule knows"
+    original, rounding, rotate = ctx.original, ops.ROUND_VALUE, _by_tables(rotation)
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
     project = (_two_streams if own else _projections)(ctx, module)
-    out_proj, text_proj = getattr(module, "to_out", None) is not None, getattr(module, "to_add_out", None) is not None
 
     def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, **cross_attention_kwargs):
         text, tables = encoder_hidden_states, cross_attention_kwargs.get("image_rotary_emb")
-        if tables is None or text is None or len(cross_attention_kwargs) > 1 or type(self.processor) is not cls:
-            return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        x, odd = hidden_states, type(self.processor) is not cls or (self.add_q_proj is not None) != own
+        if odd or tables is None or text is None or len(cross_attention_kwargs) > 1:
+            return original(self, x, text, attention_mask, **cross_attention_kwargs)
         cos, sin = tables
         q_norm, k_norm = (self.norm_added_q, self.norm_added_k) if own else (self.norm_q, self.norm_k)
-        n, heads = hidden_states.shape[1], (self.heads, -1)
+        n, heads = x.shape[1], (self.heads, -1)
+        takes = cos.dim() == 2 and _takes(norm, x, self.norm_q, self.norm_k, cos, sin)
+        if not takes or not _takes(norm, text, q_norm, k_norm):
+            return original(self, x, text, attention_mask, **cross_attention_kwargs)
         if own:
-            q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
+            q, k, v, text_q, text_k, text_v = project(self, x, text)
         else:
-            q, k, v = project(self, torch.cat([hidden_states, text], dim=1))
+            q, k, v = project(self, torch.cat([x, text], dim=1))
             q, text_q, k, text_k = q[:, :n], q[:, n:], k[:, :n], k[:, n:]
-        takes = cos.dim() == 2 and _takes(norm, q, k, self.norm_q, self.norm_k, cos, sin)
-        if not takes or not _takes(norm, text_q, text_k, q_norm, k_norm):
-            return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        fused = _expected(x, q, k, text_q, text_k)
         q, k, v = q.unflatten(2, heads), k.unflatten(2, heads), v.unflatten(2, heads)
         text_q, text_k = text_q.unflatten(2, heads), text_k.unflatten(2, heads)
         if own:
             v = torch.cat([v, text_v.unflatten(2, heads)], dim=1)
         image, words = (q, k, self.norm_q, self.norm_k, cos, sin), (text_q, text_k, q_norm, k_norm, None, None)
-        all_q, all_k = _joined(norm, rounding, image, words)
+        all_q, all_k = _joined(fused, rotate, norm, rounding, image, words)
         out = _attend(dispatch, self.processor, all_q, all_k, v, attention_mask)
         image, text = out[:, :n], out[:, n:]
-        if out_proj:
+        if getattr(self, "to_out", None) is not None:
             image = self.to_out[1](self.to_out[0](image))
-        return image, self.to_add_out(text) if text_proj else text
+        return image, text if getattr(self, "to_add_out", None) is None else self.to_add_out(text)
 
     return forward
 
@@ -384,28 +439,31 @@ def _table(freqs):
 def qwen_image(module, ctx, cls, joint_mask, copied=True):
     """Attention with a QwenDoubleStreamAttnProcessor2_0: text before image, a complex table for each of them.
     joint_mask: the processor makes the mask from the text's, else it is given one. copied: as in FLUX."""
-    found = _processor(module, _SHARED, apply_rotary_emb_qwen={"d0a8a3132733"})
+    found = _processor(module, _SHARED, apply_rotary_emb_qwen="qwenimage:apply_rotary_emb_qwen")
     children = (module.norm_q, module.norm_k, module.norm_added_q, module.norm_added_k)
     norm = found if isinstance(found, str) else _same_norms(ctx, *children)
     if isinstance(norm, str):
         return norm
     original, rounding = ctx.original, ops.ROUND_VALUE
     dispatch = cls.__call__.__globals__["dispatch_attention_fn"]
+    apply = cls.__call__.__globals__["apply_rotary_emb_qwen"]
     project = _two_streams(ctx, module)
     names = frozenset(("image_rotary_emb", "encoder_hidden_states_mask"))
-    dropout = len(module.to_out) > 1
+
+    def rotate(x, cos, sin):
+        return apply(x, torch.complex(cos, sin), use_real=False)
 
     def forward(self, hidden_states, encoder_hidden_states=None, attention_mask=None, **cross_attention_kwargs):
         text, tables = encoder_hidden_states, cross_attention_kwargs.get("image_rotary_emb")
         odd = tables is None or text is None or (joint_mask and attention_mask is not None)
         if odd or any(name not in names for name in cross_attention_kwargs) or type(self.processor) is not cls:
             return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
-        q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
-        takes = _takes(norm, q, k, self.norm_q, self.norm_k)
-        takes = takes and _takes(norm, text_q, text_k, self.norm_added_q, self.norm_added_k)
-        takes = takes and all(t.dtype == torch.complex64 and t.dim() == 2 and t.device == q.device for t in tables)
-        if not takes:
+        takes = all(t.dtype == torch.complex64 and t.dim() == 2 and t.device == hidden_states.device for t in tables)
+        takes = takes and _takes(norm, hidden_states, self.norm_q, self.norm_k)
+        if not takes or not _takes(norm, text, self.norm_added_q, self.norm_added_k):
             return original(self, hidden_states, text, attention_mask, **cross_attention_kwargs)
+        q, k, v, text_q, text_k, text_v = project(self, hidden_states, text)
+        fused = _expected(hidden_states, q, k, text_q, text_k)
         mask, text_mask = attention_mask, cross_attention_kwargs.get("encoder_hidden_states_mask")
         if joint_mask and text_mask is not None:
             seen = text_mask.new_ones((q.shape[0], q.shape[1]), dtype=torch.bool)
@@ -414,26 +472,28 @@ def qwen_image(module, ctx, cls, joint_mask, copied=True):
         q, k, v = q.unflatten(-1, head), k.unflatten(-1, head), v.unflatten(-1, head)
         text_q, text_k, text_v = text_q.unflatten(-1, head), text_k.unflatten(-1, head), text_v.unflatten(-1, head)
         words = (text_q, text_k, self.norm_added_q, self.norm_added_k, *_table(tables[1]))
-        all_q, all_k = _joined(norm, rounding, words, (q, k, self.norm_q, self.norm_k, *_table(tables[0])))
+        image = (q, k, self.norm_q, self.norm_k, *_table(tables[0]))
+        all_q, all_k = _joined(fused, rotate, norm, rounding, words, image)
         out = _attend(dispatch, self.processor, all_q, all_k, torch.cat([text_v, v], dim=1), mask)
         words, image = out[:, :n], out[:, n:]
         if copied:
             words, image = words.contiguous(), image.contiguous()
         image = self.to_out[0](image)
-        return self.to_out[1](image) if dropout else image, self.to_add_out(words)
+        return self.to_out[1](image) if len(self.to_out) > 1 else image, self.to_add_out(words)
 
     return forward
 
 
+_QWEN = "qwenimage:QwenDoubleStreamAttnProcessor2_0.__call__"
 _SHARED = {  # processors of diffusers' shared Attention class
-    "0bfe089db8c1": hunyuan_video,
-    "6f5c67f5d1d8": lambda module, ctx, cls: qwen_image(module, ctx, cls, False, False),
-    "0f7a9a45842f": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
-    "877a2053986b": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
-    "43f54bee3437": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
-    "8401876b6c0f": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
-    "6282583a6d41": lambda module, ctx, cls: "nothing is rotated",  # AttnProcessor2_0
-    "7834604f5d15": lambda module, ctx, cls: "nothing is rotated",  # JointAttnProcessor2_0
+    "hunyuan_video:HunyuanVideoAttnProcessor2_0.__call__": hunyuan_video,
+    f"{_QWEN}@0.36.0": lambda module, ctx, cls: qwen_image(module, ctx, cls, False, False),
+    f"{_QWEN}@0.37.1": lambda module, ctx, cls: qwen_image(module, ctx, cls, False),
+    f"{_QWEN}@0.39.0": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    f"{_QWEN}@0.40.0": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    f"{_QWEN}@0.42.1": lambda module, ctx, cls: qwen_image(module, ctx, cls, True),
+    "attention_processor:AttnProcessor2_0.__call__": lambda module, ctx, cls: "nothing is rotated",
+    "attention_processor:JointAttnProcessor2_0.__call__": lambda module, ctx, cls: "nothing is rotated",
 }
 
 

@@ -93,7 +93,7 @@ def flux(module, ctx):
 
 def _side_by_side(act_module, act, first, x):
     """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself."""
-    if plain(act_module, act.cls) and usable(x) and x.dtype == first.dtype and x.shape[:-1] == first.shape[:-1]:
+    if act.plain(act_module) and usable(x) and x.dtype == first.dtype and x.shape[:-1] == first.shape[:-1]:
         return beside(first, x, act.name)
     return torch.cat([first, act_module(x)], dim=2)
 
@@ -127,7 +127,7 @@ def _with_mlp(module, ctx):
     at_once = not ctx.match and act.name == "gelu_pytorch_tanh"
 
     def product(self, x, attend):
-        mlp = product_gelu(self.proj_mlp, x) if at_once and plain(self.act_mlp, act.cls) else None
+        mlp = product_gelu(self.proj_mlp, x) if at_once and act.plain(self.act_mlp) else None
         if mlp is not None:
             return product_of_parts(self.proj_out, attend(), mlp)
         mlp = self.proj_mlp(x)
@@ -162,10 +162,10 @@ def joint(module, ctx):
         return made
     (norm, *others), steps, fast = made[:-2], *made[-2:]
     text_norm = others[0] if others else None
-    original, dual = ctx.original, module.use_dual_attention
+    original, dual, last = ctx.original, module.use_dual_attention, module.context_pre_only
 
     def forward(self, hidden_states, encoder_hidden_states, temb, joint_attention_kwargs=None):
-        if self._chunk_size is not None:
+        if self._chunk_size is not None or self.use_dual_attention != dual or self.context_pre_only != last:
             return original(self, hidden_states, encoder_hidden_states, temb, joint_attention_kwargs)
         more = joint_attention_kwargs or {}
         image, text, second, text_rows = hidden_states, encoder_hidden_states, None, None
@@ -215,7 +215,8 @@ def basic(module, ctx):
         class_labels=None,
         added_cond_kwargs=None,
     ):
-        if self._chunk_size is not None or cross_attention_kwargs or hidden_states.dim() != 3:
+        changed = self.norm_type != kind or self.pos_embed is not None or (self.attn2 is not None) != crossed
+        if changed or self._chunk_size is not None or cross_attention_kwargs or hidden_states.dim() != 3:
             return original(
                 self,
                 hidden_states,
@@ -257,13 +258,13 @@ def _float_norm(child, norm, x, residual=None, gate=None, scale=None, shift=None
     gate, scale and shift may have a row of a table each, to be added."""
     gate_table, scale_table, shift_table = tables
     if plain(child, norm.cls) and (residual is None or (x.shape == residual.shape and x.dtype == residual.dtype)):
-        weight = child.weight if norm.weight else None
-        bias = child.bias if norm.bias else None
         x, residual = dense(x), residual if residual is None else dense(residual)
-        if usable(x, weight, bias, residual, gate, gate_table, scale, scale_table, shift, shift_table):
+        parts = norm.taken(child, x, residual, gate, gate_table, scale, scale_table, shift, shift_table)
+        if parts is not None:
+            weight, bias = parts
             options = {"gate": gate, "gate_table": gate_table, "scale": scale, "scale_table": scale_table}
             options |= {"shift": shift, "shift_table": shift_table, "residual": residual}
-            return ops.layer_norm(x, weight, bias, eps=norm.eps, **options)
+            return ops.layer_norm(x, weight, bias, eps=child.eps, **options)
     total = x
     if residual is not None:
         total = residual + x if gate is None else _float_gated(residual, x, gate, gate_table)
@@ -293,8 +294,11 @@ def wan(module, ctx):
     norm1, norm2, norm3 = made[0], made[1], made[-3]
     if any(norm.op != "layer_norm" for norm in (norm1, norm2, norm3)):
         return "its norms are not layer norms"
+    original = ctx.original
 
     def forward(self, hidden_states, encoder_hidden_states, temb, rotary_emb):
+        if isinstance(self.norm2, nn.Identity) == second:
+            return original(self, hidden_states, encoder_hidden_states, temb, rotary_emb)
         if temb.dim() == 4:  # modulations of every token: the sums would be larger than what they modulate
             table, rows = self.scale_shift_table[0], temb
         else:
@@ -554,14 +558,18 @@ def resnet(module, ctx):
     """ResnetBlock2D: its group norms with the SiLU after them."""
     if type(module.nonlinearity) is not nn.SiLU or type(module.norm1) is not nn.GroupNorm:
         return "not a group norm and a SiLU"
-    if module.time_embedding_norm != "default":
-        return f"time_embedding_norm is {module.time_embedding_norm}"
-    if module.upsample is not None or module.downsample is not None:
-        return "it changes the resolution"
+
+    def other(self):
+        if self.time_embedding_norm != "default":
+            return f"time_embedding_norm is {self.time_embedding_norm}"
+        return None if self.upsample is self.downsample is None else "it changes the resolution"
+
+    if other(module):
+        return other(module)
     original, steps = ctx.original, ctx.rounding(ops.ROUND_STEPS)
 
     def forward(self, input_tensor, temb, *args, **kwargs):
-        if args or kwargs or self.training:
+        if args or kwargs or self.training or other(self):
             return original(self, input_tensor, temb, *args, **kwargs)
         x = self.conv1(_group_norm_act(self.norm1, self.nonlinearity, input_tensor, steps))
         if self.time_emb_proj is not None:

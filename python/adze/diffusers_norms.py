@@ -11,46 +11,14 @@ from .patching import plain, usable
 
 
 def rms_norm(module, ctx):
-    """diffusers.models.normalization.RMSNorm: as T5's, with an optional bias."""
+    """diffusers.models.normalization.RMSNorm: as T5's, with an optional bias, which is added to a rounded product."""
     if len(module.dim) != 1:
         return f"a norm over {len(module.dim)} dimensions"
     if module.bias is not None and ctx.match:
         return "its bias is added to a rounded product"
-    weight = module.weight is not None
-    bits = ctx.rounding(ops.ROUND_NORM) if weight else 0
-    return Norm(type(module), "rms_norm", module.eps, 0.0, bits, "weight" if weight else "x", weight)
-
-
-def float_layer_norm(module, ctx):
-    """diffusers.models.normalization.FP32LayerNorm."""
-    if len(module.normalized_shape) != 1:
-        return f"a norm over {len(module.normalized_shape)} dimensions"
-    weight, bias = module.weight is not None, module.bias is not None
-    return Norm(type(module), "layer_norm", module.eps, weight=weight, bias=bias)
-
-
-def build_norm(facts):
-    """A Rule's build for norms whose parameter is called inputs or hidden_states."""
-
-    def build(module, ctx):
-        norm, original = facts(module, ctx), ctx.original
-        if isinstance(norm, str):
-            return norm
-
-        def run(self, x):
-            weight = self.weight if norm.weight else None
-            bias = self.bias if norm.bias else None
-            return norm.run(x, weight, bias) if usable(x, weight, bias) else original(self, x)
-
-        def of_inputs(self, inputs):
-            return run(self, inputs)
-
-        def of_hidden_states(self, hidden_states):
-            return run(self, hidden_states)
-
-        return of_inputs if original.__code__.co_varnames[1] == "inputs" else of_hidden_states
-
-    return build
+    bias = None if ctx.match else True
+    rounding = ctx.rounding(ops.ROUND_NORM)
+    return Norm(type(module), "rms_norm", "eps", 0.0, rounding, "weight", bias=bias, shape="dim")
 
 
 # ---- Norm and modulation ----
@@ -69,11 +37,11 @@ def modulated(child, norm, steps, x, scale, shift, scale_table=None, shift_table
     """child(x) * (1 + scale + scale_table) + shift + shift_table; in one launch where the child is a plain norm.
     steps: the rounding that rounds each of these steps."""
     if plain(child, norm.cls) and x.dim() == 3 and scale.dim() == 3 and scale.shape[0] == x.shape[0]:
-        weight = child.weight if norm.weight else None
-        bias = child.bias if norm.bias else None
         x = dense(x)
-        if usable(x, weight, bias, scale, shift, scale_table, shift_table):
-            options = norm.options(x, weight)
+        parts = norm.taken(child, x, scale, shift, scale_table, shift_table)
+        if parts is not None:
+            weight, bias = parts
+            options = norm.options(child, x, weight)
             if _alike(x, scale, shift, scale_table, shift_table) and options["out_dtype"] == x.dtype:
                 options["rounding"] |= steps
                 op = ops.rms_norm if norm.op == "rms_norm" else ops.layer_norm
@@ -87,11 +55,11 @@ def modulated(child, norm, steps, x, scale, shift, scale_table=None, shift_table
 def added(child, norm, steps, x, residual, gate=None, scale=None, shift=None, scale_table=None, shift_table=None):
     """modulated(...) of residual + gate * x, and that sum; in one launch where the child is a plain norm."""
     if plain(child, norm.cls) and x.dim() == 3 and x.shape == residual.shape:
-        weight = child.weight if norm.weight else None
-        bias = child.bias if norm.bias else None
         x, residual = dense(x), dense(residual)
-        if usable(x, weight, bias, residual, gate, scale, shift, scale_table, shift_table):
-            options = norm.options(x, weight)
+        parts = norm.taken(child, x, residual, gate, scale, shift, scale_table, shift_table)
+        if parts is not None:
+            weight, bias = parts
+            options = norm.options(child, x, weight)
             alike = _alike(x, residual, gate, scale, shift, scale_table, shift_table)
             if alike and options["out_dtype"] == x.dtype:
                 options["rounding"] |= steps
@@ -256,46 +224,48 @@ def group_norm(module, ctx):
 # ---- Activations ----
 
 
-def _glu(act, module, ctx):
+def geglu(module, ctx):
+    """A Linear of a value and a gate, and a GELU of the gate."""
     steps, original = ctx.rounding(ops.ROUND_STEPS), ctx.original
 
-    def run(self, x):
-        both = self.proj(x)
+    def forward(self, hidden_states, *args, **kwargs):
+        if args or kwargs:
+            return original(self, hidden_states, *args, **kwargs)
+        both = self.proj(hidden_states)
         if usable(both):
-            return ops.glu(both, act=act, value_first=True, rounding=steps)
+            return ops.glu(both, act="gelu", value_first=True, rounding=steps)
         value, gate = both.chunk(2, dim=-1)
-        return value * (nn.functional.gelu(gate) if act == "gelu" else nn.functional.silu(gate))
+        return value * self.gelu(gate)
 
-    def geglu(self, hidden_states, *args, **kwargs):
-        return original(self, hidden_states, *args, **kwargs) if args or kwargs else run(self, hidden_states)
-
-    def swiglu(self, hidden_states):
-        return run(self, hidden_states)
-
-    return geglu if act == "gelu" else swiglu
-
-
-def geglu(module, ctx):
-    return _glu("gelu", module, ctx)
+    return forward
 
 
 def swiglu(module, ctx):
+    """The same with a SiLU, which is a module."""
     if type(module.activation) is not nn.SiLU:
         return f"its activation is a {type(module.activation).__name__}"
-    return _glu("silu", module, ctx)
+    steps = ctx.rounding(ops.ROUND_STEPS)
+
+    def forward(self, hidden_states):
+        both = self.proj(hidden_states)
+        if plain(self.activation, nn.SiLU) and usable(both):
+            return ops.glu(both, act="silu", value_first=True, rounding=steps)
+        value, gate = both.chunk(2, dim=-1)
+        return value * self.activation(gate)
+
+    return forward
 
 
 def gelu(module, ctx):
     """A Linear and a GELU."""
-    act = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}[module.approximate]
-    at_once = not ctx.match and module.approximate == "tanh"
+    names, fast = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}, not ctx.match
 
     def forward(self, hidden_states):
-        made = product_gelu(self.proj, hidden_states) if at_once else None
+        made = product_gelu(self.proj, hidden_states) if fast and self.approximate == "tanh" else None
         if made is not None:
             return made
-        hidden_states = self.proj(hidden_states)
-        return ops.activation(hidden_states, act) if usable(hidden_states) else self.gelu(hidden_states)
+        hidden_states, act = self.proj(hidden_states), names.get(self.approximate)
+        return ops.activation(hidden_states, act) if act and usable(hidden_states) else self.gelu(hidden_states)
 
     return forward
 
@@ -319,7 +289,7 @@ def linear_activation(module, ctx):
 
     def forward(self, hidden_states):
         hidden_states = self.proj(hidden_states)
-        if plain(self.activation, act.cls) and act_usable(act, match, hidden_states):
+        if act.plain(self.activation) and act_usable(act, match, hidden_states):
             return ops.activation(hidden_states, act.name)
         return self.activation(hidden_states)
 

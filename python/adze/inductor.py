@@ -10,16 +10,19 @@ between two matrix products, which nothing could be fused with.
 import functools
 import hashlib
 import pathlib
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch._inductor import config
+from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import chains, fake, rotation
 from ._ops import ops
 from .chains import Chain
 from .ops import ACTS, ROUND_NORM, ROUND_STEPS
+
+_Aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # as of torch 2.11
 
 
 def _root(h, eps):
@@ -190,12 +193,54 @@ class Pass(CustomGraphPass):
         return digest.hexdigest()
 
 
+def _passes(given):
+    """The passes that a user has given to Inductor: none, one, or, in torch 2.13 and newer, several."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+class _Chained(CustomGraphPass):
+    """A user's passes, and adze's after them: it finds what they leave."""
+
+    def __init__(self, passes):
+        self.passes = passes
+
+    def __call__(self, graph):
+        for each in self.passes:
+            each(graph)
+
+    def uuid(self):
+        """None, which keeps a graph out of Inductor's cache, where a pass has none."""
+        ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.passes]
+        return None if None in ids else ids
+
+
+if _Aware is not None:
+
+    class _ChainedAware(_Chained, _Aware):
+        """The same where one of them is told whether the graph is for inference."""
+
+        def __call__(self, graph, is_inference):
+            for each in self.passes:
+                each(graph, is_inference) if isinstance(each, _Aware) else each(graph)
+
+
+def _chained(passes):
+    if len(passes) == 1:
+        return passes[0]
+    aware = _Aware is not None and any(isinstance(each, _Aware) for each in passes)
+    return (_ChainedAware if aware else _Chained)(passes)
+
+
 def compile(model, *, devices=("cuda",), options=None, mode=None, **kwargs):
     """torch.compile with the pass. The result's adze_pass.counts says what was replaced, after the first call; a
-    graph that Inductor takes from its cache is not counted again."""
-    own = Pass(devices)
+    graph that Inductor takes from its cache is not counted again. A post_grad_custom_pre_pass of your own, in options
+    or in torch._inductor.config, runs before it."""
+    own, name = Pass(devices), "post_grad_custom_pre_pass"
     settings = dict(torch._inductor.list_mode_options(mode) if mode else {})
-    settings.update(options or {}, post_grad_custom_pre_pass=own)
+    settings.update(options or {})
+    settings[name] = _chained([*_passes(settings.get(name, getattr(config, name))), own])
     compiled = torch.compile(model, options=settings, **kwargs)
     compiled.__dict__["adze_pass"] = own  # a compiled module would hand the attribute on to the model
     return compiled

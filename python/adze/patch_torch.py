@@ -1,38 +1,64 @@
 """What rules share: norms, norms with a residual, activations; and the rules for PyTorch's own modules."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from . import ops
-from .patching import Rule, plain, usable
+from .patching import Rule, known, parameter, plain, usable
 
 
 class Norm(NamedTuple):
-    """How a norm module computes: what an op must be told to do the same."""
+    """How a class of norms computes: what an op must be told to do the same. What may differ from one module to the
+    next, or change after a patch, is read from the module by each call."""
 
     cls: type
     op: str  # "rms_norm" or "layer_norm"
-    eps: float
+    eps: str  # the attribute that has it
     weight_offset: float = 0.0
     rounding: int = 0
     dtype: str = (
         "x"  # of the output: x's, "promoted" with the weight's, or "weight": T5's, which then rounds nothing else
     )
-    weight: bool = True
-    bias: bool = False
+    weight: bool | str = True  # whether it has one; or the attribute that says so
+    bias: bool | None = False  # whether it may have one; None: it may, and ops cannot add it as the model does
+    shape: str | None = None  # the attribute that has the sizes of the dimensions it norms
 
-    def options(self, x, weight):
+    def taken(self, module, x, *others):
+        """The weight and the bias of such a module, where an op may do its work on x; else None. others: what the op
+        would read beside them."""
+        scaled = getattr(module, self.weight) if isinstance(self.weight, str) else self.weight
+        weight = parameter(module, "weight") if scaled else None
+        bias = None if self.bias is False else parameter(module, "bias")
+        if (bias is not None and self.bias is None) or not usable(x, weight, bias, *others):
+            return None
+        if self.shape is not None:
+            sizes = getattr(module, self.shape)
+            if len(sizes) != 1 or sizes[0] != x.shape[-1]:
+                return None
+        return weight, bias
+
+    def eps_of(self, module):
+        eps = getattr(module, self.eps)
+        return torch.finfo(torch.float32).eps if eps is None else eps
+
+    def options(self, module, x, weight):
         """Keyword arguments for the op."""
-        wide = self.dtype != "x" and weight is not None and weight.dtype == torch.float32
-        rounding = 0 if self.dtype == "weight" and weight.dtype != x.dtype else self.rounding
-        out_dtype = torch.float32 if wide else x.dtype
-        return {"eps": self.eps, "weight_offset": self.weight_offset, "rounding": rounding, "out_dtype": out_dtype}
+        wide, rounding = self.dtype != "x" and weight is not None and weight.dtype == torch.float32, self.rounding
+        if self.dtype == "weight" and (weight is None or weight.dtype != x.dtype):
+            rounding = 0
+        return {
+            "eps": self.eps_of(module),
+            "weight_offset": self.weight_offset,
+            "rounding": rounding,
+            "out_dtype": torch.float32 if wide else x.dtype,
+        }
 
-    def run(self, x, weight, bias, **more):
+    def run(self, module, x, weight, bias, **more):
         op = ops.rms_norm if self.op == "rms_norm" else ops.layer_norm
-        return op(x, weight, bias=bias, **self.options(x, weight), **more)
+        return op(x, weight, bias=bias, **self.options(module, x, weight), **more)
 
 
 def norm_build(facts):
@@ -42,12 +68,10 @@ def norm_build(facts):
         norm, original = facts(module, ctx), ctx.original
         if isinstance(norm, str):
             return norm
-        has_weight, has_bias = norm.weight, norm.bias
 
         def run(self, x):
-            weight = self.weight if has_weight else None
-            bias = self.bias if has_bias else None
-            return norm.run(x, weight, bias) if usable(x, weight, bias) else original(self, x)
+            parts = norm.taken(self, x)
+            return original(self, x) if parts is None else norm.run(self, x, *parts)
 
         def of_hidden_states(self, hidden_states):
             return run(self, hidden_states)
@@ -55,21 +79,24 @@ def norm_build(facts):
         def of_input(self, input):
             return run(self, input)
 
+        def of_inputs(self, inputs):
+            return run(self, inputs)
+
         def of_x(self, x):
             return run(self, x)
 
+        named = {"hidden_states": of_hidden_states, "input": of_input, "inputs": of_inputs, "x": of_x}
         name = original.__code__.co_varnames[1] if original.__code__.co_argcount == 2 else None
-        return {"hidden_states": of_hidden_states, "input": of_input, "x": of_x}.get(name, f"its parameter is {name}")
+        return named.get(name, f"its parameter is {name}")
 
     return build
 
 
 def _add_norm(child, norm, x, residual, need_sum):
     if plain(child, norm.cls) and x.shape == residual.shape and residual.dtype == x.dtype:
-        weight = child.weight if norm.weight else None
-        bias = child.bias if norm.bias else None
-        if usable(x, weight, bias, residual):
-            return norm.run(x, weight, bias, residual=residual, need_sum=need_sum)
+        parts = norm.taken(child, x, residual)
+        if parts is not None:
+            return norm.run(child, x, *parts, residual=residual, need_sum=need_sum)
     return None
 
 
@@ -90,11 +117,11 @@ def norm_of_sum(child, norm, x, residual):
 
 def norm_add(child, norm, x, residual, steps):
     """residual + child(x); in one launch where the child is a plain norm. steps: the rounding of child(x)."""
-    if plain(child, norm.cls) and x.shape == residual.shape:
-        weight = child.weight if norm.weight else None
-        bias = child.bias if norm.bias else None
-        if usable(x, weight, bias, residual) and residual.dtype == x.dtype:
-            options = norm.options(x, weight)
+    if plain(child, norm.cls) and x.shape == residual.shape and residual.dtype == x.dtype:
+        parts = norm.taken(child, x, residual)
+        if parts is not None:
+            weight, bias = parts
+            options = norm.options(child, x, weight)
             if options["out_dtype"] == x.dtype:
                 options["rounding"] |= steps
                 op = ops.rms_norm if norm.op == "rms_norm" else ops.layer_norm
@@ -108,6 +135,16 @@ class Act(NamedTuple):
     cls: type
     name: str
     once: bool = True
+    chosen: Callable[[nn.Module], bool] | None = (
+        None  # whether a module of a class that has a choice has made this one
+    )
+
+    def is_of(self, module):
+        return self.chosen is None or self.chosen(module)
+
+    def plain(self, child):
+        """Whether a call of the child would compute this and nothing else."""
+        return plain(child, self.cls) and self.is_of(child)
 
 
 def act_usable(act, match, x, *others):
@@ -142,7 +179,7 @@ def act_build(facts):
             return act
 
         def run(self, x):
-            return ops.activation(x, act.name) if act_usable(act, match, x) else original(self, x)
+            return ops.activation(x, act.name) if act.is_of(self) and act_usable(act, match, x) else original(self, x)
 
         def forward(self, input):
             return run(self, input)
@@ -152,36 +189,38 @@ def act_build(facts):
     return build
 
 
-def _layer_norm(module, ctx):
+def layer_norm(module, ctx):
+    """torch's LayerNorm, and those that inherit its attributes."""
     if len(module.normalized_shape) != 1:
         return f"a norm over {len(module.normalized_shape)} dimensions"
-    return Norm(
-        type(module), "layer_norm", module.eps, weight=module.weight is not None, bias=module.bias is not None
-    )
+    return Norm(type(module), "layer_norm", "eps", bias=True, shape="normalized_shape")
 
 
 def _rms_norm(module, ctx):
     if len(module.normalized_shape) != 1:
         return f"a norm over {len(module.normalized_shape)} dimensions"
-    eps = torch.finfo(torch.float32).eps if module.eps is None else module.eps
-    return Norm(type(module), "rms_norm", eps, weight=module.weight is not None)
+    return Norm(type(module), "rms_norm", "eps", shape="normalized_shape")
 
 
 def _gelu(module, ctx):
-    return Act(type(module), {"none": "gelu", "tanh": "gelu_pytorch_tanh"}[module.approximate])
+    approximate = module.approximate
+    name = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}[approximate]
+    return Act(type(module), name, chosen=lambda child: child.approximate == approximate)
 
 
 def _silu(module, ctx):
-    return "works in place" if module.inplace else Act(type(module), "silu")
+    if module.inplace:
+        return "works in place"
+    return Act(type(module), "silu", chosen=lambda child: not child.inplace)
 
 
-def _rule(name, op, build, facts, *fingerprints):
-    return Rule(name, op, {"forward": frozenset(fingerprints)}, build(facts), facts)
+def _rule(name, op, build, facts, forward):
+    return Rule(name, op, known(forward=forward), build(facts), facts)
 
 
 RULES = [
-    _rule("layer_norm", "norm", norm_build, _layer_norm, "edee2ac094f5"),
-    _rule("rms_norm", "norm", norm_build, _rms_norm, "679341215872"),
-    _rule("gelu", "act", act_build, _gelu, "45c78e866f6b"),
-    _rule("silu", "act", act_build, _silu, "617082cad05a"),
+    _rule("layer_norm", "norm", norm_build, layer_norm, "torch.nn:LayerNorm.forward"),
+    _rule("rms_norm", "norm", norm_build, _rms_norm, "torch.nn:RMSNorm.forward"),
+    _rule("gelu", "act", act_build, _gelu, "torch.nn:GELU.forward"),
+    _rule("silu", "act", act_build, _silu, "torch.nn:SiLU.forward"),
 ]

@@ -9,7 +9,6 @@ import re
 import sys
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,14 +18,15 @@ from torch.nn.modules import module as _every_module
 
 from . import generating
 from ._ops import add_op_namespace_prefix
-from .fingerprint import fingerprint, unwrapped
+from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
+from .sites import is_adze, is_of, own_forward, site_of
+from .sources import hashes, outside
 
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
 _DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
 _OF_A_MODULE = ("__name__", "__doc__", "__file__", "__cached__", "__loader__", "__spec__")
-_MISSING = object()
 
 
 # ---- What rules are made of ----
@@ -44,6 +44,7 @@ class Rule:
       attribute adze_note of the function is a remark for the report.
     facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an Act), or a str:
       why not.
+    matches(function): for a rule that goes by something else than fingerprints, of forwards that no other rule knows.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Rule:
     fingerprints: Mapping[str, frozenset[str]]
     build: Callable[[nn.Module, "Context"], Callable | str]
     facts: Callable[[nn.Module, "Context"], Any] | None = None
+    matches: Callable[[Callable], bool] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Context:
     numerics: str
     ops: frozenset[str]
     path: str
-    original: Callable  # the function that the module's forward was
+    original: Callable  # the function that the module's forward was, without the decorators that are put back
     plan: "_Plan"
 
     @property
@@ -76,9 +78,10 @@ class Context:
         return self.plan.facts(child, op)
 
 
-def known(**fingerprints):
-    """A Rule's {"forward": ..., "self._norm": ...} of forward="...", _norm="..."; spaces separate fingerprints."""
-    return {("self." if what[0] == "_" else "") + what: frozenset(f.split()) for what, f in fingerprints.items()}
+def known(**sources):
+    """A Rule's {"forward": ..., "self._norm": ...} of forward="...", _norm="...", which are names of sources as
+    fingerprints.json has them."""
+    return {("self." if what[0] == "_" else "") + what: hashes(names) for what, names in sources.items()}
 
 
 # Read by rules while a forward runs; all that they ask is known when a graph is traced.
@@ -86,6 +89,12 @@ def known(**fingerprints):
 
 def plain_weight(weight):
     return weight is None or type(weight) is nn.Parameter or type(weight) is torch.Tensor
+
+
+def parameter(module, name):
+    """A parameter, or None. As attributes they are found the slow way; a parametrised one is found no other way."""
+    own = module._parameters
+    return own[name] if name in own else getattr(module, name, None)
 
 
 def strange_weight(module):
@@ -158,25 +167,7 @@ def plain(child, cls):
     if "_hf_hook" in own or "_diffusers_hook" in own:
         return False
     forward = own.get("forward")
-    return forward is None or is_adze(forward) or _is_of(forward, cls)
-
-
-# Dynamo of torch 2.11 finds a method's __func__ by its name alone: getattr with a default always gives the default.
-
-
-def _is_of(forward, cls):
-    try:
-        return forward.__func__ is cls.forward
-    except AttributeError:
-        return False
-
-
-def is_adze(forward):
-    """Whether a module's instance forward was put there by a patch."""
-    try:
-        return forward.__func__.adze_site is not None
-    except AttributeError:
-        return False
+    return forward is None or is_adze(forward) or is_of(forward, cls)
 
 
 def shim(module, numerics, names):
@@ -198,104 +189,23 @@ def clone(function, module):
     return made
 
 
-# ---- Where a forward is kept ----
-
-
-def _place(module):
-    """The dict and key of a module's own forward: accelerate's and diffusers' hooks keep it behind theirs."""
-    own = module.__dict__
-    if "_hf_hook" in own and "_old_forward" in own:
-        return own, "_old_forward"
-    refs = getattr(own.get("_diffusers_hook"), "_fn_refs", None)
-    if refs:
-        return refs[0].__dict__, "forward" if refs[0].original_forward is None else "original_forward"
-    return own, "forward"
-
-
-def own_forward(module):
-    """The forward that a module has of its own, behind any hook; None if it is the class's."""
-    holder, key = _place(module)
-    return holder.get(key)
-
-
-class _Site:
-    """One module: the forward it had, and the functions that patches have put over it."""
-
-    def __init__(self, module):
-        self.module = module
-        self.before = _MISSING
-        self.layers = []  # (handle, function or None); the last one whose handle is enabled counts
-
-    def look(self):
-        """Takes note of what stands there now, unless it is adze's."""
-        holder, key = _place(self.module)
-        current = holder.get(key, _MISSING)
-        if not is_adze(current):
-            self.before = current
-        elif current.__func__.adze_site is not self and not self.layers:  # the module is a copy of a patched one
-            was = current.__func__.adze_site.before
-            self.before = was if was is _MISSING else types.MethodType(was.__func__, self.module)
-            self.settle()
-
-    @property
-    def function(self):
-        """The function that the module's forward is without adze, or None if it is not a method of the module."""
-        if self.before is _MISSING:
-            return type(self.module).forward
-        return (
-            getattr(self.before, "__func__", None) if getattr(self.before, "__self__", None) is self.module else None
-        )
-
-    def active(self):
-        """The function that is to run instead of the original, or None."""
-        enabled = [function for handle, function in self.layers if handle.enabled]
-        return enabled[-1] if enabled else None
-
-    def settle(self):
-        """Puts the right forward in its place, unless a stranger's stands there."""
-        holder, key = _place(self.module)
-        current = holder.get(key, _MISSING)
-        ours = current is self.before or is_adze(current)
-        if not ours and getattr(current, "__func__", None) is not type(self.module).forward:
-            return
-        active = self.active()
-        if active is not None:
-            active.adze_site = self
-            holder[key] = types.MethodType(active, self.module)
-        elif self.before is not _MISSING:
-            holder[key] = self.before
-        elif holder is self.module.__dict__ and key == "forward":
-            holder.pop(key, None)
-        else:
-            holder[key] = types.MethodType(type(self.module).forward, self.module)
-
-
-_sites = weakref.WeakValueDictionary()  # id of a module -> its site, which keeps the module alive
-
-
-def _site_of(module):
-    site = _sites.get(id(module))
-    if site is None:
-        _sites[id(module)] = site = _Site(module)
-    site.look()
-    return site
-
-
 # ---- Which rule a module gets ----
 
 
-def _rules():
-    """The rules of the libraries that are loaded."""
+LIBRARIES = ("transformers", "diffusers")
+
+
+def rules_for(*libraries):
+    """The rules for torch's own modules and for those of some libraries."""
     found = list(importlib.import_module(".patch_torch", __package__).RULES)
-    for library in ("transformers", "diffusers"):
-        if library in sys.modules:
-            found += importlib.import_module(f".{library}", __package__).RULES
+    for library in libraries:
+        found += importlib.import_module(f".{library}", __package__).RULES
     return found
 
 
 def _source_of(forward, what):
     """The function that `what` names, as in Rule.fingerprints, where this is the forward; None if there is none."""
-    function = unwrapped(forward)
+    function = undecorated(forward)
     for name in what.split("/"):
         function = unwrapped(getattr(function, "__globals__", {}).get(name))
     return function
@@ -303,18 +213,18 @@ def _source_of(forward, what):
 
 def _mismatch(rule, cls, function):
     """None if the rule is made for this source, "" if it is for something else, or which part is not known."""
-    code = getattr(unwrapped(function), "__code__", None)
+    inner = undecorated(function)
+    code = getattr(inner, "__code__", None)
     if "forward" in rule.fingerprints:
-        if fingerprint(function) not in rule.fingerprints["forward"]:
+        if fingerprint(inner) not in rule.fingerprints["forward"]:
             return ""
     elif code is None or not all(what.split("/")[0] in code.co_names for what in rule.fingerprints):
         return ""
     for what, known in rule.fingerprints.items():
         if what != "forward":
             part = getattr(cls, what[5:], None) if what.startswith("self.") else _source_of(function, what)
-            found = fingerprint(part)
-            if found not in known:
-                return f"{what} is {found}, which rule {rule.name} does not know"
+            if fingerprint(part) not in known:
+                return f"{what} is {described(part)}, which rule {rule.name} does not know"
     return None
 
 
@@ -323,7 +233,7 @@ def looks_like(module):
     name = type(module).__name__
     if re.search(r"norm", name, re.I) and not re.search(r"batch|instance|spectral", name, re.I):
         return "norm" if not any(True for _ in module.children()) else "fuse"
-    code = getattr(unwrapped(type(module).forward), "__code__", None)
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is not None and any(n.startswith(("apply_rotary", "apply_rope")) for n in code.co_names):
         return "rope"
     children = dict(module.named_children())
@@ -339,32 +249,45 @@ class _Plan:
 
     def __init__(self, ops, numerics, exclude):
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
-        self.rules = _rules()
+        self.rules = rules_for(*(library for library in LIBRARIES if library in sys.modules))
         self.excluded = set()
 
-    def known(self, cls, function):
-        """The rules made for this source, and why others of its kind are not."""
+    def known(self, cls, function, own=()):
+        """The rules made for this source, and why others of its kind are not. own: what an instance has itself."""
         fitting, reasons = [], []
         for rule in self.rules:
+            if rule.matches is not None:
+                continue
             mismatch = _mismatch(rule, cls, function)
+            hidden = [what for what in rule.fingerprints if what.startswith("self.") and what[5:] in own]
+            if mismatch is None and hidden:
+                mismatch = f"{hidden[0]} is an attribute of the module, not the class's method"
             if mismatch is None:
                 fitting.append(rule)
             elif mismatch:
                 reasons.append(mismatch)
         return fitting, reasons
 
+    def matching(self, function):
+        """The rules that go by something else than fingerprints and take this function."""
+        return [rule for rule in self.rules if rule.matches is not None and rule.matches(function)]
+
     def facts(self, child, op):
         if not isinstance(child, nn.Module):
             return "not a module"
         if child in self.excluded:
             return "excluded"
-        function = _site_of(child).function
+        function = site_of(child).function
         if function is None or fingerprint(function) != fingerprint(type(child).forward):
             return f"{type(child).__name__} has a forward of its own"
-        for rule in self.known(type(child), function)[0]:
+        if undecorated(function) is not function:
+            return f"{type(child).__name__}.forward is decorated"
+        if type(child).__call__ is not nn.Module.__call__:
+            return f"{type(child).__name__} has a __call__ of its own"
+        for rule in self.known(type(child), function, child.__dict__)[0]:
             if rule.op == op and rule.facts is not None:
                 return strange_weight(child) or rule.facts(child, self.context(child, "", function))
-        return f"{type(child).__name__}.forward is {fingerprint(function)}, which no rule knows"
+        return f"{type(child).__name__}.forward is {described(function)}, which no rule knows"
 
     def context(self, module, path, function):
         return Context(self.numerics, self.ops, path, function, self)
@@ -379,24 +302,24 @@ class _Plan:
         if function is None or (function is not cls.forward and fingerprint(function) != fingerprint(cls.forward)):
             fitting, _ = self.known(cls, cls.forward)
             return (kind or fitting) and (None, None, "has a forward of its own")
-        fitting, reasons = self.known(cls, function)
-        matched = bool(fitting)
-        for rule in fitting:
+        fitting, reasons = self.known(cls, function, module.__dict__)
+        matched, hints = bool(fitting), []
+        for rule in fitting or self.matching(undecorated(function)):
             if rule.op not in self.ops:
-                reasons.append(f"{rule.op} was not asked for")
+                (reasons if matched else hints).append(f"{rule.op} was not asked for")
                 continue
-            made = strange_weight(module) or rule.build(module, self.context(module, path, function))
+            made = strange_weight(module) or rule.build(module, self.context(module, path, undecorated(function)))
             if callable(made):
                 note = getattr(made, "adze_note", None)
                 if not getattr(made, "adze_products", False):
-                    made = _leaving_tokens(made, function)
+                    made = _leaving_tokens(made, undecorated(function))
                 made.__name__ = made.__qualname__ = "forward"
-                return rule, made, note
-            reasons.append(made)
+                return rule, decorated_like(function, made), note
+            (reasons if matched else hints).append(made)
         if not matched and not reasons:
             if kind is None:
                 return None
-            reasons = [f"forward is {fingerprint(function)}, which no rule knows"]
+            reasons = [f"forward is {described(function)}, which no rule knows", *hints]
         return fitting[0] if matched else None, None, "; ".join(dict.fromkeys(reasons))
 
 
@@ -444,7 +367,7 @@ class PatchHandle:
         for module in [module for root in self.roots.values() for module in root.modules()]:
             forward = own_forward(module)
             if is_adze(forward) and forward.__func__.adze_site.module is not module:
-                _site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
+                site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
 
     def _set(self, enabled):
         self.enabled = enabled
@@ -481,6 +404,8 @@ class PatchHandle:
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
+        homes = {type(module).__module__.partition(".")[0] for r in self.roots.values() for module in r.modules()}
+        text += [sentence for library in LIBRARIES if library in homes and (sentence := outside(library))]
         return "\n".join(text)
 
     __str__ = report
@@ -530,7 +455,7 @@ def _install(model, ops, numerics, exclude, strict, over):
             plan.excluded.add(module)
     chosen = []
     for path, module in modules:
-        site = _site_of(module)
+        site = site_of(module)
         rule, function, reason = plan.choose(module, path, site) or (None, None, None)
         chosen.append((site, function))
         if function or reason:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from . import fake
 from ._ops import add_op_namespace_prefix, ops
-from .patching import plain, plain_weight
+from .patching import parameter, plain, plain_weight
 
 MOST = 3  # parts of the operator for compiled graphs
 
@@ -62,8 +62,7 @@ def _parameters(linears):
     for linear in linears:
         if not plain(linear, nn.Linear):
             return None
-        own = linear._parameters  # as attributes they are found the slow way
-        weight, bias = own["weight"], own["bias"]
+        weight, bias = parameter(linear, "weight"), parameter(linear, "bias")
         if not plain_weight(weight) or not plain_weight(bias):
             return None
         weights.append(weight)

@@ -1,9 +1,10 @@
 """Rules for transformers: norms, activations and gated MLPs, rotary positions, residual sums that feed a norm.
 
-Fingerprints are of transformers 5.17.0 and 5.22.2. `python -m adze.fingerprint module:Class.forward` prints others.
+Sources have their names from fingerprints.json: `llama:LlamaRMSNorm.forward` is that of every class with this source.
 """
 
 import functools
+import types
 
 import torch
 from torch.nn import functional as F
@@ -14,20 +15,20 @@ from .ops import ROUND_NORM, ROUND_STEPS
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
 from .patching import Rule, known, plain
 from .products import products_of, with_products
+from .residuals import RULES as STATEMENTS
+from .sources import by_hash
 from .transformers_blocks import BLOCKS
 from .transformers_rope import ROPES
 
 # ---- Norms ----
 
 
-def _norm(eps, rounding=0, dtype="x", weight_offset=0.0, op="rms_norm", weighted=True):
+def _norm(eps, rounding=0, dtype="x", weight_offset=0.0, op="rms_norm", weight=True):
     def facts(module, ctx):
-        weight = getattr(module, "weight", None) if weighted else None
-        if weight is not None and weight.dim() != 1:
-            return f"its weight has {weight.dim()} dimensions"
-        return Norm(
-            type(module), op, getattr(module, eps), weight_offset, ctx.rounding(rounding), dtype, weight is not None
-        )
+        own = getattr(module, "weight", None)
+        if own is not None and own.dim() != 1:
+            return f"its weight has {own.dim()} dimensions"
+        return Norm(type(module), op, eps, weight_offset, ctx.rounding(rounding), dtype, weight)
 
     return facts
 
@@ -37,17 +38,23 @@ def _norm_rule(fingerprints, *facts, **more):
     return Rule(more.get("op", "rms_norm"), "norm", fingerprints, norm_build(facts), facts)
 
 
-_ROOT_MEAN_SQUARE = "37b84158b8ae"  # x * rsqrt(mean(x^2) + self.eps)
+_ROOT_MEAN_SQUARE = "llama4:Llama4TextL2Norm._norm"  # x * rsqrt(mean(x^2) + self.eps)
 
 NORMS = [
-    _norm_rule(known(forward="4f9b0bcbcd0d"), "variance_epsilon", ROUND_NORM, "promoted"),  # Llama
-    _norm_rule(known(forward="4fdab1f011ce", _norm=_ROOT_MEAN_SQUARE), "eps", ROUND_NORM, "promoted"),  # Llama 4
-    _norm_rule(known(forward="e11832559060", _norm=_ROOT_MEAN_SQUARE), "eps", weight_offset=1.0),  # Gemma 1-3
-    _norm_rule(known(forward="7df0f39652e5", _norm=_ROOT_MEAN_SQUARE), "eps", weighted=False),
-    _norm_rule(known(forward="331797cf6d6c", _norm="34a6dbefd3f1"), "eps"),  # Gemma 3n, 4
-    _norm_rule(known(forward="a654b14675d4 37cea2921f10"), "variance_epsilon"),  # Olmo 2, GPT-OSS, Helium
-    _norm_rule(known(forward="c5be859e5088"), "variance_epsilon", ROUND_NORM, "weight"),  # T5
-    _norm_rule(known(forward="eb1c7c1f4421"), "variance_epsilon", op="layer_norm"),  # Cohere
+    _norm_rule(known(forward="llama:LlamaRMSNorm.forward"), "variance_epsilon", ROUND_NORM, "promoted"),
+    _norm_rule(
+        known(forward="llama4:Llama4TextRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", ROUND_NORM, "promoted"
+    ),
+    _norm_rule(known(forward="gemma:GemmaRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight_offset=1.0),
+    _norm_rule(known(forward="llama4:Llama4TextL2Norm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight=False),
+    _norm_rule(
+        known(forward="gemma3n:Gemma3nRMSNorm.forward", _norm="gemma3n:Gemma3nRMSNorm._norm"),
+        "eps",
+        weight="with_scale",
+    ),
+    _norm_rule(known(forward="olmo2:Olmo2RMSNorm.forward helium:HeliumRMSNorm.forward"), "variance_epsilon"),
+    _norm_rule(known(forward="t5:T5LayerNorm.forward"), "variance_epsilon", ROUND_NORM, "weight"),
+    _norm_rule(known(forward="cohere:CohereLayerNorm.forward"), "variance_epsilon", op="layer_norm"),
 ]
 
 
@@ -58,27 +65,46 @@ def _act(name, once):
     return lambda module, ctx: Act(type(module), name, once)
 
 
+_HELD = {
+    "activations:GELUActivation._gelu_python": "gelu",
+    "activations:GELUTanh._gelu_tanh_python": "gelu_pytorch_tanh",
+}
+
+
+def _is_tanh_gelu(act):
+    return isinstance(act, functools.partial) and act.func is F.gelu and act.keywords == {"approximate": "tanh"}
+
+
 def _held_act(module, ctx):
     """GELUActivation and GELUTanh call what their constructor chose."""
-    act = module.act
+    cls, act = type(module), module.act
     if act is F.gelu:
-        return Act(type(module), "gelu")
-    if isinstance(act, functools.partial) and act.func is F.gelu and act.keywords == {"approximate": "tanh"}:
-        return Act(type(module), "gelu_pytorch_tanh")
-    name = {"038f21a7bf74": "gelu", "8012d1cfe955": "gelu_pytorch_tanh"}.get(fingerprint(act))
-    return f"calls {getattr(act, '__name__', act)}" if name is None else Act(type(module), name, once=False)
+        return Act(cls, "gelu", chosen=lambda child: child.act is F.gelu)
+    if _is_tanh_gelu(act):
+        return Act(cls, "gelu_pytorch_tanh", chosen=lambda child: _is_tanh_gelu(child.act))
+    name = by_hash(_HELD).get(fingerprint(act))
+    if name is None or not isinstance(act, types.MethodType):
+        return f"calls {getattr(act, '__name__', act)}"
+    function = act.__func__
+
+    def chosen(child):
+        return isinstance(child.act, types.MethodType) and child.act.__func__ is function
+
+    return Act(cls, name, once=False, chosen=chosen)
 
 
 def _act_rule(name, forward, facts):
     return Rule(name, "act", known(forward=forward), act_build(facts), facts)
 
 
+_NEW_GELU = " ".join(f"activations:{name}GELUActivation.forward" for name in ("New", "Fast", "Accurate"))
+
 ACTIVATIONS = [
-    _act_rule("silu", "4c429c1f4c3c", _act("silu", True)),
-    _act_rule("gelu", "808fe5aea163", _held_act),
-    _act_rule("relu2", "86c870650897", _act("relu2", True)),
-    _act_rule("gelu_new", "5dc00dd195dd 6adf215f613a 1efae9884826", _act("gelu_new", False)),
-    _act_rule("quick_gelu", "0d87e1306b04", _act("quick_gelu", False)),
+    _act_rule("silu", "activations:SiLUActivation.forward", _act("silu", True)),
+    _act_rule("gelu", "activations:GELUActivation.forward", _held_act),
+    _act_rule("relu2", "activations:ReLUSquaredActivation.forward", _act("relu2", True)),
+    _act_rule("gelu_new", _NEW_GELU, _act("gelu_new", False)),
+    _act_rule("quick_gelu", "activations:QuickGELUActivation.forward", _act("quick_gelu", False)),
 ]
 
 
@@ -104,7 +130,7 @@ def _gated(attribute, *products):
 
 def _glu(child, act, match, rounding, gate, value):
     """child(gate) * value, in one launch where the child is a plain activation."""
-    if plain(child, act.cls) and act_usable(act, match, gate, value) and value.dtype == gate.dtype:
+    if act.plain(child) and act_usable(act, match, gate, value) and value.dtype == gate.dtype:
         return ops.glu(gate, value, act=act.name, rounding=rounding)
     return child(gate) * value
 
@@ -140,7 +166,7 @@ def _t5_gemma_mlp(act, match, rounding):
 def _phi3_mlp(act, match, rounding):
     def forward(self, hidden_states):
         both = self.gate_up_proj(hidden_states)
-        if plain(self.activation_fn, act.cls) and act_usable(act, match, both):
+        if act.plain(self.activation_fn) and act_usable(act, match, both):
             return self.down_proj(ops.glu(both, act=act.name, rounding=rounding))
         gate, value = both.chunk(2, dim=-1)
         return self.down_proj(value * self.activation_fn(gate))
@@ -162,12 +188,12 @@ def _t5_mlp(act, match, rounding):
 
 
 MLPS = [
-    Rule("glu", "act", known(forward="35a8003d2aa0"), _llama_mlp),
-    Rule("glu", "act", known(forward="c35ecc8aec77"), _qwen2_5_mlp),
-    Rule("glu", "act", known(forward="862f4998d076"), _t5_gemma_mlp),
-    Rule("glu", "act", known(forward="eaf8e0760a62"), _phi3_mlp),
-    Rule("glu", "act", known(forward="7dc4ff3807ba"), _t5_mlp),
+    Rule("glu", "act", known(forward="llama:LlamaMLP.forward"), _llama_mlp),
+    Rule("glu", "act", known(forward="qwen2_5_vl:Qwen2_5_VLMLP.forward"), _qwen2_5_mlp),
+    Rule("glu", "act", known(forward="t5gemma:T5GemmaMLP.forward"), _t5_gemma_mlp),
+    Rule("glu", "act", known(forward="phi3:Phi3MLP.forward"), _phi3_mlp),
+    Rule("glu", "act", known(forward="t5:T5DenseGatedActDense.forward"), _t5_mlp),
 ]
 
 
-RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS]
+RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS, *STATEMENTS]

@@ -147,6 +147,8 @@ def _gpt2_block(ctx, before_mlp):
 
 @_block(before_mlp="post_attention_layernorm")
 def _gpt_neox_sequential(ctx, before_mlp):
+    original = ctx.original
+
     def forward(
         self,
         hidden_states,
@@ -157,6 +159,17 @@ def _gpt_neox_sequential(ctx, before_mlp):
         position_embeddings=None,
         **kwargs,
     ):
+        if self.use_parallel_residual:
+            return original(
+                self,
+                hidden_states,
+                attention_mask,
+                position_ids,
+                use_cache,
+                layer_past,
+                position_embeddings,
+                **kwargs,
+            )
         attended, _ = self.attention(
             self.input_layernorm(hidden_states),
             attention_mask=attention_mask,
@@ -180,8 +193,14 @@ def _gpt_neox_layer(module, ctx):
     return _PARALLEL if module.use_parallel_residual else _gpt_neox_sequential(module, ctx)
 
 
+def _is_parallel(config):
+    return config.parallel_attn or config.new_decoder_architecture
+
+
 @_block(before_mlp="post_attention_layernorm")
 def _falcon_sequential(ctx, before_mlp):
+    original = ctx.original
+
     def forward(
         self,
         hidden_states,
@@ -194,6 +213,11 @@ def _falcon_sequential(ctx, before_mlp):
         position_embeddings=None,
         **kwargs,
     ):
+        if _is_parallel(self.config):
+            return original(
+                self, hidden_states, alibi, attention_mask, position_ids, layer_past, use_cache, output_attentions,
+                position_embeddings, **kwargs,
+            )  # fmt: skip
         attended, weights = self.self_attention(
             self.input_layernorm(hidden_states),
             layer_past=layer_past,
@@ -213,8 +237,7 @@ def _falcon_sequential(ctx, before_mlp):
 
 
 def _falcon_layer(module, ctx):
-    parallel = module.config.parallel_attn or module.config.new_decoder_architecture
-    return _PARALLEL if parallel else _falcon_sequential(module, ctx)
+    return _PARALLEL if _is_parallel(module.config) else _falcon_sequential(module, ctx)
 
 
 @_block(before_mlp="layer_norm2")
@@ -293,18 +316,18 @@ def _rule(forward, build, name="add + norm", **more):
 
 
 BLOCKS = [
-    _rule("a1ddc4ac03d4", _llama_layer()),
-    _rule("23480905dfec", _llama_layer("resid_attn_dropout", "resid_mlp_dropout")),  # Phi-3
-    _rule("6fecae92e720", _llama_layer(mlp_returns_a_pair=True)),  # GPT-OSS
-    _rule("7194402088ba", _mixtral_layer),
-    _rule("87f11a77ab8a", _gpt2_block),
-    _rule("4c409d8d95b1", _gpt_neox_layer),
-    _rule("08a6b03d7013", _falcon_layer, dropout_add="1af5cb306303"),
-    _rule("0d556a2f1c8a bc357afd87fb", lambda module, ctx: _PARALLEL),  # Phi, Cohere
-    _rule("502a38643dce", _clip_layer),
-    _rule("216dd4d525c8", _vision_block),  # Qwen 2 VL
-    _rule("82ae2e5f2143", _vit_layer),
-    _rule("ad561672d865", _bert_output),
-    _rule("b1e3ffe85e38", _gemma2_layer, "norm + add"),
-    _rule("c27740dcce2a", _olmo2_layer, "norm + add"),
+    _rule("llama:LlamaDecoderLayer.forward", _llama_layer()),
+    _rule("phi3:Phi3DecoderLayer.forward", _llama_layer("resid_attn_dropout", "resid_mlp_dropout")),
+    _rule("gpt_oss:GptOssDecoderLayer.forward", _llama_layer(mlp_returns_a_pair=True)),
+    _rule("mixtral:MixtralDecoderLayer.forward", _mixtral_layer),
+    _rule("gpt2:GPT2Block.forward", _gpt2_block),
+    _rule("gpt_neox:GPTNeoXLayer.forward", _gpt_neox_layer),
+    _rule("falcon:FalconDecoderLayer.forward", _falcon_layer, dropout_add="falcon:dropout_add"),
+    _rule("phi:PhiDecoderLayer.forward cohere:CohereDecoderLayer.forward", lambda module, ctx: _PARALLEL),
+    _rule("clip:CLIPEncoderLayer.forward", _clip_layer),
+    _rule("qwen2_vl:Qwen2VLVisionBlock.forward", _vision_block),
+    _rule("vit:ViTLayer.forward", _vit_layer),
+    _rule("bert:BertOutput.forward", _bert_output),
+    _rule("gemma2:Gemma2DecoderLayer.forward", _gemma2_layer, "norm + add"),
+    _rule("olmo2:Olmo2DecoderLayer.forward", _olmo2_layer, "norm + add"),
 ]

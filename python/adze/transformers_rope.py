@@ -9,9 +9,10 @@ from .fingerprint import fingerprint, unwrapped
 from .ops import ROUND_STEPS
 from .patching import Rule, clone, known, plain, shim, usable
 from .products import products_of, with_products
+from .sources import by_hash, hashes
 
-_HALF = "276f273e524c"  # rotate_half: cat((-x2, x1)) of the halves
-_PAIRS = "106bc618e139 08a627792aa5"  # rotate_half: the same of neighbours
+_HALF = "llama:rotate_half"  # cat((-x2, x1)) of the halves
+_PAIRS = "glm:rotate_half cohere:rotate_half"  # the same of neighbours
 
 
 def _rotatable(q, k, cos, sin, unsqueeze_dim):
@@ -74,9 +75,9 @@ def _attended(self, q, k, v, mask, cache, eager, tokens, **kwargs):
 
 # Attentions that do no more than project, rotate and attend, and the options that say how far a token sees there.
 _ONLY_ROTATE = {
-    "b786906244e8": lambda self: {},  # Llama
-    "867dae22be28": lambda self: {"sliding_window": getattr(self.config, "sliding_window", None)},  # Mistral
-    "b5fc071fe7b8": lambda self: {"sliding_window": self.sliding_window},  # Qwen 2
+    "llama:LlamaAttention.forward": lambda self: {},
+    "mistral:MistralAttention.forward": lambda self: {"sliding_window": getattr(self.config, "sliding_window", None)},
+    "qwen2:Qwen2Attention.forward": lambda self: {"sliding_window": self.sliding_window},
 }
 
 
@@ -100,11 +101,9 @@ def _rope(make):
     """Builds a clone of a forward, whatever it is, that sees another apply_rotary_pos_emb among its globals."""
 
     def build(module, ctx):
-        if unwrapped(ctx.original) is not ctx.original:
-            return "its forward is decorated"
         home = sys.modules[ctx.original.__globals__["__name__"]]
         apply = make(unwrapped(home.apply_rotary_pos_emb), ctx.match)
-        windows = None if ctx.match else _ONLY_ROTATE.get(fingerprint(ctx.original))
+        windows = None if ctx.match else by_hash(_ONLY_ROTATE).get(fingerprint(ctx.original))
         if windows is not None:
             return _of_one_product(module, ctx, apply, windows)
         return clone(ctx.original, shim(home, ctx.numerics, {"apply_rotary_pos_emb": apply}))
@@ -113,8 +112,8 @@ def _rope(make):
 
 
 def _functions(apply, **called):
-    """Fingerprints of apply_rotary_pos_emb and of what it calls."""
-    called = {f"apply_rotary_pos_emb/{name}": frozenset(f.split()) for name, f in called.items()}
+    """Of the sources of apply_rotary_pos_emb and of what it calls: their names."""
+    called = {f"apply_rotary_pos_emb/{name}": hashes(names) for name, names in called.items()}
     return {**known(apply_rotary_pos_emb=apply), **called}
 
 
@@ -129,7 +128,7 @@ def _qk_norm_rope(heads_first):
         q_facts, k_facts = ctx.facts(module.q_norm, "norm"), ctx.facts(module.k_norm, "norm")
         if isinstance(q_facts, str) or q_facts != k_facts:
             return f"q_norm: {q_facts}; k_norm: {k_facts}"
-        if q_facts.op != "rms_norm" or not q_facts.weight or q_facts.dtype == "weight":
+        if q_facts.op != "rms_norm" or q_facts.weight is not True or q_facts.dtype == "weight":
             return f"q_norm is a {q_facts.op} that does not fit"
         names = ctx.original.__globals__
         eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
@@ -149,11 +148,12 @@ def _qk_norm_rope(heads_first):
                 and _rotatable(q, k, cos, sin, 2)
                 and usable(q, q_norm.weight, k_norm.weight)
                 and q_norm.weight.dtype == k_norm.weight.dtype
+                and norm.eps_of(q_norm) == norm.eps_of(k_norm)
                 and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
             ):
                 q, k = ops.qk_norm_rope(
-                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps, weight_offset=norm.weight_offset,
-                    rotary_dim=cos.shape[-1], rounding=rounding,
+                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps_of(q_norm),
+                    weight_offset=norm.weight_offset, rotary_dim=cos.shape[-1], rounding=rounding,
                 )  # fmt: skip
                 q, k = q.transpose(1, 2), k.transpose(1, 2)
             else:
@@ -174,7 +174,7 @@ def _qk_norm_rope(heads_first):
 
 
 def _qk_norm_rope_rule(forward, heads_first):
-    functions = _functions("94429b6fde58", rotate_half=_HALF)
+    functions = _functions("llama:apply_rotary_pos_emb", rotate_half=_HALF)
     return Rule("qk_norm_rope", "fuse", {**known(forward=forward), **functions}, _qk_norm_rope(heads_first))
 
 
@@ -182,15 +182,21 @@ _FIRST = _rotation(interleaved=True, columns="first")
 _FIRST_IN_FLOAT = _rotation(interleaved=True, columns="first", steps=False)
 
 ROPES = [
-    _qk_norm_rope_rule("073636057285", heads_first=False),  # Qwen 3
-    _qk_norm_rope_rule("32363b9ffab9", heads_first=True),  # Gemma 3
-    _rope_rule(_rotation(), "94429b6fde58", rotate_half=_HALF),  # Llama
-    _rope_rule(_rotation(), "c950f673def0 c3637329993d da62159b117d", rotate_half=_HALF),  # GPT-NeoX, Phi-3, Nemotron
-    _rope_rule(_rotation(), "8a0e785186a9", rotate_half=_HALF),  # Gemma 3n, 4: of one tensor
-    _rope_rule(_rotation(casts=True), "49e489c4d599", rotate_half=_HALF),  # Olmo
-    _rope_rule(_rotation(steps=False), "e08f89abcf39", rotate_half=_HALF),  # ModernBERT, ESM
-    _rope_rule(_FIRST, "162fb0bf4909 6c3bc657116d", rotate_half=_PAIRS),  # GLM, Helium
-    _rope_rule(_FIRST_IN_FLOAT, "97bd3a5d9bc0", rotate_half=_PAIRS),  # Ernie 4.5
-    _rope_rule(_rotation(interleaved=True, steps=False), "07986d674ac8", rotate_half=_PAIRS),  # Cohere
-    _rope_rule(_rotation(columns="half"), "17a644668dfc", _apply_rotary_emb="c54764ec1041"),  # GPT-OSS
+    _qk_norm_rope_rule("qwen3:Qwen3Attention.forward", heads_first=False),
+    _qk_norm_rope_rule("gemma3:Gemma3Attention.forward", heads_first=True),
+    _rope_rule(_rotation(), "llama:apply_rotary_pos_emb", rotate_half=_HALF),
+    _rope_rule(
+        _rotation(),
+        "gpt_neox:apply_rotary_pos_emb phi3:apply_rotary_pos_emb nemotron:apply_rotary_pos_emb",
+        rotate_half=_HALF,
+    ),
+    _rope_rule(_rotation(), "gemma3n:apply_rotary_pos_emb", rotate_half=_HALF),  # and Gemma 4: of one tensor
+    _rope_rule(_rotation(casts=True), "olmo:apply_rotary_pos_emb", rotate_half=_HALF),
+    _rope_rule(_rotation(steps=False), "modernbert:apply_rotary_pos_emb", rotate_half=_HALF),  # and ESM
+    _rope_rule(_FIRST, "glm:apply_rotary_pos_emb helium:apply_rotary_pos_emb", rotate_half=_PAIRS),
+    _rope_rule(_FIRST_IN_FLOAT, "ernie4_5:apply_rotary_pos_emb", rotate_half=_PAIRS),
+    _rope_rule(_rotation(interleaved=True, steps=False), "cohere:apply_rotary_pos_emb", rotate_half=_PAIRS),
+    _rope_rule(
+        _rotation(columns="half"), "gpt_oss:apply_rotary_pos_emb", _apply_rotary_emb="gpt_oss:_apply_rotary_emb"
+    ),
 ]

@@ -1,5 +1,7 @@
 """Parts of diffusers' models that adze keeps, joins or writes at once: what is made, and how often."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +11,7 @@ import adze  # noqa: E402
 import diffusers_models  # noqa: E402
 from adze.beside import beside  # noqa: E402
 from adze.diffusers_blocks import _end_to_end  # noqa: E402
+from device import here  # noqa: E402
 from diffusers_seams import output  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -96,3 +99,41 @@ def test_an_activation_beside_another_tensor(size):
     torch.library.opcheck(torch.ops.adze.beside.default, (first, x, 3))
     with torch.enable_grad(), pytest.raises(RuntimeError, match="gradients"):
         beside(first, x.clone().requires_grad_(), "silu")
+
+
+# ---- Projections ----
+
+
+ATTENTIONS = {"ltx": "attn1", "flux": "attn", "wan": "attn1", "hunyuan_video": "attn", "qwen_image": "attn"}
+
+
+@pytest.mark.parametrize("why", ["a projection", "a norm", "autocast"])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_queries_keys_and_values_are_projected_once(name, why):
+    """Whatever an attention finds that its ops cannot take: what is called twice runs its hooks twice."""
+    model, inputs = diffusers_models.make(name, False, torch.float32)
+    handle = adze.patch(model)
+    attentions = [p for p in handle.patched if p.split(".")[-1] == ATTENTIONS[name]]
+    assert attentions
+    calls = []
+
+    class Strange(torch.Tensor):
+        """Of a class that adze's ops do not take."""
+
+    def count(module, args, out):
+        calls.append(module)
+        return out.as_subclass(Strange) if why == "a projection" else out
+
+    for path in attentions:
+        attention = model.get_submodule(path)
+        for child in ("to_q", "to_k", "to_v", "add_q_proj", "add_k_proj", "add_v_proj"):
+            if getattr(attention, child, None) is not None:
+                getattr(attention, child).register_forward_hook(count)
+        if why == "a norm":
+            attention.norm_k.register_forward_hook(lambda module, args, out: out * 2)
+    with torch.autocast(here().type, torch.bfloat16) if why == "autocast" else contextlib.nullcontext():
+        found, patched = output(model, inputs), list(calls)
+        calls.clear()
+        handle.disable()
+        torch.testing.assert_close(found, output(model, inputs))
+    assert patched and len(patched) == len(calls)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from adze.fingerprint import fingerprint, fingerprint_source, unwrapped
+from adze.fingerprint import decorated_like, described, fingerprint, fingerprint_source, undecorated, unwrapped
 
 BASE = "def forward(self, x, *, eps=1e-6):\n    y = x.pow(2).mean(-1, keepdim=True)\n    return x * rsqrt(y + eps)\n"
 SAME = {
@@ -86,11 +86,26 @@ class _Methods:
         return x + 1
 
 
-def test_sees_through_wrappers():
+def test_sees_through_bindings_and_not_through_wrappers():
     expected = fingerprint_source("def f(self, x): return x + 1")
     assert fingerprint(_Methods.plain) == fingerprint(_Methods().plain) == expected
-    assert fingerprint(_Methods.wrapped) == expected
-    assert fingerprint(functools.partial(_Methods.plain, x=2)) == expected
+    assert fingerprint(_Methods.wrapped) == fingerprint_source("def f(*args): return function(*args)")
+    assert described(_Methods.wrapped) == f"wrapped by {__name__}.wrapper" and described(_Methods.plain) == expected
+    assert fingerprint(functools.partial(_Methods.plain, x=2)) is None
+
+
+def test_decorators_of_the_list_can_be_taken_off_and_put_back():
+    torch = pytest.importorskip("torch")
+
+    def with_gradients(x):
+        return x, torch.is_grad_enabled()
+
+    decorated = torch.no_grad()(torch.no_grad()(with_gradients))
+    assert undecorated(decorated) is with_gradients
+    again = decorated_like(decorated, lambda x: (-x, torch.is_grad_enabled()))
+    assert again(2) == (-2, False) and decorated(2) == (2, False)
+    assert undecorated(_Methods.wrapped) is _Methods.wrapped
+    assert decorated_like(_Methods.wrapped, with_gradients) is with_gradients
 
 
 def test_no_source_is_no_fingerprint():

@@ -259,7 +259,81 @@ def test_deepcopy(llama):
     assert torch.equal(logits(twin), expected)
     adze.patch(twin).remove()
     assert patched_paths(twin) == []
-    assert not any("forward" in module.__dict__ for module in twin.modules())
+    ours = ("forward", "__getstate__", "_replicate_for_data_parallel")
+    assert not any(name in module.__dict__ for module in twin.modules() for name in ours)
+
+
+def moved(model):
+    """The same model with other weights, in attributes that the modules do not share."""
+    for module in model.modules():
+        own = module._parameters.items()
+        module._parameters = {name: p if p is None else nn.Parameter(p * 1.1) for name, p in own}
+        if "variance_epsilon" in module.__dict__:
+            module.variance_epsilon = 0.1
+    return model
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_a_shallow_copy_runs_as_itself(name):
+    plain, patched = models.build(name), models.build(name)
+    handle = adze.patch(patched)
+    copies = []
+    for model in (plain, patched):
+        twin = shallow(model)
+        copies.append(models.output(moved(twin), INPUTS))
+    assert not torch.allclose(copies[0], models.output(plain, INPUTS))
+    torch.testing.assert_close(copies[1], copies[0])
+    torch.testing.assert_close(models.output(patched, INPUTS), models.output(plain, INPUTS))
+    assert patched_paths(shallow(patched)) == [] and patched_paths(patched) == handle.patched
+
+
+def shallow(module):
+    twin = copy.copy(module)
+    twin._modules = {name: child if child is None else shallow(child) for name, child in module._modules.items()}
+    return twin
+
+
+def replicate(module):
+    """As torch.nn.parallel.replicate: replicas of all modules, whose parameters are tensors."""
+    replica = module._replicate_for_data_parallel()
+    for name, child in module._modules.items():
+        setattr(replica, name, child if child is None else replicate(child))
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, parameter if parameter is None else parameter.detach() * 1.1)
+    return replica
+
+
+@pytest.mark.parametrize("numerics", ["match", "fast"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_replicas_run_as_themselves(name, numerics):
+    plain, patched = models.build(name), models.build(name)
+    handle = adze.patch(patched, numerics=numerics)
+    mine, theirs = replicate(patched), replicate(plain)
+    assert patched_paths(mine) == handle.patched
+    assert all(own_forward(m).__self__ is m for m in mine.modules() if is_adze(own_forward(m)))
+    expected = models.output(theirs, INPUTS)
+    torch.testing.assert_close(models.output(mine, INPUTS), expected)
+    assert not torch.allclose(expected, models.output(plain, INPUTS))
+    before = models.output(patched, INPUTS)
+    handle.remove()
+    torch.testing.assert_close(models.output(patched, INPUTS), before)
+
+
+def test_copies_of_copies(llama):
+    handle = adze.patch(llama)
+    expected = logits(llama)
+    for made in (copy.copy(copy.copy(llama)), copy.deepcopy(copy.deepcopy(llama)), copy.copy(copy.deepcopy(llama))):
+        torch.testing.assert_close(logits(made), expected)
+    assert patched_paths(copy.deepcopy(copy.deepcopy(llama))) == handle.patched
+
+
+def test_a_strangers_forward_is_copied(llama):
+    adze.patch(llama)
+    llama.model.norm.forward = types.MethodType(lambda self, x: x * 0, llama.model.norm)
+    expected = logits(llama)
+    assert torch.equal(logits(copy.deepcopy(llama)), expected) and torch.equal(logits(copy.copy(llama)), expected)
+    del llama.model.norm.forward
+    assert "forward" not in copy.deepcopy(llama).model.norm.__dict__
 
 
 def test_pickle():
