@@ -13,7 +13,7 @@ from . import ops
 from .fingerprint import fingerprint
 from .ops import ROUND_NORM, ROUND_STEPS
 from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
-from .patching import Rule, known, plain
+from .patching import Rule, known
 from .products import products_of, with_products
 from .residuals import RULES as STATEMENTS
 from .sources import by_hash
