@@ -81,7 +81,9 @@ clean() {
     fi
 }
 trap clean EXIT
-trap 'exit 130' INT TERM
+# unshare ignores the gentler signals; all that runs inside ends with it.
+inside=
+trap '[ -z "$inside" ] || kill -KILL "$inside" 2>/dev/null; exit 130' INT TERM
 
 # Package sources: those of this release that apt has read here. What apt is told about fetching holds there too.
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME-}")
@@ -146,7 +148,9 @@ make_root() { # name, packages
 }
 enter() { # root, mounts, command
     MOUNTS=$2 PASSED=$work/passed unshare --mount --propagation private --pid --fork --kill-child \
-        bash "$PWD/tests/fresh.sh" --inside "$1" "$3"
+        bash "$PWD/tests/fresh.sh" --inside "$1" "$3" &
+    inside=$!
+    wait $inside
 }
 
 # README's line, in a folder that holds nothing but the example.
