@@ -157,20 +157,21 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vector
     const bool few = g.rows.count <= 8 * (int64_t)sm_count;
     const bool sides = norm_has_sides(g);
     const int each = sides ? 2 : 4; /* vectors of a thread, where a block or a cluster of such holds a row */
-    const int64_t held = each * ANY_THREADS, held_long = 8 * any_threads(8, sides); /* of a block, at most */
+    const int64_t threads = any_threads(each, sides), held = each * threads,
+                  held_long = 8 * any_threads(8, sides); /* of a block, at most */
     const int clusters = adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
-    norm_cut cut = {0, vectors > held ? clusters : 1, ANY_THREADS, 1};
+    norm_cut cut = {0, vectors > held ? clusters : 1, any_threads(0, true), 1};
     if (!rows_are_near(g.rows) || g.dim > 1 << 28 || vectors > (clusters > 1 ? held_long * clusters : held))
         return cut;
     cut.cluster = 1;
-    cut.vectors = vectors <= (few ? 2 * ANY_THREADS : 32)                             ? 2
+    cut.vectors = vectors <= (few ? 2 * threads : 32)                                 ? 2
                   : vectors <= held || (vectors <= held * clusters && (few || sides)) ? each
                                                                                       : 8;
-    const int64_t most = cut.vectors == 8 ? held_long / 2 : cut.vectors * ANY_THREADS;
+    const int64_t most = cut.vectors == 8 ? held_long / 2 : cut.vectors * threads;
     while (cut.cluster < clusters && cut.cluster * most < vectors)
         cut.cluster *= 2;
     /* A few rows have a thread for each vector: a chain of one. */
-    cut.threads = few && vectors <= ANY_THREADS ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
+    cut.threads = few && vectors <= threads ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
     if (cut.threads > 32) {
         cut.threads = ceil_div(cut.threads, 32) * 32;
     } else {

@@ -15,12 +15,11 @@
 #include "rows.cuh"
 #include "unaligned.cuh"
 
-constexpr int ANY_THREADS = 256, ANY_LONG_THREADS = 512; /* of a block, at most */
-constexpr int ANY_ROWS = 32, ANY_CLUSTER = 8;            /* rows of a block, blocks of a cluster, at most */
-/* Threads that have 8 vectors each are as many as their registers allow. */
+constexpr int ANY_MOST = 512, ANY_ROWS = 32, ANY_CLUSTER = 8; /* threads and rows of a block, blocks of a cluster */
+/* Threads of a block, at most: as many as their registers allow. */
 constexpr int any_threads(int vectors, bool sides)
 {
-    return vectors > 4 && !sides ? ANY_LONG_THREADS : ANY_THREADS;
+    return vectors == 2 && sides ? 192 : vectors > 4 && !sides ? ANY_MOST : 256;
 }
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
@@ -68,7 +67,7 @@ __device__ __forceinline__ void round_if(bool condition, float (&f)[W])
 /* Shared memory of a block; rows of more than a warp are few. */
 template <bool IN_CLUSTER>
 struct norm_shared {
-    float part[2][ANY_THREADS / 64][ANY_LONG_THREADS / 32];
+    float part[2][ANY_MOST / 64][ANY_MOST / 32];
     float2 blocks[2][IN_CLUSTER ? ANY_CLUSTER : 1];
 };
 
