@@ -39,12 +39,15 @@ def _get_compiled_call(self, compile_config=None):
     return own(self, config)
 
 
+_get_compiled_call.__name__ = NAME  # a pickled method is found by its name, which then is the class's
+
+
 def settle(module, patched):
     """Gives a model of transformers that is patched its compiled call, or takes it back."""
-    own = module.__dict__.get(NAME)
-    if own is not None and getattr(own, "__func__", None) is not _get_compiled_call:
-        return
-    if patched and hasattr(type(module), NAME):
+    own, of_class = module.__dict__.get(NAME), getattr(type(module), NAME, None)
+    if own is not None and getattr(own, "__func__", None) not in (_get_compiled_call, of_class):
+        return  # a stranger's
+    if patched and of_class is not None:
         module.__dict__[NAME] = types.MethodType(_get_compiled_call, module)
     else:
         module.__dict__.pop(NAME, None)
