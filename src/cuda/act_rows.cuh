@@ -172,14 +172,6 @@ __global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ a
             y[j] = (p.steps ? round_to<T>(y[j]) : y[j]) * factor[j];
         any_store<T, N>(to, y);
     };
-#pragma unroll 1
-    for (int e = (int)threadIdx.x; piece == 0 && e < cut.ends; e += (int)blockDim.x) {
-        const int64_t at = cut.template end<W>(e);
-        float y[1] = {to_float(gate[at])}, factor[1] = {1};
-        if (TIMES)
-            factor[0] = to_float(value[at]);
-        finish(y, factor, out + at);
-    }
 #pragma unroll
     for (int u = 0; u < ANY_UNITS; u++) {
         const int64_t i = first + u * blockDim.x;
@@ -190,6 +182,14 @@ __global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ a
                 v[u].template get<T>(any_shift(value_body), factor);
             finish(y, factor, out + cut.template vector<W>(i));
         }
+    }
+#pragma unroll 1
+    for (int e = (int)threadIdx.x; piece == 0 && e < cut.ends; e += (int)blockDim.x) {
+        const int64_t at = cut.template end<W>(e);
+        float y[1] = {to_float(gate[at])}, factor[1] = {1};
+        if (TIMES)
+            factor[0] = to_float(value[at]);
+        finish(y, factor, out + at);
     }
 }
 

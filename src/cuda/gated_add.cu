@@ -122,20 +122,16 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     store<T, W>(out + at * W, gates);
 }
 
-/* W elements from `at` on: all are fetched before one is used. */
+/* W elements from `at` on. */
 template <typename T, int W, typename ROWS>
 __device__ __forceinline__ void gated_some(const gated_params<ROWS> &p, const int64_t (&start)[TENSORS], int64_t at)
 {
-    any_param<T, W> x, residual, gate, table;
     float xs[W], residuals[W], gates[W], more[W] = {};
-    x.fetch(p.x, false, start[X] + at);
-    residual.fetch(p.residual, false, start[RESIDUAL] + at);
-    gate.fetch(p.gate, p.gate_f32, start[GATE] + at);
+    any_load((const T *)p.x + start[X] + at, xs);
+    any_load((const T *)p.residual + start[RESIDUAL] + at, residuals);
+    any_load_param<T, W>(p.gate, p.gate_f32, start[GATE] + at, gates);
     if (p.table)
-        table.fetch(p.table, p.table_f32, start[GATE_TABLE] + at);
-    x.get(xs), residual.get(residuals), gate.get(gates);
-    if (p.table)
-        table.get(more);
+        any_load_param<T, W>(p.table, p.table_f32, start[GATE_TABLE] + at, more);
     gated<T, W>(p.steps, p.table, xs, residuals, gates, more);
     any_store<T, W>((T *)p.out + start[OUT] + at, gates);
 }

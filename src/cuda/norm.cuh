@@ -149,29 +149,36 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                                          round_norm);
 }
 
-/* The cut for norm_any. */
-template <typename T>
+/* The cut for norm_any. A row is in a block, or in a cluster, with few vectors in a thread or with many. */
 static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vectors)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
     const bool few = g.rows.count <= 8 * (int64_t)sm_count;
-    const bool sides = norm_has_sides(g);
-    const int each = sides ? 2 : 4; /* vectors of a thread, where a block or a cluster of such holds a row */
-    const int64_t threads = any_threads(each, sides), held = each * threads,
-                  held_long = 8 * any_threads(8, sides); /* of a block, at most */
     const int clusters = adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
-    norm_cut cut = {0, vectors > held ? clusters : 1, any_threads(0, true), 1};
-    if (!rows_are_near(g.rows) || g.dim > 1 << 28 || vectors > (clusters > 1 ? held_long * clusters : held))
+    norm_parts parts = norm_parts_of(g);
+    if (parts == ADDING && vectors > 4 * any_threads(4, ADDING) * clusters)
+        parts = ALL_PARTS;
+    const int each = parts == ALL_PARTS ? 2 : 4;
+    const int64_t held = each * any_threads(each, parts), held_long = 8 * any_threads(8, parts); /* of a block */
+    norm_cut cut = {0, vectors > held ? clusters : 1, any_threads(0, ALL_PARTS), 1, parts};
+    const bool alone_in_block = parts == ALL_PARTS; /* 8 vectors a thread without a cluster */
+    if (!rows_are_near(g.rows) || g.dim > 1 << 28 ||
+        vectors > (clusters > 1     ? held_long * clusters
+                   : alone_in_block ? held_long
+                                    : held))
         return cut;
     cut.cluster = 1;
-    cut.vectors = vectors <= (few ? 2 * threads : 32)                                 ? 2
-                  : vectors <= held || (vectors <= held * clusters && (few || sides)) ? each
-                                                                                      : 8;
-    const int64_t most = cut.vectors == 8 ? held_long / 2 : cut.vectors * threads;
+    cut.vectors = vectors <= (few ? 2 * any_threads(2, parts) : 32) ? 2
+                  : vectors <= held || (parts != ALL_PARTS && vectors <= held * clusters && (few || parts == ADDING))
+                      ? each
+                      : 8;
+    const int64_t most =
+        cut.vectors == 8 && !alone_in_block ? held_long / 2 : cut.vectors * any_threads(cut.vectors, parts);
     while (cut.cluster < clusters && cut.cluster * most < vectors)
         cut.cluster *= 2;
     /* A few rows have a thread for each vector: a chain of one. */
-    cut.threads = few && vectors <= threads ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
+    cut.threads =
+        few && vectors <= any_threads(2, parts) ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
     if (cut.threads > 32) {
         cut.threads = ceil_div(cut.threads, 32) * 32;
     } else {
@@ -189,7 +196,7 @@ static adze_status norm_choose(const char *op, adze_stream s, const norm_params 
 {
     const adze_status status = g.aligned ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
     const int64_t vectors = g.dim / VEC<T>; /* at most */
-    return status == ADZE_NO_KERNEL ? norm_launch_any<T, CENTRED>(op, s, g, vectors, norm_cut_for<T>(g, s, vectors))
+    return status == ADZE_NO_KERNEL ? norm_launch_any<T, CENTRED>(op, s, g, vectors, norm_cut_for(g, s, vectors))
                                     : status;
 }
 

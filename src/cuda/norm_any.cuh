@@ -16,10 +16,11 @@
 #include "unaligned.cuh"
 
 constexpr int ANY_MOST = 512, ANY_ROWS = 32, ANY_CLUSTER = 8; /* threads and rows of a block, blocks of a cluster */
+enum norm_parts { ALONE, ADDING, ALL_PARTS };
 /* Threads of a block, at most: as many as their registers allow. */
-constexpr int any_threads(int vectors, bool sides)
+constexpr int any_threads(int vectors, norm_parts parts)
 {
-    return vectors == 2 && sides ? 192 : vectors > 4 && !sides ? ANY_MOST : 256;
+    return vectors == 2 && parts == ALL_PARTS ? 192 : vectors > 4 && parts == ALONE ? ANY_MOST : 256;
 }
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
@@ -134,11 +135,11 @@ struct norm_view {
         }
     }
     /* From x to what is normalised. */
-    template <int W>
+    template <bool GATED, int W>
     __device__ __forceinline__ void add_residual(int64_t i, const float (&residual)[W], float (&h)[W],
                                                  bool store_sum) const
     {
-        if (p.g.data[GATE]) {
+        if (GATED && p.g.data[GATE]) {
             float gate[W];
             any_param<T, W> own;
             own.fetch(row(GATE), p.g.is_f32 >> GATE & 1, i);
@@ -215,7 +216,7 @@ struct norm_view {
 };
 
 /* Asks ahead for the thread's first vector of x and residual, and for the weight. */
-template <typename T, bool SIDES, typename ROWS>
+template <typename T, norm_parts PARTS, typename ROWS>
 __device__ __forceinline__ void norm_any_ask(const norm_any_params<ROWS> &p, uint32_t r, int32_t first)
 {
     const norm_view<T, ROWS> v = {p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1)};
@@ -223,19 +224,19 @@ __device__ __forceinline__ void norm_any_ask(const norm_any_params<ROWS> &p, uin
     if (at >= p.g.dim)
         return;
     prefetch((const T *)v.row(X) + at);
-    if (SIDES && p.g.data[RESIDUAL])
+    if (PARTS != ALONE && p.g.data[RESIDUAL])
         prefetch((const T *)v.row(RESIDUAL) + at);
     if (p.g.weight && blockIdx.x == 0)
         prefetch((const T *)p.g.weight + at);
 }
 
 /* Row r; beyond the last row, that one again without a store: shuffles and barriers want all threads. */
-template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER, typename I, typename R>
+template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUSTER, typename I, typename R>
 __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r, norm_shared<IN_CLUSTER> &shared)
 {
-    constexpr bool HELD = VECTORS > 0;
+    constexpr bool HELD = VECTORS > 0, SIDES = PARTS == ALL_PARTS, ADDS = PARTS != ALONE;
     constexpr int W = VEC<T>, N = HELD ? VECTORS : 2;
-    constexpr bool EARLY = !SIDES && HELD && N <= 4; /* weights are fetched before the sum is known */
+    constexpr bool EARLY = !SIDES && HELD && N <= (ADDS ? 2 : 4); /* weights are fetched before the sum is known */
     const bool writes = r < p.rows.count;
     norm_view<T, norm_rows_of<VECTORS>> v = {p, p.rows.split(writes ? r : p.rows.count - 1)};
     const I threads = (I)blockDim.x;
@@ -243,10 +244,10 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
     const I begin = (I)threadIdx.x + (IN_CLUSTER ? (I)(cluster_rank() * p.part) : 0);
     const I end = IN_CLUSTER ? min(cut.vectors, (I)((cluster_rank() + 1) * p.part)) : cut.vectors;
     const int ends = !IN_CLUSTER || cluster_rank() == 0 ? cut.ends : 0;
-    const bool adds = SIDES && p.g.data[RESIDUAL], again = adds && (!HELD || p.g.rounding & ADZE_FLOAT_SUM);
+    const bool adds = ADDS && p.g.data[RESIDUAL], again = adds && (!HELD || p.g.rounding & ADZE_FLOAT_SUM);
     const T *const x_row = (const T *)v.row(X) + cut.head;
-    const T *const residual_row = SIDES ? (const T *)v.row(RESIDUAL) + cut.head : x_row;
-    packed<T> x[N], residual[SIDES ? N : 1];
+    const T *const residual_row = ADDS ? (const T *)v.row(RESIDUAL) + cut.head : x_row;
+    packed<T> x[N], residual[ADDS ? N : 1];
     any_vector<16> weight[EARLY ? N : 1];
 
     const auto align = [](const any_vector<16> &raw, int shift) {
@@ -255,19 +256,19 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
         return packed<T>{make_uint4(w[0], w[1], w[2], w[3])};
     };
     const auto fetch = [&](I from) {
-        any_vector<16> raw[N], raw_residual[SIDES ? N : 1];
+        any_vector<16> raw[N], raw_residual[ADDS ? N : 1];
 #pragma unroll
         for (int n = 0; n < N; n++)
             if (from + n * threads < end) {
                 raw[n].fetch(x_row + (from + n * threads) * W);
-                if constexpr (SIDES)
+                if constexpr (ADDS)
                     if (adds)
                         raw_residual[n].fetch(residual_row + (from + n * threads) * W);
             }
 #pragma unroll
         for (int n = 0; n < N; n++) {
             x[n] = align(raw[n], any_shift(x_row));
-            if constexpr (SIDES)
+            if constexpr (ADDS)
                 residual[n] = align(raw_residual[n], any_shift(residual_row));
         }
     };
@@ -296,14 +297,14 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
                 if (from + n * threads < end) {
                     float h[W];
                     x[n].get(h);
-                    x[n] = work(n, cut.template vector<W>(from + n * threads), h, x[n], x[n]);
+                    x[n] = work(n, cut.template vector<W>(from + n * threads), h, x[n], residual[ADDS ? n : 0]);
                 }
         }
     };
     const auto add_residual = [&](I i, float(&h)[W], packed<T> beside, bool store_sum) {
         float f[W];
         beside.get(f);
-        v.add_residual(i, f, h, store_sum);
+        v.template add_residual<SIDES>(i, f, h, store_sum);
     };
     const auto pass = [&](auto work) {
         if constexpr (HELD) {
@@ -326,7 +327,7 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
             if (adds) {
                 float other[1];
                 any_load(residual_row - cut.head + i, other);
-                v.add_residual(i, other, h, store_sum);
+                v.template add_residual<SIDES>(i, other, h, store_sum);
             }
             work(i, h);
         }
@@ -396,18 +397,18 @@ __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r,
 }
 
 /* Blocks of a multiprocessor, at least: this bounds the registers. */
-template <int VECTORS, bool SIDES>
+template <int VECTORS, norm_parts PARTS>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int norm_any_blocks = VECTORS == 0 || VECTORS > 4 ? 1
-                                : SIDES                     ? 2
-                                : VECTORS > 2               ? 3
-                                                            : 4;
+constexpr int norm_any_blocks = VECTORS == 0 || VECTORS > 4                              ? 1
+                                : PARTS == ALL_PARTS || (PARTS == ADDING && VECTORS > 2) ? 2
+                                : VECTORS > 2 || PARTS == ADDING                         ? 3
+                                                                                         : 4;
 #else
 constexpr int norm_any_blocks = 1;
 #endif
 
-template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(VECTORS, SIDES), norm_any_blocks<VECTORS, SIDES>)
+template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(any_threads(VECTORS, PARTS), norm_any_blocks<VECTORS, PARTS>)
     norm_any(const __grid_constant__ norm_any_of<VECTORS> p)
 {
     __shared__ __align__(16) norm_shared<IN_CLUSTER> shared;
@@ -418,13 +419,13 @@ __global__ void __launch_bounds__(any_threads(VECTORS, SIDES), norm_any_blocks<V
     if constexpr (VECTORS > 0) {
         const uint32_t r = blockIdx.x / size * blockDim.y + threadIdx.y;
         if (blockIdx.x < p.ask)
-            norm_any_ask<T, SIDES>(p, anew(r), IN_CLUSTER ? cluster_rank() * (int32_t)p.part : 0);
+            norm_any_ask<T, PARTS>(p, anew(r), IN_CLUSTER ? cluster_rank() * (int32_t)p.part : 0);
         pdl_wait();
-        norm_any_row<T, CENTRED, VECTORS, SIDES, IN_CLUSTER, int32_t>(p, r, shared);
+        norm_any_row<T, CENTRED, VECTORS, PARTS, IN_CLUSTER, int32_t>(p, r, shared);
     } else {
         pdl_wait();
         for (int64_t r = blockIdx.x / size; r < p.rows.count; r += gridDim.x / size) {
-            norm_any_row<T, CENTRED, 0, true, IN_CLUSTER, int64_t>(p, r, shared);
+            norm_any_row<T, CENTRED, 0, ALL_PARTS, IN_CLUSTER, int64_t>(p, r, shared);
             if constexpr (IN_CLUSTER)
                 cluster_arrive(); /* shared is used again: norm_any_row waits */
             else
@@ -435,17 +436,18 @@ __global__ void __launch_bounds__(any_threads(VECTORS, SIDES), norm_any_blocks<V
     }
 }
 
-static bool norm_has_sides(const norm_params &g)
+static norm_parts norm_parts_of(const norm_params &g)
 {
-    return g.data[RESIDUAL] || g.data[SCALE] || g.data[SHIFT];
+    return g.data[GATE] || g.data[SCALE] || g.data[SHIFT] ? ALL_PARTS : g.data[RESIDUAL] ? ADDING : ALONE;
 }
 
 /* How a row is cut: `threads` of a row in each of `cluster` blocks, which have `rows` rows. */
 struct norm_cut {
     int vectors, cluster;
     int64_t threads, rows;
+    norm_parts parts;
 };
-template <typename T, bool CENTRED, int VECTORS, bool SIDES, bool IN_CLUSTER>
+template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUSTER>
 static adze_status norm_launch_cut(const char *op, adze_stream s, const norm_params &g, int64_t vectors,
                                    const norm_cut &cut)
 {
@@ -458,7 +460,7 @@ static adze_status norm_launch_cut(const char *op, adze_stream s, const norm_par
         p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
     else
         static_cast<adze_rows &>(p.rows) = g.rows;
-    return launch(op, s, norm_any<T, CENTRED, VECTORS, SIDES, IN_CLUSTER>,
+    return launch(op, s, norm_any<T, CENTRED, VECTORS, PARTS, IN_CLUSTER>,
                   grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
                   launch_shape(0, (unsigned)cut.cluster), p);
 }
@@ -466,18 +468,23 @@ template <typename T, bool CENTRED>
 static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g, int64_t vectors,
                                    const norm_cut &cut)
 {
-    switch (cut.vectors * 16 + (cut.cluster > 1) * 2 + norm_has_sides(g)) {
-    case 2 * 16: return norm_launch_cut<T, CENTRED, 2, false, false>(op, s, g, vectors, cut);
-    case 4 * 16: return norm_launch_cut<T, CENTRED, 4, false, false>(op, s, g, vectors, cut);
-    case 4 * 16 + 2: return norm_launch_cut<T, CENTRED, 4, false, true>(op, s, g, vectors, cut);
-    case 8 * 16 + 2: return norm_launch_cut<T, CENTRED, 8, false, true>(op, s, g, vectors, cut);
-    case 2 * 16 + 1: return norm_launch_cut<T, CENTRED, 2, true, false>(op, s, g, vectors, cut);
-    case 2 * 16 + 3: return norm_launch_cut<T, CENTRED, 2, true, true>(op, s, g, vectors, cut);
-    case 8 * 16 + 3: return norm_launch_cut<T, CENTRED, 8, true, true>(op, s, g, vectors, cut);
-    case 2:
-    case 3: return norm_launch_cut<T, CENTRED, 0, true, true>(op, s, g, vectors, cut);
-    default: return norm_launch_cut<T, CENTRED, 0, true, false>(op, s, g, vectors, cut);
-    }
+#define CUT(vectors_, parts_, in_cluster)                                                                            \
+    if (cut.vectors == vectors_ && parts == parts_ && (cut.cluster > 1) == in_cluster)                               \
+        return norm_launch_cut<T, CENTRED, vectors_, parts_, in_cluster>(op, s, g, vectors, cut);
+    const norm_parts parts = cut.vectors ? cut.parts : ALL_PARTS;
+    CUT(2, ALONE, false)
+    CUT(4, ALONE, false)
+    CUT(4, ALONE, true)
+    CUT(8, ALONE, true)
+    CUT(2, ADDING, false)
+    CUT(4, ADDING, false)
+    CUT(4, ADDING, true)
+    CUT(2, ALL_PARTS, false)
+    CUT(8, ALL_PARTS, false)
+    CUT(8, ALL_PARTS, true)
+    CUT(0, ALL_PARTS, true)
+    return norm_launch_cut<T, CENTRED, 0, ALL_PARTS, false>(op, s, g, vectors, cut);
+#undef CUT
 }
 
 #endif
