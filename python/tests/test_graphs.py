@@ -147,7 +147,8 @@ def test_graphs_follow_patches_hooks_and_caches():
     def agree():
         got, want = (of(input_ids=ids, use_cache=False).logits for of in (graph, model))
         assert len(graph.captured) == 1, graph.report()
-        return torch.equal(got, want)
+        torch.testing.assert_close(got, want)  # cuBLAS may choose another kernel while it is captured
+        return True
 
     with torch.no_grad():
         assert agree()

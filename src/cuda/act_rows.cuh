@@ -20,10 +20,8 @@ template <typename ROWS>
 struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
     void *out;
-    const void *gate_end, *value_end; /* of the tensors' memory */
-    int64_t dim;                      /* elements of a row */
-    int64_t units;                    /* vectors of a row, at most */
-    uint32_t pieces;                  /* of a row */
+    int64_t units;   /* vectors of a row, at most */
+    uint32_t pieces; /* of a row */
     int32_t act;
     bool steps;
     uint32_t ask; /* the first blocks, which ask ahead for what they read */
@@ -31,7 +29,12 @@ struct act_params {
     ROWS rows;
 };
 typedef act_params<near_rows<ACT_TENSORS>> act_near;
-typedef act_params<far_rows<ACT_TENSORS>> act_far;
+template <typename ROWS>
+struct act_any_params : act_params<ROWS> {
+    int64_t dim;                      /* elements of a row */
+    const void *gate_end, *value_end; /* of the tensors' memory */
+};
+typedef act_any_params<far_rows<ACT_TENSORS>> act_far;
 
 /* y, times v if TIMES: with STEPS y is rounded before. */
 template <bool TIMES, bool STEPS, typename T, int W, int UNITS>
@@ -134,7 +137,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
 
 /* Any rows: a thread has ANY_UNITS vectors of a row's body, and elements of its ends (unaligned.cuh). */
 template <typename T, bool TIMES, typename ROWS>
-__global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_params<ROWS> p)
+__global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_any_params<ROWS> p)
 {
     constexpr int W = VEC<T>;
     int64_t piece, start[ACT_TENSORS];
@@ -208,7 +211,7 @@ static adze_status act_launch(const char *op, adze_stream s, act_near p, int mos
 }
 
 template <typename T, bool TIMES, typename ROWS>
-static adze_status act_launch_any(const char *op, adze_stream s, act_params<ROWS> p)
+static adze_status act_launch_any(const char *op, adze_stream s, act_any_params<ROWS> p)
 {
     p.units = p.dim / VEC<T> > 0 ? p.dim / VEC<T> : 1;
     const unit_split split = split_units(p.units, ANY_UNITS, p.rows.count, ACT_THREADS);
@@ -224,7 +227,7 @@ static adze_status act_launch_as(const char *op, adze_stream s, const act_far &g
 {
     if (!rows_are_near(g.rows))
         return act_launch_any<T, TIMES>(op, s, g);
-    act_near p = {};
+    act_any_params<near_rows<ACT_TENSORS>> p = {};
     p.gate = g.gate, p.value = g.value, p.out = g.out, p.gate_end = g.gate_end, p.value_end = g.value_end;
     p.dim = g.dim, p.units = g.dim / VEC<T>, p.act = g.act, p.steps = g.steps;
     p.rows = rows_near(g.rows, {GATE, OUT, VALUE});

@@ -16,6 +16,13 @@
 #include "unaligned.cuh"
 
 constexpr int ANY_MOST = 512, ANY_ROWS = 32, ANY_CLUSTER = 8; /* threads and rows of a block, blocks of a cluster */
+/* Vectors of a thread that are on their way in a loop; more than one spills where it was not measured. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int ANY_LOOP = 2;
+#else
+constexpr int ANY_LOOP = 1;
+#endif
+
 enum norm_parts { ALONE, ADDING, ALL_PARTS };
 /* Threads of a block, at most: as many as their registers allow. */
 constexpr int any_threads(int vectors, norm_parts parts)
@@ -235,7 +242,7 @@ template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUST
 __device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r, norm_shared<IN_CLUSTER> &shared)
 {
     constexpr bool HELD = VECTORS > 0, SIDES = PARTS == ALL_PARTS, ADDS = PARTS != ALONE;
-    constexpr int W = VEC<T>, N = HELD ? VECTORS : 2;
+    constexpr int W = VEC<T>, N = HELD ? VECTORS : ANY_LOOP;
     constexpr bool EARLY = !SIDES && HELD && N <= (ADDS ? 2 : 4); /* weights are fetched before the sum is known */
     const bool writes = r < p.rows.count;
     norm_view<T, norm_rows_of<VECTORS>> v = {p, p.rows.split(writes ? r : p.rows.count - 1)};

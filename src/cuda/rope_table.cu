@@ -98,8 +98,9 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
             const double freq =
                 p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
             const uint32_t axis = p.axis ? (uint32_t)p.axis[i + j] : 0; /* a negative one is beyond all axes too */
-            double angle =
-                axis < p.axes ? table_position(p, pos_at + axis) * freq : (double)__int_as_float(0x7fffffff);
+            double angle = table_position(p, pos_at + min(axis, p.axes - 1)) * freq;
+            if (axis >= p.axes)
+                angle = (double)__int_as_float(0x7fffffff);
             if (!p.double_angle)
                 angle = (float)angle;
             table_sincos(angle, &cosine[j], &sine[j]);
