@@ -3,8 +3,8 @@ Linear that reads two inputs side by side, as two products: nothing is copied.
 
 The weights of Linears that share a product are laid end to end in memory, in one storage. They stay the parameters
 they were, with the same values, and a state_dict shows each with a storage of its own, as savers want it; where they
-have moved since, as by model.to(), each Linear makes its own product. This is for numerics="fast": a product of another
-size may add up in another order, and the sum of two is rounded between them."""
+have moved since, as by model.to(), each Linear makes its own product. This is for numerics="fast": a product of
+another size may add up in another order, and the sum of two is rounded between them."""
 
 import torch
 from torch import nn
