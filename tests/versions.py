@@ -40,8 +40,8 @@ newest one. The minor versions below are supported. `handle.report()` says when 
 a module whose source nobody has seen is left as it is.
 
 `python -m adze.fingerprint --scan` lists the classes of the installed packages that look like a target: those that
-rules know, those that are near to a known source and what it is, and the others. A new version is added in three
-steps:
+rules know, those that are near to a known source and what it is, and the others. A block is also known by the
+statements in it that add a residual and norm the sum. A new version is added in three steps:
 
 1. `python -m adze.fingerprint --record` where it is installed adds it to each source of python/adze/fingerprints.json
    that has not changed, and names those that have.
@@ -182,7 +182,7 @@ def main():
     if options.scan:
         return print_counts(*options.scan)
     if options.check:
-        sys.exit("\n".join(check()))
+        sys.exit("\n".join(check()) or 0)
     if options.page:
         return PAGE.write_text(page(json.loads(RESULT.read_text())))
     if not (SHARED / "bin/python").exists():

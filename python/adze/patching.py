@@ -131,6 +131,26 @@ def _leaving_tokens(made, original):
     return forward
 
 
+_told = set()
+
+
+def _tell(what):
+    """A warning, once in a process. Dynamo would break a graph for it."""
+    if not torch.compiler.is_compiling() and what not in _told:
+        _told.add(what)
+        warnings.warn(f"adze: {what}", stacklevel=5)
+
+
+def _needs_gradient(x):
+    """Whether autograd must see what is done with x; there are no backward kernels."""
+    if x.requires_grad:
+        _tell(
+            "gradients are enabled and needed, so patched modules run their own forwards; call the model under "
+            "torch.inference_mode() or torch.no_grad()"
+        )
+    return x.requires_grad
+
+
 def usable(x, *others):
     """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
@@ -141,7 +161,7 @@ def usable(x, *others):
     if not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x):
         return False
     grad = torch.is_grad_enabled()
-    if grad and x.requires_grad:
+    if grad and _needs_gradient(x):
         return False
     for other in others:
         if other is None:
@@ -150,7 +170,7 @@ def usable(x, *others):
             return False
         if (other.dtype != dtype and other.dtype != torch.float32) or other.stride(-1) != 1:
             return False
-        if grad and other.requires_grad:
+        if grad and _needs_gradient(other):
             return False
     return True
 
@@ -251,6 +271,7 @@ class _Plan:
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
         self.rules = rules_for(*(library for library in LIBRARIES if library in sys.modules))
         self.excluded = set()
+        self.laid = set()  # Linears whose weights share a product
 
     def known(self, cls, function, own=()):
         """The rules made for this source, and why others of its kind are not. own: what an instance has itself."""
@@ -345,6 +366,7 @@ class PatchHandle:
         self.enabled = True
         self.rows = []
         self.sites = []
+        self.laid = 0
 
     @property
     def patched(self):
@@ -404,6 +426,10 @@ class PatchHandle:
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
+        if self.laid:
+            text.append(
+                f"{self.laid} Linears have new memory for their weights; a state_dict or view taken before is a copy"
+            )
         homes = {type(module).__module__.partition(".")[0] for r in self.roots.values() for module in r.modules()}
         text += [sentence for library in LIBRARIES if library in homes and (sentence := outside(library))]
         return "\n".join(text)
@@ -462,6 +488,7 @@ def _install(model, ops, numerics, exclude, strict, over):
             name = rule.name if function else None
             settled = rule is not None or reason == "excluded"
             handle.rows.append(Row(path, type(module).__name__, name, reason or "", settled))
+    handle.laid = len(plan.laid)
     unknown = [row for row in handle.rows if not row.known]
     if strict and unknown:
         lines = "\n".join(f"  {row.path} ({row.cls}): {row.reason}" for row in unknown)

@@ -1,13 +1,15 @@
 """Linears that read the same input, as one product: fewer launches, and fewer multiprocessors idle at its end. And a
 Linear that reads two inputs side by side, as two products: nothing is copied.
 
-The weights of Linears that share a product are laid end to end in memory. They stay the parameters they were, with
-the same values; where they have moved since, as by model.to(), each Linear makes its own product. This is for
-numerics="fast": a product of another size may add up in another order, and the sum of two is rounded between them."""
+The weights of Linears that share a product are laid end to end in memory, in one storage. They stay the parameters
+they were, with the same values, and a state_dict shows each with a storage of its own, as savers want it; where they
+have moved since, as by model.to(), each Linear makes its own product. This is for numerics="fast": a product of
+another size may add up in another order, and the sum of two is rounded between them."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from . import fake
 from ._ops import add_op_namespace_prefix, ops
@@ -77,6 +79,14 @@ def _alike(weights, biases):
     return alike and len(biases) in (0, len(weights)) and all(w.shape[1] == first.shape[1] for w in weights)
 
 
+def _with_own_storages(linear, state, prefix, metadata):
+    """A hook of state_dict: savers refuse a tensor that is a part of a storage. It is the same memory."""
+    for name in ("weight", "bias"):
+        value = state.get(prefix + name)
+        if type(value) is torch.Tensor and value.untyped_storage().nbytes() != value.nbytes:
+            state[prefix + name] = from_dlpack(to_dlpack(value))
+
+
 def lay(*linears):
     """Lays the weights of Linears end to end, and says whether they are."""
     found = _parameters(linears)
@@ -91,6 +101,9 @@ def lay(*linears):
             pieces = torch.cat([part.detach() for part in parts]).split([part.shape[0] for part in parts])
         for part, piece in zip(parts, pieces, strict=True):
             part.data = piece
+    for linear in linears:
+        if _with_own_storages not in linear._state_dict_hooks.values():
+            linear.register_state_dict_post_hook(_with_own_storages)
     return True
 
 
@@ -120,7 +133,10 @@ def _together(x, *linears):
 def products_of(ctx, *linears):
     """A function (x, *linears) that gives linear(x) of each: for these Linears, or neighbours among them, by one
     product where numerics is "fast"."""
-    return _together if not ctx.match and lay(*linears) else _separately
+    if ctx.match or not lay(*linears):
+        return _separately
+    ctx.plan.laid.update(linears)
+    return _together
 
 
 def with_products(forward, project):

@@ -13,7 +13,7 @@ import adze  # noqa: E402
 from calls import CALLS, IDS, bits, torch_call  # noqa: E402
 from device import default_device  # noqa: E402
 from diffusers_seams import Tally  # noqa: E402
-from test_ops import overload, samples  # noqa: E402
+from test_ops import every_sample, overload, samples  # noqa: E402
 
 BF16 = torch.bfloat16
 SECOND = 2_000_000_000  # cycles of a GPU's clock, which is below 2 GHz
@@ -152,7 +152,7 @@ def change(args, kwargs, seed):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("at", range(22))
+@every_sample
 def test_graphs_follow_their_inputs(at, dtype):
     name, args, kwargs = samples(dtype)[at]
     before = [t.clone() for t in results(name, args, kwargs)]

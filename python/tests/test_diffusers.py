@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
 from torch import nn  # noqa: E402
+from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
@@ -239,7 +240,9 @@ def test_remove_leaves_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["ltx", "flux", "wan", "hunyuan_video", "qwen_image"])
-def test_fast_is_close_and_not_the_same(name):
+def test_fast_is_as_near_to_float_and_not_the_same(name, float_products):
+    """It rounds less than the model and adds up in another order: what the model itself is off float is its limit. Of
+    models with 15 seeds the root mean square was 0.73 to 1.05 of the model's, the largest error 0.71 to 1.02."""
     model, inputs = diffusers_models.make(name, True, torch.bfloat16)
     with Watch() as before:
         expected = output(model, inputs)
@@ -247,7 +250,11 @@ def test_fast_is_close_and_not_the_same(name):
         found = output(model, inputs)
     assert after.products < before.products
     assert not torch.equal(found, expected)
-    torch.testing.assert_close(found, expected, rtol=0.016, atol=0.016 * expected.abs().max().item())
+    wide = tree_map_only(torch.Tensor, lambda t: t.float() if t.dtype == torch.bfloat16 else t, inputs)
+    exact = output(model.float(), wide).double()
+    own, fast = (out.double() - exact for out in (expected, found))
+    assert fast.norm() <= 1.1 * own.norm()
+    assert fast.abs().max() <= 1.25 * own.abs().max()
 
 
 # ---- What models are asked to do ----

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import types
+import warnings
 import weakref
 
 import pytest
@@ -18,6 +19,7 @@ from torch import nn  # noqa: E402
 
 import adze  # noqa: E402
 import models  # noqa: E402
+from adze import patching  # noqa: E402
 from adze.fingerprint import fingerprint  # noqa: E402
 from adze.patching import Rule, _mismatch, is_adze, own_forward  # noqa: E402
 from adze.verifying import ulps  # noqa: E402
@@ -243,6 +245,24 @@ def test_parameters_are_the_originals():
                 facts = [[(p.name, p.kind, p.default) for p in side] for side in (ours, theirs)]
                 assert facts[0] == facts[1], f"{name} {path}"
                 assert forward.__name__ == "forward"
+
+
+def test_gradients_are_warned_of_once(llama, monkeypatch):
+    monkeypatch.setattr(patching, "_told", set())
+    handle = adze.patch(llama)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        logits(llama)
+        with torch.inference_mode():
+            llama(**INPUTS)
+    assert not [w for w in said if "adze" in str(w.message)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert llama(**INPUTS).logits.requires_grad
+    (said,) = [str(w.message) for w in said if "adze" in str(w.message)]
+    assert "torch.inference_mode() or torch.no_grad()" in said
+    handle.remove()
 
 
 # ---- Copies ----

@@ -82,6 +82,46 @@ def test_values_may_change_and_weights_may_move(llama, tmp_path):
     torch.testing.assert_close(logits(loaded), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_saving_and_loading(llama, tmp_path, tied):
+    safetensors = pytest.importorskip("safetensors.torch")
+    if tied:
+        llama.config.tie_word_embeddings = True
+        llama.lm_head.weight = llama.model.embed_tokens.weight
+    before = {name: value.clone() for name, value in llama.state_dict().items()}
+    with adze.patched(llama, numerics="fast") as handle:
+        projections = llama.model.layers[0].self_attn
+        first, second = projections.q_proj.weight, projections.k_proj.weight
+        assert first.data_ptr() + first.nbytes == second.data_ptr()
+        state = llama.state_dict()
+        assert all(value.untyped_storage().nbytes() == value.nbytes for value in state.values())
+        assert state["model.layers.0.self_attn.k_proj.weight"].data_ptr() == second.data_ptr()
+        assert "10 Linears have new memory for their weights" in handle.report()
+        safetensors.save_model(llama, tmp_path / "model.safetensors")
+        if not tied:
+            safetensors.save_file(llama.state_dict(), tmp_path / "state.safetensors")
+        llama.save_pretrained(tmp_path / "pretrained")
+        torch.save(llama.state_dict(), tmp_path / "state.pt")
+        taken = llama.state_dict()
+        projections.k_proj.weight.mul_(2)
+        assert torch.equal(taken["model.layers.0.self_attn.k_proj.weight"], projections.k_proj.weight)
+        safetensors.load_model(llama, tmp_path / "model.safetensors")
+    twins = [models.build("llama") for _ in range(3)]
+    if tied:
+        for twin in twins:
+            twin.lm_head.weight = twin.model.embed_tokens.weight
+    safetensors.load_model(twins[0], tmp_path / "model.safetensors")
+    twins[1].load_state_dict(torch.load(tmp_path / "state.pt"))
+    twins[2] = type(llama).from_pretrained(tmp_path / "pretrained").to(here())
+    for model in (llama, *twins):
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    if not tied:
+        state = safetensors.load_file(tmp_path / "state.safetensors")
+        assert state.keys() == before.keys() and all(
+            torch.equal(state[name].to(here()), before[name]) for name in state
+        )
+
+
 def test_a_hook_or_a_gradient_keeps_them_apart(llama):
     tokens = torch.arange(12)[None]
     with adze.patched(llama, numerics="fast"):
