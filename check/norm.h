@@ -52,6 +52,11 @@
         "rounding=2",                                                                                                \
         "x=$[2,5,256] scale=f32[2,5,256] scale_table=f32[1,1,256] shift=f32[2,5,256] shift_table=f32[256] "          \
         "eps=1e-6",                                                                                                  \
+        "x=$[2,32,16] scale=$[2:96,1:96,16:1] scale_table=$[16] shift=$[2:96,1:96,16:1] shift_table=$[16] eps=1e-6 " \
+        "rounding=2",                                                                                                \
+        "x=$[2,5,44] scale=$[2,1,44] scale_table=$[44] shift=$[2,1,44] shift_table=$[44] eps=1e-6",                  \
+        "x=$[2,5,251] residual=$[2,5,251] gate=$[2,1,251] gate_table=$[251] scale=f32[2,1,251] scale_table=$[251] "  \
+        "eps=1e-6 rounding=2",                                                                                       \
         "x=$[2,3,4096] scale=$[2,1,4096] shift=$[2,1,4096] eps=1e-6",                                                \
         "x=$[2,2,8192] scale=$[2,1,8192] shift=$[2,1,8192] eps=1e-6 rounding=2", /* the block form */                \
         "x=$[2,5,256] residual=$[2,5,256] gate=$[2,1,256] scale=$[2,1,256] shift=$[2,1,256] eps=1e-6",               \

@@ -94,8 +94,8 @@ INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, in
         if (table) {
             norm_floats(y, table, table_dtype, x_dtype, n, 1, 0);
             norm_round(y, n, steps ? x_dtype : 0);
-            if (plus != 0)
-                norm_floats(y, y, ADZE_F32, 0, n, 0, plus);
+            if (plus != 0) /* whole steps: in bf16's order the last elements are not the first lanes */
+                norm_floats(y, y, ADZE_F32, 0, (n + STEP - 1) / STEP * STEP, 0, plus);
         }
         if (plus != 0)
             norm_round(y, n, steps ? x_dtype : 0);

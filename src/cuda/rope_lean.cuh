@@ -490,10 +490,10 @@ __device__ __forceinline__ void rope_ask(const rope_lean_params &p)
 
 /* Blocks of a multiprocessor, at least (0: left to the compiler), where many registers would hold nothing. */
 template <typename FORM, int HEADS>
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int rope_blocks = FORM::NORM &&HEADS > 1 ? 3 : 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int rope_blocks = FORM::NORM &&HEADS > 1 ? 2 : 0;
 #else
-constexpr int rope_blocks = 0;
+constexpr int rope_blocks = FORM::NORM &&HEADS > 1 ? 3 : 0;
 #endif
 
 template <typename T, typename FORM, int HEADS>
