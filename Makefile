@@ -43,7 +43,8 @@ endif
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
 # passed between inlined functions only, so -Wpsabi has nothing to say. Their long functions take a while to compile with
 # sanitizers: what two find, one looks for, AddressSanitizer is called rather than inlined, and code for an ISA that this
-# machine lacks, which nothing here can run, has none.
+# machine lacks, which nothing here can run, has none. A kernel's stack frame is at most 32 KiB: the host's threads may
+# have small stacks. Sanitizers make frames larger.
 ISAS.aarch64 := sve
 ISAS.x86_64  := avx2 avx512
 FLAGS.sve    := -march=armv8.2-a+sve
@@ -55,7 +56,8 @@ CPUINFO.avx512 := avx512vl
 UNWATCHED     = $(if $(SAN),$(if $(shell grep -w $(CPUINFO.$1) /proc/cpuinfo),,-fno-sanitize=all))
 SAN_CFLAGS    = -O1 $(if $(filter-out thread,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size \
                 $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0)
-CPU_CFLAGS   := $(if $(SAN),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast
+CPU_CFLAGS   := $(if $(SAN),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast \
+                $(if $(SAN),,-Wframe-larger-than=32768)
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)

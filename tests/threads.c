@@ -113,6 +113,39 @@ static void check_errors(void)
     expect(said && strcmp(before, adze_last_error()) == 0, "each thread has its own last error");
 }
 
+/* A caller with a stack as small as musl's: the rows are short enough for the stack, then long enough for the heap.
+ */
+enum { SMALL_STACK = 131072 };
+static void *call_norms(void *done)
+{
+    for (int i = 0; i < 2; i++) {
+        const int64_t dim = i ? COUNT / 4 : DIM, rows = COUNT / dim;
+        float *out = malloc(sizeof x);
+        const adze_tensor t = {x, {rows, dim}, {dim, 1}, 2, ADZE_F32};
+        adze_rms_norm_args norm = {.call = ADZE_CALL(rms_norm), .out = t, .x = t, .residual = t, .eps = 1e-6f};
+        adze_softmax_args softmax = {.call = ADZE_CALL(softmax), .out = t, .x = t};
+        norm.out.data = softmax.out.data = out;
+        *(int *)done += out && adze_rms_norm(cpu, &norm) == ADZE_OK && adze_softmax(cpu, &softmax) == ADZE_OK;
+        free(out);
+    }
+    *(int *)done += same_bits();
+    return NULL;
+}
+static void check_small_stack(void)
+{
+    pthread_t id;
+    pthread_attr_t attributes;
+    int done = 0;
+    pthread_attr_init(&attributes);
+    expect(pthread_attr_setstacksize(&attributes, SMALL_STACK) == 0, "a stack of 128 KiB");
+    adze_set_parallel_for(one_range);
+    if (pthread_create(&id, &attributes, call_norms, &done) == 0)
+        pthread_join(id, NULL);
+    adze_set_parallel_for(NULL);
+    pthread_attr_destroy(&attributes);
+    expect(done == 3, "a thread with a stack of 128 KiB can call");
+}
+
 /* ---- Fork ---- */
 
 /* A child is made while two threads are in the middle of calls; it must be able to call, and so must its parent. */
@@ -419,6 +452,8 @@ int main(void)
     check_threads(2, "two threads at once give the bits of one");
     check_threads(4, "four threads at once give the bits of one");
     check_errors();
+    if (!WATCHED)
+        check_small_stack();
     adze_set_threads(4);
     check_threads(3, "so do three where a call may have four threads");
     adze_set_threads(0);

@@ -4,11 +4,23 @@
 
 #include "cpu/row.h"
 
+/* The addend of vf_fma, a constant. NEON's instruction replaces its addend: a copy in a register would take as long
+   as a product, a load takes no time of the pipes that multiply. So it is loaded each time, and volatile says so. */
+#if defined(__aarch64__)
+#    define VF_ADDEND(f)                                                                                             \
+        __extension__({                                                                                              \
+            static const float addend_[4] __attribute__((aligned(16))) = {(f), (f), (f), (f)};                       \
+            *(const volatile vf *)(const volatile void *)addend_;                                                    \
+        })
+#else
+#    define VF_ADDEND(f) vf_all(f)
+#endif
+
 /* x / ln 2 to a whole number n, as BIAS + n: a float whose low bits are n + 191. */
 #define EXP_BIAS (0x1.8p23f + 191)
 INLINE vf exp_whole(vf x)
 {
-    return vf_fma(x, vf_all(0x1.715476p+0f), vf_all(EXP_BIAS));
+    return vf_fma(x, vf_all(0x1.715476p+0f), VF_ADDEND(EXP_BIAS));
 }
 /* x - n ln 2; the product with the first part of ln 2 is exact. */
 INLINE vf exp_rest(vf x, vf whole)
@@ -16,7 +28,7 @@ INLINE vf exp_rest(vf x, vf whole)
     const vf n = whole - EXP_BIAS;
     return x - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f;
 }
-/* 2^n e^(unit r) over EXP_UNIT, for |unit r| <= 0.35, n from -151 to 63 and a power of two as unit. The polynomial is
+/* 2^n e^(unit r) over EXP_UNIT, for |unit r| <= 0.35, n from -151 to 63 and 1 or -0.5 as unit. The polynomial is
    off by 0.8 units. The power of two is 2^(n + 64), an exponent of n + 191: with 2^-64 in a later factor, results
    below 2^-126 are rounded and not lost. */
 #if defined(__AVX512F__)
@@ -24,14 +36,15 @@ INLINE vf exp_rest(vf x, vf whole)
 #else
 #    define EXP_UNIT 0x1p-64f
 #endif
+#define EXP_ADDEND(unit, of_one, of_half) ((unit) == 1 ? VF_ADDEND(of_one) : VF_ADDEND(of_half))
 INLINE vf exp_parts(vf whole, vf r, float unit)
 {
-    const float unit2 = unit * unit, unit3 = unit2 * unit;
-    vf power = vf_fma(r, vf_all(unit2 * unit3 * 0x1.0fa7d8p-7f), vf_all(unit2 * unit2 * 0x1.573adp-5f));
-    power = vf_fma(power, r, vf_all(unit3 * 0x1.555a6ep-3f));
-    power = vf_fma(power, r, vf_all(unit2 * 0x1.fffdc4p-2f));
-    power = vf_fma(power, r, vf_all(unit * 0x1.fffff6p-1f));
-    power = vf_fma(power, r, vf_all(1));
+    const float first = unit == 1 ? 0x1.0fa7d8p-7f : -0x1.0fa7d8p-12f;
+    vf power = vf_fma(r, vf_all(first), EXP_ADDEND(unit, 0x1.573adp-5f, 0x1.573adp-9f));
+    power = vf_fma(power, r, EXP_ADDEND(unit, 0x1.555a6ep-3f, -0x1.555a6ep-6f));
+    power = vf_fma(power, r, EXP_ADDEND(unit, 0x1.fffdc4p-2f, 0x1.fffdc4p-4f));
+    power = vf_fma(power, r, EXP_ADDEND(unit, 0x1.fffff6p-1f, -0x1.fffff6p-2f));
+    power = vf_fma(power, r, VF_ADDEND(1.0f));
 #if defined(__AVX512F__)
     return (vf)_mm512_scalef_ps((__m512)power, (__m512)(whole - EXP_BIAS));
 #else
@@ -76,7 +89,7 @@ INLINE vf vf_fused(vf a, vf b, vf c)
    good to 3 units. -m^2 / 2 is n ln 2 - r / 2. */
 INLINE vf normal_tail(vf m)
 {
-    const vf whole = vf_fma(m * m, vf_all(-0x1.715476p-1f), vf_all(EXP_BIAS)), n = whole - EXP_BIAS;
+    const vf whole = vf_fma(m * m, vf_all(-0x1.715476p-1f), VF_ADDEND(EXP_BIAS)), n = whole - EXP_BIAS;
 #if VF_FUSES
     const vf near = vf_fused(m, m, n * 0x1.62e4p+0f);
 #else /* m^2 in two parts, the first of them exact */
@@ -85,14 +98,14 @@ INLINE vf normal_tail(vf m)
 #endif
     const vf e = exp_parts(whole, vf_fma(n, vf_all(0x1.7f7d1cp-19f), near), -0.5f) * EXP_UNIT;
     const vf w = vf_over(vf_all(1), 3 - m), t = 1 - 6 * w;
-    vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), vf_all(-0x1.d81ad4p-11f));
-    g = vf_fma(g, t, vf_all(0x1.19e984p-10f));
-    g = vf_fma(g, t, vf_all(0x1.c5a324p-8f));
-    g = vf_fma(g, t, vf_all(-0x1.5768d8p-7f));
-    g = vf_fma(g, t, vf_all(-0x1.831e6p-5f));
-    g = vf_fma(g, t, vf_all(0x1.d71466p-3f));
-    g = vf_fma(g, t, vf_all(-0x1.04c734p-1f));
-    g = vf_fma(g, t, vf_all(0x1.754a74p-1f));
+    vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), VF_ADDEND(-0x1.d81ad4p-11f));
+    g = vf_fma(g, t, VF_ADDEND(0x1.19e984p-10f));
+    g = vf_fma(g, t, VF_ADDEND(0x1.c5a324p-8f));
+    g = vf_fma(g, t, VF_ADDEND(-0x1.5768d8p-7f));
+    g = vf_fma(g, t, VF_ADDEND(-0x1.831e6p-5f));
+    g = vf_fma(g, t, VF_ADDEND(0x1.d71466p-3f));
+    g = vf_fma(g, t, VF_ADDEND(-0x1.04c734p-1f));
+    g = vf_fma(g, t, VF_ADDEND(0x1.754a74p-1f));
     return g * w * e;
 }
 /* The same of an m with at most 12 bits, whose square is a float. r has 0x1.62e43cp+0 in place of 2 ln 2;
@@ -100,19 +113,19 @@ INLINE vf normal_tail(vf m)
 INLINE vf normal_tail_of_short(vf m)
 {
     const vf square = m * m;
-    const vf whole = vf_fma(square, vf_all(-0x1.715476p-1f), vf_all(EXP_BIAS)), n = whole - EXP_BIAS;
+    const vf whole = vf_fma(square, vf_all(-0x1.715476p-1f), VF_ADDEND(EXP_BIAS)), n = whole - EXP_BIAS;
 #if VF_FUSES
     const vf r = vf_fused(n, vf_all(0x1.62e43cp+0f), square);
 #else
     const vf r = square + n * 0x1.62e4p+0f + n * 0x1.ep-19f;
 #endif
-    vf upper = vf_fma(m, vf_all(EXP_UNIT * -0x1.985442p-2f), vf_all(EXP_UNIT * 0x1.7a4d7p+1f));
-    upper = vf_fma(upper, m, vf_all(EXP_UNIT * -0x1.289958p+3f));
-    upper = vf_fma(upper, m, vf_all(EXP_UNIT * 0x1.aea808p+3f));
+    vf upper = vf_fma(m, vf_all(EXP_UNIT * -0x1.985442p-2f), VF_ADDEND(EXP_UNIT * 0x1.7a4d7p+1f));
+    upper = vf_fma(upper, m, VF_ADDEND(EXP_UNIT * -0x1.289958p+3f));
+    upper = vf_fma(upper, m, VF_ADDEND(EXP_UNIT * 0x1.aea808p+3f));
     vf lower = m - 0x1.d9628p+2f;
-    lower = vf_fma(lower, m, vf_all(0x1.8615f6p+4f));
-    lower = vf_fma(lower, m, vf_all(-0x1.401b02p+5f));
-    lower = vf_fma(lower, m, vf_all(0x1.aea808p+4f));
+    lower = vf_fma(lower, m, VF_ADDEND(0x1.8615f6p+4f));
+    lower = vf_fma(lower, m, VF_ADDEND(-0x1.401b02p+5f));
+    lower = vf_fma(lower, m, VF_ADDEND(0x1.aea808p+4f));
     return vf_over(upper * exp_parts(whole, r, -0.5f), lower);
 }
 /* x times the normal distribution's integral up to x: x tail, or x (1 - tail) where x has no minus. */

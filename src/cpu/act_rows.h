@@ -19,6 +19,7 @@ typedef struct act_call {
 INLINE void act_step(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
 {
     vf32 y = row_load32_part(data[GATE], dtype, i, n);
+    UNROLLED
     for (int p = 0; p < 2 * VF_PARTS; p++)
         y.part[p] = vf_act_of(act, y.part[p], dtype != ADZE_F32);
     if (times) {

@@ -6,13 +6,16 @@
    summed it. Otherwise all parts of as many groups as the cache holds are summed, and then written. */
 #include "cpu/act.h"
 
+#include <stdlib.h>
+
 enum {
     CHUNK = 4096,  /* elements of a chunk, channels first */
     BLOCK = 32,    /* positions of a chunk, channels last */
     TILE = 512,    /* channels of a chunk, channels last */
     PIECE = 32768, /* elements of a part, while there are few parts */
     PARTS = 64,    /* of a group */
-    SHARES = 2048, /* parts summed before any is written */
+    SHARES = 2048, /* parts summed before any is written, */
+    NEAR = 512,    /* or without memory for them */
 };
 
 typedef struct share { /* what is known of a part, or of a group */
@@ -31,6 +34,7 @@ typedef struct group_call {
     int64_t parts, part;         /* parts of a group; elements or positions of a part */
     int64_t first, last;         /* the groups that are being summed and written, of all batch entries */
     share *shares;               /* [last - first, parts] */
+    int64_t most;                /* shares there is memory for */
     int last_layout, stream;
 } group_call;
 
@@ -345,7 +349,7 @@ static void group_shape(group_call *c)
 /* How many groups are summed before they are written: what half the cache holds, or whole batch entries. */
 static int64_t group_wave(const group_call *c)
 {
-    const int64_t size = c->x.dtype == ADZE_F32 ? 4 : 2, most = SHARES / c->parts, groups = c->a->groups;
+    const int64_t size = c->x.dtype == ADZE_F32 ? 4 : 2, most = c->most / c->parts, groups = c->a->groups;
     const int64_t cached = max_of((int64_t)(adze_cpu_cache() / 2) / (c->count * size), 1);
     if (!c->last_layout || most < groups)
         return c->last_layout ? most : min_of(most, cached);
@@ -355,17 +359,20 @@ static int64_t group_wave(const group_call *c)
 ADZE_CPU_KERNEL(group_norm)
 {
     (void)stream;
-    share shares[SHARES];
-    group_call c = {.a = args, .shares = shares};
+    group_call c = {.a = args};
     c.x = c.a->x, c.out = c.a->out;
     if (adze_count(&c.x) == 0)
         return ADZE_OK;
     group_shape(&c);
-    const int64_t groups = c.a->groups, all = c.x.shape[0] * groups, wave = group_wave(&c);
+    const int64_t groups = c.a->groups, all = c.x.shape[0] * groups;
     if (!c.last_layout && c.parts == 1) {
         adze_parallel_for(all, row_grain(c.count), group_body, &c);
         return ADZE_OK;
     }
+    share near[NEAR], *const heap = all * c.parts > NEAR ? malloc(SHARES * sizeof *heap) : NULL;
+    c.shares = heap ? heap : near;
+    c.most = heap ? SHARES : NEAR;
+    const int64_t wave = group_wave(&c);
     for (c.first = 0; c.first < all; c.first = c.last) {
         c.last = min_of(c.first + wave, all);
         const int64_t entries = c.last_layout ? (c.last - 1) / groups - c.first / groups + 1 : c.last - c.first;
@@ -373,10 +380,11 @@ ADZE_CPU_KERNEL(group_norm)
         adze_parallel_for(entries * c.parts, grain, sum_body, &c);
         for (int64_t g = 0; g < c.last - c.first; g++)
             for (int64_t part = 1; part < c.parts; part++) {
-                const share *s = &shares[g * c.parts + part];
-                share_add(&shares[g * c.parts], s->n, s->mean, s->square);
+                const share *s = &c.shares[g * c.parts + part];
+                share_add(&c.shares[g * c.parts], s->n, s->mean, s->square);
             }
         adze_parallel_for(entries * c.parts, grain, write_body, &c);
     }
+    free(heap);
     return ADZE_OK;
 }

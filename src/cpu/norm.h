@@ -1,35 +1,42 @@
 /* norm.h - rms_norm and layer_norm on the CPU. A row is read from memory and summed, then from the cache for the
    squares (layer_norm) and to be written, while the next row is brought there. A row that is made from several, or is
    f16, becomes floats in a buffer on the way; so does once what rows share and is not of x's dtype, or is a sum. What
-   is longer than the buffer goes through it in parts, made anew each time. Lanes are in the order of x's dtype. */
+   is longer than the buffer goes through it in parts, made anew each time. The buffer is on the stack where it is
+   small, for a thread's stack may be. Lanes are in the order of x's dtype. */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
 #include "cpu/row32.h"
 
+#include <stdlib.h>
+
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
 enum {
-    SPACE = 65536,   /* floats of a thread, for a part of a row and of each operand */
-    STEP = 2 * LANES /* elements at a time */
+    NEAR = 6144,      /* floats on a thread's stack, for a part of a row and of each operand that is made */
+    SPACE = 65536,    /* floats at most, from the heap */
+    SHARED_ROWS = 4,  /* that have a bf16 weight made once, on NEON */
+    STEP = 2 * LANES, /* elements at a time */
+    LINE = 64         /* a part is a multiple of it */
 };
 
 typedef struct norm_call {
     const adze_norm_args *a;
     const adze_tensor *tensors[NORM_TENSORS];
     adze_rows rows;
-    int64_t dim, chunk; /* elements of a row, and of a part of it */
+    int64_t dim;
     int stream_out, stream_sum;
 } norm_call;
 
 typedef struct norm_side { /* an operand as floats, and what they were made from */
     const char *data, *table;
-    float *floats;
+    float *floats; /* NULL: it is used as it is */
 } norm_side;
 
 typedef struct norm_space { /* of a thread */
-    float *row;
+    float *row;             /* NULL: x is h already */
+    int64_t chunk;          /* elements of a part of a row */
     norm_side weight, bias, gate, scale, shift;
-    float floats[SPACE] __attribute__((aligned(64)));
+    float floats[NEAR] __attribute__((aligned(64)));
 } norm_space;
 
 typedef struct norm_term { /* an operand of a part: floats that were made of it, or elements of x's dtype */
@@ -86,7 +93,7 @@ NO_INLINE void norm_round(float *y, int64_t n, int dtype)
 INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, int dtype, const char *table,
                               int table_dtype, int64_t n, float plus, int steps)
 {
-    if (!data || (dtype == x_dtype && dtype != ADZE_F16 && !table && plus == 0))
+    if (!data || !side->floats)
         return (norm_term){data, 0};
     if (side->data != data || side->table != table) {
         float *const y = side->floats;
@@ -105,7 +112,10 @@ INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, in
     return (norm_term){(const char *)side->floats, 1};
 }
 
-/* ---- Passes ---- */
+/* ---- Passes ----
+
+   Each is a function of its own: inlined into one, they would have their temporaries on the stack at the same time.
+ */
 
 /* n <= 32 elements from j on. */
 INLINE vf32 norm_load(norm_term term, int dtype, int64_t j, int64_t n)
@@ -154,11 +164,15 @@ INLINE void norm_make_step(const norm_part *t, int dtype, int square, int64_t j,
     if (t->made)
         row_store32(t->made, ADZE_F32, j, h, 0);
 }
-/* Makes h and adds it up, or its squares. */
+/* Makes h and adds it up, or its squares. Where x is h, a loop of its own needs no copies of registers. */
 INLINE float norm_make_as(const norm_part *t, int dtype, int square)
 {
     vf_total total = {0};
     int64_t j = 0;
+    for (; j + 2 * STEP <= t->n && dtype != ADZE_F16 && !t->residual; j += 2 * STEP) {
+        vf_total_add32(&total, 0, row_load32(t->x, dtype, j), square);
+        vf_total_add32(&total, 1, row_load32(t->x, dtype, j + STEP), square);
+    }
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) { /* written out: a set that is a variable stays in memory */
         norm_make_step(t, dtype, square, j, STEP, &total, 0);
         norm_make_step(t, dtype, square, j + STEP, STEP, &total, 1);
@@ -167,13 +181,21 @@ INLINE float norm_make_as(const norm_part *t, int dtype, int square)
         norm_make_step(t, dtype, square, j, t->n - j < STEP ? t->n - j : STEP, &total, 0);
     return vf_total_sum(&total);
 }
-INLINE float norm_make(const norm_part *t, int dtype, int square)
+INLINE float norm_make_any(const norm_part *t, int dtype, int square)
 {
     switch (dtype) {
     case ADZE_F32: return norm_make_as(t, ADZE_F32, square);
     case ADZE_F16: return norm_make_as(t, ADZE_F16, square);
     default: return norm_make_as(t, ADZE_BF16, square);
     }
+}
+NO_INLINE float norm_make_sum(const norm_part *t, int dtype)
+{
+    return norm_make_any(t, dtype, 0);
+}
+NO_INLINE float norm_make_squares(const norm_part *t, int dtype)
+{
+    return norm_make_any(t, dtype, 1);
 }
 
 /* Asks for 32 elements of the next row. */
@@ -207,7 +229,7 @@ INLINE float norm_squares_as(const norm_part *t, int dtype)
         norm_square(t, dtype, j, t->n - j < STEP ? t->n - j : STEP, &total, 0);
     return vf_total_sum(&total);
 }
-INLINE float norm_squares(const norm_part *t, int dtype)
+NO_INLINE float norm_squares(const norm_part *t, int dtype)
 {
     switch (dtype) {
     case ADZE_F32: return norm_squares_as(t, ADZE_F32);
@@ -256,7 +278,7 @@ INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int cent
     for (; j < t->n; j += STEP)
         norm_put_rest(t, dtype, out_dtype, centred, j, t->n - j < STEP ? t->n - j : STEP);
 }
-INLINE void norm_write(const norm_part *t, int dtype, int out_dtype, int centred)
+INLINE void norm_write_any(const norm_part *t, int dtype, int out_dtype, int centred)
 {
     switch (out_dtype == dtype ? dtype : -dtype) {
     case ADZE_F32: norm_write_as(t, ADZE_F32, ADZE_F32, centred); break;
@@ -265,6 +287,14 @@ INLINE void norm_write(const norm_part *t, int dtype, int out_dtype, int centred
     case -ADZE_F16: norm_write_as(t, ADZE_F16, ADZE_F32, centred); break;
     default: norm_write_as(t, ADZE_BF16, ADZE_F32, centred); break;
     }
+}
+NO_INLINE void norm_write(const norm_part *t, int dtype, int out_dtype)
+{
+    norm_write_any(t, dtype, out_dtype, 0);
+}
+NO_INLINE void norm_write_centred(const norm_part *t, int dtype, int out_dtype)
+{
+    norm_write_any(t, dtype, out_dtype, 1);
 }
 
 /* ---- Rows ---- */
@@ -288,7 +318,7 @@ INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_side
 }
 INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
 {
-    t->n = c->dim - i < c->chunk ? c->dim - i : c->chunk;
+    t->n = c->dim - i < space->chunk ? c->dim - i : space->chunk;
     t->x = norm_at(c, row, X, i);
     t->out = (char *)norm_at(c, row, OUT, i);
     t->sum = (char *)norm_at(c, row, SUM, i);
@@ -298,21 +328,58 @@ INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space 
     t->bias = norm_shared(c, &c->a->bias, &space->bias, i, t->n, 0);
     t->scale = norm_pair(c, row, &space->scale, SCALE, i, t->n, 1);
     t->shift = norm_pair(c, row, &space->shift, SHIFT, i, t->n, 0);
-    t->made = t->residual || c->a->x.dtype == ADZE_F16 ? space->row : NULL;
+    t->made = space->row;
+}
+
+/* Whether an operand becomes floats: one that is a sum, or not elements of x's dtype. To widen bf16 takes NEON as
+   long as a product does: the rows of a range share the floats of a weight. */
+INLINE int norm_makes(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
+{
+    const int dtype = c->a->x.dtype;
+    if (!t->dtype || dtype == ADZE_F16 || t->dtype != dtype || plus != 0 || (table && table->dtype))
+        return !!t->dtype;
+#if defined(__aarch64__)
+    return !table && dtype == ADZE_BF16 && rows >= SHARED_ROWS && c->dim <= SPACE / 4;
+#else
+    (void)rows;
+    return 0;
+#endif
+}
+/* Divides the buffer. What was taken from the heap is returned, or NULL; without memory, parts of a row are smaller.
+ */
+INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t rows)
+{
+    const adze_norm_args *a = c->a;
+    norm_side *const sides[] = {&space->weight, &space->bias, &space->gate, &space->scale, &space->shift};
+    const int made[] = {norm_makes(c, &a->weight, NULL, a->weight_offset, rows),
+                        norm_makes(c, &a->bias, NULL, 0, rows), norm_makes(c, &a->gate, &a->gate_table, 0, rows),
+                        norm_makes(c, &a->scale, &a->scale_table, 1, rows),
+                        norm_makes(c, &a->shift, &a->shift_table, 0, rows)};
+    const int makes_row = a->residual.dtype || a->x.dtype == ADZE_F16;
+    const int64_t count = makes_row + made[0] + made[1] + made[2] + made[3] + made[4];
+    float *heap = NULL, *floats = space->floats;
+    space->chunk = (c->dim + LINE - 1) / LINE * LINE;
+    if (count * space->chunk > NEAR) {
+        const int64_t most = count * space->chunk < SPACE ? count * space->chunk : SPACE;
+        heap = aligned_alloc(LINE, (size_t)most * sizeof *heap);
+        space->chunk = (heap ? most : NEAR) / count / LINE * LINE;
+        floats = heap ? heap : floats;
+    }
+    space->row = makes_row ? floats : NULL;
+    floats += makes_row ? space->chunk : 0;
+    for (int s = 0; s < 5; s++) {
+        *sides[s] = (norm_side){NULL, NULL, made[s] ? floats : NULL};
+        floats += made[s] ? space->chunk : 0;
+    }
+    return heap;
 }
 
 INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centred)
 {
     enum { MEAN, SQUARE, WRITE };
     norm_space space;
-    norm_side *const sides[] = {&space.weight, &space.bias, &space.gate, &space.scale, &space.shift};
-    const int present[] = {c->a->weight.dtype, c->a->bias.dtype, c->a->gate.dtype, c->a->scale.dtype,
-                           c->a->shift.dtype};
-    float *floats = space.floats;
-    space.row = floats;
-    for (int s = 0; s < 5; s++)
-        *sides[s] = (norm_side){NULL, NULL, present[s] ? floats += c->chunk : NULL};
-    const int kept = c->dim <= c->chunk, first = centred ? MEAN : SQUARE, dtype = c->a->x.dtype;
+    float *const heap = norm_space_init(c, &space, end - begin);
+    const int kept = c->dim <= space.chunk, first = centred ? MEAN : SQUARE, dtype = c->a->x.dtype;
     norm_part t = {.round_norm = c->a->rounding & ADZE_ROUND_NORM,
                    .round_steps = c->a->rounding & ADZE_ROUND_STEPS,
                    .round_sum = !(c->a->rounding & ADZE_FLOAT_SUM),
@@ -338,19 +405,21 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
         }
         for (int pass = first; pass <= WRITE; pass++) {
             float sum = 0;
-            for (int64_t i = 0; i < c->dim; i += c->chunk) {
+            for (int64_t i = 0; i < c->dim; i += space.chunk) {
                 if (!kept || pass == first)
                     norm_part_of(c, row, &space, i, &t);
                 if (!kept && pass != WRITE)
                     t.sum = NULL;
                 if (pass == first)
-                    sum += norm_make(&t, dtype, !centred);
+                    sum += centred ? norm_make_sum(&t, dtype) : norm_make_squares(&t, dtype);
                 else if (!kept && t.made)
-                    norm_make(&t, dtype, 0);
+                    norm_make_sum(&t, dtype);
                 if (pass == SQUARE && centred)
                     sum += norm_squares(&t, dtype);
-                if (pass == WRITE)
-                    norm_write(&t, dtype, c->a->out.dtype, centred);
+                if (pass == WRITE && centred)
+                    norm_write_centred(&t, dtype, c->a->out.dtype);
+                else if (pass == WRITE)
+                    norm_write(&t, dtype, c->a->out.dtype);
             }
             if (pass == MEAN)
                 t.mean = sum / (float)c->dim;
@@ -360,6 +429,7 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
     }
     if (c->stream_out || c->stream_sum)
         row_stream_end();
+    free(heap);
 }
 
 INLINE adze_status norm_run(const adze_norm_args *a, adze_range_fn body)
@@ -368,8 +438,6 @@ INLINE adze_status norm_run(const adze_norm_args *a, adze_range_fn body)
                    .tensors = {&a->x, &a->out, &a->sum, &a->residual, &a->gate, &a->gate_table, &a->scale,
                                &a->scale_table, &a->shift, &a->shift_table},
                    .dim = a->x.shape[a->x.rank - 1]};
-    const int operands = !!a->weight.dtype + !!a->bias.dtype + !!a->gate.dtype + !!a->scale.dtype + !!a->shift.dtype;
-    c.chunk = SPACE / (operands + 1) / 64 * 64; /* each begins on a line */
     adze_rows_init(&c.rows, &a->x, NORM_TENSORS, c.tensors);
     c.stream_out = row_streams32(&a->out, c.rows.count * c.dim);
     c.stream_sum = a->sum.dtype && row_streams32(&a->sum, c.rows.count * c.dim);

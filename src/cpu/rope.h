@@ -12,8 +12,8 @@
 
 #include <stdlib.h>
 
-/* Pairs that are rotated at a time, tokens that are walked together, and floats of their tables. */
-enum { ROPE_PAIRS = 1024, ROPE_TOKENS = 16, ROPE_FLOATS = 8 * ROPE_PAIRS };
+/* Pairs that are rotated at a time, tokens that are walked together at most, and floats of their tables. */
+enum { ROPE_PAIRS = 512, ROPE_TOKENS = 16, ROPE_FLOATS = 8 * ROPE_PAIRS };
 
 typedef struct rope_call {
     adze_rotary r;
@@ -342,7 +342,7 @@ INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int norm
     memset(space.token, 0xff, sizeof space.token);
     for (int64_t t = begin, n; t < end; t += n) {
         const int64_t b = t / r->seq, first = t % r->seq;
-        n = end - t < ROPE_TOKENS ? end - t : ROPE_TOKENS;
+        n = end - t < c->slots_mask + 1 ? end - t : c->slots_mask + 1; /* more would make each other's tables anew */
         n = r->seq - first < n ? r->seq - first : n;
         for (int k = 0; k < 2; k++) {
             const adze_rotary_side *side = &r->side[k];

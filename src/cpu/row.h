@@ -34,6 +34,13 @@ typedef struct vf16 { /* moved by parts: a struct that memcpy touches stays in m
 } vf16;
 #define INLINE    static inline __attribute__((always_inline, unused))
 #define NO_INLINE static __attribute__((noinline, unused))
+/* Before a loop over the parts of a vector whose body gcc holds to be too long: a loop would keep them in memory, and
+   have one part's chain of instructions after the other. */
+#if defined(__GNUC__) && !defined(__clang__)
+#    define UNROLLED _Pragma("GCC unroll 8")
+#else
+#    define UNROLLED
+#endif
 
 INLINE vf vf_all(float f)
 {

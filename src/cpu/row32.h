@@ -27,15 +27,20 @@ INLINE vu bf16_upper(vf f)
 }
 INLINE vu bf16_pair(vf even, vf odd)
 {
-    const vu low = bf16_upper(even), high = bf16_upper(odd);
-#if defined(__AVX512BW__)
-    return (vu)_mm512_mask_blend_epi16(0xaaaaaaaau, (__m512i)(low >> 16), (__m512i)high);
-#elif defined(__AVX2__)
-    return (vu)_mm256_blend_epi16((__m256i)(low >> 16), (__m256i)high, 0xaa);
-#elif defined(__aarch64__)
-    return (vu)vsriq_n_u32((uint32x4_t)high, (uint32x4_t)low, 16);
+#if defined(__aarch64__) /* eight at once: up when the lower half, with the last bit that stays, is above 0x8000 */
+    const uint16x8_t kept = vtrn2q_u16((uint16x8_t)even, (uint16x8_t)odd);
+    const uint16x8_t lower = vtrn1q_u16((uint16x8_t)even, (uint16x8_t)odd);
+    const uint16x8_t sticky = vorrq_u16(lower, vandq_u16(kept, vdupq_n_u16(1)));
+    return (vu)vsubq_u16(kept, vcgtq_u16(sticky, vdupq_n_u16(0x8000)));
 #else
+    const vu low = bf16_upper(even), high = bf16_upper(odd);
+#    if defined(__AVX512BW__)
+    return (vu)_mm512_mask_blend_epi16(0xaaaaaaaau, (__m512i)(low >> 16), (__m512i)high);
+#    elif defined(__AVX2__)
+    return (vu)_mm256_blend_epi16((__m256i)(low >> 16), (__m256i)high, 0xaa);
+#    else
     return low >> 16 | (high & 0xffff0000u);
+#    endif
 #endif
 }
 INLINE vf32 row_load32(const void *row, int dtype, int64_t i)

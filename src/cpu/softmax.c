@@ -1,8 +1,11 @@
 /* softmax on the CPU. A row is read for its maximum, again from the cache for the sum of its exponentials, and these
-   are kept for the last pass where they fit; longer rows compute them again. */
+   are kept for the last pass, on the stack or for longer rows on the heap; what is longer still computes them again.
+ */
 #include "cpu/act.h"
 
-enum { X, OUT, MASK, SOFTMAX_TENSORS, KEPT = 32768 };
+#include <stdlib.h>
+
+enum { X, OUT, MASK, SOFTMAX_TENSORS, NEAR = 6144, KEPT = 32768 };
 
 typedef struct softmax_call {
     const adze_softmax_args *a;
@@ -98,7 +101,10 @@ INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dty
 
 INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int dtype, int mask)
 {
-    float terms[KEPT], *kept = c->dim <= KEPT ? terms : NULL;
+    float near[NEAR], *heap = NULL;
+    if (c->dim > NEAR && c->dim <= KEPT)
+        heap = malloc((size_t)((c->dim + LANES - 1) / LANES * LANES) * sizeof *heap); /* whole vectors are stored */
+    float *const kept = c->dim <= NEAR ? near : heap;
     const int64_t size = dtype == ADZE_F32 ? 4 : 2, mask_size = mask == ADZE_F32 ? 4 : 2;
     for (int64_t r = begin; r < end; r++) {
         const softmax_row row = {(const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,
@@ -111,6 +117,7 @@ INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int 
     }
     if (c->stream)
         row_stream_end();
+    free(heap);
 }
 
 INLINE void softmax_masked(const softmax_call *c, int64_t begin, int64_t end, int dtype)
