@@ -24,6 +24,7 @@ needs_of() {
     build | build-* | cuda-compile | headers | lint | wheel) ;;
     check-clang | fuzz) echo build-clang ;;
     check-sanitized) echo build-sanitized ;;
+    check-tsan) echo build-tsan ;;
     check-cross) echo build-cross ;;
     page) echo build bench ;;
     pytest) echo build build-clang ;;
