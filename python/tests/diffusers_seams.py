@@ -75,9 +75,12 @@ class Tally:
             self.counts[kind] = equal + int((a == b).sum()), total + a.numel()
 
     def judge(self):
+        """Float errors of 2^-19 cross the border between two bf16 numbers, 2^-9 apart, in one of 1000 elements. That is
+        an average: of n elements, 3 standard deviations more may do so."""
         assert self.counts
         for kind, (equal, total) in self.counts.items():
-            assert equal >= 0.999 * total, f"{kind}: {total - equal} of {total} differ"
+            expected = 0.001 * total
+            assert total - equal <= expected + 3 * expected**0.5, f"{kind}: {total - equal} of {total} differ"
 
 
 class Seams:
