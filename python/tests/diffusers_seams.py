@@ -75,8 +75,8 @@ class Tally:
             self.counts[kind] = equal + int((a == b).sum()), total + a.numel()
 
     def judge(self):
-        """Float errors of 2^-19 cross the border between two bf16 numbers, 2^-9 apart, in one of 1000 elements. That is
-        an average: of n elements, 3 standard deviations more may do so."""
+        """Float errors of 2^-19 cross the border between two bf16 numbers, 2^-9 apart, in one of 1000 elements. That
+        is an average: of n elements, 3 standard deviations more may do so."""
         assert self.counts
         for kind, (equal, total) in self.counts.items():
             expected = 0.001 * total
