@@ -366,7 +366,7 @@ __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op 
 static adze_status take_args(const adze_op *op, const void *caller, char *args)
 {
     const size_t size = caller ? ((const adze_call *)caller)->size : 0;
-    ADZE_REQUIRE(size >= op->first_size && size <= ARGS_MAX, ADZE_BAD_ARG,
+    ADZE_REQUIRE(caller && size >= op->first_size && size <= ARGS_MAX, ADZE_BAD_ARG,
                  "%s: args.call.size is %zu, it must be at least %zu; write .call = ADZE_CALL(%s)", op->name, size,
                  op->first_size, op->name);
     memcpy(args, caller, size < op->args_size ? size : op->args_size);
