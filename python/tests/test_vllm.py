@@ -22,11 +22,19 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
-def logged(caplog):
-    """What register() says, which it says once in a process."""
+def logged():
+    """What register() says, which it says once in a process; pytest's own fixture is switched off in tests/run.sh."""
+    records = []
+    handler = logging.Handler(logging.DEBUG)
+    handler.emit = records.append
+    logger = logging.getLogger("adze.vllm")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
     plugin._log_once.cache_clear()
-    with caplog.at_level(logging.DEBUG, "adze.vllm"):
-        yield lambda: [r.getMessage() for r in caplog.records if r.name == "adze.vllm"]
+    yield lambda: [record.getMessage() for record in records]
+    logger.removeHandler(handler)
+    logger.setLevel(before)
 
 
 def definition(h, weight, eps, dtype):
