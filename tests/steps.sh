@@ -33,7 +33,7 @@ run_step() {
     if [ -n "$word" ]; then
         echo "$note" >"$log"
     else
-        timeout -k 10 "${STEP_SECONDS:-1200}" bash "$suite" "$@" >"$log" 2>&1
+        timeout -k 10 "${STEP_SECONDS:-2400}" bash "$suite" "$@" >"$log" 2>&1
         status=$?
     fi
     if [ -z "$word" ] && [ $status = 77 ]; then
@@ -49,7 +49,7 @@ run_step() {
         [ $status = 0 ] || [ "$failed" -gt 0 ] || failed=1
         [ $((passed + failed + skipped)) -gt 0 ] || passed=1
         note=$([ -n "$counts" ] && echo "$passed passed, $failed failed, $skipped skipped")
-        [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-1200} s"
+        [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-2400} s"
     fi
     echo "$passed $failed $skipped" >"$logs/$step.count"
     printf '%-5s %-18s %4d s  %s\n' "$word" "$step" $((SECONDS - start)) "$note"
