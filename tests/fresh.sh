@@ -41,7 +41,7 @@ if [ "${1-}" = --inside ]; then
     mapfile -t passed <"$PASSED"
     status=0
     chroot "$root" env -i HOME=/root LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-        "${passed[@]}" sh -c "cd /root/adze && $3" </dev/null || status=$?
+        "${passed[@]}" sh -c "cd ~/adze && $3" </dev/null || status=$?
     exit $status # and not exec: the first process of a PID namespace must wait for those that others leave
 fi
 
