@@ -152,14 +152,22 @@ static near_rows<N> rows_near(const adze_rows &rows, const int (&which)[N])
     return near;
 }
 
-/* Host: whether the rows of a tensor can be read 16 bytes at a time. */
+/* Host: how many elements of a tensor's rows can be read at a time: 1, 2 or 4, or 16 if a vector of 16 bytes can be, or
+   the tensor is absent. */
+static inline int rows_width(const adze_tensor *t, int64_t dim)
+{
+    if (t->dtype == ADZE_NONE)
+        return 16;
+    const uint64_t size = adze_dtype_size(t->dtype);
+    uint64_t bits = (uint64_t)(uintptr_t)t->data | (uint64_t)dim * size | 16;
+    for (int d = 0; d < t->rank - 1; d++)
+        bits |= t->shape[d] > 1 ? (uint64_t)t->stride[d] * size : 0;
+    const uint64_t most = bits & (~bits + 1);
+    return most == 16 ? 16 : (int)(most / size);
+}
 static inline bool rows_aligned(const adze_tensor *t, int64_t dim)
 {
-    const int64_t size = (int64_t)adze_dtype_size(t->dtype);
-    bool aligned = t->dtype == ADZE_NONE || ((uintptr_t)t->data % 16 == 0 && dim * size % 16 == 0);
-    for (int d = 0; d < t->rank - 1 && t->dtype != ADZE_NONE; d++)
-        aligned = aligned && (t->shape[d] <= 1 || t->stride[d] * size % 16 == 0);
-    return aligned;
+    return rows_width(t, dim) == 16;
 }
 
 #endif
