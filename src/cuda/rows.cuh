@@ -152,8 +152,8 @@ static near_rows<N> rows_near(const adze_rows &rows, const int (&which)[N])
     return near;
 }
 
-/* Host: how many elements of a tensor's rows can be read at a time: 1, 2 or 4, or 16 if a vector of 16 bytes can be, or
-   the tensor is absent. */
+/* Host: how many elements of a tensor's rows can be read at a time: 1, 2 or 4, or 16 if a vector of 16 bytes can be,
+   or the tensor is absent. */
 static inline int rows_width(const adze_tensor *t, int64_t dim)
 {
     if (t->dtype == ADZE_NONE)
