@@ -58,6 +58,13 @@ __device__ __forceinline__ void prefetch_row(const void *row, int vectors)
 #endif
 }
 
+/* The same for bytes at any address; the last few may be left out. */
+__device__ __forceinline__ void prefetch_bytes(const void *at, int bytes)
+{
+    if (bytes >= 16)
+        prefetch_row((const void *)((uintptr_t)at & ~(uintptr_t)15), bytes / 16);
+}
+
 /* The same number, of which the compiler does not know that it is: what is made of it is made anew. Code that asks
    ahead finds its addresses so, from its block's index: shared with those that follow, they would cost a kernel
    registers and the order of its loads, also in the blocks that ask for nothing. */
