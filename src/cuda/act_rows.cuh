@@ -32,13 +32,13 @@ typedef act_params<near_rows<ACT_TENSORS>> act_near;
 typedef act_params<far_rows<ACT_TENSORS>> act_far;
 
 /* y, times v if TIMES: with STEPS y is rounded before. */
-template <bool TIMES, bool STEPS, typename T, int W, int UNITS>
+template <bool TIMES, bool STEPS, bool TILED, typename T, int W, int UNITS>
 __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const unit<T, W> (&v)[TIMES ? UNITS : 1],
                                           T *out, int units)
 {
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        const int at = unit_of<TILED, UNITS>(u);
         float part[W], factor[W];
         if constexpr (TIMES)
             v[u].get(factor);
@@ -94,6 +94,7 @@ __device__ __forceinline__ void act_ask(const act_params<ROWS> &p)
 template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, bool REST, typename ROWS>
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params<ROWS> p)
 {
+    constexpr bool TILED = SINGLE && W < VEC<T>;
     if (blockIdx.x < p.ask)
         act_ask<T, W, TIMES, UNITS, SINGLE>(p);
     int64_t piece, start[ACT_TENSORS];
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        const int at = unit_of<TILED, UNITS>(u);
         if (at < units) {
             g[u].fetch(gate + at * W);
             if constexpr (TIMES)
@@ -132,9 +133,9 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
     /* The branch is around the loop: in it, each of its turns would wait for the one before. */
     if (TIMES && p.steps)
-        act_write<TIMES, true, T, W, UNITS>(y, v, out, units);
+        act_write<TIMES, true, TILED, T, W, UNITS>(y, v, out, units);
     else
-        act_write<TIMES, false, T, W, UNITS>(y, v, out, units);
+        act_write<TIMES, false, TILED, T, W, UNITS>(y, v, out, units);
     if (REST && blockIdx.x == 0 && threadIdx.x < p.rest) {
         const int64_t at = p.units * W + threadIdx.x;
         float last[1] = {to_float(((const T *)p.gate)[at])};
@@ -150,7 +151,9 @@ template <typename T, int W, bool TIMES, int UNITS, bool REST, typename ROWS>
 static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p, int most)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
-    const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    if (W < VEC<T> && split.rows == 1)
+        split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
     p.late = split.blocks > 2 * sm_count;
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
@@ -165,7 +168,7 @@ static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p,
 template <typename T, int W, bool TIMES, typename ROWS>
 static adze_status act_launch_narrow(const char *op, adze_stream s, const act_params<ROWS> &p)
 {
-    constexpr int UNITS = VEC<T> / W;
+    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
     if (p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS * UNITS)
         return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
     return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
@@ -183,12 +186,13 @@ static adze_status act_launch_as(const char *op, adze_stream s, act_far g, int64
     p.units = dim / VEC<T>;
     p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
     const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024;
-    if (width == 16 && p.rest && p.units)
-        return act_launch<T, VEC<T>, TIMES, 1, true>(op, s, p, ACT_THREADS / 2);
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
+    const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large;
+    if (width == 16 && p.rest && p.units)
+        return two ? act_launch<T, VEC<T>, TIMES, 2, true>(op, s, p, ACT_THREADS)
+                   : act_launch<T, VEC<T>, TIMES, 1, true>(op, s, p, ACT_THREADS / 2);
     if (width == 16 && !p.rest)
-        return (!TIMES || p.act == ADZE_ACT_GELU) && large
-                   ? act_launch<T, VEC<T>, TIMES, 2, false>(op, s, p, ACT_THREADS)
+        return two ? act_launch<T, VEC<T>, TIMES, 2, false>(op, s, p, ACT_THREADS)
                    : act_launch<T, VEC<T>, TIMES, 1, false>(op, s, p, ACT_THREADS / 2);
     if constexpr (sizeof(T) < 4)
         if (width > 1 && dim % 2 == 0) {

@@ -47,6 +47,7 @@ __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE, typename ROWS>
 __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ gated_params<ROWS> p)
 {
+    constexpr bool TILED = SINGLE && W < VEC<T>;
     int64_t start[TENSORS];
     const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
     const int64_t piece = (int64_t)(blockIdx.x - group * p.pieces) * (blockDim.x * UNITS);
@@ -68,13 +69,13 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
             prefetch_bytes(residual, min(units, UNITS * (int)blockDim.x) * W * (int)sizeof(T));
     }
     pdl_wait();
-    if (!valid || (int)threadIdx.x >= units)
+    if (!valid || (unit_of<TILED, UNITS>(0)) >= units)
         return;
     unit<T, W> a[UNITS], b[UNITS];
     param_unit<T, W> g[UNITS], m[TABLE ? UNITS : 1];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        const int at = unit_of<TILED, UNITS>(u);
         if (UNITS > 1 && at >= units)
             break;
         a[u].fetch(x + at * W);
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     }
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        const int at = unit_of<TILED, UNITS>(u);
         if (UNITS > 1 && at >= units)
             break;
         float xs[W], residuals[W], gates[W], more[W] = {};
@@ -105,7 +106,9 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE, typename ROWS>
 static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
 {
-    const unit_split split = split_units(p.units, UNITS, p.rows.count, THREADS);
+    unit_split split = split_units(p.units, UNITS, p.rows.count, THREADS);
+    if (W < VEC<T> && split.rows == 1)
+        split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
     const auto kernel = split.rows == 1 ? gated_rows<T, W, UNITS, TABLE, WIDE, true, ROWS>
                                         : gated_rows<T, W, UNITS, TABLE, WIDE, false, ROWS>;

@@ -152,6 +152,15 @@ static inline int64_t grid_for(int64_t work, int64_t per_block)
     return blocks < 0x7fffffff ? blocks : 0x7fffffff;
 }
 
+/* The thread's unit u of its UNITS. TILED: a warp's units are neighbours, so that their addresses differ by
+   constants; blocks then have whole warps. */
+template <bool TILED, int UNITS>
+__device__ __forceinline__ int unit_of(int u)
+{
+    const int thread = (int)threadIdx.x;
+    return TILED ? thread / 32 * (32 * UNITS) + thread % 32 + u * 32 : thread + u * (int)blockDim.x;
+}
+
 /* Threads for rows of `units` units, `each` in a thread and at most `most` in a block: long rows are cut into
    pieces of equal size, short ones share a block. */
 struct unit_split {

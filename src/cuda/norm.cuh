@@ -151,50 +151,51 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                                          round_norm);
 }
 
-/* How norm_any takes a call in units of `width` elements. */
-static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int width)
+/* How norm_any takes a call of elements of `size` bytes in units of `width` elements. */
+static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
     const int most_blocks =
         adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
-    const int64_t units = g.dim / width, held = ANY_HELD / width; /* of a row; of a thread, at most */
     norm_cut cut = {};
     cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
-    cut.units = units;
+    cut.units = g.dim / width;
     cut.cluster = cut.rows = 1;
-    const int64_t alone = any_threads(width, cut.modulated, false), joined = any_threads(width, cut.modulated, true);
-    cut.held = rows_are_near(g.rows) && units <= (most_blocks > 1 ? most_blocks * joined : alone) * held;
+    const int64_t held = any_held(size, cut.modulated) / width; /* of a thread, at most */
+    const int64_t alone = any_threads(width, size, cut.modulated, false);
+    const int64_t joined = any_threads(width, size, cut.modulated, true);
+    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * joined : alone) * held;
     if (!cut.held) {
         cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
         return cut;
     }
     /* A few rows have many threads, so that each waits for little; long rows have more than a block's. */
     const bool few = g.rows.count <= 4 * (int64_t)sm_count;
-    const int64_t each = few ? few_units(width) : held;
-    const auto too_long = [&](int64_t in_thread) { return units > cut.cluster * alone * in_thread; };
+    const int64_t each = few ? ANY_FEW / width : held;
+    if (g.dim <= ANY_LANES * ANY_SHORT && !(few && g.dim > ANY_LANES * ANY_SHORT / 2)) {
+        cut.threads = ANY_LANES;
+        cut.turns = (int)ceil_div(cut.units, ANY_LANES);
+        cut.rows = 128 / ANY_LANES;
+        return cut;
+    }
+    const auto too_long = [&](int64_t in_thread) { return cut.units > cut.cluster * alone * in_thread; };
     while (cut.cluster < most_blocks && (too_long(held) || (too_long(each) && g.rows.count * cut.cluster < sm_count)))
         cut.cluster *= 2;
-    const int64_t part = ceil_div(units, cut.cluster), most = part > alone * held ? joined : alone;
-    if (part <= 32 * (held < ANY_GROUP ? held : ANY_GROUP)) { /* in the lanes of a warp, a group of units in each */
-        const int64_t group = few_units(width) < ANY_GROUP ? few_units(width) : ANY_GROUP;
-        cut.threads = 4;
-        while (cut.threads < 32 && cut.threads * group < part)
-            cut.threads *= 2;
-    } else {
-        const int64_t turns = ceil_div(part, most) > each ? ceil_div(part, most) : each;
-        cut.threads = ceil_div(ceil_div(part, turns), 32) * 32;
-    }
-    cut.many = cut.threads * few_units(width) < part;
+    const int64_t part = ceil_div(cut.units, cut.cluster), most = part > alone * held ? joined : alone;
+    const int64_t warps = std::min(ceil_div(part, 32 * each), most / 32);
+    cut.threads = warps * 32;
+    cut.turns = (int)ceil_div(part, cut.threads);
+    cut.many = cut.turns > ANY_FEW / width;
     cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
     return cut;
 }
 template <typename T, int W, bool CENTRED>
 static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g)
 {
-    const norm_cut cut = norm_cut_for(g, s, W);
-    if constexpr (W == 8)
+    const norm_cut cut = norm_cut_for(g, s, sizeof(T), W);
+    if constexpr (W == VEC<T>)
         if (!cut.held) /* narrower units are held in more threads */
-            return norm_launch_any<T, 2, CENTRED>(op, s, g);
+            return norm_launch_any < T, sizeof(T) < 4 ? 2 : 1, CENTRED > (op, s, g);
     if (!cut.held)
         return cut.cluster > 1 ? norm_launch_loop<T, CENTRED, true>(op, s, g, cut)
                                : norm_launch_loop<T, CENTRED, false>(op, s, g, cut);

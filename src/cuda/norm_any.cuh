@@ -1,11 +1,12 @@
 /* norm_any.cuh - any call of rms_norm and layer_norm, on CUDA: all options, any alignment, rows of any length.
 
    A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x threads
-   share a row, a power of 2 below 32 or whole warps, and blockDim.y rows share a block. norm_any holds a row in
-   registers, as floats: UNITS units in each thread, blockDim.x apart, from the one time it is read. IN_CLUSTER: the
+   share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any holds a row in registers, as
+   floats: UNITS units in each thread, neighbours in neighbouring lanes, from the one time it is read. IN_CLUSTER: the
    blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many to
-   count in 32 bits, and reads them again for each pass. Options are branches on the call's parameters, which are the
-   same in all threads. MODULATED: there may be a gate, scale, shift or their tables, or an output of another dtype.
+   count in 32 bits, and reads them again for each pass. Options are branches on the call's parameters, the same in
+   all threads and around the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their
+   tables, or an output of another dtype.
  */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
@@ -16,9 +17,11 @@
 #include "rows.cuh"
 #include "unit.cuh"
 
-constexpr int ANY_CLUSTER = 8; /* blocks, at most */
-constexpr int ANY_HELD = 16;   /* elements of a thread that holds many; few are half of it, or 4 units */
-constexpr int ANY_GROUP = 4;   /* units that are bounded together */
+#include <type_traits>
+
+constexpr int ANY_CLUSTER = 8;                    /* blocks, at most */
+constexpr int ANY_GROUP = 4;                      /* units that a warp leaves out together */
+constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
 constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
@@ -40,21 +43,20 @@ struct norm_any_params {
     norm_params g;
     int64_t units;     /* of a row */
     int64_t part;      /* of them in each block of a cluster */
+    int32_t turns;     /* units of a thread */
     uint32_t prefetch; /* the first blocks, which prefetch what they read */
     ROWS rows;
 };
 typedef norm_any_params<near_rows<NORM_TENSORS>> norm_any_near;
 typedef norm_any_params<far_rows<NORM_TENSORS>> norm_any_far;
 
-/* All W values as a store and a load would leave them, if `condition`. */
+/* All W values as a store and a load would leave them. */
 template <typename T, int W>
-__device__ __forceinline__ void round_if(bool condition, float (&f)[W])
+__device__ __forceinline__ void round_unit(float (&f)[W])
 {
-    if (sizeof(T) < 4 && condition) {
-        unit<T, W> v;
-        v.set(f);
-        v.get(f);
-    }
+    unit<T, W> v;
+    v.set(f);
+    v.get(f);
 }
 
 /* Shared memory of a block; rows of more than a warp are few. */
@@ -93,25 +95,42 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
     return v;
 }
 
-/* Units of a row that a thread has: UNITS of them, blockDim.x apart, from `first` on. Indices are of type I. */
-template <typename T, int W, int UNITS, bool MODULATED, typename ROWS, typename I>
+/* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
+template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
 struct norm_piece {
-    /* Parameters that are fetched together: those of all units where registers allow it. */
-    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : MODULATED ? (W > 4 ? 1 : 4 / W) : 8 / W;
+    /* Units of which the parameters are fetched together, and those that a warp leaves out together. */
+    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED ? 4 : 8) / W;
     static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
+    typedef param_unit<T, W> param;
     const norm_any_params<ROWS> &p;
     typename ROWS::place place;
-    I first, end; /* `end`: of the row, or of the block's part */
+    I first;   /* the thread's first unit */
+    int units; /* that the thread has */
+    int most;  /* that a thread of its warp has */
 
     struct params {
-        param_unit<T, W> weight[CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
+        param weight[CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
     };
 
-    __device__ __forceinline__ I at(int u) const { return first + u * (I)blockDim.x; }
-    __device__ __forceinline__ bool is_f32(int t) const { return sizeof(T) < 4 && p.g.is_f32 >> t & 1; }
-    __device__ __forceinline__ const char *row(int t) const
+    /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
+    __device__ __forceinline__ void take(int thread, I begin, I end, int turns)
     {
-        return (const char *)p.g.data[t] + p.rows.offset(place, t) * (int64_t)(is_f32(t) ? sizeof(float) : sizeof(T));
+        const I from = begin + (I)(thread / LANES) * (LANES * turns), lane = thread % LANES;
+        first = from + lane;
+        const I own = (end - first + LANES - 1) / LANES, of_warp = (end - from + LANES - 1) / LANES;
+        units = own < 0 ? 0 : own < turns ? (int)own : turns;
+        most = of_warp < 0 ? 0 : of_warp < turns ? (int)of_warp : turns;
+    }
+    __device__ __forceinline__ bool is_f32(int t) const { return sizeof(T) < 4 && p.g.is_f32 >> t & 1; }
+    /* Where the thread's first unit lies in a tensor. */
+    __device__ __forceinline__ const char *start(int t) const
+    {
+        return (const char *)p.g.data[t] +
+               (p.rows.offset(place, t) + (int64_t)first * W) * (int64_t)(is_f32(t) ? sizeof(float) : sizeof(T));
+    }
+    __device__ __forceinline__ const char *start(const void *flat, bool f32) const
+    {
+        return (const char *)flat + (int64_t)first * W * (int64_t)(f32 ? sizeof(float) : sizeof(T));
     }
     /* Addresses are computed again after this, rather than held in registers. */
     __device__ __forceinline__ void forget()
@@ -121,101 +140,160 @@ struct norm_piece {
         else
             asm volatile("" : "+l"(place.first()));
     }
-    /* work(u) for the units that the row has. A warp leaves out a group of which none of its threads has a unit. */
+    /* work(u) for units FROM..TO-1; a warp leaves out a group of which none of its threads has a unit. */
     template <int FROM = 0, int TO = UNITS, typename F>
     __device__ __forceinline__ void each(F work) const
     {
-        const I warp = first - (I)(threadIdx.x % 32);
 #pragma unroll
         for (int g = FROM; g < TO; g += GROUP)
-            if (UNITS <= GROUP || warp + g * (I)blockDim.x < end) {
+            if (UNITS <= GROUP || g < most) {
 #pragma unroll
                 for (int u = g; u < g + GROUP && u < TO; u++)
-                    if (at(u) < end)
-                        work(u);
+                    work(u);
             }
     }
-    __device__ __forceinline__ void fetch_units(const T *from, unit<T, W> (&to)[UNITS]) const
+    template <int FROM, int TO>
+    __device__ __forceinline__ void fetch_units(const char *from, unit<T, W> *to) const
     {
-        each([&](int u) { to[u].fetch(from + at(u) * W); });
+        each<FROM, TO>([&](int u) {
+            to[u - FROM].fill(0);
+            if (u < units)
+                to[u - FROM].fetch((const T *)from + u * (LANES * W));
+        });
+    }
+    /* Parameters of units FROM... */
+    template <int FROM>
+    __device__ __forceinline__ void fetch_param(const char *from, bool f32, param (&to)[CHUNK]) const
+    {
+        const auto fetch = [&](auto wide) {
+            each<FROM, FROM + CHUNK>([&](int u) {
+                if (u < units)
+                    to[u - FROM].fetch(from, decltype(wide)::value, u * (LANES * W));
+            });
+        };
+        f32 ? fetch(std::true_type()) : fetch(std::false_type());
+    }
+    /* work(c, f) with the values f of each. */
+    template <typename F>
+    __device__ __forceinline__ static void with(const param (&of)[CHUNK], bool f32, F work)
+    {
+        const auto apply = [&](auto wide) {
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++) {
+                float f[W];
+                of[c].get(decltype(wide)::value, f);
+                work(c, f);
+            }
+        };
+        f32 ? apply(std::true_type()) : apply(std::false_type());
+    }
+    __device__ __forceinline__ static void round_all(bool condition, float (&y)[CHUNK][W])
+    {
+        if (sizeof(T) < 4 && condition) {
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+                round_unit<T>(y[c]);
+        }
     }
     /* One of scale, shift and gate with its table, if any, of which `own` has been fetched. */
-    __device__ __forceinline__ void with_table(int t, int u, const param_unit<T, W> &own, float (&f)[W]) const
+    template <int FROM>
+    __device__ __forceinline__ void with_table(int t, const param (&own)[CHUNK], float (&f)[CHUNK][W]) const
     {
-        own.get(is_f32(t), f);
+        with(own, is_f32(t), [&](int c, float(&v)[W]) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[c][j] = v[j];
+        });
         if (p.g.data[t + TABLE]) {
-            param_unit<T, W> table;
-            float more[W];
-            table.fetch(row(t + TABLE), is_f32(t + TABLE), at(u) * W);
-            table.get(is_f32(t + TABLE), more);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                f[j] += more[j];
-            round_if<T>(p.g.rounding & ADZE_ROUND_STEPS, f);
-        }
-    }
-    /* What is normalised: x, or the sum of x, through the gate, and the residual. Units beyond the row are 0. */
-    __device__ __forceinline__ void read(float (&h)[UNITS][W], bool store_sum) const
-    {
-        unit<T, W> x[UNITS], residual[UNITS];
-        const bool adds = p.g.data[RESIDUAL];
-        fetch_units((const T *)row(X), x);
-        if (adds)
-            fetch_units((const T *)row(RESIDUAL), residual);
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                h[u][j] = 0;
-        each([&](int u) { x[u].get(h[u]); });
-        if (MODULATED && p.g.data[GATE]) {
-            const void *const gate_row = row(GATE);
-            each([&](int u) {
-                float gate[W];
-                param_unit<T, W> own;
-                own.fetch(gate_row, is_f32(GATE), at(u) * W);
-                with_table(GATE, u, own, gate);
+            param table[CHUNK];
+            fetch_param<FROM>(start(t + TABLE), is_f32(t + TABLE), table);
+            with(table, is_f32(t + TABLE), [&](int c, float(&v)[W]) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    h[u][j] *= gate[j];
-                round_if<T>(p.g.rounding & ADZE_ROUND_STEPS, h[u]);
+                    f[c][j] += v[j];
             });
+            round_all(p.g.rounding & ADZE_ROUND_STEPS, f);
         }
-        if (!adds)
-            return;
-        const bool store = store_sum && p.g.data[SUM], round = !(p.g.rounding & ADZE_FLOAT_SUM);
-        T *const sum_row = (T *)row(SUM);
-        each([&](int u) {
-            float f[W];
-            residual[u].get(f);
+    }
+    /* x, through the gate, and the residual, in units FROM... */
+    template <int FROM = 0>
+    __device__ __forceinline__ void add_residual(float (&h)[UNITS][W], bool store_sum) const
+    {
+        if constexpr (FROM < UNITS) {
+            if (UNITS > GROUP && FROM >= most)
+                return;
+            unit<T, W> residual[CHUNK];
+            fetch_units<FROM, FROM + CHUNK>(start(RESIDUAL), residual);
+            if (MODULATED && p.g.data[GATE]) {
+                param own[CHUNK];
+                float gate[CHUNK][W];
+                fetch_param<FROM>(start(GATE), is_f32(GATE), own);
+                with_table<FROM>(GATE, own, gate);
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                h[u][j] += f[j];
-            unit<T, W> sum;
-            sum.set(h[u]);
-            if (store)
-                sum.put(sum_row + at(u) * W);
-            if (round)
-                sum.get(h[u]);
-        });
+                for (int c = 0; c < CHUNK; c++) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        gate[c][j] *= h[FROM + c][j];
+                }
+                round_all(p.g.rounding & ADZE_ROUND_STEPS, gate);
+#pragma unroll
+                for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        h[FROM + c][j] = FROM + c < units ? gate[c][j] : 0;
+            }
+            T *const to = (T *)start(SUM);
+            const bool store = store_sum && p.g.data[SUM], round = !(p.g.rounding & ADZE_FLOAT_SUM);
+            each<FROM, FROM + CHUNK>([&](int u) {
+                float f[W];
+                residual[u - FROM].get(f);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    h[u][j] += f[j];
+                unit<T, W> sum;
+                sum.set(h[u]);
+                if (store && u < units)
+                    sum.put(to + u * (LANES * W));
+                if (round)
+                    sum.get(h[u]);
+            });
+            add_residual<FROM + CHUNK>(h, store_sum);
+        }
+    }
+    /* What is normalised; units that the thread does not have are 0. */
+    __device__ __forceinline__ void read(float (&h)[UNITS][W], bool store_sum) const
+    {
+        unit<T, W> x[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            x[u].fill(0);
+        fetch_units<0, UNITS>(start(X), x);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            x[u].get(h[u]);
+        if (p.g.data[RESIDUAL])
+            add_residual(h, store_sum);
     }
     __device__ __forceinline__ float sum(const float (&h)[UNITS][W]) const
     {
         float sum = 0;
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
+        each([&](int u) {
 #pragma unroll
             for (int j = 0; j < W; j++)
                 sum += h[u][j];
+        });
         return sum;
     }
+    template <bool CENTRED>
     __device__ __forceinline__ float squares(const float (&h)[UNITS][W], float mean) const
     {
         float sum = 0;
         each([&](int u) {
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                sum += (h[u][j] - mean) * (h[u][j] - mean);
+            for (int j = 0; j < W; j++) {
+                const float d = CENTRED ? (u < units ? h[u][j] - mean : 0) : h[u][j];
+                sum += d * d;
+            }
         });
         return sum;
     }
@@ -224,135 +302,149 @@ struct norm_piece {
     __device__ __forceinline__ void fetch_params(params &to) const
     {
         if (p.g.weight)
-            each<FROM, FROM + CHUNK>(
-                [&](int u) { to.weight[u - FROM].fetch(p.g.weight, p.g.weight_f32, at(u) * W); });
+            fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
         if constexpr (MODULATED) {
             if (p.g.data[SCALE])
-                each<FROM, FROM + CHUNK>(
-                    [&](int u) { to.scale[u - FROM].fetch(row(SCALE), is_f32(SCALE), at(u) * W); });
+                fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
             if (p.g.data[SHIFT])
-                each<FROM, FROM + CHUNK>(
-                    [&](int u) { to.shift[u - FROM].fetch(row(SHIFT), is_f32(SHIFT), at(u) * W); });
+                fetch_param<FROM>(start(SHIFT), is_f32(SHIFT), to.shift);
         }
     }
-    /* From what is normalised to what is stored. */
-    template <int FROM>
-    __device__ __forceinline__ void write(const float (&h)[UNITS][W], const params &with, float mean,
-                                          float factor) const
-    {
-        const bool has_scale = MODULATED && p.g.data[SCALE], has_shift = MODULATED && p.g.data[SHIFT];
-        const bool steps = p.g.rounding & ADZE_ROUND_STEPS && (has_scale || has_shift);
-        char *const out_row = (char *)row(OUT);
-        each<FROM, FROM + CHUNK>([&](int u) {
-            float y[W], f[W];
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] = (h[u][j] - mean) * factor;
-            round_if<T>(p.g.rounding & ADZE_ROUND_NORM, y);
-            if (p.g.weight) {
-                with.weight[u - FROM].get(p.g.weight_f32, f);
-#pragma unroll
-                for (int j = 0; j < W; j++)
-                    y[j] *= f[j] + p.g.weight_offset;
-            }
-            if (p.g.bias) {
-                param_unit<T, W> bias;
-                bias.fetch(p.g.bias, p.g.bias_f32, at(u) * W);
-                bias.get(p.g.bias_f32, f);
-#pragma unroll
-                for (int j = 0; j < W; j++)
-                    y[j] += f[j];
-            }
-            if constexpr (MODULATED) {
-                round_if<T>(steps, y);
-                if (has_scale) {
-                    with_table(SCALE, u, with.scale[u - FROM], f);
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        f[j] += 1;
-                    round_if<T>(steps, f);
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        y[j] *= f[j];
-                    round_if<T>(steps && has_shift, y);
-                }
-                if (has_shift) {
-                    with_table(SHIFT, u, with.shift[u - FROM], f);
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        y[j] += f[j];
-                }
-                if (is_f32(OUT)) {
-                    store_floats((float *)out_row + at(u) * W, y);
-                    return;
-                }
-            }
-            unit<T, W> out;
-            out.set(y);
-            out.put((T *)out_row + at(u) * W);
-        });
-    }
-    /* All units, of which those of the first chunk may have been fetched. */
+    /* From what is normalised to what is stored, in units FROM... The parameters of the first have been fetched. */
     template <int FROM = 0>
-    __device__ __forceinline__ void write_all(const float (&h)[UNITS][W], params &with, bool fetched, float mean,
-                                              float factor) const
+    __device__ __forceinline__ void write(const float (&h)[UNITS][W], params &given, float mean, float factor) const
     {
         if constexpr (FROM < UNITS) {
-            if (!fetched)
-                fetch_params<FROM>(with);
-            write<FROM>(h, with, mean, factor);
-            write_all<FROM + CHUNK>(h, with, false, mean, factor);
+            if (UNITS > GROUP && FROM >= most)
+                return;
+            const bool has_scale = MODULATED && p.g.data[SCALE], has_shift = MODULATED && p.g.data[SHIFT];
+            const bool steps = p.g.rounding & ADZE_ROUND_STEPS && (has_scale || has_shift);
+            float y[CHUNK][W];
+            if (FROM > 0)
+                fetch_params<FROM>(given);
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[c][j] = (h[FROM + c][j] - mean) * factor;
+            round_all(p.g.rounding & ADZE_ROUND_NORM, y);
+            if (p.g.weight)
+                with(given.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        y[c][j] *= f[j] + p.g.weight_offset;
+                });
+            if (p.g.bias) {
+                param bias[CHUNK];
+                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, bias);
+                with(bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        y[c][j] += f[j];
+                });
+            }
+            if constexpr (MODULATED)
+                modulate<FROM>(y, given, has_scale, has_shift, steps);
+            const char *const to = start(OUT);
+            if (MODULATED && is_f32(OUT)) {
+                each<FROM, FROM + CHUNK>([&](int u) {
+                    if (u < units)
+                        store_floats((float *)to + u * (LANES * W), y[u - FROM]);
+                });
+            } else {
+                each<FROM, FROM + CHUNK>([&](int u) {
+                    unit<T, W> out;
+                    out.set(y[u - FROM]);
+                    if (u < units)
+                        out.put((T *)to + u * (LANES * W));
+                });
+            }
+            write<FROM + CHUNK>(h, given, mean, factor);
+        }
+    }
+    template <int FROM>
+    __device__ __forceinline__ void modulate(float (&y)[CHUNK][W], const params &given, bool has_scale,
+                                             bool has_shift, bool steps) const
+    {
+        float f[CHUNK][W];
+        round_all(steps, y);
+        if (has_scale) {
+            with_table<FROM>(SCALE, given.scale, f);
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[c][j] += 1;
+            round_all(steps, f);
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[c][j] *= f[c][j];
+            round_all(steps && has_shift, y);
+        }
+        if (has_shift) {
+            with_table<FROM>(SHIFT, given.shift, f);
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[c][j] += f[c][j];
         }
     }
 };
 
-/* The first thread of a row prefetches what the block reads of it. */
+/* The first thread of a row prefetches what the block reads of it: `units` units from `first` on. */
 template <typename T, int W, bool MODULATED>
 __device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32_t r, int first, int units)
 {
-    const norm_piece<T, W, 1, MODULATED, near_rows<NORM_TENSORS>, int> piece = {
-        p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1), first, 0};
-    const auto ask = [&](const char *row, bool f32) {
-        const int size = W * (int)(f32 ? sizeof(float) : sizeof(T));
-        const char *const from = (const char *)((uintptr_t)(row + (int64_t)first * size) & ~(uintptr_t)15);
-        prefetch_row(from, units * size / 16); /* the last bytes may be missing */
-    };
-    if (units * W * (int)sizeof(T) < 16)
-        return;
-    ask(piece.row(X), false);
+    const norm_piece<T, W, 1, 1, MODULATED, near_rows<NORM_TENSORS>, int> piece = {
+        p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1), first, 0, 0};
+    const int bytes = units * W * (int)sizeof(T), wide = units * W * (int)sizeof(float);
+    prefetch_bytes(piece.start(X), bytes);
     if (p.g.data[RESIDUAL])
-        ask(piece.row(RESIDUAL), false);
+        prefetch_bytes(piece.start(RESIDUAL), bytes);
     if (threadIdx.y > 0 || blockIdx.x >= cluster_size())
         return;
     if (p.g.weight)
-        ask((const char *)p.g.weight, p.g.weight_f32);
+        prefetch_bytes(piece.start(p.g.weight, p.g.weight_f32), p.g.weight_f32 ? wide : bytes);
     for (int t = SCALE; t < NORM_TENSORS && MODULATED; t++)
         if (p.g.data[t])
-            ask(piece.row(t), piece.is_f32(t));
+            prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. Parameters of 8
-   elements, which may be floats, take many. */
-constexpr int any_threads(int width, bool modulated, bool in_cluster)
+/* Elements that a thread holds, many or few. A thread with many has 64 bytes in flight, which is what the memory
+   needs with as many threads as their registers allow. */
+constexpr int any_held(int size, bool modulated)
 {
-    const int most = in_cluster ? 1024 : 512;
-    return modulated && width == 8 ? most / 2 : most;
+    return size < 4 && !modulated ? 32 : 16;
+}
+constexpr int ANY_FEW = 8;
+/* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. Parameters of a
+   modulation take many, above all where units are wide. */
+constexpr int any_threads(int width, int size, bool modulated, bool in_cluster)
+{
+    const bool wide = modulated && width * size == 16;
+    if (in_cluster)
+        return wide || any_held(size, modulated) == 32 ? 512 : 1024;
+    return modulated ? 256 : 512;
 }
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return in_cluster ? 1 : modulated ? (width == 8 ? 3 : 2) : elements > 8 ? 2 : 3;
+    return in_cluster ? 1 : modulated ? (width == 8 ? 2 : 3) : elements > 8 ? 2 : 3;
 #else
     return 1;
 #endif
 }
 
-template <typename T, int W, bool CENTRED, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(W, MODULATED, IN_CLUSTER),
+/* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
+template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
+__global__ void __launch_bounds__(any_threads(W, sizeof(T), MODULATED, IN_CLUSTER),
                                   any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
-    typedef norm_piece<T, W, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
+    typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
@@ -365,7 +457,8 @@ __global__ void __launch_bounds__(any_threads(W, MODULATED, IN_CLUSTER),
         norm_any_prefetch<T, W, MODULATED>(p, r, begin, end - begin);
     /* Beyond the last row, that one again without a store: shuffles and barriers want all threads. */
     const bool writes = r < p.rows.count;
-    piece_type piece = {p, p.rows.split(writes ? r : p.rows.count - 1), begin + (int)threadIdx.x, end};
+    piece_type piece = {p, p.rows.split(writes ? r : p.rows.count - 1), 0, 0, 0};
+    piece.take((int)threadIdx.x, begin, end, p.turns);
     float h[UNITS][W];
     typename piece_type::params params;
     pdl_wait();
@@ -373,23 +466,20 @@ __global__ void __launch_bounds__(any_threads(W, MODULATED, IN_CLUSTER),
     piece.template fetch_params<0>(params); /* before the sum is known */
     if (IN_CLUSTER)
         cluster_wait();
-    float mean = 0, square;
-    if constexpr (CENTRED) {
+    float mean = 0;
+    if constexpr (CENTRED)
         mean = any_total<0>(piece.sum(h), shared) * p.g.inverse_dim;
-        square = any_total<1>(piece.squares(h, mean), shared);
-    } else {
-        square = any_total<0>(piece.squares(h, 0), shared);
-    }
+    const float square = any_total<1>(piece.template squares<CENTRED>(h, mean), shared);
     if (!writes)
         return;
     piece.forget();
-    piece.write_all(h, params, true, mean, rsqrtf(square * p.g.inverse_dim + p.g.eps));
+    piece.write(h, params, mean, rsqrtf(square * p.g.inverse_dim + p.g.eps));
 }
 
 template <typename T, bool CENTRED, bool IN_CLUSTER>
 __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_far p)
 {
-    typedef norm_piece<T, 1, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
+    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     const int64_t blocks = IN_CLUSTER ? cluster_size() : 1;
     const int64_t begin = IN_CLUSTER ? cluster_rank() * p.part : 0;
@@ -399,12 +489,12 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
     pdl_launch_next();
     pdl_wait();
     for (int64_t r = blockIdx.x / blocks; r < p.rows.count; r += gridDim.x / blocks) {
-        piece_type piece = {p, p.rows.split(r), 0, end};
+        piece_type piece = {p, p.rows.split(r), 0, 0, 0};
         float h[LOOP_UNITS][1], sum = 0, mean = 0;
         const auto pass = [&](bool store_sum, auto work) {
 #pragma unroll 1
-            for (piece.first = begin + threadIdx.x; piece.first - threadIdx.x < end;
-                 piece.first += LOOP_UNITS * blockDim.x) {
+            for (int64_t from = begin; from < end; from += LOOP_UNITS * LOOP_THREADS) {
+                piece.take((int)threadIdx.x, from, end, LOOP_UNITS);
                 piece.forget();
                 piece.read(h, store_sum);
                 work();
@@ -417,13 +507,14 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
             mean = any_total<0>(sum, shared) * p.g.inverse_dim;
             sum = 0;
         }
-        pass(false, [&] { sum += piece.squares(h, mean); });
+        pass(false, [&] { sum += piece.template squares<CENTRED>(h, mean); });
         if (IN_CLUSTER && !CENTRED)
             cluster_wait();
         const float factor = rsqrtf(any_total<1>(sum, shared) * p.g.inverse_dim + p.g.eps);
         pass(true, [&] {
             typename piece_type::params params;
-            piece.write_all(h, params, false, mean, factor);
+            piece.template fetch_params<0>(params);
+            piece.write(h, params, mean, factor);
         });
         if constexpr (IN_CLUSTER)
             cluster_arrive(); /* shared is used again */
@@ -434,19 +525,14 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
         cluster_wait();
 }
 
-/* How a call is cut: `threads` of a row in each of `cluster` blocks, which have `rows` rows; `many`: a thread holds
-   ANY_HELD elements; otherwise few; `held`: in registers at all. */
+/* How a call is cut: `threads` of a row, with `turns` units each, in each of `cluster` blocks, which have `rows`
+   rows. `held`: in registers at all. `many`: a thread holds many elements. */
 struct norm_cut {
     bool held, many, modulated;
-    int cluster;
+    int cluster, turns;
     int64_t units, threads, rows;
 };
-/* Units of a thread that holds few. */
-constexpr int few_units(int width)
-{
-    return width < 2 ? 4 : 8 / width;
-}
-template <typename T, int W, bool CENTRED, int UNITS, bool MODULATED, bool IN_CLUSTER>
+template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
     norm_any_near p = {};
@@ -454,20 +540,24 @@ static adze_status norm_launch_held(const char *op, adze_stream s, const norm_pa
     p.g = g;
     p.units = cut.units;
     p.part = ceil_div(cut.units, cut.cluster);
+    p.turns = cut.turns;
     p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
                                ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
     p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
-    return launch(op, s, norm_any<T, W, CENTRED, UNITS, MODULATED, IN_CLUSTER>,
+    return launch(op, s, norm_any<T, W, CENTRED, LANES, UNITS, MODULATED, IN_CLUSTER>,
                   grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
                   launch_shape(0, (unsigned)cut.cluster), p);
 }
 template <typename T, int W, bool CENTRED, bool MODULATED>
 static adze_status norm_launch_width(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
+    constexpr int MANY = any_held(sizeof(T), MODULATED) / W, FEW = ANY_FEW / W;
+    if (cut.threads == ANY_LANES)
+        return norm_launch_held<T, W, CENTRED, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
     if (cut.cluster > 1)
-        return norm_launch_held<T, W, CENTRED, ANY_HELD / W, MODULATED, true>(op, s, g, cut);
-    return cut.many ? norm_launch_held<T, W, CENTRED, ANY_HELD / W, MODULATED, false>(op, s, g, cut)
-                    : norm_launch_held<T, W, CENTRED, few_units(W), MODULATED, false>(op, s, g, cut);
+        return norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, true>(op, s, g, cut);
+    return cut.many ? norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, false>(op, s, g, cut)
+                    : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, false>(op, s, g, cut);
 }
 template <typename T, bool CENTRED, bool IN_CLUSTER>
 static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
