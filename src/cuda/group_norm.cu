@@ -330,6 +330,14 @@ static adze_status run_slices(adze_stream s, const tile_params &p, int64_t entri
     return launch("group_norm", s, tile_write<T, W, LAST>, grid, block, shared, cut);
 }
 
+/* Whether x is so large that with channels last rows of less than TILE_BYTES cost more in a cluster than to read x
+   twice in wider ones. */
+static bool wants_wide(adze_stream s, const tile_params &p, bool last, int64_t entries, int bytes)
+{
+    const int64_t all = entries * p.tiles * p.rows * p.columns * bytes;
+    return last && all > (int64_t)adze_cuda_sm_count(s.device) * LAST_BYTES;
+}
+
 /* The cut for tile_norm whose busiest multiprocessor has the least to do, counted in vectors; so are a wave of
    blocks, a cluster, and up to eight vectors in a row in one thread, with weights that choose what was fastest on an
    H200. units: those of a thread, 0 when no cluster holds a tile. */
@@ -339,7 +347,7 @@ struct held_cut {
 };
 static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t entries, int width, int bytes)
 {
-    const bool narrow = bytes < 16;
+    const bool narrow = bytes < 16, large = wants_wide(s, p, last, entries, bytes);
     const int64_t sm_count = adze_cuda_sm_count(s.device);
     const bool clusters = adze_cuda_clusters(s.device); /* so the code that runs there is for sm_90 or newer */
     const int ranks_most = clusters ? 8 : 1;
@@ -359,7 +367,9 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
                 if ((int64_t)cut.height * units < cut.share || tile_shared(cut, last, width) > SHARED_MOST)
                     continue;
                 const int64_t blocks = entries * cut.tiles * ranks, row = cut.columns * bytes;
-                const int64_t moved = last ? ceil_div(row, 32) * 32 : row; /* whole sectors of the cache */
+                int64_t moved = last ? ceil_div(row, 32) * 32 : row; /* whole sectors of the cache */
+                if (large && row < TILE_BYTES)
+                    moved *= 2;
                 const int64_t cost = ceil_div(blocks, sm_count) * cut.share * moved / 16 +
                                      ceil_div(blocks, sm_count * held_blocks(units)) * 1000 + (ranks > 1) * 400 +
                                      (units < 8 ? units : 8) * 100;
@@ -392,14 +402,6 @@ static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
     }
 }
 
-/* Whether a held cut is slower than two kernels: with channels last a tile that fits into a cluster may have rows of
-   few bytes, and where x is large they cost more than to read it twice. */
-static bool held_is_slow(adze_stream s, const held_cut &h, bool last, int64_t entries, int bytes)
-{
-    const int64_t row = (int64_t)h.p.columns * bytes, all = entries * h.p.tiles * h.p.rows * row;
-    return last && row < TILE_BYTES && all > (int64_t)adze_cuda_sm_count(s.device) * LAST_BYTES;
-}
-
 /* The call in units of W elements of T; false: they do not fit it. */
 template <typename T, int W>
 static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status *status)
@@ -412,7 +414,8 @@ static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status 
         return false;
     const held_cut held = hold(s, p, last, entries, W, BYTES);
     const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
-    if (held.units && !(in_slices && held_is_slow(s, held, last, entries, BYTES)))
+    const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
+    if (held.units && !(in_slices && slow))
         *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
     else if (in_slices)
         *status = last ? run_slices<T, W, true>(s, p, entries) : run_slices<T, W, false>(s, p, entries);
