@@ -141,7 +141,7 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     }
     const int64_t pairs = heads * p.pairs;
     p.count = r.batch * r.seq * (p.groups[0] + p.groups[1]);
-    p.far = p.count > 0x7fffffff || pairs > 0x7fffffff - ROW_THREADS;
+    p.far = p.count > 0x7fffffff || p.pairs > 0x7fffffff;
     p.by_inner = rope_divisor_of(p.groups[0] + p.groups[1]);
     p.by_seq = rope_divisor_of(r.seq);
     p.by_pairs = rope_divisor_of(p.pairs);
@@ -151,6 +151,8 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
     const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads <= 128 ? 256 / threads : 1;
+    p.step_heads = threads / p.pairs, p.step_pairs = threads % p.pairs;
+    p.twice = pairs > threads * FORM::SLOTS;
     p.ask = rope_any_ask(p, sm_count, rows * pairs, FORM::W * sizeof(typename FORM::T), threads * rows);
     return launch(op, stream, rope_any_row<FORM>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
                   p);

@@ -65,9 +65,11 @@ struct rope_any_params {
     int32_t turn_step, table_step;      /* from one pair to the next */
     int32_t each;                       /* heads of a thread */
     int64_t groups[2];                  /* of heads; of rope_any_row: rows of a token */
+    int64_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
     rope_divisor by_width, by_inner, by_seq, by_pairs;
     int32_t far;            /* indices need more than 31 bits */
     int32_t tokens_inner;   /* neighbouring threads have neighbouring tokens rather than heads */
+    int32_t twice;          /* rope_any_row: rows do not fit in registers and are read twice */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
     int32_t weight_wide[2]; /* weights can be read in whole units */
     uint32_t ask;           /* the first blocks, which ask ahead for what they read */
@@ -425,6 +427,17 @@ __global__ void __launch_bounds__(ANY_THREADS) rope_any(const __grid_constant__ 
                                       to + h * (share.groups * rows.to_head));
 }
 
+/* A pair of units in a row, and the thread's next one. */
+struct rope_cursor {
+    int64_t head, pair;
+    __device__ __forceinline__ void next(const rope_any_params &p)
+    {
+        head += p.step_heads, pair += p.step_pairs;
+        if (pair >= p.pairs)
+            pair -= p.pairs, head++;
+    }
+};
+
 /* A block has blockDim.y rows. */
 template <typename FORM>
 __global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1 : 2)
@@ -433,91 +446,82 @@ __global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1
     typedef typename FORM::T T;
     constexpr int W = FORM::W, SLOTS = FORM::SLOTS, TOGETHER = 4 / W;
     __shared__ alignas(16) float part[ROW_THREADS / 32][32];
-    const int64_t pass = blockDim.x * SLOTS;
+    rope_cursor start;
+    start.head = rope_divide(p, p.by_pairs, threadIdx.x, &start.pair);
     pdl_launch_next();
     for (int64_t block = blockIdx.x; block * blockDim.y < p.count; block += gridDim.x) {
         const int64_t row = block * blockDim.y + threadIdx.y;
-        int64_t b = 0, s, head;
-        s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &head);
+        int64_t b = 0, s, first;
+        s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &first);
         if (p.r.batch > 1)
             b = rope_divide(p, p.by_seq, s, &s);
-        const bool k = head >= p.groups[0];
+        const bool k = first >= p.groups[0];
         if (k)
-            head -= p.groups[0];
+            first -= p.groups[0];
         const rope_rows<T> rows(p, k, b, s);
-        const T *from = rows.from + head * rows.from_head;
-        T *to = rows.to + head * rows.to_head;
-        const int64_t heads = !p.r.across_heads ? 1 : k ? p.r.side[1].heads : p.r.side[0].heads;
-        const int64_t pairs = row < p.count ? heads * p.pairs : 0;
+        const T *from = rows.from + first * rows.from_head;
+        T *to = rows.to + first * rows.to_head;
+        const int64_t all = !p.r.across_heads ? 1 : k ? p.r.side[1].heads : p.r.side[0].heads;
+        const int64_t heads = row < p.count ? all : 0;
 
         /* Tables and weights are read after the sum, for the registers; they are on their way to the cache by then.
          */
-        if ((int64_t)threadIdx.x < pairs) {
-            int64_t pair;
-            const int64_t h = rope_divide(p, p.by_pairs, threadIdx.x, &pair);
-            const rope_place place = rope_find<W>(p, pair);
+        if (start.head < heads) {
+            const rope_place place = rope_find<W>(p, start.pair);
             if (blockIdx.x < p.ask) {
-                const T *at = from + h * rows.from_head + place.at;
+                const T *at = from + start.head * rows.from_head + place.at;
                 prefetch(at), prefetch(at + (place.second ? place.apart : 0));
             }
-            if (h == 0 && place.turns)
-                rope_any_columns<FORM>::ask(p, place, pair, b, s);
-            rope_any_weight<T, W>::ask(p, k, place, h * p.r.head_dim + place.at);
+            if (start.head == 0 && place.turns)
+                rope_any_columns<FORM>::ask(p, place, start.pair, b, s);
+            rope_any_weight<T, W>::ask(p, k, place, start.head * p.r.head_dim + place.at);
         }
         if (block == blockIdx.x)
             pdl_wait();
 
         unit<T, W> x[SLOTS][2];
-        const auto fetch = [&](int64_t first) {
+        const auto fetch = [&](rope_cursor at) {
 #pragma unroll
-            for (int i = 0; i < SLOTS; i++) {
-                int64_t pair;
-                const int64_t item = first + i * blockDim.x + threadIdx.x;
-                if (item < pairs) {
-                    const int64_t h = rope_divide(p, p.by_pairs, item, &pair);
-                    rope_fetch<T, W>(rope_find<W>(p, pair), from + h * rows.from_head, x[i]);
-                }
-            }
+            for (int i = 0; i < SLOTS; i++, at.next(p))
+                if (at.head < heads)
+                    rope_fetch<T, W>(rope_find<W>(p, at.pair), from + at.head * rows.from_head, x[i]);
         };
         float sum = 0;
 #pragma unroll 1
-        for (int64_t first = 0; first < pairs; first += pass) {
-            fetch(first);
+        for (rope_cursor at = start; at.head < heads;) {
+            fetch(at);
 #pragma unroll
-            for (int i = 0; i < SLOTS; i++)
-                if (first + i * blockDim.x + threadIdx.x < pairs)
+            for (int i = 0; i < SLOTS; i++, at.next(p))
+                if (at.head < heads)
                     sum += rope_unit_squares<T, W>(x[i]);
         }
         sum = row_sum(sum, part[threadIdx.y]);
         const float scale = rsqrtf(sum * (k ? p.inverse[1] : p.inverse[0]) + p.r.eps);
 #pragma unroll 1
-        for (int64_t first = 0; first < pairs; first += pass) {
-            if (pairs > pass)
-                fetch(first);
+        for (rope_cursor at = start; at.head < heads;) {
+            if (p.twice)
+                fetch(at);
 #pragma unroll
             for (int i = 0; i < SLOTS; i += TOGETHER) {
                 rope_any_columns<FORM> columns[TOGETHER];
                 rope_any_weight<T, W> weight[TOGETHER];
                 rope_place place[TOGETHER];
-                int64_t h[TOGETHER];
+                int64_t head[TOGETHER];
 #pragma unroll
-                for (int j = 0; j < TOGETHER; j++) {
-                    const int64_t item = first + (i + j) * blockDim.x + threadIdx.x;
-                    place[j].there = item < pairs;
-                    if (place[j].there) {
-                        int64_t pair;
-                        h[j] = rope_divide(p, p.by_pairs, item, &pair);
-                        place[j] = rope_find<W>(p, pair);
+                for (int j = 0; j < TOGETHER; j++, at.next(p)) {
+                    head[j] = at.head;
+                    place[j] = rope_find<W>(p, at.pair);
+                    if (head[j] < heads) {
                         if (place[j].turns)
-                            columns[j].fetch(p, place[j], pair, b, s);
-                        weight[j].fetch(p, k, place[j], h[j] * p.r.head_dim + place[j].at);
+                            columns[j].fetch(p, place[j], at.pair, b, s);
+                        weight[j].fetch(p, k, place[j], head[j] * p.r.head_dim + place[j].at);
                     }
                 }
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++)
-                    if (place[j].there)
+                    if (head[j] < heads)
                         rope_any_finish<FORM>(p, place[j], columns[j], weight[j], scale, x[i + j],
-                                              to + h[j] * rows.to_head);
+                                              to + head[j] * rows.to_head);
             }
         }
         if ((block + gridDim.x) * blockDim.y < p.count)
