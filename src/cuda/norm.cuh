@@ -161,10 +161,11 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
     cut.units = g.dim / width;
     cut.cluster = cut.rows = 1;
-    const int64_t held = any_held(size, cut.modulated) / width; /* of a thread, at most */
-    const int64_t alone = any_threads(width, size, cut.modulated, false);
-    const int64_t joined = any_threads(width, size, cut.modulated, true);
-    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * joined : alone) * held;
+    /* Units of a block alone, and of one in a cluster, at most. */
+    const int64_t held = any_held(width, size, cut.modulated, false) / width;
+    const int64_t threads = any_threads(cut.modulated, false), joined_threads = any_threads(cut.modulated, true);
+    const int64_t joined = joined_threads * any_held(width, size, cut.modulated, true) / width;
+    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * joined : threads * held);
     if (!cut.held) {
         cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
         return cut;
@@ -178,10 +179,15 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
         cut.rows = 128 / ANY_LANES;
         return cut;
     }
-    const auto too_long = [&](int64_t in_thread) { return cut.units > cut.cluster * alone * in_thread; };
-    while (cut.cluster < most_blocks && (too_long(held) || (too_long(each) && g.rows.count * cut.cluster < sm_count)))
-        cut.cluster *= 2;
-    const int64_t part = ceil_div(cut.units, cut.cluster), most = part > alone * held ? joined : alone;
+    if (cut.units > threads * (g.rows.count < sm_count ? each : held) && most_blocks > 1) {
+        /* in as many blocks as it takes, or as there is room for */
+        cut.cluster = 2;
+        while (cut.cluster < most_blocks &&
+               (cut.units > cut.cluster * joined ||
+                (cut.units > cut.cluster * joined_threads * each && g.rows.count * cut.cluster < 2 * sm_count)))
+            cut.cluster *= 2;
+    }
+    const int64_t part = ceil_div(cut.units, cut.cluster), most = cut.cluster > 1 ? joined_threads : threads;
     const int64_t warps = std::min(ceil_div(part, 32 * each), most / 32);
     cut.threads = warps * 32;
     cut.turns = (int)ceil_div(part, cut.threads);

@@ -414,20 +414,18 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32
 }
 
 /* Elements that a thread holds, many or few. A thread with many has 64 bytes in flight, which is what the memory
-   needs with as many threads as their registers allow. */
-constexpr int any_held(int size, bool modulated)
-{
-    return size < 4 && !modulated ? 32 : 16;
-}
-constexpr int ANY_FEW = 8;
-/* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. Parameters of a
-   modulation take many, above all where units are wide. */
-constexpr int any_threads(int width, int size, bool modulated, bool in_cluster)
+   needs with as many threads as their registers allow. Parameters of a modulation take registers, above all in wide
+   units. */
+constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
     const bool wide = modulated && width * size == 16;
-    if (in_cluster)
-        return wide || any_held(size, modulated) == 32 ? 512 : 1024;
-    return modulated ? 256 : 512;
+    return (in_cluster ? !wide : size < 4 && !modulated) ? 32 : 16;
+}
+constexpr int ANY_FEW = 8;
+/* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
+constexpr int any_threads(bool modulated, bool in_cluster)
+{
+    return modulated && !in_cluster ? 256 : 512;
 }
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
@@ -440,8 +438,7 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
 template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(W, sizeof(T), MODULATED, IN_CLUSTER),
-                                  any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+__global__ void __launch_bounds__(any_threads(MODULATED, IN_CLUSTER), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
@@ -551,11 +548,12 @@ static adze_status norm_launch_held(const char *op, adze_stream s, const norm_pa
 template <typename T, int W, bool CENTRED, bool MODULATED>
 static adze_status norm_launch_width(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-    constexpr int MANY = any_held(sizeof(T), MODULATED) / W, FEW = ANY_FEW / W;
+    constexpr int MANY = any_held(W, sizeof(T), MODULATED, false) / W, FEW = ANY_FEW / W;
+    constexpr int JOINED = any_held(W, sizeof(T), MODULATED, true) / W;
     if (cut.threads == ANY_LANES)
         return norm_launch_held<T, W, CENTRED, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
     if (cut.cluster > 1)
-        return norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, true>(op, s, g, cut);
+        return norm_launch_held<T, W, CENTRED, 32, JOINED, MODULATED, true>(op, s, g, cut);
     return cut.many ? norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, false>(op, s, g, cut)
                     : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, false>(op, s, g, cut);
 }
