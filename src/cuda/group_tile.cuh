@@ -28,7 +28,7 @@ constexpr int SLICE_THREADS = 256;
 template <bool NARROW>
 constexpr int SLICE_UNITS = NARROW ? 16 : 8;
 template <bool NARROW>
-constexpr int SLICE_BLOCKS = NARROW ? 4 : 2;
+constexpr int SLICE_BLOCKS = NARROW ? 3 : 2;
 
 struct tile_params {
     const void *x, *weight, *bias;
@@ -458,10 +458,7 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
 constexpr int HELD_MOST = 21, HELD_NARROW = 16;
 constexpr int held_threads(int units, bool last)
 {
-    return units == HELD_MOST || (units != 8 && units > 2 && !last) ? 512
-           : units == 2                                             ? 128
-           : last && units == 8                                     ? 320
-                                                                    : 384;
+    return units == HELD_MOST || (units == 4 && !last) ? 512 : units == 2 ? 128 : last && units == 8 ? 320 : 384;
 }
 constexpr int held_blocks(int units)
 {
