@@ -161,37 +161,41 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
     cut.units = g.dim / width;
     cut.cluster = cut.rows = 1;
-    /* Units of a block alone, and of one in a cluster, at most. */
-    const int64_t held = any_held(width, size, cut.modulated, false) / width;
-    const int64_t threads = any_threads(cut.modulated, false), joined_threads = any_threads(cut.modulated, true);
-    const int64_t joined = joined_threads * any_held(width, size, cut.modulated, true) / width;
-    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * joined : threads * held);
+    /* Units of a block alone, of one in a cluster with few of them in a thread, and with many: at most. */
+    const int64_t held = any_held(width, size, cut.modulated, false),
+                  joined = any_held(width, size, cut.modulated, true);
+    const int64_t few_threads = any_threads(width, ANY_FEW, cut.modulated);
+    const int64_t alone = any_threads(width, (int)held, cut.modulated) * held / width;
+    const int64_t part_few = few_threads * ANY_FEW / width;
+    const int64_t part_many = any_threads(width, (int)joined, cut.modulated) * joined / width;
+    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
     if (!cut.held) {
         cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
         return cut;
     }
     /* A few rows have many threads, so that each waits for little; long rows have more than a block's. */
     const bool few = g.rows.count <= 4 * (int64_t)sm_count;
-    const int64_t each = few ? ANY_FEW / width : held;
     if (g.dim <= ANY_LANES * ANY_SHORT && !(few && g.dim > ANY_LANES * ANY_SHORT / 2)) {
         cut.threads = ANY_LANES;
         cut.turns = (int)ceil_div(cut.units, ANY_LANES);
         cut.rows = 128 / ANY_LANES;
         return cut;
     }
-    if (cut.units > threads * (g.rows.count < sm_count ? each : held) && most_blocks > 1) {
+    if (most_blocks > 1 && cut.units > (g.rows.count < sm_count ? part_few : alone)) {
         /* in as many blocks as it takes, or as there is room for */
         cut.cluster = 2;
         while (cut.cluster < most_blocks &&
-               (cut.units > cut.cluster * joined ||
-                (cut.units > cut.cluster * joined_threads * each && g.rows.count * cut.cluster < 2 * sm_count)))
+               (cut.units > cut.cluster * part_many ||
+                (cut.units > cut.cluster * part_few && (cut.modulated || g.rows.count * cut.cluster < 2 * sm_count))))
             cut.cluster *= 2;
     }
-    const int64_t part = ceil_div(cut.units, cut.cluster), most = cut.cluster > 1 ? joined_threads : threads;
-    const int64_t warps = std::min(ceil_div(part, 32 * each), most / 32);
+    const int64_t part = ceil_div(cut.units, cut.cluster);
+    cut.many = part > part_few || (!few && !cut.modulated && part > 32 * ANY_FEW / width);
+    const int64_t each = !cut.many ? ANY_FEW : cut.cluster > 1 ? joined : held;
+    const int64_t most = cut.many ? any_threads(width, (int)each, cut.modulated) : few_threads;
+    const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), most / 32);
     cut.threads = warps * 32;
     cut.turns = (int)ceil_div(part, cut.threads);
-    cut.many = cut.turns > ANY_FEW / width;
     cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
     return cut;
 }

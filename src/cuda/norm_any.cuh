@@ -99,7 +99,7 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
 struct norm_piece {
     /* Units of which the parameters are fetched together, and those that a warp leaves out together. */
-    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED ? 4 : 8) / W;
+    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED || UNITS * W > 16 ? 4 : 8) / W;
     static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
     typedef param_unit<T, W> param;
     const norm_any_params<ROWS> &p;
@@ -108,8 +108,11 @@ struct norm_piece {
     int units; /* that the thread has */
     int most;  /* that a thread of its warp has */
 
+    /* What is fetched before it is used, as far as registers allow: what a call is likely to have. */
+    static constexpr bool EARLY_WEIGHT = !MODULATED, EARLY_BIAS = !MODULATED && UNITS * W <= 16;
     struct params {
-        param weight[CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
+        param weight[EARLY_WEIGHT ? CHUNK : 1], bias[EARLY_BIAS ? CHUNK : 1];
+        param scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
     };
 
     /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
@@ -186,6 +189,18 @@ struct norm_piece {
             }
         };
         f32 ? apply(std::true_type()) : apply(std::false_type());
+    }
+    /* The same with a vector that all rows share, which has been fetched if EARLY. */
+    template <int FROM, bool EARLY, int N, typename F>
+    __device__ __forceinline__ void with_flat(const param (&given)[N], const void *flat, bool f32, F work) const
+    {
+        if constexpr (EARLY) {
+            with(given, f32, work);
+        } else {
+            param own[CHUNK];
+            fetch_param<FROM>(start(flat, f32), f32, own);
+            with(own, f32, work);
+        }
     }
     __device__ __forceinline__ static void round_all(bool condition, float (&y)[CHUNK][W])
     {
@@ -301,8 +316,12 @@ struct norm_piece {
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
-        if (p.g.weight)
-            fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
+        if constexpr (EARLY_WEIGHT)
+            if (p.g.weight)
+                fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
+        if constexpr (EARLY_BIAS)
+            if (p.g.bias)
+                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, to.bias);
         if constexpr (MODULATED) {
             if (p.g.data[SCALE])
                 fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
@@ -329,20 +348,17 @@ struct norm_piece {
                     y[c][j] = (h[FROM + c][j] - mean) * factor;
             round_all(p.g.rounding & ADZE_ROUND_NORM, y);
             if (p.g.weight)
-                with(given.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
+                with_flat<FROM, EARLY_WEIGHT>(given.weight, p.g.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
 #pragma unroll
                     for (int j = 0; j < W; j++)
                         y[c][j] *= f[j] + p.g.weight_offset;
                 });
-            if (p.g.bias) {
-                param bias[CHUNK];
-                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, bias);
-                with(bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
+            if (p.g.bias)
+                with_flat<FROM, EARLY_BIAS>(given.bias, p.g.bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
 #pragma unroll
                     for (int j = 0; j < W; j++)
                         y[c][j] += f[j];
                 });
-            }
             if constexpr (MODULATED)
                 modulate<FROM>(y, given, has_scale, has_shift, steps);
             const char *const to = start(OUT);
@@ -413,24 +429,24 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32
             prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Elements that a thread holds, many or few. A thread with many has 64 bytes in flight, which is what the memory
-   needs with as many threads as their registers allow. Parameters of a modulation take registers, above all in wide
-   units. */
+/* Elements that a thread holds, many or few. Many are 64 bytes, which the memory needs in flight with as many threads
+   as their registers allow. With a modulation few do: scale and shift are in flight beside x. In clusters, rows that
+   are too long for few elements have threads with many. */
+constexpr int ANY_FEW = 8;
 constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
     const bool wide = modulated && width * size == 16;
-    return (in_cluster ? !wide : size < 4 && !modulated) ? 32 : 16;
+    return modulated && !in_cluster ? ANY_FEW : (in_cluster ? !wide : size < 4) ? 32 : 16;
 }
-constexpr int ANY_FEW = 8;
 /* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
-constexpr int any_threads(bool modulated, bool in_cluster)
+constexpr int any_threads(int width, int elements, bool modulated)
 {
-    return modulated && !in_cluster ? 256 : 512;
+    return modulated && width < 8 && elements == ANY_FEW ? 1024 : 512;
 }
-constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
+constexpr int any_blocks(int width, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return in_cluster ? 1 : modulated ? (width == 8 ? 2 : 3) : elements > 8 ? 2 : 3;
+    return modulated || (in_cluster && width >= 4) ? 1 : 2;
 #else
     return 1;
 #endif
@@ -438,7 +454,7 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
 template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(MODULATED, IN_CLUSTER), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+__global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
@@ -553,7 +569,8 @@ static adze_status norm_launch_width(const char *op, adze_stream s, const norm_p
     if (cut.threads == ANY_LANES)
         return norm_launch_held<T, W, CENTRED, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
     if (cut.cluster > 1)
-        return norm_launch_held<T, W, CENTRED, 32, JOINED, MODULATED, true>(op, s, g, cut);
+        return cut.many ? norm_launch_held<T, W, CENTRED, 32, JOINED, MODULATED, true>(op, s, g, cut)
+                        : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, true>(op, s, g, cut);
     return cut.many ? norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, false>(op, s, g, cut)
                     : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, false>(op, s, g, cut);
 }
