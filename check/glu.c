@@ -1,11 +1,11 @@
 /* glu: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 /* One activation: both forms, the tails, infinities and NaN, a rounded gate. */
 #define EACH(act)                                                                                                    \
-    "x=$[7,246] act=" act, "x=$[3,1024] value=$[3,1024] act=" act " mood:wide",                                      \
-        "x=$[5,1040] act=" act " mood:special", "x=$[5,520] value=$[5,520] act=" act " rounding=2 mood:special",     \
-        "x=$[9,2002] act=" act " rounding=2", "x=$[5,512] value_first=1 act=" act " rounding=2 mood:wide"
+    "x=$[7,246] act=" act, "x=$[3,1024] value=$[3,1024] act=" act " values:wide",                                    \
+        "x=$[5,1040] act=" act " values:special", "x=$[5,520] value=$[5,520] act=" act " rounding=2 values:special", \
+        "x=$[9,2002] act=" act " rounding=2", "x=$[5,512] value_first=1 act=" act " rounding=2 values:wide"
 
 static const char *const good[] = {
     "x=$[7,246] value=$[7,246]",
@@ -36,9 +36,9 @@ static const char *const good[] = {
     "x=$[1,200006] act=gelu_tanh",
     "x=$[1,100003] value=$[1,100003]",
     "x=$[2,33000] value=$[2,33000] act=gelu",
-    "x=$[4,64] mood:equal",
-    "x=$[4,64] mood:zero",
-    "x=$[4,640] mood:tiny",
+    "x=$[4,64] values:equal",
+    "x=$[4,64] values:zero",
+    "x=$[4,640] values:tiny",
     /* views */
     "out=$[7:130,123:1] x=$[7:256,246:1]",
     "out=$[7:136,128:1] x=$[7:512,256:1] act=gelu value_first=1",

@@ -1,5 +1,5 @@
 /* group_norm: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 static const char *const good[] = {
     "x=$[2,6,5,7] weight=$[6] bias=$[6] eps=1e-5 groups=3",
@@ -37,27 +37,27 @@ static const char *const good[] = {
     "x=$[1,300,520] weight=$[520] bias=$[520] eps=1e-6 groups=520 channels_last=1",
     "x=$[1,40,2500] weight=$[2500] eps=1e-6 groups=2500 channels_last=1",
     "x=$[1,50000,4] weight=$[4] bias=$[4] eps=1e-6 groups=2 channels_last=1",
-    "x=$[1,129,127,16] weight=$[16] bias=$[16] eps=1e-6 groups=4 channels_last=1", /* moods */
-    "x=$[2,6,5,7] weight=$[6] bias=$[6] eps=1e-5 groups=3 mood:tiny",
-    "x=$[2,5,7,6] weight=$[6] bias=$[6] eps=1e-5 groups=3 channels_last=1 mood:tiny",
-    "x=$[2,16,11,13] weight=$[16] eps=1e-5 groups=4 mood:outlier",
-    "x=$[2,11,13,16] weight=$[16] eps=1e-5 groups=4 channels_last=1 mood:outlier",
-    "x=$[2,6,5,7] eps=1e-5 groups=3 mood:equal",
-    "x=$[2,5,7,6] eps=1e-5 groups=3 channels_last=1 mood:equal",
-    "x=$[1,8,64,64] weight=$[8] bias=$[8] eps=1e-6 groups=2 mood:mean",
-    "x=$[1,64,64,8] weight=$[8] bias=$[8] eps=1e-6 groups=2 channels_last=1 mood:mean",
-    "x=$[1,2,300,300] eps=1e-6 groups=1 mood:mean",
-    "x=$[1,300,300,2] eps=1e-6 groups=1 channels_last=1 mood:mean",
+    "x=$[1,129,127,16] weight=$[16] bias=$[16] eps=1e-6 groups=4 channels_last=1", /* other distributions */
+    "x=$[2,6,5,7] weight=$[6] bias=$[6] eps=1e-5 groups=3 values:tiny",
+    "x=$[2,5,7,6] weight=$[6] bias=$[6] eps=1e-5 groups=3 channels_last=1 values:tiny",
+    "x=$[2,16,11,13] weight=$[16] eps=1e-5 groups=4 values:outlier",
+    "x=$[2,11,13,16] weight=$[16] eps=1e-5 groups=4 channels_last=1 values:outlier",
+    "x=$[2,6,5,7] eps=1e-5 groups=3 values:equal",
+    "x=$[2,5,7,6] eps=1e-5 groups=3 channels_last=1 values:equal",
+    "x=$[1,8,64,64] weight=$[8] bias=$[8] eps=1e-6 groups=2 values:mean",
+    "x=$[1,64,64,8] weight=$[8] bias=$[8] eps=1e-6 groups=2 channels_last=1 values:mean",
+    "x=$[1,2,300,300] eps=1e-6 groups=1 values:mean",
+    "x=$[1,300,300,2] eps=1e-6 groups=1 channels_last=1 values:mean",
     "x=$[2,320,32,32] weight=$[320] bias=f32[320] eps=1e-5 groups=32",
     "x=$[1,64,64,40] weight=$[40] bias=$[40] eps=1e-5 groups=4 channels_last=1",
-    "x=$[2,17,40] weight=$[40] bias=$[40] eps=1e-5 groups=4 channels_last=1 mood:mean",
+    "x=$[2,17,40] weight=$[40] bias=$[40] eps=1e-5 groups=4 channels_last=1 values:mean",
     "x=$[1,3000,24] weight=f32[24] bias=$[24] eps=1e-5 groups=2 channels_last=1",
     "x=$[2,100,512] weight=$[512] eps=1e-5 groups=2 channels_last=1",
     "x=$[2,32,64] eps=1e-5 groups=16 channels_last=1 act=gelu",
-    "x=$[2,6,5,7] eps=1e-5 groups=3 mood:zero",
-    "x=$[2,16,4,4] weight=$[16] eps=1e-5 groups=8 mood:special",
-    "x=$[2,8,6,16] weight=$[16] eps=1e-5 groups=8 channels_last=1 mood:special",
-    "x=$[1,2,200,200] eps=1e-5 groups=2 mood:special", /* views */
+    "x=$[2,6,5,7] eps=1e-5 groups=3 values:zero",
+    "x=$[2,16,4,4] weight=$[16] eps=1e-5 groups=8 values:special",
+    "x=$[2,8,6,16] weight=$[16] eps=1e-5 groups=8 channels_last=1 values:special",
+    "x=$[1,2,200,200] eps=1e-5 groups=2 values:special", /* views */
     "x=$[2:1000,6:150,5:16,7:1] weight=$[6] bias=$[6] eps=1e-5 groups=3",
     "out=$[2:900,6:140,5:20,7:1] x=$[2,6,5,7] weight=$[6] eps=1e-5 groups=3",
     "out=$[2,6,5,7] x=$[2:4,6:8,5:48,7:1] eps=1e-5 groups=2",
@@ -83,7 +83,7 @@ static const char *const good[] = {
     "x=$[2,9,9,64] weight=$[64] bias=$[64] eps=1e-5 groups=32 channels_last=1 act=silu",
     "x=$[2,9,9,64] weight=f32[64] bias=f32[64] eps=1e-5 groups=32 channels_last=1 act=silu rounding=2",
     "x=$[1,3,100003] weight=$[3] eps=1e-6 groups=1 act=silu rounding=2",
-    "x=$[2,16,4,4] weight=$[16] eps=1e-5 groups=8 act=silu mood:special",
+    "x=$[2,16,4,4] weight=$[16] eps=1e-5 groups=8 act=silu values:special",
     "x=$[2,16,50] weight=$[16] bias=$[16] eps=1e-5 groups=4 act=gelu rounding=2",
     "x=$[2,50,16] weight=$[16] bias=$[16] eps=1e-5 groups=4 channels_last=1 act=gelu_tanh rounding=2",
     "x=$[2,16,50] weight=$[16] bias=$[16] eps=1e-5 groups=4 act=gelu_quick",
@@ -97,7 +97,7 @@ static const char *const gpu[] = {
     "x=$[1,4,131072] weight=$[4] eps=1e-5 groups=2",
     "x=$[1,1,655360] eps=1e-5 groups=1",
     "x=$[1,1,688136] eps=1e-5 groups=1",
-    "x=$[1,4,344072] eps=1e-5 groups=4 mood:mean",
+    "x=$[1,4,344072] eps=1e-5 groups=4 values:mean",
     "x=$[1,16384,40] weight=$[40] bias=$[40] eps=1e-5 groups=4 channels_last=1 act=silu rounding=2",
     "x=$[1,20000,40] weight=$[40] bias=$[40] eps=1e-5 groups=4 channels_last=1",
     NULL,

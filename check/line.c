@@ -1,5 +1,5 @@
 /* line.c - the text of a call, as ADZE_TRACE prints it, into arguments. */
-#include "check.h"
+#include "line.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -175,22 +175,24 @@ static int is_word(const reader *r, size_t n, const char *word)
     return strlen(word) == n && memcmp(r->at, word, n) == 0;
 }
 
-static int read_mood(reader *r, adze_line *line)
+/* The names of adze_values, but for the first, which is what a line has that names none. */
+static const char *const values_names[] = {"tiny", "outlier", "equal", "mean", "zero", "wide", "special", NULL};
+
+static int read_values(reader *r, adze_line *line)
 {
     const size_t n = word_length(r->at);
     char names[160] = "";
-    if (line->mood[0])
-        return fail(r, "a mood is given twice");
-    for (const char *const *mood = adze_moods; *mood; mood++) {
-        if (is_word(r, n, *mood)) {
-            snprintf(line->mood, sizeof line->mood, "%s", *mood);
+    if (line->values)
+        return fail(r, "values: is given twice");
+    for (int i = 0; values_names[i]; i++) {
+        if (is_word(r, n, values_names[i])) {
+            line->values = (adze_values)(i + 1);
             r->at += n;
             return 1;
         }
-        add_name(names, sizeof names, *mood);
+        add_name(names, sizeof names, values_names[i]);
     }
-    snprintf(r->error, r->error_size, "no mood is called '%.*s', it must be one of %s", n < 24 ? (int)n : 24, r->at,
-             names);
+    snprintf(r->error, r->error_size, "values: is '%.*s', it must be one of %s", n < 24 ? (int)n : 24, r->at, names);
     return 0;
 }
 
@@ -208,9 +210,9 @@ static int read_flags(reader *r, adze_line *line)
 static int read_word(reader *r, adze_line *line)
 {
     const size_t n = word_length(r->at);
-    if (is_word(r, n, "mood") && r->at[n] == ':') {
+    if (is_word(r, n, "values") && r->at[n] == ':') {
         r->at += n + 1;
-        return read_mood(r, line);
+        return read_values(r, line);
     }
     if (is_word(r, n, "flags") && r->at[n] == '=')
         return read_flags(r, line);
@@ -271,4 +273,11 @@ void adze_line_expand(char *to, size_t size, const char *text, const char *dtype
                 to[n++] = *d;
     }
     to[n] = '\0';
+}
+
+const char *const adze_line_dtypes[3] = {"f32", "f16", "bf16"};
+
+int adze_line_variants(const char *text)
+{
+    return strchr(text, '$') ? 3 : 1;
 }

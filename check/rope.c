@@ -1,5 +1,5 @@
 /* rope: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[2,5,64] sin=$[2,5,64] rounding=2",
@@ -59,8 +59,8 @@ static const char *const good[] = {
     "q_out=$[2,5,4,64]@+5 q=$[2,5,4,64] cos=f32[5,32]@+1 sin=f32[5,32] pairs=interleaved",
     "q=$[2:1400,5:270,4:66,64:1] k=$[2,5,2,64] cos=$[5:67,64:1] sin=$[5:69,64:1]",
     "q=$[2:-1280,5:256,4:64,64:1] cos=f32[2:-160,5:32,32:1] sin=f32[2:160,5:32,32:1]",
-    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5:64,32:1] sin=$[5:64,32:1]@cos+32 mood:special",
-    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5,64] sin=$[5,64] mood:special rounding=2",
+    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5:64,32:1] sin=$[5:64,32:1]@cos+32 values:special",
+    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5,64] sin=$[5,64] values:special rounding=2",
     /* tokens for several threads, one of them with the end of a batch and the start of the next */
     "q=$[2,90,8,64] k=$[2,90,2,64] cos=$[2,90,64] sin=$[2,90,64] rounding=2", NULL};
 

@@ -1,5 +1,5 @@
 /* rope_table: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 static const char *const good[] = {
     "pos=i64[5,3] freq=f32[32] axis=i32[32] columns=halves",
@@ -27,10 +27,10 @@ static const char *const good[] = {
     "cos=f32[5,32]@+1 sin=f32[5,32] pos=i64[5,1] freq=f32[32]@+1",
     "cos=bf16[2:640,5:64,64:1] sin=bf16[2:320,5:64,64:1] pos=i64[2:1,5:2,1:1] freq=f32[32] columns=halves "
     "out_dtype=3",
-    "pos=f32[50,2] freq=f32[32] axis=i32[32] mood:special",
-    "pos=f32[50,2] freq=f64[32] axis=i32[32] double_angle=1 mood:special columns=halves",
-    "pos=f32[50,1] freq=f32[32] mood:tiny",
-    "pos=f32[50,1] freq=f32[32] mood:zero columns=pairs",
+    "pos=f32[50,2] freq=f32[32] axis=i32[32] values:special",
+    "pos=f32[50,2] freq=f64[32] axis=i32[32] double_angle=1 values:special columns=halves",
+    "pos=f32[50,1] freq=f32[32] values:tiny",
+    "pos=f32[50,1] freq=f32[32] values:zero columns=pairs",
     "pos=i64[4096,1] freq=f32[64] columns=halves",
     NULL};
 

@@ -1,5 +1,5 @@
 /* softmax: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 #include <math.h>
 
@@ -39,16 +39,16 @@ static const char *const good[] = {
     "out=$[67,73]@+1 x=$[67,73]@+3 mask=$[73]@+2 scale=0.125",
     "out=$[2,300]@+5 x=$[2,300]@+1",
     "x=$[2,20001]@+1 mask=$[2,20001]@+2",
-    /* moods */
-    "x=$[5,520] mood:wide",
-    "x=$[5,520] mood:wide scale=3",
-    "x=$[5,40000] mood:wide",
-    "x=$[5,1000] mood:equal",
-    "x=$[5,1000] mood:zero",
-    "x=$[5,1000] mood:mean",
-    "x=$[5,1000] mood:outlier",
-    "x=$[5,200] mood:special",
-    "x=$[5,1000] mood:tiny",
+    /* other distributions */
+    "x=$[5,520] values:wide",
+    "x=$[5,520] values:wide scale=3",
+    "x=$[5,40000] values:wide",
+    "x=$[5,1000] values:equal",
+    "x=$[5,1000] values:zero",
+    "x=$[5,1000] values:mean",
+    "x=$[5,1000] values:outlier",
+    "x=$[5,200] values:special",
+    "x=$[5,1000] values:tiny",
     /* scale and mask */
     "x=$[5,256] scale=0.125",
     "x=$[5,250] scale=-0.3",
@@ -99,7 +99,7 @@ static const char *const gpu[] = {
     "x=$[271,16392] scale=-0.5",
     "x=$[271,40000] scale=-0.7",
     "x=$[40,131072]",
-    "x=$[34,262144] mood:wide",
+    "x=$[34,262144] values:wide",
     "x=$[271,2056] mask=$[271,2056]",
     "x=$[271,9000] mask=$[271,9000] scale=0.125",
     "x=$[34,40000] mask=$[34,40000]",

@@ -1,7 +1,9 @@
 /* bench.c - `adze bench`: times the bench lines of every op, and writes down what it found. */
-#include "bench.h"
 #include "cli.h"
+#include "gpu.h"
 #include "record.h"
+#include "suite.h"
+#include "trial.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -76,11 +78,11 @@ static void describe(char *to, size_t size, const adze_trial *t)
                 n += (size_t)snprintf(to + n, size - n, " %s=%s", field->name, w->name);
             else
                 n += (size_t)snprintf(to + n, size - n, " %s=%d", field->name, (int)value);
-        } else if (field->kind <= ADZE_OPTIONAL && x->dtype && first) {
+        } else if (adze_is_input(field) && x->dtype && first) {
             first = 0;
             for (int d = 0; d < x->rank && n < size; d++)
                 n += (size_t)snprintf(to + n, size - n, "%s%lld", d ? "x" : "", (long long)x->shape[d]);
-        } else if (field->kind <= ADZE_OPTIONAL && x->dtype)
+        } else if (adze_is_input(field) && x->dtype)
             n += (size_t)snprintf(to + n, size - n, " %s", field->name);
     }
 }
@@ -88,7 +90,7 @@ static void describe(char *to, size_t size, const adze_trial *t)
 static const char *first_dtype(const adze_trial *t)
 {
     const adze_field *f = t->whole->line.op->fields;
-    while (f->kind > ADZE_OPTIONAL)
+    while (!adze_is_input(f))
         f++;
     return adze_dtype_name(((const adze_tensor *)(const void *)(t->whole->line.args + f->offset))->dtype);
 }

@@ -31,5 +31,7 @@ int adze_cli_check(int argc, char **argv)
         {.name = NULL},
     };
     int status;
-    return adze_cli_options("check", help, list, &options.op, argc, argv, &status) ? adze_check(&options) : status;
+    if (!adze_cli_options("check", help, list, &options.op, argc, argv, &status))
+        return status;
+    return options.self ? adze_check_self(&options) : adze_check(&options);
 }

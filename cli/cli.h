@@ -32,5 +32,6 @@ typedef struct adze_machine {
     size_t gpu_memory;
 } adze_machine;
 void adze_machine_ask(adze_machine *machine, int device);
+const char *adze_commit(void); /* what this program was built from */
 
 #endif

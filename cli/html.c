@@ -2,6 +2,7 @@
 #include "html.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { WIDTH = 460, HEIGHT = 290, LEFT = 50, RIGHT = 26, TOP = 34, BOTTOM = 46, COLOURS = 6 };

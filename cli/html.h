@@ -2,7 +2,7 @@
 #ifndef ADZE_CLI_HTML_H
 #define ADZE_CLI_HTML_H
 
-#include "bench.h"
+#include "ceiling.h"
 #include "cli.h"
 
 typedef struct adze_bench_row { /* one kernel on one line */

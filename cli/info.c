@@ -1,7 +1,8 @@
 /* info.c - `adze info`: this machine, and every op with its kernels; or docs/ops.md. */
-#include "check.h"
 #include "cli.h"
+#include "kernel.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
 /* run.c - `adze run`: one call, from the line that ADZE_TRACE printed. */
-#include "bench.h"
 #include "cli.h"
+#include "gpu.h"
+#include "trial.h"
 
 static const char help[] =
     "adze run 'LINE' [--device cpu|cuda|N]\n\n"

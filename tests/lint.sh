@@ -62,8 +62,19 @@ layer 'src/*.[ch]' "$base"
 layer 'src/ops/*' "$base|ops/[a-z_0-9]+\.h"
 layer 'src/cpu/*' "$base|cpu/[a-z_0-9]+\.h"
 layer 'src/cuda/*' "$base|(cuda/)?[a-z_0-9]+\.cuh"
-layer 'check/*' "$base|$(own 'check/*.h')"
-layer 'cli/*' "adze\.h|$(own 'check/*.h' 'cli/*.h')"
+layer 'cli/*' "adze\.h|kernel\.h|$(own 'check/*.h' 'cli/*.h')"
+# The harness from the bottom up: a file may include src/*.h, its own header and those of the names before it. check.h has
+# the commands, which check.c and self.c are; all other files of check/ are cases of an op.
+harness='line suite gpu graph timing ceiling producer data alias judge dependency trial options check self'
+below=$base
+for name in $harness; do
+    below="$below|$name\\.h"
+    layer "check/$name.*" "$below"
+done
+layer 'check/norm.h' "$base|suite\.h"
+for op in $(files ':(glob)check/*.c' | sed 's|check/||; s|\.c||'); do
+    case " $harness " in *" $op "*) ;; *) layer "check/$op.c" "$base|suite\.h|norm\.h" ;; esac
+done
 layer 'bind/*' "$base|$(own 'bind/*.h')"
 layer 'examples/*.c' 'adze\.h'
 

@@ -1,75 +1,27 @@
-/* bench.c - one call proven, then timed: cold, its kernels in turn, as a median. */
-#include "bench.h"
+/* trial.c - one call proven, then timed: cold, its kernels in turn, as a median. */
+#include "trial.h"
+
+#include "ceiling.h"
+#include "gpu.h"
+#include "timing.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
     PROOF_ELEMENTS = 1 << 20, /* of all tensors: a proof with more would take too long */
     PROOF_MOST = 1 << 26,     /* but rows that depend on each other are proven together up to this */
     SAMPLED = 200000,         /* elements of an output of the whole call that are held to the definition */
-    GPU_COLD = 320 << 20,
-    NODES_MIN = 20, /* calls in a graph */
+    NODES_MIN = 20,           /* calls in a graph */
     NODES_MAX = 4096,
 };
 
-const char *adze_commit(void)
-{
-    return ADZE_COMMIT;
-}
-
-double adze_now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double adze_median(double *values, int n, double *spread)
-{
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    const double median = (values[(n - 1) / 2] + values[n / 2]) / 2;
-    *spread = median > 0 ? (values[3 * (n - 1) / 4] - values[(n - 1) / 4]) / median : 0;
-    return median;
-}
-
-static size_t physical_memory(void)
-{
-    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-size_t adze_cold_bytes(adze_stream stream)
-{
-    if (stream.device != ADZE_CPU)
-        return GPU_COLD;
-    const size_t cold = 4 * adze_cpu_cache() + (16 << 20);
-    const size_t quarter = physical_memory() / 4;
-    return cold < quarter ? cold : quarter;
-}
-
 /* ---- A smaller call to prove ---- */
-
-static int is_tensor(const adze_field *f)
-{
-    return f->kind <= ADZE_OUT_OPTIONAL;
-}
-static int is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
 
 static int first_input(const adze_op *op)
 {
     int f = 0;
-    while (op->fields[f].name && op->fields[f].kind > ADZE_OPTIONAL)
+    while (op->fields[f].name && !adze_is_input(&op->fields[f]))
         f++;
     return f;
 }
@@ -91,7 +43,7 @@ static void resize(adze_line *line, int64_t size, size_t *period)
     const int64_t old = x->shape[outer(x)];
     for (int f = 0; op->fields[f].name; f++) {
         adze_tensor *t = adze_line_tensor(line, f);
-        const int d = is_tensor(&op->fields[f]) && t->dtype ? outer(t) : -1;
+        const int d = adze_is_tensor(&op->fields[f]) && t->dtype ? outer(t) : -1;
         if (d < 0 || t->shape[d] != old)
             continue;
         t->shape[d] = size;
@@ -143,7 +95,7 @@ static int rows_are_independent(const adze_line *line, const adze_line *probe)
             adze_reference_make(job[i], want[i]);
     }
     for (int f = 0, out = 0; line->op->fields[f].name && same; f++) {
-        if (!is_out(&line->op->fields[f]))
+        if (!adze_is_output(&line->op->fields[f]))
             continue;
         const int64_t a = adze_count(adze_line_tensor(&job[0]->line, f));
         const int64_t b = adze_count(adze_line_tensor(&job[1]->line, f));
@@ -304,7 +256,7 @@ static const char *make_sets(adze_trial *t)
         t->set_bytes += (t->whole->memory[m].bytes + 255) / 256 * 256;
     }
     t->set_count = count_sets(t);
-    if (cpu && t->set_bytes > physical_memory() / 2) /* it is there twice: to be timed, and to be judged */
+    if (cpu && t->set_bytes > adze_physical_memory() / 2) /* it is there twice: to be timed, and to be judged */
         return "the call is larger than half the memory of this machine";
     t->sets = adze_memory_take(stream, t->set_bytes * (size_t)t->set_count);
     char *image = cpu ? t->sets : malloc(t->set_bytes);
@@ -401,7 +353,7 @@ static const char *judge_whole(adze_trial *t, adze_attempt *a)
     if (!message)
         message = adze_memory_read(stream, image, t->sets, t->set_bytes);
     for (int f = 0, out = 0; op->fields[f].name && !message; f++)
-        if (is_out(&op->fields[f])) {
+        if (adze_is_output(&op->fields[f])) {
             if (t->want[out])
                 judge_sample(t, image + t->set_at[t->whole->memory_of[f]], f, t->want[out], &a->verdict);
             out++;
@@ -469,7 +421,7 @@ static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double 
 {
     const adze_stream stream = t->whole->stream;
     const int nodes = graph_nodes(t, effort);
-    char *other = adze_memory_take(stream, GPU_COLD);
+    char *other = adze_memory_take(stream, ADZE_GPU_COLD);
     const char *message = other ? NULL : "no memory to clear the cache with";
     for (int k = 0; k < t->attempts && !message; k++)
         for (int pdl = 0; pdl < 2 && !message && !t->attempt[k].verdict.why[0]; pdl++)
@@ -480,7 +432,7 @@ static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double 
             void *graph = t->attempt[k / 2].graph[k % 2];
             if (!graph)
                 continue;
-            message = adze_gpu_pass(stream, ADZE_READ, 4, other, other, NULL, GPU_COLD);
+            message = adze_gpu_pass(stream, ADZE_READ, 4, other, other, NULL, ADZE_GPU_COLD);
             if (!message)
                 message = adze_graph_time(stream, graph, &us);
             if (s >= 0)

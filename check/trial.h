@@ -1,9 +1,8 @@
-/* bench.h - calls that are timed just after they were proven, and the ceilings they are held against. */
-#ifndef ADZE_CHECK_BENCH_H
-#define ADZE_CHECK_BENCH_H
+/* trial.h - one call proven, then timed. */
+#ifndef ADZE_CHECK_TRIAL_H
+#define ADZE_CHECK_TRIAL_H
 
-#include "ceiling.h"
-#include "check.h"
+#include "judge.h"
 
 enum { ADZE_TRIAL_KERNELS = 32 };
 
@@ -39,28 +38,5 @@ int adze_trial_make(adze_trial *trial, const adze_line *line, adze_stream stream
                     size_t error_size);
 int adze_trial_time(adze_trial *trial, const adze_effort *effort, char *error, size_t error_size);
 void adze_trial_free(adze_trial *trial);
-size_t adze_cold_bytes(adze_stream stream); /* memory touched between two uses of a line, so that it is not cached */
-const char *adze_commit(void);              /* what this program was built from */
-double adze_now_us(void);
-double adze_median(double *values, int n, double *spread); /* sorts them */
-
-/* ceiling.c, ceiling.cu: what plain loops reach, in bytes per nanosecond. */
-typedef struct adze_ceilings {
-    double rate[ADZE_PASSES]; /* read and written bytes together; two reads to one write, then one to one */
-} adze_ceilings;
-/* Raises the ceilings to what is seen now. A message, or NULL. */
-const char *adze_ceilings_raise(adze_ceilings *ceilings, adze_stream stream);
-double adze_ceiling_of(const adze_ceilings *ceilings, int64_t read, int64_t written);
-
-/* graph.c: calls recorded in a CUDA graph, timed by events. Messages are NULL when all is well. */
-const char *adze_gpu_open(adze_stream *stream); /* makes a stream on its device */
-void adze_gpu_close(adze_stream stream);
-const char *adze_gpu_repeat(void *memory, size_t bytes, size_t total); /* the first bytes, over and over */
-void adze_gpu_pdl(int on);
-const char *adze_graph_begin(adze_stream stream);
-const char *adze_graph_end(adze_stream stream, void **graph);
-const char *adze_graph_time(adze_stream stream, void *graph, double *us);
-void adze_graph_free(void *graph);
-void adze_gpu_describe(int device, char *name, size_t size, size_t *memory);
 
 #endif
