@@ -6,15 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
-}
+#define EXPECT_DETAIL adze_last_error()
+#include "expect.h"
 
 /* The args of rms_norm as they were first published, and those of a version still to come. */
 typedef struct first_args {
@@ -147,6 +140,5 @@ int main(void)
     uint32_t none = 0, part = sizeof(adze_call) - 1;
     expect(call(&none, sizeof none) == ADZE_BAD_ARG, "a size of 0");
     expect(call(&part, sizeof part) == ADZE_BAD_ARG, "a size that is not one");
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }

@@ -7,15 +7,8 @@
 #include <string.h>
 #include <time.h>
 
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
-}
+#define EXPECT_DETAIL adze_last_error()
+#include "expect.h"
 
 static const adze_stream nowhere = {4096, NULL};
 enum { OVERLAP = 1, APART = 0, OTHER = -1 };
@@ -207,6 +200,5 @@ int main(void)
     check_random();
     check_large();
     check_bounded();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }
