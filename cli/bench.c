@@ -15,22 +15,25 @@
 
 static const char help[] =
     "adze bench [OP] [--device cpu|cuda|N] [--dtype bf16|f16|f32] [--quick|--full]\n"
-    "           [--json FILE] [--html FILE] [--against FILE]\n\n"
-    "Times calls that it has just held to the definition: cold (inputs and outputs go through more memory than\n"
-    "the cache holds), kernels in turn, as a median. Each line has the time, the time without overlap of\n"
-    "neighbours (on a GPU: without PDL), how far the quartiles are apart, the rate, and its share of what plain\n"
-    "loops reach in the same run with the same mix of reads and writes.\n\n"
+    "           [--json FILE] [--html FILE] [--peers FILE] [--against FILE]\n\n"
+    "Verifies each call against the definition, then times it with cold caches: inputs and outputs rotate through\n"
+    "more memory than the cache holds. Kernels take turns, and a time is a median. Each row has the time; on a GPU\n"
+    "the time alone, without programmatic dependent launch; the spread, which is the distance between the\n"
+    "quartiles; the rate; and its share of the ceiling. The ceiling is the rate of a plain loop, in the same run, "
+    "with\n"
+    "the same mix of reads and writes: at 100 % the call takes as long as that loop.\n\n"
     "  OP              one op only\n"
     "  --device D      where (default: a GPU, if there is one)\n"
     "  --dtype T       of the lines that leave it open (default: bf16)\n"
     "  --quick         less exact, a few seconds\n"
-    "  --full          longer looks; on the CPU also lines above 400 MB, and kernels for older processors\n"
+    "  --full          longer samples; on the CPU also lines above 400 MB, and kernels for older processors\n"
     "  --json FILE     the machine, the ceilings and every row\n"
-    "  --html FILE     a page with pictures\n"
+    "  --html FILE     a page with pictures, filters and the command that repeats each row\n"
+    "  --peers FILE    show times of PyTorch and others on that page: what bench/compare_torch.py --json wrote here\n"
     "  --against FILE  compare with what --json wrote on such a machine; a loss beyond noise fails\n";
 
 static struct {
-    const char *op, *dtype, *json, *html, *against;
+    const char *op, *dtype, *json, *html, *peers, *against;
     int device, quick, full;
 } options;
 
@@ -38,7 +41,7 @@ static struct {
     adze_report report;
     adze_effort effort;
     int64_t most;                  /* bytes of a line */
-    int progress, skipped, errors; /* a terminal is watching; lines left out; what makes the exit status 1 */
+    int progress, skipped, errors; /* a terminal is watching; lines too large; what makes the exit status 1 */
 } state;
 
 static const double share_most = 1.02; /* of a ceiling; above it the benchmark is wrong */
@@ -49,6 +52,18 @@ static void progress(const char *op, int done, int of)
 {
     if (state.progress)
         fprintf(stderr, "\r%-16s %d/%d\033[K", op, done, of);
+}
+
+/* The page says what has no row, and why. */
+static void leave_out(const char *line, const char *why)
+{
+    adze_report *r = &state.report;
+    adze_left_out *grown = realloc(r->left_out, (size_t)(r->left_out_count + 1) * sizeof *grown);
+    if (!grown)
+        return;
+    r->left_out = grown;
+    snprintf(grown[r->left_out_count].line, sizeof grown->line, "%s", line);
+    snprintf(grown[r->left_out_count++].why, sizeof grown->why, "%s", why);
 }
 
 static void complain(const char *what, const char *why, const char *line)
@@ -117,6 +132,8 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *line
     row->us_alone = a->us_alone;
     row->spread = a->spread;
     row->gbps = (double)(t->read + t->written) / a->us / 1000;
+    row->ulps = a->verdict.ulps;
+    row->error = a->verdict.worst;
 }
 
 static void bench_line(const adze_op *op, adze_stream stream, const char *text)
@@ -125,6 +142,7 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
     adze_line line;
     snprintf(full, sizeof full, "%s %s", op->name, text);
     if (!adze_line_parse(&line, NULL, full, error, sizeof error)) {
+        leave_out(full, error);
         complain(op->name, error, full);
         return;
     }
@@ -134,20 +152,26 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
     const int64_t bytes = laid_out ? adze_job_bytes(job, &read, &written) : 0;
     free(job);
     if (bytes > state.most) {
+        snprintf(error, sizeof error, "it moves %lld MB; --full times lines above %lld MB",
+                 (long long)(bytes / 1000000), (long long)(state.most / 1000000));
+        leave_out(full, error);
         state.skipped++;
         return;
     }
     adze_trial trial;
-    if (!adze_trial_make(&trial, &line, stream, options.full || stream.device != ADZE_CPU, error, sizeof error) ||
-        !adze_trial_time(&trial, &state.effort, error, sizeof error))
+    if (!adze_trial_make(&trial, &line, stream, !state.report.one_kernel, error, sizeof error) ||
+        !adze_trial_time(&trial, &state.effort, error, sizeof error)) {
+        leave_out(full, error);
         complain(op->name, error, full);
+    }
     for (int k = 0; k < trial.attempts; k++) {
         const adze_attempt *a = &trial.attempt[k];
         char name[80];
         snprintf(name, sizeof name, "%s.%s", op->name, a->kernel->name);
-        if (a->verdict.why[0])
+        if (a->verdict.why[0]) {
+            leave_out(full, a->verdict.why);
             complain(name, a->verdict.why, full);
-        else if (a->us > 0)
+        } else if (a->us > 0)
             add_row(&trial, a, full);
     }
     adze_trial_free(&trial);
@@ -237,6 +261,7 @@ static void choose_effort(int cpu)
                                               {{3, 3000}, {5, 10000}, {9, 50000}}};
     const int level = options.quick ? 0 : options.full ? 2 : 1;
     state.effort = efforts[cpu][level];
+    state.report.one_kernel = cpu && !options.full;
     state.most = !cpu || options.full ? INT64_MAX : options.quick ? 150000000 : 400000000;
 }
 
@@ -294,6 +319,8 @@ static int measure(adze_stream stream, const adze_record *record)
         fprintf(stderr, "adze bench: '%s' cannot be written\n", options.json);
         status = 2;
     }
+    if (options.peers && !adze_peers_read(&state.report, options.peers))
+        status = 2;
     if (options.html && !adze_html_write(&state.report, options.html)) {
         fprintf(stderr, "adze bench: '%s' cannot be written\n", options.html);
         status = 2;
@@ -302,6 +329,7 @@ static int measure(adze_stream stream, const adze_record *record)
     if (lost < 0)
         complain_of_record();
     free(state.report.rows);
+    free(state.report.left_out);
     return lost < 0 ? 2 : lost > 0 && status == 0 ? 1 : status;
 }
 
@@ -314,6 +342,11 @@ static int bench(adze_stream stream)
     const time_t now = time(NULL);
     strftime(state.report.date, sizeof state.report.date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     adze_machine_ask(&state.report.machine, stream.device);
+    state.report.dtype = options.dtype;
+    snprintf(state.report.device, sizeof state.report.device, stream.device == ADZE_CPU ? "cpu" : "%d",
+             stream.device);
+    if (options.peers && !adze_peers_read(&state.report, options.peers)) /* refused before anything is timed */
+        return 2;
     if (options.against && !adze_record_read(&record, options.against, &state.report.machine))
         return 2;
     if (options.against && !has_common_line(&record))
@@ -335,6 +368,7 @@ int adze_cli_bench(int argc, char **argv)
         {.name = "--full", .flag = &options.full},
         {.name = "--json", .text = &options.json},
         {.name = "--html", .text = &options.html},
+        {.name = "--peers", .text = &options.peers},
         {.name = "--against", .text = &options.against},
         {.name = NULL},
     };
@@ -349,6 +383,10 @@ int adze_cli_bench(int argc, char **argv)
     }
     if (options.op && !adze_find_op(options.op, strlen(options.op))) {
         fprintf(stderr, "adze bench: no op is called '%s'\n", options.op);
+        return 2;
+    }
+    if (options.peers && !options.html) {
+        fprintf(stderr, "adze bench: --peers is for the page of --html, which is not asked for\n");
         return 2;
     }
     adze_stream stream = {options.device, NULL};
