@@ -158,7 +158,8 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
     BAD("a huge size", call->size = 1u << 30, ADZE_BAD_ARG, "call.size");
     BAD("an unknown flag", call->flags = 0x80, ADZE_BAD_ARG, "flags");
     BAD("a size below the first", call->size = (uint32_t)op->first_size - 4, ADZE_BAD_ARG, "it must be at least");
-    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG, "a newer one");
+    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG,
+        "a field of a newer adze.h");
     if (op->scratch && job->scratch)
         BAD("scratch too small", call->scratch_size--, ADZE_SCRATCH, "scratch has");
     const adze_stream nowhere = {4096, NULL};

@@ -61,11 +61,12 @@ static const char *const good[] = {
 };
 
 static const adze_bad_case bad[] = {
-    {"x=bf16[3,9] out=bf16[3,4]", ADZE_BAD_ARG, "rows of x have 9 elements"},
+    {"x=bf16[3,9] out=bf16[3,4]", ADZE_BAD_ARG, "x has 9 elements in its last dimension, it must be even"},
     {"x=bf16[3,8] value=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "value has 7 in dimension 1"},
     {"x=bf16[3,8] value=f32[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "value is f32"},
     {"x=bf16[3,8] value=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "value has rank 1"},
-    {"x=bf16[3,8] value=bf16[3,8] value_first=1 out=bf16[3,8]", ADZE_BAD_ARG, "x is not packed"},
+    {"x=bf16[3,8] value=bf16[3,8] value_first=1 out=bf16[3,8]", ADZE_BAD_ARG,
+     "value_first is 1, it must be 0 when value is given"},
     {"x=bf16[3,8] value_first=2 out=bf16[3,4]", ADZE_BAD_ARG, "value_first is 2"},
     {"x=bf16[3,8] act=8 out=bf16[3,4]", ADZE_BAD_ARG, "act is 8"},
     {"x=bf16[3,8] rounding=1 out=bf16[3,4]", ADZE_BAD_ARG, "rounding is 1"},

@@ -202,7 +202,7 @@ static int read_flags(reader *r, adze_line *line)
     static const adze_word words[] = {{"const_weights", ADZE_CONST_WEIGHTS}, {NULL, 0}};
     static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words, {0}};
     if (((const adze_call *)(const void *)line->args)->flags)
-        return fail(r, "flags are given twice");
+        return fail(r, "flags is given twice");
     r->at += strlen("flags=");
     return read_number(r, line, &flags);
 }

@@ -126,7 +126,7 @@
         {"x=bf16[3,8] scale=bf16[3,1] out=bf16[3,8]", ADZE_BAD_ARG, "scale has 1 in dimension 1"},                   \
         {"x=bf16[3,8] scale=bf16[1,3,8] out=bf16[3,8]", ADZE_BAD_ARG, "scale has rank 3"},                           \
         {"x=bf16[3,8] sum=bf16[3,8] out=bf16[3,8]", ADZE_BAD_ARG, "sum must be absent"},                             \
-        {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64"},                                   \
+        {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64, it must be 0 or a sum of 1, 2"},    \
         {"x=bf16[3,8] eps=-1 out=bf16[3,8]", ADZE_BAD_ARG, "eps is -1"},                                             \
         {"x=bf16[3,8] out_dtype=2 out=f16[3,8]", ADZE_BAD_DTYPE, "out_dtype is f16"},                                \
         {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},                                                             \

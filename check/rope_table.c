@@ -40,7 +40,7 @@ static const adze_bad_case bad[] = {
     {"pos=i64[5,0] freq=f32[8]", ADZE_BAD_ARG, "pos has 0 axes"},
     {"pos=i64[] freq=f32[8]", ADZE_BAD_ARG, "rank 0"},
     {"pos=i64[5,1] freq=bf16[8]", ADZE_BAD_DTYPE, "freq is bf16"},
-    {"pos=i4[4096,4] freq=f32[8]", ADZE_BAD_DTYPE, "pos has the unknown dtype 6"},
+    {"pos=i4[4096,4] freq=f32[8]", ADZE_BAD_DTYPE, "pos has dtype 6, which no op takes"},
     {"pos=i64[5,1] freq=f32[1,8]", ADZE_BAD_ARG, "freq has rank 2"},
     {"pos=i64[5,2] freq=f32[8] axis=i64[8]", ADZE_BAD_DTYPE, "axis is i64"},
     {"pos=i64[5,2] freq=f32[8] axis=i32[7]", ADZE_BAD_ARG, "axis has rank 1 and 7 elements, freq has 8"},

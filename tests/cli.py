@@ -108,8 +108,8 @@ def lines(adze):
         "rms_norm x=bf16[4,8] values:tiny values:zero": "values: is given twice",
         "rms_norm x=bf16[4,8] flags=nosuch": "flags must be a whole number or one of const_weights",
         "rms_norm x=bf16[4,8] flags=": "a whole number is expected",
-        "rms_norm x=bf16[4,8] flags=128": "flags are 0x80",
-        "rms_norm x=bf16[4,8] flags=1 flags=1": "flags are given twice",
+        "rms_norm x=bf16[4,8] flags=128": "flags is 0x80, it must be 0 or ADZE_CONST_WEIGHTS",
+        "rms_norm x=bf16[4,8] flags=1 flags=1": "flags is given twice",
         "glu x=bf16[4,8] act=nosuch": "act must be a whole number or one of silu",
     }
     for line, text in bad.items():
