@@ -20,8 +20,8 @@ typedef struct kernel_row { /* of the report */
 static struct {
     const adze_check_options *options;
     adze_tally tally;
-    int progress;               /* a terminal is watching */
-    unsigned turn;              /* of the ways in which outputs may be inputs */
+    int progress;               /* standard error is a terminal */
+    unsigned turn;              /* counts the calls whose outputs are inputs */
     adze_dependency dependency; /* open on GPUs whose kernels overlap */
 } state;
 
@@ -135,7 +135,7 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
     adze_job_delete(job);
 }
 
-/* Calls that every op must refuse, made from a good one: each changes one thing. */
+/* Calls that every op must refuse: a valid one with one change each. */
 static void check_bad_calls(const adze_op *op, adze_stream stream, const char *text)
 {
     char error[256];
@@ -214,7 +214,7 @@ static void check_bad_lines(const adze_suite *suite, adze_stream stream)
     }
 }
 
-/* Calls above 2^31 elements: rows that repeat a proven call's, and a sample of what comes out. */
+/* Calls above 2^31 elements: rows that repeat those of a verified call, and a sample of the outputs. */
 static void check_huge(const adze_suite *suite, int device)
 {
     const adze_effort once = {1, 0};
@@ -284,7 +284,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     }
 }
 
-/* What was asked for by name and is not here has failed. */
+/* A device that was named and is missing is a failure. */
 static void check_device(int device)
 {
     const adze_stream stream = {device, NULL};

@@ -1,8 +1,8 @@
 /* dependency.c - each CUDA kernel between a slow producer of all it reads and a consumer of what it writes.
 
    At first the call's inputs hold other values. The producer lets the kernel start at once, and writes the true
-   inputs much later, over outputs and scratch as well: whoever did not wait has read the wrong values, or written too
-   early. */
+   inputs much later, over outputs and scratch as well: a kernel that did not wait has read the wrong values, or
+   written too early. */
 #include "dependency.h"
 
 #include "gpu.h"
@@ -42,7 +42,7 @@ void adze_dependency_close(adze_dependency *d)
     memset(d, 0, sizeof *d);
 }
 
-/* What ADZE_CONST_WEIGHTS is about. */
+/* The inputs that ADZE_CONST_WEIGHTS calls constant. */
 static int is_constant(const char *name)
 {
     static const char *const names[] = {"weight", "q_weight", "k_weight", "bias", "cos", "sin"};
@@ -142,7 +142,7 @@ static const char *prepare(const adze_dependency *d, const adze_job *job, uint32
         consumed->part[consumed->count++].bytes = memory->bytes;
         at += aligned(memory->bytes);
     }
-    if (scratch && !message) { /* which holds what the last run left, and that may be right */
+    if (scratch && !message) { /* it still holds the last run's values, which may be right */
         memset(image, NAN_BYTES, scratch);
         message = adze_memory_write(d->stream, job->scratch, image, scratch);
         memset(image, FINITE_BYTES, scratch);
@@ -186,7 +186,7 @@ static const char *run_in_graph(const adze_dependency *d, const adze_job *job, c
     return message;
 }
 
-/* Compares with what adze_judge() left, and says which tensor the first other byte is in. */
+/* Compares with the result of adze_judge(), and names the tensor of the first byte that differs. */
 static const char *compare(const adze_job *job, const adze_copies *consumed, adze_stream stream, char *why,
                            size_t size)
 {
@@ -217,7 +217,7 @@ void adze_dependency_run(adze_dependency *d, const adze_job *job, const adze_ker
 {
     adze_copies produced, consumed;
     size_t scratch;
-    /* NaN and finite values in turn: a maximum may pass over the one, a clamp over the other. */
+    /* NaN and finite values in turn: a maximum may hide a NaN, and a clamp a finite value. */
     const int byte = in_graph == !(flags & ADZE_CONST_WEIGHTS) ? FINITE_BYTES : NAN_BYTES;
     char differs[128] = "";
     const size_t bytes = total(job, &scratch);

@@ -44,7 +44,7 @@ void adze_job_image(const adze_memory *m, uint64_t poison, char *image)
 }
 
 /* Starts from the inputs, poisons what outputs alone own, runs, reads back. The poison differs from run to
-   run, so an element that is never written cannot look the same twice. */
+   run, so an element that is never written differs between two runs. */
 static const char *run_once(adze_job *job, const adze_kernel *kernel, uint64_t poison)
 {
     const adze_op *op = job->line.op;
@@ -87,7 +87,7 @@ static void judge_untouched(const adze_job *job, adze_verdict *v)
 }
 
 /* Whether a stored value is within the bound of the definition's, plus half a unit for the rounding of the
-   store. A finite value without a finite bound says nothing: no kernel is within it. */
+   store. A finite value without a finite bound verifies nothing, so no kernel passes it. */
 double adze_error_share(int dtype, double got, adze_value want, double *ulps)
 {
     *ulps = 0;

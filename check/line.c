@@ -18,6 +18,12 @@ static int fail(reader *r, const char *what)
     return 0;
 }
 
+static void add_name(char *list, size_t size, const char *name)
+{
+    const size_t n = strlen(list);
+    snprintf(list + n, size - n, "%s%s", n ? ", " : "", name);
+}
+
 static size_t word_length(const char *at)
 {
     return strspn(at, "abcdefghijklmnopqrstuvwxyz_0123456789");
@@ -45,7 +51,11 @@ static int read_dtype(reader *r, int32_t *dtype)
             *dtype = d;
             return 1;
         }
-    return fail(r, "a dtype is expected");
+    char names[160] = "", what[240];
+    for (int d = ADZE_NONE; d <= ADZE_F64; d++)
+        add_name(names, sizeof names, adze_dtype_name(d));
+    snprintf(what, sizeof what, "a dtype is expected, one of %s,", names);
+    return fail(r, what);
 }
 
 adze_tensor *adze_line_tensor(adze_line *line, int field)
@@ -66,7 +76,7 @@ static int read_tensor(reader *r, adze_line *line, int field)
         return r->at--, fail(r, "'[' is expected");
     while (*r->at != ']') {
         if (t->rank == 5)
-            return fail(r, "more than 5 dimensions");
+            return fail(r, "a tensor has at most 5 dimensions");
         if (!read_int(r, &t->shape[t->rank]))
             return 0;
         if (*r->at == ':') {
@@ -87,7 +97,7 @@ static int read_tensor(reader *r, adze_line *line, int field)
     for (int d = t->rank - 1; d >= 0 && !strides; d--) {
         t->stride[d] = stride;
         if (__builtin_mul_overflow(stride, t->shape[d] ? t->shape[d] : 1, &stride))
-            return fail(r, "the sizes overflow");
+            return fail(r, "the product of the sizes does not fit 64 bits");
     }
     if (*r->at != '@')
         return 1;
@@ -106,12 +116,6 @@ static int read_tensor(reader *r, adze_line *line, int field)
     if (line->base[field] < 0 && (line->offset[field] < 0 || line->offset[field] > 64))
         return fail(r, "an offset of 0 to 64 elements is expected");
     return 1;
-}
-
-static void add_name(char *list, size_t size, const char *name)
-{
-    const size_t n = strlen(list);
-    snprintf(list + n, size - n, "%s%s", n ? ", " : "", name);
 }
 
 static int fail_word(reader *r, const adze_field *f)
@@ -162,10 +166,10 @@ static int check_bases(reader *r, const adze_line *line)
         while (line->base[at] >= 0 && steps++ < ADZE_FIELDS_MAX) {
             at = line->base[at];
             if (!line->given[at])
-                return fail(r, "a tensor lies in one that is not given");
+                return fail(r, "a tensor is placed in one that is not given");
         }
         if (line->base[at] >= 0)
-            return fail(r, "tensors lie in one another");
+            return fail(r, "tensors are placed in one another");
     }
     return 1;
 }
@@ -231,7 +235,22 @@ static int read_word(reader *r, adze_line *line)
         r->at += n + 1;
         return field->kind <= ADZE_OUT_OPTIONAL ? read_tensor(r, line, f) : read_number(r, line, field);
     }
-    return fail(r, "no field of the op has this name");
+    char names[320] = "";
+    for (int f = 0; line->op->fields[f].name; f++)
+        add_name(names, sizeof names, line->op->fields[f].name);
+    snprintf(r->error, r->error_size, "%s has no field '%.*s', it must be one of %s", line->op->name,
+             n < 24 ? (int)n : 24, r->at, names);
+    return 0;
+}
+
+static int fail_op(reader *r, size_t length)
+{
+    char names[320] = "";
+    for (const adze_op *const *op = adze_ops; *op; op++)
+        add_name(names, sizeof names, (*op)->name);
+    snprintf(r->error, r->error_size, "no op is called '%.*s', it must be one of %s", length < 24 ? (int)length : 24,
+             r->at, names);
+    return 0;
 }
 
 int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *error, size_t error_size)
@@ -245,7 +264,7 @@ int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *
         const size_t n = word_length(r.at);
         op = adze_find_op(r.at, n);
         if (!op)
-            return fail(&r, "no op has this name");
+            return fail_op(&r, n);
         r.at += n;
     }
     line->op = op;

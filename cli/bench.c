@@ -1,4 +1,4 @@
-/* bench.c - `adze bench`: times the bench lines of every op, and writes down what it found. */
+/* bench.c - `adze bench`: times the bench lines of every op, and records the results. */
 #include "cli.h"
 #include "gpu.h"
 #include "record.h"
@@ -41,7 +41,7 @@ static struct {
     adze_report report;
     adze_effort effort;
     int64_t most;                  /* bytes of a line */
-    int progress, skipped, errors; /* a terminal is watching; lines too large; what makes the exit status 1 */
+    int progress, skipped, errors; /* standard error is a terminal; lines too large; errors make the exit status 1 */
 } state;
 
 static const double share_most = 1.02; /* of a ceiling; above it the benchmark is wrong */
@@ -54,7 +54,7 @@ static void progress(const char *op, int done, int of)
         fprintf(stderr, "\r%-16s %d/%d\033[K", op, done, of);
 }
 
-/* The page says what has no row, and why. */
+/* For the page: a call without a row, and why. */
 static void leave_out(const char *line, const char *why)
 {
     adze_report *r = &state.report;
@@ -198,8 +198,9 @@ static double find_shares(void)
     return most;
 }
 
-/* The ceilings are looked at again before every op and at the end: neighbours on the machine come and go. A call that
-   is faster than they are may have met a quieter machine, so they get more tries before it counts as a fault. */
+/* The ceilings are measured again before every op and at the end, since the load of the machine changes. When a call
+   is faster than its ceiling, the load may have been lower, so the ceilings are measured more often before it counts
+   as an error. */
 static void walk(adze_stream stream)
 {
     for (const adze_suite *const *s = adze_suites; *s; s++) {
@@ -274,7 +275,7 @@ static void keep_memory(void)
 #endif
 }
 
-/* Whether a file can be written, asked before anything is timed. What is in it stays. */
+/* Whether a file can be written, before anything is timed. Its content is kept. */
 static int can_write(const char *path)
 {
     if (!path)
@@ -333,7 +334,7 @@ static int measure(adze_stream stream, const adze_record *record)
     return lost < 0 ? 2 : lost > 0 && status == 0 ? 1 : status;
 }
 
-/* All that can be refused is refused before anything is timed. */
+/* Bad options and files are refused before anything is timed. */
 static int bench(adze_stream stream)
 {
     adze_record record = {0};

@@ -153,7 +153,7 @@ static int next_in_series(const adze_report *r, const picture *p, int row, doubl
     return best;
 }
 
-/* What the filters of the page look at. */
+/* The attributes that the filters of the page read. */
 static void put_filter(FILE *f, const adze_bench_row *row)
 {
     fprintf(f, " data-op=\"%s\" data-dtype=\"%s\" data-kernel=\"%s\"", row->op, row->dtype, row->kernel);

@@ -111,7 +111,7 @@ static const adze_bench_row *find_row(const adze_report *report, const adze_reco
     return NULL;
 }
 
-/* A loss is noise up to what both runs spread, and 3 % more. */
+/* A loss counts beyond the spread of both runs and 3 %. */
 int adze_record_compare(const adze_record *record, const adze_report *report)
 {
     int rows = 0, lost = 0, gained = 0;

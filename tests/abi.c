@@ -129,7 +129,8 @@ int main(void)
     expect(call(&newer, sizeof newer) == ADZE_OK && memcmp(out, today, sizeof out) == 0,
            "a newer struct whose new fields are zero");
     newer.number = 1;
-    expect(call(&newer, sizeof newer) == ADZE_BAD_ARG && strstr(adze_last_error(), "belongs to a field of a newer adze.h"),
+    expect(call(&newer, sizeof newer) == ADZE_BAD_ARG &&
+               strstr(adze_last_error(), "belongs to a field of a newer adze.h"),
            "a newer struct with a field that is not known is refused");
     expect(out[0][0] == out[1][0] && memcmp(out[0], out[1], sizeof out[0]) == 0, "and nothing is written");
     newer.number = 0, newer.another.dtype = ADZE_F32;

@@ -35,7 +35,7 @@ static inline int expect_report(void)
     return expectations.failed != 0;
 }
 
-/* ThreadSanitizer has a thread of its own, which comes when it likes, and takes no threads after a fork. */
+/* ThreadSanitizer has a thread of its own, which may start at any time, and it allows no threads after a fork. */
 #ifdef __SANITIZE_THREAD__
 enum { UNDER_TSAN = 1 };
 #else

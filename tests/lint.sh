@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh - the habits of the house, as far as a machine can see them. The last line counts.
+# lint.sh - formats, static analysis, layers and other rules that a program can check. The last line has the counts.
 set -u
 cd "$(dirname "$0")/.."
 PATH=$PWD/build/venv/bin:$PATH
@@ -20,7 +20,7 @@ skip() {
 of_version() { command -v "$1" >/dev/null && "$1" --version | grep -q "version $2\."; }
 files() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
 
-# What these two say differs from version to version; the tree is held to one.
+# The findings of these two differ between versions, so one version is required.
 if of_version clang-format 14; then
     report clang-format "$(files '*.[ch]' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror 2>&1 | grep 'error:')"
 else

@@ -146,7 +146,7 @@ static void check_large(void)
         int64_t rows, out_stride, x_stride, x_at;
         int due;
     } cases[] = {
-        {"rows beside rows of the same stride", (int64_t)1 << 30, 16, 16, 8, APART},
+        {"rows next to rows of the same stride", (int64_t)1 << 30, 16, 16, 8, APART},
         {"rows between rows of twice the stride", (int64_t)1 << 30, 32, 16, 8, APART},
         {"the same, the other way round", (int64_t)1 << 30, 16, 32, 8, APART},
         {"strides with a common part that leaves them room", (int64_t)1 << 30, 48, 64, 8, APART},
@@ -179,7 +179,7 @@ static void check_large(void)
     }
 }
 
-/* Three strides of each side that divide nothing: the search is bounded, whatever it finds. */
+/* Three strides of each tensor without a common divisor: the search is bounded in any case. */
 static void check_bounded(void)
 {
     adze_activation_args a = {.call = ADZE_CALL(activation), .act = ADZE_ACT_SILU};

@@ -50,7 +50,7 @@ other_arch() { # into $arch, and into $cpu what qemu calls it: there, `rep movsb
     case $(uname -m) in
     x86_64) arch=aarch64 cpu=max ;;
     aarch64) arch=x86_64 cpu=max,-erms ;;
-    *) skip "$(uname -m) has no other architecture to stand beside it" ;;
+    *) skip "$(uname -m) is neither x86_64 nor aarch64: there is no cross build" ;;
     esac
 }
 
@@ -142,7 +142,7 @@ test_python() {
     PYTHONPATH=python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 pytest -q -p no:cacheprovider -p no:logging -rs \
         "python/tests/test_$1.py" || [ $? = 5 ] # 5: the module was skipped
 }
-# Of a CUDA program; without a GPU it says so and skips.
+# A CUDA program, which skips itself where there is no GPU.
 step_cuda-graph() {
     about 'first calls in a CUDA graph, on a GPU'
     need nvcc
