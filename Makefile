@@ -163,8 +163,8 @@ $(B)/%.o: %.c $(B)/flags
 	@echo "  CC    $<"
 	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
 $(B)/cli/info.o: DEFINE = -DADZE_CUDA_CODE='"$(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))"'
-$(B)/check/bench.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
-$(B)/check/bench.o: $(B)/commit
+$(B)/cli/machine.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
+$(B)/cli/machine.o: $(B)/commit
 
 # Files that change when their text does, so that other flags, a vanished source or a new commit rebuild what they touch.
 # `make install`, often run by another user, takes what is there.

@@ -1,10 +1,10 @@
 /* activation: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 /* One activation: an odd size, the tails, infinities and NaN, values near zero. */
 #define EACH(act)                                                                                                    \
-    "x=$[7,123] act=" act, "x=$[3,1024] act=" act " mood:wide", "x=$[5,520] act=" act " mood:special",               \
-        "x=$[2,256] act=" act " mood:tiny", "x=$[40,1001] act=" act " mood:outlier"
+    "x=$[7,123] act=" act, "x=$[3,1024] act=" act " values:wide", "x=$[5,520] act=" act " values:special",           \
+        "x=$[2,256] act=" act " values:tiny", "x=$[40,1001] act=" act " values:outlier"
 
 static const char *const good[] = {
     EACH("silu"),
@@ -29,8 +29,8 @@ static const char *const good[] = {
     "x=$[3,5000] act=gelu_tanh",
     "x=$[1,100003] act=gelu",
     "x=$[9,16384] act=relu2",
-    "x=$[4,64] act=silu mood:equal",
-    "x=$[4,64] act=gelu mood:zero",
+    "x=$[4,64] act=silu values:equal",
+    "x=$[4,64] act=gelu values:zero",
     /* views */
     "out=$[7:130,123:1] x=$[7:128,123:1] act=silu",
     "out=$[7:136,128:1] x=$[7:256,128:1] act=gelu",

@@ -1,14 +1,9 @@
 /* alias.c - lines whose outputs are inputs, from the table of fields: every way that it allows, and every one that
    must be refused. */
-#include "check.h"
+#include "alias.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static int is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
 
 int adze_may_be(const adze_field *out, const adze_field *in)
 {
@@ -24,8 +19,7 @@ static int fits(const adze_job *job, int out, int other)
     const adze_field *fields = job->line.op->fields;
     const adze_tensor *a = (const void *)(job->line.args + fields[out].offset);
     const adze_tensor *b = (const void *)(job->line.args + fields[other].offset);
-    if (out == other || fields[other].kind > ADZE_OUT_OPTIONAL || !a->dtype || a->dtype != b->dtype ||
-        a->rank != b->rank)
+    if (out == other || !adze_is_tensor(&fields[other]) || !a->dtype || a->dtype != b->dtype || a->rank != b->rank)
         return 0;
     for (int d = 0; d < a->rank; d++)
         if (a->shape[d] != b->shape[d] || b->shape[d] == 0 || (b->shape[d] > 1 && b->stride[d] == 0))
@@ -80,7 +74,8 @@ int adze_alias_line(const adze_op *op, const char *text, int n, char *to, size_t
             size_t at = (size_t)snprintf(to, size, "%s", text);
             for (int f = 0; op->fields[f].name; f++) {
                 int inputs[ADZE_FIELDS_MAX];
-                const int count = is_out(&op->fields[f]) ? choices(job, f, inputs) : 0, digit = rest % (count + 1);
+                const int count = adze_is_output(&op->fields[f]) ? choices(job, f, inputs) : 0,
+                          digit = rest % (count + 1);
                 rest /= count + 1;
                 if (digit == 0 || at >= size)
                     continue;
@@ -99,12 +94,12 @@ int adze_alias_refused(const adze_job *job, int n, void *args, const adze_field 
 {
     const adze_op *op = job->line.op;
     for (int f = 0; op->fields[f].name; f++)
-        for (int g = 0; op->fields[g].name && is_out(&op->fields[f]); g++) {
+        for (int g = 0; op->fields[g].name && adze_is_output(&op->fields[f]); g++) {
             if (!fits(job, f, g) || adze_may_be(&op->fields[f], &op->fields[g]) || !alone(job, g) || n-- > 0)
                 continue;
             memcpy(args, job->args, op->args_size);
             memcpy((char *)args + op->fields[f].offset, job->args + op->fields[g].offset, sizeof(adze_tensor));
-            const int swapped = g < f && is_out(&op->fields[g]); /* of two outputs the first is named first */
+            const int swapped = g < f && adze_is_output(&op->fields[g]); /* of two outputs the first is named first */
             *out = &op->fields[swapped ? g : f], *other = &op->fields[swapped ? f : g];
             return 1;
         }

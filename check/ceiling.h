@@ -1,4 +1,4 @@
-/* ceiling.h - plain passes over memory, on a GPU by ceiling.cu. */
+/* ceiling.h - plain passes over memory, on a GPU by ceiling.cu, and what they reach. */
 #ifndef ADZE_CHECK_CEILING_H
 #define ADZE_CHECK_CEILING_H
 
@@ -15,6 +15,14 @@ typedef enum adze_pass { ADZE_READ, ADZE_TWO_READS, ADZE_COPY, ADZE_WRITE, ADZE_
 enum { ADZE_GPU_VARIANTS = 8 };
 const char *adze_gpu_pass(adze_stream stream, adze_pass pass, int variant, void *out, const void *a, const void *b,
                           size_t bytes);
+
+/* What plain loops reach, in bytes per nanosecond. */
+typedef struct adze_ceilings {
+    double rate[ADZE_PASSES]; /* read and written bytes together; two reads to one write, then one to one */
+} adze_ceilings;
+/* Raises the ceilings to what is seen now. A message, or NULL. */
+const char *adze_ceilings_raise(adze_ceilings *ceilings, adze_stream stream);
+double adze_ceiling_of(const adze_ceilings *ceilings, int64_t read, int64_t written);
 
 #ifdef __cplusplus
 }

@@ -1,183 +1,16 @@
 /* check.c - every op x case x dtype x kernel, against the definition. */
+#include "check.h"
+
+#include "alias.h"
 #include "dependency.h"
+#include "gpu.h"
+#include "suite.h"
+#include "trial.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define X(name) &adze_suite_##name,
-const adze_suite *const adze_suites[] = {ADZE_OPS(X) NULL};
-#undef X
-
-static const char *const dtypes[] = {"f32", "f16", "bf16"};
-
-static int is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
-
-/* One array per output field; NULL where it is absent. */
-void adze_reference_make(const adze_job *job, adze_value **want)
-{
-    const adze_op *op = job->line.op;
-    int n = 0;
-    for (int f = 0; op->fields[f].name; f++) {
-        if (!is_out(&op->fields[f]))
-            continue;
-        const adze_tensor *t = (const void *)(job->line.args + op->fields[f].offset);
-        want[n++] = t->dtype ? calloc((size_t)adze_count(t) + 1, sizeof **want) : NULL;
-    }
-    op->reference(job->line.args, want);
-}
-
-void adze_reference_free(adze_value **want)
-{
-    for (int i = 0; i < ADZE_FIELDS_MAX; i++)
-        free(want[i]);
-}
-
-static uint64_t word_at(const char *bytes)
-{
-    uint64_t word;
-    memcpy(&word, bytes, sizeof word);
-    return word;
-}
-
-void adze_job_image(const adze_memory *m, uint64_t poison, char *image)
-{
-    for (size_t i = 0; i < m->bytes; i += sizeof poison) {
-        const uint64_t alone = word_at(m->outputs + i) & ~word_at(m->inputs + i);
-        const uint64_t word = (word_at(m->origin + i) & ~alone) | (poison & alone);
-        memcpy(image + i, &word, sizeof word);
-    }
-}
-
-/* Starts from the inputs, poisons what outputs alone own, runs, reads back. The poison differs from run to
-   run, so an element that is never written cannot look the same twice. */
-static const char *run_once(adze_job *job, const adze_kernel *kernel, uint64_t poison)
-{
-    const adze_op *op = job->line.op;
-    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
-        adze_memory *m = &job->memory[f];
-        if (!m->origin)
-            continue;
-        adze_job_image(m, poison, m->result);
-        const char *message = adze_memory_write(job->stream, m->work, m->result, m->bytes);
-        if (message)
-            return message;
-    }
-    if (adze_dispatch_to(op, kernel, job->stream, job->args) != ADZE_OK)
-        return adze_last_error();
-    const char *message = adze_memory_sync(job->stream);
-    for (int f = 0; f < ADZE_FIELDS_MAX && !message; f++)
-        if (job->memory[f].origin)
-            message = adze_memory_read(job->stream, job->memory[f].result, job->memory[f].work, job->memory[f].bytes);
-    return message;
-}
-
-/* Bytes that no output owns must be as they were: guards, gaps between rows, inputs. */
-static void judge_untouched(const adze_job *job, adze_verdict *v)
-{
-    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
-        const adze_memory *m = &job->memory[f];
-        if (!m->origin)
-            continue;
-        size_t i = 0;
-        while (i < m->bytes && !((word_at(m->result + i) ^ word_at(m->origin + i)) & ~word_at(m->outputs + i)))
-            i += sizeof(uint64_t);
-        while (i < m->bytes && (m->outputs[i] || m->result[i] == m->origin[i]))
-            i++;
-        if (i < m->bytes) {
-            snprintf(v->why, sizeof v->why, "wrote outside the outputs, %lld bytes from the start of %s",
-                     (long long)i - (long long)m->data_at, job->line.op->fields[f].name);
-            return;
-        }
-    }
-}
-
-/* Whether a stored value is within the bound of the definition's, plus half a unit for the rounding of the
-   store. A finite value without a finite bound says nothing: no kernel is within it. */
-double adze_error_share(int dtype, double got, adze_value want, double *ulps)
-{
-    *ulps = 0;
-    if (isnan(want.v) || isnan(got))
-        return isnan(want.v) && isnan(got) ? 0 : INFINITY;
-    if (!isfinite(want.e)) {
-        if (isfinite(want.v))
-            return INFINITY;
-        want.e = 0; /* an infinity is exact */
-    }
-    const double ulp = adze_dtype_ulp(dtype, fabs(want.v) + want.e);
-    if (isinf(got) || isinf(want.v)) {
-        const double top = adze_round_to(dtype, want.v + want.e), bottom = adze_round_to(dtype, want.v - want.e);
-        return got == top || got == bottom ? 0 : INFINITY;
-    }
-    *ulps = fabs(got - want.v) / ulp;
-    return fabs(got - want.v) / (want.e + 0.5 * ulp);
-}
-
-static void judge_values(const adze_job *job, adze_value *const *want, adze_verdict *v)
-{
-    const adze_op *op = job->line.op;
-    int n = 0;
-    for (int f = 0; op->fields[f].name; f++) {
-        if (!is_out(&op->fields[f]))
-            continue;
-        const adze_value *values = want[n++];
-        adze_tensor t = *(const adze_tensor *)(const void *)(job->line.args + op->fields[f].offset);
-        if (!t.dtype)
-            continue;
-        const adze_memory *m = &job->memory[job->memory_of[f]];
-        t.data = m->result + ((char *)t.data - m->origin);
-        const int64_t count = adze_count(&t);
-        for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, &t)) {
-            const adze_value due = values[w.i];
-            double ulps;
-            const double got = adze_get(&t, w.at), share = adze_error_share(t.dtype, got, due, &ulps);
-            if (share > v->worst)
-                v->worst = share;
-            if (ulps > v->ulps)
-                v->ulps = ulps;
-            if (share > 1 && !v->why[0] && isfinite(due.v) && !isfinite(due.e))
-                snprintf(v->why, sizeof v->why, "%s, element %lld: the definition gives %.9g with the bound %g",
-                         op->fields[f].name, (long long)w.i, due.v, due.e);
-            if (share > 1 && !v->why[0])
-                snprintf(v->why, sizeof v->why,
-                         "%s[%lld,%lld,%lld,%lld,%lld] is %.9g, must be %.9g: off by %.2f ulp, allowed %.2f",
-                         op->fields[f].name, (long long)w.index[0], (long long)w.index[1], (long long)w.index[2],
-                         (long long)w.index[3], (long long)w.index[4], got, due.v, ulps,
-                         0.5 + due.e / adze_dtype_ulp(t.dtype, fabs(due.v) + due.e));
-        }
-    }
-}
-
-void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *want, adze_verdict *v)
-{
-    memset(v, 0, sizeof *v);
-    const char *message = run_once(job, kernel, 0xAAAAAAAAAAAAAAAA);
-    if (message) {
-        snprintf(v->why, sizeof v->why, "%s", message);
-        return;
-    }
-    judge_untouched(job, v);
-    if (!v->why[0])
-        judge_values(job, want, v);
-    char *first[ADZE_FIELDS_MAX] = {0};
-    for (int f = 0; f < ADZE_FIELDS_MAX; f++)
-        if (job->memory[f].origin) {
-            first[f] = malloc(job->memory[f].bytes);
-            memcpy(first[f], job->memory[f].result, job->memory[f].bytes);
-        }
-    message = run_once(job, kernel, ADZE_LAST_POISON);
-    if (message && !v->why[0])
-        snprintf(v->why, sizeof v->why, "the second run: %s", message);
-    for (int f = 0; f < ADZE_FIELDS_MAX; f++) {
-        if (first[f] && !v->why[0] && memcmp(first[f], job->memory[f].result, job->memory[f].bytes) != 0)
-            snprintf(v->why, sizeof v->why, "two runs differ, or an element of an output is never written");
-        free(first[f]);
-    }
-}
 
 typedef struct kernel_row { /* of the report */
     double worst, ulps;
@@ -187,8 +20,8 @@ typedef struct kernel_row { /* of the report */
 static struct {
     const adze_check_options *options;
     adze_tally tally;
-    int progress;               /* a terminal is watching */
-    unsigned turn;              /* of the ways in which outputs may be inputs */
+    int progress;               /* standard error is a terminal */
+    unsigned turn;              /* counts the calls whose outputs are inputs */
     adze_dependency dependency; /* open on GPUs whose kernels overlap */
 } state;
 
@@ -263,19 +96,15 @@ static void check_aliases(const adze_job *job, const char *text, adze_value *con
     int ways = 0;
     while (adze_alias_line(op, text, ways, aliased, sizeof aliased))
         ways++;
-    adze_job *other = malloc(sizeof *other);
-    if (other && ways && adze_alias_line(op, text, (int)(state.turn++ % (unsigned)ways), aliased, sizeof aliased)) {
-        adze_line line;
+    if (ways && adze_alias_line(op, text, (int)(state.turn++ % (unsigned)ways), aliased, sizeof aliased)) {
         snprintf(full, sizeof full, "%s %s", op->name, aliased);
-        if (!adze_line_parse(&line, op, aliased, error, sizeof error) ||
-            !adze_job_make(other, &line, job->stream, 1, error, sizeof error)) {
-            complain(op->name, full, error);
-        } else {
+        adze_job *other = adze_job_new(op, aliased, job->stream, error, sizeof error);
+        if (other)
             judge_line(op, other, full, want, rows);
-            adze_job_free(other);
-        }
+        else
+            complain(op->name, full, error);
+        adze_job_delete(other);
     }
-    free(other);
     _Alignas(16) char args[ADZE_ARGS_MAX];
     const adze_field *out, *in;
     for (int n = 0; adze_alias_refused(job, n, args, &out, &in); n++) {
@@ -288,13 +117,10 @@ static void check_aliases(const adze_job *job, const char *text, adze_value *con
 static void check_line(const adze_op *op, adze_stream stream, const char *text, kernel_row *rows)
 {
     char full[1100], error[256];
-    adze_line line;
     snprintf(full, sizeof full, "%s %s", op->name, text);
-    adze_job *job = malloc(sizeof *job);
-    if (!adze_line_parse(&line, NULL, full, error, sizeof error) ||
-        !adze_job_make(job, &line, stream, 1, error, sizeof error)) {
+    adze_job *job = adze_job_new(NULL, full, stream, error, sizeof error);
+    if (!job) {
         complain(op->name, full, error);
-        free(job);
         return;
     }
     adze_value *want[ADZE_FIELDS_MAX] = {0};
@@ -306,20 +132,16 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
         check_aliases(job, text, want, rows);
     }
     adze_reference_free(want);
-    adze_job_free(job);
-    free(job);
+    adze_job_delete(job);
 }
 
-/* Calls that every op must refuse, made from a good one: each changes one thing. */
+/* Calls that every op must refuse: a valid one with one change each. */
 static void check_bad_calls(const adze_op *op, adze_stream stream, const char *text)
 {
     char error[256];
-    adze_line line;
-    adze_job *job = malloc(sizeof *job);
-    if (!adze_line_parse(&line, op, text, error, sizeof error) ||
-        !adze_job_make(job, &line, stream, 1, error, sizeof error)) {
+    adze_job *job = adze_job_new(op, text, stream, error, sizeof error);
+    if (!job) {
         complain(op->name, text, error);
-        free(job);
         return;
     }
     _Alignas(16) char args[ADZE_ARGS_MAX + 64];
@@ -336,7 +158,8 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
     BAD("a huge size", call->size = 1u << 30, ADZE_BAD_ARG, "call.size");
     BAD("an unknown flag", call->flags = 0x80, ADZE_BAD_ARG, "flags");
     BAD("a size below the first", call->size = (uint32_t)op->first_size - 4, ADZE_BAD_ARG, "it must be at least");
-    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG, "a newer one");
+    BAD("bytes of a newer caller", (call->size += 8, args[op->args_size + 3] = 1), ADZE_BAD_ARG,
+        "a field of a newer adze.h");
     if (op->scratch && job->scratch)
         BAD("scratch too small", call->scratch_size--, ADZE_SCRATCH, "scratch has");
     const adze_stream nowhere = {4096, NULL};
@@ -351,8 +174,7 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
             BAD("infinity", *number = INFINITY, ADZE_BAD_ARG, field->name);
             BAD("minus infinity", *number = -INFINITY, ADZE_BAD_ARG, field->name);
         }
-        if (field->kind > ADZE_OUT_OPTIONAL ||
-            ((adze_tensor *)(void *)(job->args + field->offset))->dtype == ADZE_NONE)
+        if (!adze_is_tensor(field) || ((adze_tensor *)(void *)(job->args + field->offset))->dtype == ADZE_NONE)
             continue;
         BAD("no data", t->data = NULL, ADZE_BAD_ARG, field->name);
         BAD("an odd address", t->data = (char *)t->data + 1, ADZE_BAD_ARG, "multiple of");
@@ -363,36 +185,62 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
         BAD("an absurd size", t->shape[0] = INT64_MAX, ADZE_BAD_ARG, field->name);
         BAD("an absurd stride", (t->shape[0] = 3, t->stride[0] = INT64_MAX / 2), ADZE_BAD_ARG, field->name);
         BAD("a last stride of 2", (t->stride[t->rank - 1] = 2), ADZE_BAD_ARG, field->name);
-        if (is_out(field)) {
+        if (adze_is_output(field)) {
             BAD("a shape of its own", t->shape[t->rank - 1]++, ADZE_BAD_ARG, field->name);
             BAD("a dtype of its own", t->dtype = ADZE_F64, ADZE_BAD_DTYPE, field->name);
             BAD("rows that share memory", t->stride[0] = 0, ADZE_BAD_ARG, field->name);
             for (int g = 0; op->fields[g].name; g++) {
                 const adze_tensor *in = (adze_tensor *)(void *)(args + op->fields[g].offset);
-                if (op->fields[g].kind <= ADZE_OPTIONAL && in->dtype == t->dtype)
+                if (adze_is_input(&op->fields[g]) && in->dtype == t->dtype)
                     BAD("an overlap", t->data = (char *)in->data + adze_dtype_size(in->dtype), ADZE_BAD_ARG,
                         field->name);
             }
         }
     }
 #undef BAD
-    adze_job_free(job);
-    free(job);
+    adze_job_delete(job);
 }
 
 static void check_bad_lines(const adze_suite *suite, adze_stream stream)
 {
     for (const adze_bad_case *b = suite->bad; b && b->line; b++) {
         char error[256];
-        adze_line line;
-        adze_job *job = malloc(sizeof *job);
-        if (!adze_line_parse(&line, suite->op, b->line, error, sizeof error) ||
-            !adze_job_make(job, &line, stream, 1, error, sizeof error))
-            complain(suite->op->name, b->line, error);
-        else
+        adze_job *job = adze_job_new(suite->op, b->line, stream, error, sizeof error);
+        if (job)
             expect("its own bad call", adze_dispatch(suite->op, stream, job->args), b->status, b->says, b->line);
-        adze_job_free(job);
-        free(job);
+        else
+            complain(suite->op->name, b->line, error);
+        adze_job_delete(job);
+    }
+}
+
+/* Calls above 2^31 elements: rows that repeat those of a verified call, and a sample of the outputs. */
+static void check_huge(const adze_suite *suite, int device)
+{
+    const adze_effort once = {1, 0};
+    for (const char *const *text = suite->huge; text && *text; text++) {
+        char line_text[1024], error[256] = "";
+        adze_line line;
+        adze_stream stream = {device, NULL};
+        adze_trial *trial = calloc(1, sizeof *trial);
+        adze_line_expand(line_text, sizeof line_text, *text, "bf16");
+        const char *message = adze_gpu_open(&stream);
+        int ok = !message && adze_line_parse(&line, suite->op, line_text, error, sizeof error) &&
+                 adze_trial_make(trial, &line, stream, 1, error, sizeof error) &&
+                 adze_trial_time(trial, &once, error, sizeof error) && trial->attempts > 0;
+        for (int k = 0; k < trial->attempts && ok; k++)
+            if (trial->attempt[k].verdict.why[0]) {
+                snprintf(error, sizeof error, "%.255s", trial->attempt[k].verdict.why);
+                ok = 0;
+            }
+        printf("%s %s %s%s%s\n", ok ? "     huge:" : "FAIL huge:", suite->op->name, line_text, ok ? "" : ": ",
+               ok        ? ""
+               : message ? message
+                         : error);
+        ok ? state.tally.passed++ : state.tally.failed++;
+        adze_trial_free(trial);
+        free(trial);
+        adze_gpu_close(stream);
     }
 }
 
@@ -409,10 +257,9 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     for (int l = 0; l < 2; l++)
         for (const char *const *line = lists[l]; *line; line++) {
             progress(op->name, done++, lines);
-            const int has_dtype = strchr(*line, '$') != NULL;
-            for (int d = 0; d < (has_dtype ? 3 : 1); d++) {
+            for (int d = 0; d < adze_line_variants(*line); d++) {
                 char text[1024];
-                adze_line_expand(text, sizeof text, *line, dtypes[d]);
+                adze_line_expand(text, sizeof text, *line, adze_line_dtypes[d]);
                 check_line(op, stream, text, rows);
             }
         }
@@ -422,7 +269,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     check_bad_calls(op, stream, text);
     check_bad_lines(suite, stream);
     if (state.options->huge && stream.device != ADZE_CPU)
-        adze_check_huge(suite, stream.device, &state.tally);
+        check_huge(suite, stream.device);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         const kernel_row *row = &rows[k - op->kernels];
         if (!wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
@@ -437,7 +284,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     }
 }
 
-/* What was asked for by name and is not here has failed. */
+/* A device that was named and is missing is a failure. */
 static void check_device(int device)
 {
     const adze_stream stream = {device, NULL};
@@ -459,50 +306,24 @@ static void check_device(int device)
     adze_dependency_close(&state.dependency);
 }
 
-/* Whether some op has a kernel of this name. */
-static int kernel_known(const char *name)
-{
-    int known = !name;
-    for (const adze_suite *const *s = adze_suites; *s; s++)
-        for (const adze_kernel *k = (*s)->op->kernels; k->run && !known; k++)
-            known = strcmp(name, k->name) == 0;
-    return known;
-}
-
 int adze_check(const adze_check_options *options)
 {
+    if (!adze_check_options_hold(options))
+        return 2;
     memset(&state, 0, sizeof state);
     state.options = options;
-    if (!kernel_known(options->kernel)) {
-        fprintf(stderr, "adze check: no kernel is called '%s'\n", options->kernel);
-        return 2;
-    }
-    if (options->op && !adze_find_op(options->op, strlen(options->op))) {
-        fprintf(stderr, "adze check: no op is called '%s'\n", options->op);
-        return 2;
-    }
-    if (options->require && options->device == ADZE_CPU) {
-        fprintf(stderr, "adze check: --device cpu leaves out what --require=cuda asks for\n");
-        return 2;
-    }
     state.progress = isatty(STDERR_FILENO);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (options->self) {
-        adze_check_self(options, &state.tally);
-    } else {
-        if (options->device == ADZE_CPU || options->device == ADZE_ALL_DEVICES)
-            check_device(ADZE_CPU);
-        if (options->device >= 0)
-            check_device(options->device);
-        for (int d = 0; d < adze_cuda_count() && options->device == ADZE_ALL_DEVICES; d++)
-            check_device(d);
-        if (adze_cuda_count() == 0 && options->device == ADZE_ALL_DEVICES) {
-            printf("%s   cuda kernels %s: %s\n", options->require ? "FAIL" : "--",
-                   options->require ? "are required" : "skipped",
-                   ADZE_CUDA ? "no CUDA device" : "built without CUDA");
-            options->require ? state.tally.failed++ : state.tally.skipped++;
-        }
+    if (options->device == ADZE_CPU || options->device == ADZE_ALL_DEVICES)
+        check_device(ADZE_CPU);
+    if (options->device >= 0)
+        check_device(options->device);
+    for (int d = 0; d < adze_cuda_count() && options->device == ADZE_ALL_DEVICES; d++)
+        check_device(d);
+    if (adze_cuda_count() == 0 && options->device == ADZE_ALL_DEVICES) {
+        printf("%s   cuda kernels %s: %s\n", options->require ? "FAIL" : "--",
+               options->require ? "are required" : "skipped", ADZE_CUDA ? "no CUDA device" : "built without CUDA");
+        options->require ? state.tally.failed++ : state.tally.skipped++;
     }
-    printf("%d passed, %d failed, %d skipped\n", state.tally.passed, state.tally.failed, state.tally.skipped);
-    return state.tally.failed != 0;
+    return adze_tally_report(&state.tally);
 }

@@ -1,5 +1,8 @@
 /* data.c - memory for a line's tensors, with guards around it and random values in it. */
-#include "check.h"
+#include "data.h"
+
+#include "gpu.h"
+#include "suite.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -40,41 +43,27 @@ double adze_random_normal(uint64_t *state)
     return pool[z >> 48] * (1 + (double)(int32_t)z * 0x1p-40);
 }
 
-/* The moods: each aims at one way to be wrong. */
-enum mood { TINY, OUTLIER, EQUAL, MEAN, ZERO, WIDE, SPECIAL, PLAIN };
-const char *const adze_moods[] = {"tiny", "outlier", "equal", "mean", "zero", "wide", "special", NULL};
-
-static enum mood find_mood(const char *name)
+static double draw(adze_values values, double v, int64_t i)
 {
-    int mood = TINY;
-    while (mood < PLAIN && strcmp(name, adze_moods[mood]) != 0)
-        mood++;
-    return (enum mood)mood;
-}
-
-static double mood_value(enum mood mood, double v, int64_t i)
-{
-    switch (mood) {
-    case TINY: return v * 0x1p-10;                   /* eps decides */
-    case OUTLIER: return i % 97 == 13 ? v * 200 : v; /* one large value among small ones */
-    case EQUAL: return 1.5;
-    case MEAN: return v + 60; /* far from zero, so that a one-pass variance fails */
-    case ZERO: return 0;
-    case WIDE: return v * 12; /* into the tails of exp, tanh and erf */
-    case SPECIAL: return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
-    default: return v; /* a plain normal distribution */
+    switch (values) {
+    case ADZE_VALUES_TINY: return v * 0x1p-10;
+    case ADZE_VALUES_OUTLIER: return i % 97 == 13 ? v * 200 : v;
+    case ADZE_VALUES_EQUAL: return 1.5;
+    case ADZE_VALUES_MEAN: return v + 60;
+    case ADZE_VALUES_ZERO: return 0;
+    case ADZE_VALUES_WIDE: return v * 12;
+    case ADZE_VALUES_SPECIAL: return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
+    default: return v;
     }
 }
 
-static void fill_tensor(const adze_tensor *t, uint64_t state, const char *name)
+static void fill_tensor(const adze_tensor *t, uint64_t state, adze_values values)
 {
-    const enum mood mood = find_mood(name);
     const int whole = t->dtype == ADZE_I32 || t->dtype == ADZE_I64;
     const int64_t count = adze_count(t);
     for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, t))
         adze_put(t, w.at,
-                 whole ? floor(adze_random_uniform(&state) * 4096)
-                       : mood_value(mood, adze_random_normal(&state), w.i));
+                 whole ? floor(adze_random_uniform(&state) * 4096) : draw(values, adze_random_normal(&state), w.i));
 }
 
 static void fill_inputs(adze_job *job, uint64_t seed)
@@ -83,9 +72,9 @@ static void fill_inputs(adze_job *job, uint64_t seed)
     int first = 1;
     for (int f = 0; op->fields[f].name; f++) {
         const adze_tensor *t = adze_line_tensor(&job->line, f);
-        if (op->fields[f].kind > ADZE_OPTIONAL || t->dtype == ADZE_NONE)
+        if (!adze_is_input(&op->fields[f]) || t->dtype == ADZE_NONE)
             continue;
-        fill_tensor(t, seed + (uint64_t)f * 7919, first ? job->line.mood : "");
+        fill_tensor(t, seed + (uint64_t)f * 7919, first ? job->line.values : ADZE_VALUES_NORMAL);
         first = 0;
     }
     for (const adze_suite *const *s = adze_suites; *s; s++)
@@ -150,12 +139,12 @@ static void complete_outputs(adze_line *line)
     const adze_op *op = line->op;
     memcpy(due, line->args, sizeof due);
     for (int f = 0; op->fields[f].name; f++)
-        if (op->fields[f].kind >= ADZE_OUT && op->fields[f].kind <= ADZE_OUT_OPTIONAL)
+        if (adze_is_output(&op->fields[f]))
             ((adze_tensor *)(void *)(due + op->fields[f].offset))->dtype = ADZE_NONE;
     if (op->validate(line->args) == ADZE_OK)
         op->outputs(due);
     for (int f = 0; op->fields[f].name; f++) {
-        if (op->fields[f].kind < ADZE_OUT || op->fields[f].kind > ADZE_OUT_OPTIONAL || line->given[f])
+        if (!adze_is_output(&op->fields[f]) || line->given[f])
             continue;
         adze_tensor *t = adze_line_tensor(line, f);
         *t = *(adze_tensor *)(void *)(due + op->fields[f].offset);
@@ -198,7 +187,7 @@ int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, ch
     int64_t low[ADZE_FIELDS_MAX] = {0}, high[ADZE_FIELDS_MAX] = {0}, start[ADZE_FIELDS_MAX] = {0};
     for (int f = 0; op->fields[f].name; f++) {
         job->memory_of[f] = -1;
-        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || adze_line_tensor(&job->line, f)->dtype == ADZE_NONE)
+        if (!adze_is_tensor(&op->fields[f]) || adze_line_tensor(&job->line, f)->dtype == ADZE_NONE)
             continue;
         const int root = job->memory_of[f] = root_of(&job->line, f, &start[f]);
         if (!cover(adze_line_tensor(&job->line, f), start[f], &low[root], &high[root])) {
@@ -236,12 +225,12 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
             return 0;
         }
         t->data = m->origin + job->place[f];
-        adze_tensor_fill((op->fields[f].kind > ADZE_OPTIONAL ? m->outputs : m->inputs) + job->place[f], t, 0xff);
+        adze_tensor_fill((adze_is_input(&op->fields[f]) ? m->inputs : m->outputs) + job->place[f], t, 0xff);
     }
     memcpy(job->args, job->line.args, sizeof job->args);
     for (int f = 0; op->fields[f].name; f++) {
         adze_tensor *t = (adze_tensor *)(void *)(job->args + op->fields[f].offset);
-        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || t->dtype == ADZE_NONE)
+        if (!adze_is_tensor(&op->fields[f]) || t->dtype == ADZE_NONE)
             continue;
         t->data = job->memory[job->memory_of[f]].work + job->place[f];
     }
@@ -270,6 +259,26 @@ void adze_job_free(adze_job *job)
     memset(job, 0, sizeof *job);
 }
 
+adze_job *adze_job_new(const adze_op *op, const char *text, adze_stream stream, char *error, size_t error_size)
+{
+    adze_line line;
+    adze_job *job = malloc(sizeof *job);
+    if (!job)
+        snprintf(error, error_size, "no memory for a call");
+    else if (adze_line_parse(&line, op, text, error, error_size) &&
+             adze_job_make(job, &line, stream, 1, error, error_size))
+        return job;
+    free(job);
+    return NULL;
+}
+
+void adze_job_delete(adze_job *job)
+{
+    if (job)
+        adze_job_free(job);
+    free(job);
+}
+
 /* Bytes of the distinct elements of a view: broadcast dimensions count once. */
 static int64_t view_bytes(const adze_tensor *t)
 {
@@ -285,9 +294,9 @@ int64_t adze_job_bytes(const adze_job *job, int64_t *read, int64_t *written)
     *read = *written = 0;
     for (int f = 0; op->fields[f].name; f++) {
         const adze_tensor *t = (const void *)(job->line.args + op->fields[f].offset);
-        if (op->fields[f].kind <= ADZE_OPTIONAL && t->dtype)
+        if (adze_is_input(&op->fields[f]) && t->dtype)
             *read += view_bytes(t);
-        else if (op->fields[f].kind <= ADZE_OUT_OPTIONAL && t->dtype)
+        else if (adze_is_output(&op->fields[f]) && t->dtype)
             *written += view_bytes(t);
     }
     return *read + *written;

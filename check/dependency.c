@@ -1,11 +1,11 @@
 /* dependency.c - each CUDA kernel between a slow producer of all it reads and a consumer of what it writes.
 
    At first the call's inputs hold other values. The producer lets the kernel start at once, and writes the true
-   inputs much later, over outputs and scratch as well: whoever did not wait has read the wrong values, or written too
-   early. */
+   inputs much later, over outputs and scratch as well: a kernel that did not wait has read the wrong values, or
+   written too early. */
 #include "dependency.h"
 
-#include "bench.h"
+#include "gpu.h"
 #include "producer.h"
 
 #include <stdlib.h>
@@ -42,7 +42,7 @@ void adze_dependency_close(adze_dependency *d)
     memset(d, 0, sizeof *d);
 }
 
-/* What ADZE_CONST_WEIGHTS is about. */
+/* The inputs that ADZE_CONST_WEIGHTS calls constant. */
 static int is_constant(const char *name)
 {
     static const char *const names[] = {"weight", "q_weight", "k_weight", "bias", "cos", "sin"};
@@ -64,7 +64,7 @@ static int shares_memory(const adze_job *job)
     const adze_field *fields = job->line.op->fields;
     for (int f = 0; fields[f].name; f++)
         for (int g = 0; fields[g].name; g++)
-            if (fields[f].kind <= ADZE_OPTIONAL && fields[g].kind <= ADZE_OPTIONAL && job->memory_of[f] >= 0 &&
+            if (adze_is_input(&fields[f]) && adze_is_input(&fields[g]) && job->memory_of[f] >= 0 &&
                 job->memory_of[f] == job->memory_of[g] && is_constant(fields[f].name) && !is_constant(fields[g].name))
                 return 1;
     return 0;
@@ -77,7 +77,7 @@ static void spoil(const adze_job *job, int memory, uint32_t flags, int byte, cha
     const adze_field *fields = job->line.op->fields;
     for (int f = 0; fields[f].name; f++) {
         const adze_tensor *t = tensor_of(job, f);
-        if (fields[f].kind > ADZE_OPTIONAL || job->memory_of[f] != memory ||
+        if (!adze_is_input(&fields[f]) || job->memory_of[f] != memory ||
             ((flags & ADZE_CONST_WEIGHTS) && is_constant(fields[f].name)))
             continue;
         adze_tensor_fill(image + job->place[f], t, t->dtype == ADZE_I32 || t->dtype == ADZE_I64 ? 0 : byte);
@@ -142,7 +142,7 @@ static const char *prepare(const adze_dependency *d, const adze_job *job, uint32
         consumed->part[consumed->count++].bytes = memory->bytes;
         at += aligned(memory->bytes);
     }
-    if (scratch && !message) { /* which holds what the last run left, and that may be right */
+    if (scratch && !message) { /* it still holds the last run's values, which may be right */
         memset(image, NAN_BYTES, scratch);
         message = adze_memory_write(d->stream, job->scratch, image, scratch);
         memset(image, FINITE_BYTES, scratch);
@@ -186,7 +186,7 @@ static const char *run_in_graph(const adze_dependency *d, const adze_job *job, c
     return message;
 }
 
-/* Compares with what adze_judge() left, and says which tensor the first other byte is in. */
+/* Compares with the result of adze_judge(), and names the tensor of the first byte that differs. */
 static const char *compare(const adze_job *job, const adze_copies *consumed, adze_stream stream, char *why,
                            size_t size)
 {
@@ -217,7 +217,7 @@ void adze_dependency_run(adze_dependency *d, const adze_job *job, const adze_ker
 {
     adze_copies produced, consumed;
     size_t scratch;
-    /* NaN and finite values in turn: a maximum may pass over the one, a clamp over the other. */
+    /* NaN and finite values in turn: a maximum may hide a NaN, and a clamp a finite value. */
     const int byte = in_graph == !(flags & ADZE_CONST_WEIGHTS) ? FINITE_BYTES : NAN_BYTES;
     char differs[128] = "";
     const size_t bytes = total(job, &scratch);
@@ -249,69 +249,4 @@ void adze_dependency_judge(adze_dependency *d, const adze_job *job, const adze_k
             adze_dependency_run(d, job, kernel, constant ? flags | ADZE_CONST_WEIGHTS : flags, in_graph, v->why,
                                 sizeof v->why);
         }
-}
-
-/* ---- Kernels that wait too late ---- */
-
-static adze_wait now; /* what the kernel that is judged does: it has no other way to know */
-
-static adze_status run_gated_add(adze_stream stream, const void *args)
-{
-    return adze_gpu_gated_add(stream, now, args);
-}
-
-static void self_on(adze_dependency *d, int verbose, adze_tally *tally)
-{
-    static const char *const names[ADZE_WAITS] = {"waits", "table_before_wait", "input_before_wait", "waits_last",
-                                                  "never_waits"};
-    static const char text[] = "x=f32[64,96] residual=f32[64,96] gate=f32[64,96] gate_table=f32[64,96]";
-    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add};
-    adze_line line;
-    adze_job job = {0};
-    adze_value *want[ADZE_FIELDS_MAX] = {0};
-    char error[256];
-    if (!adze_line_parse(&line, &adze_op_gated_add, text, error, sizeof error) ||
-        !adze_job_make(&job, &line, d->stream, 1, error, sizeof error)) {
-        printf("FAIL self: gated_add %s: %s\n", text, error);
-        tally->failed++;
-        return;
-    }
-    adze_reference_make(&job, want);
-    for (now = ADZE_WAIT_FIRST; now < ADZE_WAITS; now++) {
-        adze_verdict v;
-        adze_judge(&job, &kernel, want, &v); /* on an idle GPU all of them are right */
-        for (int i = 0; i < 4; i++) {
-            const uint32_t flags = i / 2 ? ADZE_CONST_WEIGHTS : 0;
-            const int right = now == ADZE_WAIT_FIRST || (now == ADZE_WAIT_AFTER_TABLE && flags);
-            char why[256] = "";
-            adze_dependency_run(d, &job, &kernel, flags, i % 2, why, sizeof why);
-            const int ok = !v.why[0] && (why[0] == 0) == right;
-            ok ? tally->passed++ : tally->failed++;
-            if (!ok || verbose)
-                printf("%sself: gated_add.%s in a %s%s is %s: %s\n", ok ? "" : "FAIL ", names[now],
-                       i % 2 ? "graph" : "stream", flags ? ", flags=const_weights" : "",
-                       why[0] ? "caught" : "not caught", v.why[0] ? v.why : why);
-        }
-    }
-    adze_reference_free(want);
-    adze_job_free(&job);
-}
-
-void adze_dependency_self(const adze_check_options *options, adze_tally *tally)
-{
-    adze_dependency d = {0};
-    const int device = options->device == ADZE_ALL_DEVICES ? 0 : options->device;
-    const char *message = device == ADZE_CPU          ? "the CPU is asked for"
-                          : adze_cuda_count() == 0    ? "no CUDA device"
-                          : adze_prepare(device) != 0 ? adze_last_error()
-                                                      : adze_dependency_open(&d, device);
-    const int required = options->require || options->device >= 0;
-    if (!message) {
-        self_on(&d, options->verbose, tally);
-    } else {
-        printf("%s   self: kernels that wait too late %s: %s\n", required ? "FAIL" : "--",
-               required ? "are required" : "skipped", message);
-        required ? tally->failed++ : tally->skipped++;
-    }
-    adze_dependency_close(&d);
 }

@@ -3,7 +3,7 @@
 #ifndef ADZE_CHECK_DEPENDENCY_H
 #define ADZE_CHECK_DEPENDENCY_H
 
-#include "check.h"
+#include "judge.h"
 
 typedef struct adze_dependency { /* a stream of its own, and memory that grows with the calls that are judged on it */
     adze_stream stream;
@@ -20,7 +20,5 @@ void adze_dependency_run(adze_dependency *d, const adze_job *job, const adze_ker
                          int in_graph, char *why, size_t size);
 /* In the stream and in a graph, as the line says and with ADZE_CONST_WEIGHTS. */
 void adze_dependency_judge(adze_dependency *d, const adze_job *job, const adze_kernel *kernel, adze_verdict *verdict);
-/* Kernels that wait too late must be caught. */
-void adze_dependency_self(const adze_check_options *options, adze_tally *tally);
 
 #endif

@@ -1,5 +1,5 @@
 /* gated_add: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 /* One gate: in float, and rounded at each step. */
 #define EACH(rest) "x=$" rest, "x=$" rest " rounding=2"
@@ -41,14 +41,14 @@ static const char *const good[] = {
     "out=$[67,66]@+1 x=$[67:67,66:1]@+3 residual=$[67:96,66:1]@+6 gate=$[66]@+2 gate_table=f32[66]@+1",
     "x=$[67,21]@+1 residual=$[67,21]@+2 gate=f32[67,21]@+3 rounding=2",
     "x=$[67,22] residual=$[67,22] gate=$[22]",
-    /* moods */
-    EACH("[5,520] residual=$[5,520] gate=$[520] mood:wide"),
-    EACH("[5,520] residual=$[5,520] gate=$[520] mood:special"),
-    EACH("[5,123] residual=$[5,123] gate=$[5,123] gate_table=$[123] mood:special"),
-    "x=$[5,256] residual=$[5,256] gate=$[256] mood:tiny",
-    "x=$[5,256] residual=$[5,256] gate=$[256] mood:equal rounding=2",
-    "x=$[5,256] residual=$[5,256] gate=$[256] mood:zero",
-    "x=$[40,1001] residual=$[40,1001] gate=$[1001] mood:outlier",
+    /* other distributions */
+    EACH("[5,520] residual=$[5,520] gate=$[520] values:wide"),
+    EACH("[5,520] residual=$[5,520] gate=$[520] values:special"),
+    EACH("[5,123] residual=$[5,123] gate=$[5,123] gate_table=$[123] values:special"),
+    "x=$[5,256] residual=$[5,256] gate=$[256] values:tiny",
+    "x=$[5,256] residual=$[5,256] gate=$[256] values:equal rounding=2",
+    "x=$[5,256] residual=$[5,256] gate=$[256] values:zero",
+    "x=$[40,1001] residual=$[40,1001] gate=$[1001] values:outlier",
     /* views */
     "out=$[7:130,123:1] x=$[7:128,123:1] residual=$[7:125,123:1] gate=$[123]",
     "out=$[7:136,128:1] x=$[7:256,128:1] residual=$[7:144,128:1] gate=$[7:192,128:1]",

@@ -1,11 +1,11 @@
 /* glu: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 /* One activation: both forms, the tails, infinities and NaN, a rounded gate. */
 #define EACH(act)                                                                                                    \
-    "x=$[7,246] act=" act, "x=$[3,1024] value=$[3,1024] act=" act " mood:wide",                                      \
-        "x=$[5,1040] act=" act " mood:special", "x=$[5,520] value=$[5,520] act=" act " rounding=2 mood:special",     \
-        "x=$[9,2002] act=" act " rounding=2", "x=$[5,512] value_first=1 act=" act " rounding=2 mood:wide"
+    "x=$[7,246] act=" act, "x=$[3,1024] value=$[3,1024] act=" act " values:wide",                                    \
+        "x=$[5,1040] act=" act " values:special", "x=$[5,520] value=$[5,520] act=" act " rounding=2 values:special", \
+        "x=$[9,2002] act=" act " rounding=2", "x=$[5,512] value_first=1 act=" act " rounding=2 values:wide"
 
 static const char *const good[] = {
     "x=$[7,246] value=$[7,246]",
@@ -36,9 +36,9 @@ static const char *const good[] = {
     "x=$[1,200006] act=gelu_tanh",
     "x=$[1,100003] value=$[1,100003]",
     "x=$[2,33000] value=$[2,33000] act=gelu",
-    "x=$[4,64] mood:equal",
-    "x=$[4,64] mood:zero",
-    "x=$[4,640] mood:tiny",
+    "x=$[4,64] values:equal",
+    "x=$[4,64] values:zero",
+    "x=$[4,640] values:tiny",
     /* views */
     "out=$[7:130,123:1] x=$[7:256,246:1]",
     "out=$[7:136,128:1] x=$[7:512,256:1] act=gelu value_first=1",
@@ -61,11 +61,12 @@ static const char *const good[] = {
 };
 
 static const adze_bad_case bad[] = {
-    {"x=bf16[3,9] out=bf16[3,4]", ADZE_BAD_ARG, "rows of x have 9 elements"},
+    {"x=bf16[3,9] out=bf16[3,4]", ADZE_BAD_ARG, "x has 9 elements in its last dimension, it must be even"},
     {"x=bf16[3,8] value=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "value has 7 in dimension 1"},
     {"x=bf16[3,8] value=f32[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "value is f32"},
     {"x=bf16[3,8] value=bf16[8] out=bf16[3,8]", ADZE_BAD_ARG, "value has rank 1"},
-    {"x=bf16[3,8] value=bf16[3,8] value_first=1 out=bf16[3,8]", ADZE_BAD_ARG, "x is not packed"},
+    {"x=bf16[3,8] value=bf16[3,8] value_first=1 out=bf16[3,8]", ADZE_BAD_ARG,
+     "value_first is 1, it must be 0 when value is given"},
     {"x=bf16[3,8] value_first=2 out=bf16[3,4]", ADZE_BAD_ARG, "value_first is 2"},
     {"x=bf16[3,8] act=8 out=bf16[3,4]", ADZE_BAD_ARG, "act is 8"},
     {"x=bf16[3,8] rounding=1 out=bf16[3,4]", ADZE_BAD_ARG, "rounding is 1"},

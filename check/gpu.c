@@ -1,5 +1,5 @@
 /* gpu.c - memory for the harness: the host's here, and a device's through cudart when CUDA is built in. */
-#include "check.h"
+#include "gpu.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,7 @@
 /* graph.c - CUDA for the benchmark: a stream, graphs and events. */
-#include "bench.h"
+#include "gpu.h"
 
-#include "producer.h"
-
-#include <string.h>
+#include <stdio.h>
 
 #if ADZE_CUDA
 #    include <cuda_runtime_api.h>
@@ -150,26 +148,5 @@ void adze_gpu_describe(int device, char *name, size_t size, size_t *memory)
     (void)device;
     snprintf(name, size, "none");
     *memory = 0;
-}
-const char *adze_gpu_pass(adze_stream stream, adze_pass pass, int variant, void *out, const void *a, const void *b,
-                          size_t bytes)
-{
-    (void)stream, (void)pass, (void)variant, (void)out, (void)a, (void)b, (void)bytes;
-    return none;
-}
-const char *adze_gpu_produce(adze_stream stream, const adze_copies *copies)
-{
-    (void)stream, (void)copies;
-    return none;
-}
-const char *adze_gpu_consume(adze_stream stream, const adze_copies *copies)
-{
-    (void)stream, (void)copies;
-    return none;
-}
-adze_status adze_gpu_gated_add(adze_stream stream, adze_wait wait, const adze_gated_add_args *args)
-{
-    (void)stream, (void)wait, (void)args;
-    return adze_fail(ADZE_DEVICE, "%s", none);
 }
 #endif

@@ -1,5 +1,5 @@
 /* line.c - the text of a call, as ADZE_TRACE prints it, into arguments. */
-#include "check.h"
+#include "line.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -16,6 +16,12 @@ static int fail(reader *r, const char *what)
 {
     snprintf(r->error, r->error_size, "%s at '%.24s'", what, r->at);
     return 0;
+}
+
+static void add_name(char *list, size_t size, const char *name)
+{
+    const size_t n = strlen(list);
+    snprintf(list + n, size - n, "%s%s", n ? ", " : "", name);
 }
 
 static size_t word_length(const char *at)
@@ -45,7 +51,11 @@ static int read_dtype(reader *r, int32_t *dtype)
             *dtype = d;
             return 1;
         }
-    return fail(r, "a dtype is expected");
+    char names[160] = "", what[240];
+    for (int d = ADZE_NONE; d <= ADZE_F64; d++)
+        add_name(names, sizeof names, adze_dtype_name(d));
+    snprintf(what, sizeof what, "a dtype is expected, one of %s,", names);
+    return fail(r, what);
 }
 
 adze_tensor *adze_line_tensor(adze_line *line, int field)
@@ -66,7 +76,7 @@ static int read_tensor(reader *r, adze_line *line, int field)
         return r->at--, fail(r, "'[' is expected");
     while (*r->at != ']') {
         if (t->rank == 5)
-            return fail(r, "more than 5 dimensions");
+            return fail(r, "a tensor has at most 5 dimensions");
         if (!read_int(r, &t->shape[t->rank]))
             return 0;
         if (*r->at == ':') {
@@ -87,7 +97,7 @@ static int read_tensor(reader *r, adze_line *line, int field)
     for (int d = t->rank - 1; d >= 0 && !strides; d--) {
         t->stride[d] = stride;
         if (__builtin_mul_overflow(stride, t->shape[d] ? t->shape[d] : 1, &stride))
-            return fail(r, "the sizes overflow");
+            return fail(r, "the product of the sizes does not fit 64 bits");
     }
     if (*r->at != '@')
         return 1;
@@ -106,12 +116,6 @@ static int read_tensor(reader *r, adze_line *line, int field)
     if (line->base[field] < 0 && (line->offset[field] < 0 || line->offset[field] > 64))
         return fail(r, "an offset of 0 to 64 elements is expected");
     return 1;
-}
-
-static void add_name(char *list, size_t size, const char *name)
-{
-    const size_t n = strlen(list);
-    snprintf(list + n, size - n, "%s%s", n ? ", " : "", name);
 }
 
 static int fail_word(reader *r, const adze_field *f)
@@ -162,10 +166,10 @@ static int check_bases(reader *r, const adze_line *line)
         while (line->base[at] >= 0 && steps++ < ADZE_FIELDS_MAX) {
             at = line->base[at];
             if (!line->given[at])
-                return fail(r, "a tensor lies in one that is not given");
+                return fail(r, "a tensor is placed in one that is not given");
         }
         if (line->base[at] >= 0)
-            return fail(r, "tensors lie in one another");
+            return fail(r, "tensors are placed in one another");
     }
     return 1;
 }
@@ -175,22 +179,24 @@ static int is_word(const reader *r, size_t n, const char *word)
     return strlen(word) == n && memcmp(r->at, word, n) == 0;
 }
 
-static int read_mood(reader *r, adze_line *line)
+/* The names of adze_values, but for the first, which is what a line has that names none. */
+static const char *const values_names[] = {"tiny", "outlier", "equal", "mean", "zero", "wide", "special", NULL};
+
+static int read_values(reader *r, adze_line *line)
 {
     const size_t n = word_length(r->at);
     char names[160] = "";
-    if (line->mood[0])
-        return fail(r, "a mood is given twice");
-    for (const char *const *mood = adze_moods; *mood; mood++) {
-        if (is_word(r, n, *mood)) {
-            snprintf(line->mood, sizeof line->mood, "%s", *mood);
+    if (line->values)
+        return fail(r, "values: is given twice");
+    for (int i = 0; values_names[i]; i++) {
+        if (is_word(r, n, values_names[i])) {
+            line->values = (adze_values)(i + 1);
             r->at += n;
             return 1;
         }
-        add_name(names, sizeof names, *mood);
+        add_name(names, sizeof names, values_names[i]);
     }
-    snprintf(r->error, r->error_size, "no mood is called '%.*s', it must be one of %s", n < 24 ? (int)n : 24, r->at,
-             names);
+    snprintf(r->error, r->error_size, "values: is '%.*s', it must be one of %s", n < 24 ? (int)n : 24, r->at, names);
     return 0;
 }
 
@@ -200,7 +206,7 @@ static int read_flags(reader *r, adze_line *line)
     static const adze_word words[] = {{"const_weights", ADZE_CONST_WEIGHTS}, {NULL, 0}};
     static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words, {0}};
     if (((const adze_call *)(const void *)line->args)->flags)
-        return fail(r, "flags are given twice");
+        return fail(r, "flags is given twice");
     r->at += strlen("flags=");
     return read_number(r, line, &flags);
 }
@@ -208,9 +214,9 @@ static int read_flags(reader *r, adze_line *line)
 static int read_word(reader *r, adze_line *line)
 {
     const size_t n = word_length(r->at);
-    if (is_word(r, n, "mood") && r->at[n] == ':') {
+    if (is_word(r, n, "values") && r->at[n] == ':') {
         r->at += n + 1;
-        return read_mood(r, line);
+        return read_values(r, line);
     }
     if (is_word(r, n, "flags") && r->at[n] == '=')
         return read_flags(r, line);
@@ -229,7 +235,22 @@ static int read_word(reader *r, adze_line *line)
         r->at += n + 1;
         return field->kind <= ADZE_OUT_OPTIONAL ? read_tensor(r, line, f) : read_number(r, line, field);
     }
-    return fail(r, "no field of the op has this name");
+    char names[320] = "";
+    for (int f = 0; line->op->fields[f].name; f++)
+        add_name(names, sizeof names, line->op->fields[f].name);
+    snprintf(r->error, r->error_size, "%s has no field '%.*s', it must be one of %s", line->op->name,
+             n < 24 ? (int)n : 24, r->at, names);
+    return 0;
+}
+
+static int fail_op(reader *r, size_t length)
+{
+    char names[320] = "";
+    for (const adze_op *const *op = adze_ops; *op; op++)
+        add_name(names, sizeof names, (*op)->name);
+    snprintf(r->error, r->error_size, "no op is called '%.*s', it must be one of %s", length < 24 ? (int)length : 24,
+             r->at, names);
+    return 0;
 }
 
 int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *error, size_t error_size)
@@ -243,7 +264,7 @@ int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *
         const size_t n = word_length(r.at);
         op = adze_find_op(r.at, n);
         if (!op)
-            return fail(&r, "no op has this name");
+            return fail_op(&r, n);
         r.at += n;
     }
     line->op = op;
@@ -271,4 +292,11 @@ void adze_line_expand(char *to, size_t size, const char *text, const char *dtype
                 to[n++] = *d;
     }
     to[n] = '\0';
+}
+
+const char *const adze_line_dtypes[3] = {"f32", "f16", "bf16"};
+
+int adze_line_variants(const char *text)
+{
+    return strchr(text, '$') ? 3 : 1;
 }

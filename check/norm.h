@@ -2,7 +2,7 @@
 #ifndef ADZE_CHECK_NORM_H
 #define ADZE_CHECK_NORM_H
 
-#include "check.h"
+#include "suite.h"
 
 #define NORM_GOOD                                                                                                    \
     "x=$[7,123] weight=$[123] eps=1e-6", "x=$[0,64] weight=$[64] eps=1e-6", "x=$[3,0] eps=1e-6",                     \
@@ -14,11 +14,11 @@
         "x=$[2,4544] weight=$[4544] eps=1e-6", "x=$[2,8192] weight=$[8192] eps=1e-6",                                \
         "x=$[1,16384] weight=$[16384] eps=1e-6", "x=$[2,32768] weight=$[32768] eps=1e-6", "x=$[1,65536] eps=1e-6",   \
         "x=$[1,131080] weight=$[131080] eps=1e-6", "x=$[1,40003] weight=$[40003] eps=1e-6",                          \
-        "x=$[67,257] weight=$[257] eps=1e-6", /* moods */                                                            \
-        "x=$[5,256] weight=$[256] eps=1e-6 mood:tiny", "x=$[5,123] eps=1e-5 mood:tiny",                              \
-        "x=$[5,520] weight=$[520] eps=1e-6 mood:outlier", "x=$[5,256] eps=1e-6 mood:equal",                          \
-        "x=$[5,1024] weight=$[1024] bias=$[1024] eps=1e-6 mood:mean", "x=$[5,64] eps=1e-6 mood:zero",                \
-        "x=$[5,264] weight=$[264] eps=1e-6 mood:special", /* views */                                                \
+        "x=$[67,257] weight=$[257] eps=1e-6", /* other distributions */                                              \
+        "x=$[5,256] weight=$[256] eps=1e-6 values:tiny", "x=$[5,123] eps=1e-5 values:tiny",                          \
+        "x=$[5,520] weight=$[520] eps=1e-6 values:outlier", "x=$[5,256] eps=1e-6 values:equal",                      \
+        "x=$[5,1024] weight=$[1024] bias=$[1024] eps=1e-6 values:mean", "x=$[5,64] eps=1e-6 values:zero",            \
+        "x=$[5,264] weight=$[264] eps=1e-6 values:special", /* views */                                              \
         "out=$[7:130,123:1] x=$[7:128,123:1] weight=$[123] eps=1e-6",                                                \
         "out=$[7:136,128:1] x=$[7:256,128:1] weight=$[128] eps=1e-6", "x=$[7,128]@+1 weight=$[128] eps=1e-6",        \
         "out=$[7,128]@+3 x=$[7,128] weight=$[128]@+1 eps=1e-6",                                                      \
@@ -132,7 +132,7 @@
         {"x=bf16[3,8] scale=bf16[3,1] out=bf16[3,8]", ADZE_BAD_ARG, "scale has 1 in dimension 1"},                   \
         {"x=bf16[3,8] scale=bf16[1,3,8] out=bf16[3,8]", ADZE_BAD_ARG, "scale has rank 3"},                           \
         {"x=bf16[3,8] sum=bf16[3,8] out=bf16[3,8]", ADZE_BAD_ARG, "sum must be absent"},                             \
-        {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64"},                                   \
+        {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64, it must be 0 or a sum of 1, 2"},    \
         {"x=bf16[3,8] eps=-1 out=bf16[3,8]", ADZE_BAD_ARG, "eps is -1"},                                             \
         {"x=bf16[3,8] out_dtype=2 out=f16[3,8]", ADZE_BAD_DTYPE, "out_dtype is f16"},                                \
         {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},                                                             \

@@ -9,7 +9,7 @@ extern "C" int adze_cuda_pdl(int device); /* src/cuda/device.cu */
 
 enum {
     THREADS = 512,
-    BLOCKS = 16,         /* at most a quarter of the GPU: the kernel behind it finds room beside it */
+    BLOCKS = 16,         /* at most a quarter of the GPU, so that the next kernel can run at the same time */
     LATE_NS = 150 * 1000 /* much longer than it takes the host to launch the kernel behind it */
 };
 

@@ -1,5 +1,5 @@
 /* qk_norm_rope: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 /* Tables of both dtypes, with and without rounding, a norm of each head or across them. */
 #define TABLES(line, columns)                                                                                        \
@@ -76,11 +76,11 @@ static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64]@+1 k_weight=$[64] cos=f32[5,64] sin=f32[5,64] eps=1e-6",
     "q=$[2:1400,5:270,4:66,64:1] k=$[2,5,2,64] q_weight=$[64] cos=$[5:67,64:1] sin=$[5:69,64:1] eps=1e-6",
     "q=$[2,5,4,64]@+1 k=$[2,5,2,64] q_weight=$[256] k_weight=$[128] cos=f32[5,32] sin=f32[5,32] eps=1e-6 "
-    "across_heads=1 pairs=interleaved", /* moods */
-    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:tiny",
-    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:outlier",
-    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:zero",
-    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 mood:special",
+    "across_heads=1 pairs=interleaved", /* other distributions */
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 values:tiny",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 values:outlier",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 values:zero",
+    "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[5,64] sin=$[5,64] eps=1e-6 values:special",
     /* tokens for several threads, one of them with the end of a batch and the start of the next */
     "q=$[2,90,8,64] k=$[2,90,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,90,64] sin=$[2,90,64] eps=1e-6 rounding=3",
     /* rounded before the weight, rotated in float */

@@ -1,5 +1,5 @@
 /* rope: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 /* Tables of both dtypes, with and without rounding. */
 #define TABLES(line, columns)                                                                                        \
@@ -56,7 +56,7 @@ static const char *const good[] = {
     "q=$[2:2880,5:576,4:72,72:1] k=$[2:2880,5:576,2:72,72:1]@q+288 cos=$[5,72] sin=$[5,72]",
     "q_out=$[2:2560,5:512,4:64,64:1] k_out=$[2:2560,5:512,2:64,64:1]@q_out+256 q=$[2:2560,5:512,4:64,64:1]@q_out "
     "k=$[2:2560,5:512,2:64,64:1]@q_out+256 cos=$[5,64] sin=$[5,64] rounding=2",
-    /* heads of q, k and v beside one another */
+    /* heads of q, k and v in one tensor */
     "q_out=$[2:3840,5:768,4:192,64:1] k_out=$[2:3840,5:768,4:192,64:1]@q_out+64 "
     "q=$[2:3840,5:768,4:192,64:1]@q_out k=$[2:3840,5:768,4:192,64:1]@q_out+64 cos=$[5,16] sin=$[5,16] rotary_dim=16 "
     "rounding=2",
@@ -65,8 +65,8 @@ static const char *const good[] = {
     "q_out=$[2,5,4,64]@+5 q=$[2,5,4,64] cos=f32[5,32]@+1 sin=f32[5,32] pairs=interleaved",
     "q=$[2:1400,5:270,4:66,64:1] k=$[2,5,2,64] cos=$[5:67,64:1] sin=$[5:69,64:1]",
     "q=$[2:-1280,5:256,4:64,64:1] cos=f32[2:-160,5:32,32:1] sin=f32[2:160,5:32,32:1]",
-    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5:64,32:1] sin=$[5:64,32:1]@cos+32 mood:special",
-    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5,64] sin=$[5,64] mood:special rounding=2",
+    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5:64,32:1] sin=$[5:64,32:1]@cos+32 values:special",
+    "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5,64] sin=$[5,64] values:special rounding=2",
     /* tokens for several threads, one of them with the end of a batch and the start of the next */
     "q=$[2,90,8,64] k=$[2,90,2,64] cos=$[2,90,64] sin=$[2,90,64] rounding=2",
     /* units of 4, 2 and 1 elements: pairs of halves, pairs within a unit, an odd number of units, the rest of a head

@@ -1,5 +1,5 @@
 /* rope_table: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 static const char *const good[] = {
     "pos=i64[5,3] freq=f32[32] axis=i32[32] columns=halves",
@@ -27,10 +27,10 @@ static const char *const good[] = {
     "cos=f32[5,32]@+1 sin=f32[5,32] pos=i64[5,1] freq=f32[32]@+1",
     "cos=bf16[2:640,5:64,64:1] sin=bf16[2:320,5:64,64:1] pos=i64[2:1,5:2,1:1] freq=f32[32] columns=halves "
     "out_dtype=3",
-    "pos=f32[50,2] freq=f32[32] axis=i32[32] mood:special",
-    "pos=f32[50,2] freq=f64[32] axis=i32[32] double_angle=1 mood:special columns=halves",
-    "pos=f32[50,1] freq=f32[32] mood:tiny",
-    "pos=f32[50,1] freq=f32[32] mood:zero columns=pairs",
+    "pos=f32[50,2] freq=f32[32] axis=i32[32] values:special",
+    "pos=f32[50,2] freq=f64[32] axis=i32[32] double_angle=1 values:special columns=halves",
+    "pos=f32[50,1] freq=f32[32] values:tiny",
+    "pos=f32[50,1] freq=f32[32] values:zero columns=pairs",
     "pos=i64[4096,1] freq=f32[64] columns=halves",
     NULL};
 
@@ -40,7 +40,7 @@ static const adze_bad_case bad[] = {
     {"pos=i64[5,0] freq=f32[8]", ADZE_BAD_ARG, "pos has 0 axes"},
     {"pos=i64[] freq=f32[8]", ADZE_BAD_ARG, "rank 0"},
     {"pos=i64[5,1] freq=bf16[8]", ADZE_BAD_DTYPE, "freq is bf16"},
-    {"pos=i4[4096,4] freq=f32[8]", ADZE_BAD_DTYPE, "pos has the unknown dtype 6"},
+    {"pos=i4[4096,4] freq=f32[8]", ADZE_BAD_DTYPE, "pos has dtype 6, which no op takes"},
     {"pos=i64[5,1] freq=f32[1,8]", ADZE_BAD_ARG, "freq has rank 2"},
     {"pos=i64[5,2] freq=f32[8] axis=i64[8]", ADZE_BAD_DTYPE, "axis is i64"},
     {"pos=i64[5,2] freq=f32[8] axis=i32[7]", ADZE_BAD_ARG, "axis has rank 1 and 7 elements, freq has 8"},

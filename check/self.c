@@ -1,6 +1,10 @@
 /* self.c - the checker is checked: the first CPU kernel of every op, broken on purpose, must be caught by a case of
    the op, and the same kernel, not broken, must pass them all. */
+#include "alias.h"
+#include "check.h"
 #include "dependency.h"
+#include "producer.h"
+#include "suite.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -47,10 +51,6 @@ static struct {
     int runs;
 } now;
 
-static int is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
 static adze_tensor *tensor_of(void *args, int field)
 {
     return (adze_tensor *)(void *)((char *)args + now.job->line.op->fields[field].offset);
@@ -85,7 +85,7 @@ static adze_status run_unwritten(adze_stream stream, void *args)
     const adze_field *fields = now.job->line.op->fields;
     char *before[ADZE_FIELDS_MAX] = {0};
     for (int f = 0; fields[f].name; f++)
-        if (is_out(&fields[f]) && tensor_of(args, f)->dtype)
+        if (adze_is_output(&fields[f]) && tensor_of(args, f)->dtype)
             before[f] = gather(tensor_of(args, f));
     const adze_status status = now.inner->run(stream, args);
     for (int f = 0; fields[f].name; f++) {
@@ -104,7 +104,7 @@ static adze_status run_contiguous(adze_stream stream, void *args)
     memcpy(inner, args, now.job->line.op->args_size);
     for (int f = 0; fields[f].name; f++) {
         adze_tensor *t = tensor_of(inner, f);
-        if (!is_out(&fields[f]) || !t->dtype)
+        if (!adze_is_output(&fields[f]) || !t->dtype)
             continue;
         t->data = rows[f] = aligned_alloc(64, ((size_t)adze_count(t) * adze_dtype_size(t->dtype) + 64) / 64 * 64);
         int64_t stride = 1;
@@ -138,7 +138,7 @@ static void break_values(void *args)
     const adze_field *fields = now.job->line.op->fields;
     int n = 0;
     for (int f = 0; fields[f].name; f++) {
-        if (!is_out(&fields[f]))
+        if (!adze_is_output(&fields[f]))
             continue;
         const adze_value *want = now.want[n++];
         const adze_tensor *t = tensor_of(args, f);
@@ -153,8 +153,8 @@ static char *byte_to_flip(void *args)
 {
     const adze_op *op = now.job->line.op;
     for (int f = 0; op->fields[f].name; f++) {
-        const int out = is_out(&op->fields[f]);
-        if (op->fields[f].kind > ADZE_OUT_OPTIONAL || out != (now.fault->kind != INPUT))
+        const int out = adze_is_output(&op->fields[f]);
+        if (!adze_is_tensor(&op->fields[f]) || out != (now.fault->kind != INPUT))
             continue;
         const adze_tensor *t = tensor_of(args, f);
         if (!t->dtype || adze_count(t) == 0)
@@ -213,7 +213,7 @@ static int fits_contiguous(void *args)
     const adze_field *fields = now.job->line.op->fields;
     for (int f = 0; fields[f].name; f++) {
         const adze_tensor *t = tensor_of(args, f);
-        if (!is_out(&fields[f]) || !t->dtype)
+        if (!adze_is_output(&fields[f]) || !t->dtype)
             continue;
         const adze_memory *m = &now.job->memory[now.job->memory_of[f]];
         const size_t bytes = (size_t)adze_count(t) * adze_dtype_size(t->dtype);
@@ -228,7 +228,7 @@ static adze_value *finite_value(void)
 {
     const adze_op *op = now.job->line.op;
     for (int f = 0, n = 0; op->fields[f].name; f++) {
-        if (!is_out(&op->fields[f]))
+        if (!adze_is_output(&op->fields[f]))
             continue;
         adze_value *want = now.want[n++];
         const int64_t count = want ? adze_count((const void *)(now.job->line.args + op->fields[f].offset)) : 0;
@@ -302,7 +302,7 @@ static int list_faults(const adze_op *op, fault *faults)
             snprintf(faults[n++].name, sizeof faults->name, "%s_%s", op->fields[f].name,
                      twice ? "doubled" : "ignored");
         }
-        for (int g = 0; is_out(&op->fields[f]) && op->fields[g].name; g++)
+        for (int g = 0; adze_is_output(&op->fields[f]) && op->fields[g].name; g++)
             if (adze_may_be(&op->fields[f], &op->fields[g])) {
                 faults[n] = (fault){.kind = IN_PLACE, .field = f, .input = g};
                 snprintf(faults[n++].name, sizeof faults->name, "%s_read_after_%s", op->fields[g].name,
@@ -318,13 +318,9 @@ static void try_line(const adze_suite *suite, const char *text, fault *faults, i
     static const adze_stream cpu = {ADZE_CPU, NULL};
     const adze_op *op = suite->op;
     char error[256];
-    adze_line line;
-    adze_job *job = malloc(sizeof *job);
-    if (!job || !adze_line_parse(&line, op, text, error, sizeof error) ||
-        !adze_job_make(job, &line, cpu, 1, error, sizeof error)) {
-        free(job);
+    adze_job *job = adze_job_new(op, text, cpu, error, sizeof error);
+    if (!job)
         return;
-    }
     adze_value *want[ADZE_FIELDS_MAX] = {0};
     adze_reference_make(job, want);
     for (now.inner = op->kernels; now.inner->run; now.inner++)
@@ -349,8 +345,7 @@ static void try_line(const adze_suite *suite, const char *text, fault *faults, i
             printf("self: %s.%s caught by '%s': %s\n", op->name, faults[i].name, text, v.why);
     }
     adze_reference_free(want);
-    adze_job_free(job);
-    free(job);
+    adze_job_delete(job);
 }
 
 static int all_caught(const fault *faults, int n, fault_kind kind)
@@ -363,13 +358,12 @@ static int all_caught(const fault *faults, int n, fault_kind kind)
 
 static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
 {
-    static const char *const dtypes[] = {"f32", "f16", "bf16"};
     fault faults[FAULTS_MAX];
     const int n = list_faults(suite->op, faults);
     for (const char *const *good = suite->good; *good; good++)
-        for (int d = 0; d < (strchr(*good, '$') ? 3 : 1); d++) {
+        for (int d = 0; d < adze_line_variants(*good); d++) {
             char text[1024];
-            adze_line_expand(text, sizeof text, *good, dtypes[d]);
+            adze_line_expand(text, sizeof text, *good, adze_line_dtypes[d]);
             try_line(suite, text, faults, n, verbose);
             char aliased[1200];
             for (int way = 0; !all_caught(faults, n, IN_PLACE); way++) {
@@ -390,11 +384,79 @@ static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
     }
 }
 
-void adze_check_self(const adze_check_options *options, adze_tally *tally)
+/* ---- Kernels that wait too late ---- */
+
+static adze_wait wait; /* of the kernel that is judged: it has no other way to know */
+
+static adze_status run_gated_add(adze_stream stream, const void *args)
 {
+    return adze_gpu_gated_add(stream, wait, args);
+}
+
+static void try_waits(adze_dependency *d, int verbose, adze_tally *tally)
+{
+    static const char *const names[ADZE_WAITS] = {"waits", "table_before_wait", "input_before_wait", "waits_last",
+                                                  "never_waits"};
+    static const char text[] = "x=f32[64,96] residual=f32[64,96] gate=f32[64,96] gate_table=f32[64,96]";
+    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add};
+    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    char error[256];
+    adze_job *job = adze_job_new(&adze_op_gated_add, text, d->stream, error, sizeof error);
+    if (!job) {
+        printf("FAIL self: gated_add %s: %s\n", text, error);
+        tally->failed++;
+        return;
+    }
+    adze_reference_make(job, want);
+    for (wait = ADZE_WAIT_FIRST; wait < ADZE_WAITS; wait++) {
+        adze_verdict v;
+        adze_judge(job, &kernel, want, &v); /* on an idle GPU all of them are right */
+        for (int i = 0; i < 4; i++) {
+            const uint32_t flags = i / 2 ? ADZE_CONST_WEIGHTS : 0;
+            const int right = wait == ADZE_WAIT_FIRST || (wait == ADZE_WAIT_AFTER_TABLE && flags);
+            char why[256] = "";
+            adze_dependency_run(d, job, &kernel, flags, i % 2, why, sizeof why);
+            const int ok = !v.why[0] && (why[0] == 0) == right;
+            ok ? tally->passed++ : tally->failed++;
+            if (!ok || verbose)
+                printf("%sself: gated_add.%s in a %s%s is %s: %s\n", ok ? "" : "FAIL ", names[wait],
+                       i % 2 ? "graph" : "stream", flags ? ", flags=const_weights" : "",
+                       why[0] ? "caught" : "not caught", v.why[0] ? v.why : why);
+        }
+    }
+    adze_reference_free(want);
+    adze_job_delete(job);
+}
+
+static void check_waits(const adze_check_options *options, adze_tally *tally)
+{
+    adze_dependency d = {0};
+    const int device = options->device == ADZE_ALL_DEVICES ? 0 : options->device;
+    const char *message = device == ADZE_CPU          ? "the CPU is asked for"
+                          : adze_cuda_count() == 0    ? "no CUDA device"
+                          : adze_prepare(device) != 0 ? adze_last_error()
+                                                      : adze_dependency_open(&d, device);
+    const int required = options->require || options->device >= 0;
+    if (!message) {
+        try_waits(&d, options->verbose, tally);
+    } else {
+        printf("%s   self: kernels that wait too late %s: %s\n", required ? "FAIL" : "--",
+               required ? "are required" : "skipped", message);
+        required ? tally->failed++ : tally->skipped++;
+    }
+    adze_dependency_close(&d);
+}
+
+int adze_check_self(const adze_check_options *options)
+{
+    adze_tally tally = {0, 0, 0};
+    if (!adze_check_options_hold(options))
+        return 2;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     for (const adze_suite *const *s = adze_suites; *s; s++)
         if (!options->op || strcmp(options->op, (*s)->op->name) == 0)
-            check_suite(*s, options->verbose, tally);
+            check_suite(*s, options->verbose, &tally);
     if (!options->op || strcmp(options->op, "gated_add") == 0)
-        adze_dependency_self(options, tally);
+        check_waits(options, &tally);
+    return adze_tally_report(&tally);
 }

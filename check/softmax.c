@@ -1,5 +1,5 @@
 /* softmax: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 #include <math.h>
 
@@ -71,21 +71,21 @@ static const char *const good[] = {
     "x=$[3,20000] mask=f32[3,20000]@+1",
     "x=$[1,131071]",
     "out=$[5,9001]@+1 x=$[5,9001]@out",
-    "x=$[5,521] mood:wide scale=3",
-    "x=$[5,9001] mood:wide",
-    "x=$[5,1502] mood:special",
-    "x=$[5,50] mood:special",
-    "x=$[5,501] mood:tiny",
-    /* moods */
-    "x=$[5,520] mood:wide",
-    "x=$[5,520] mood:wide scale=3",
-    "x=$[5,40000] mood:wide",
-    "x=$[5,1000] mood:equal",
-    "x=$[5,1000] mood:zero",
-    "x=$[5,1000] mood:mean",
-    "x=$[5,1000] mood:outlier",
-    "x=$[5,200] mood:special",
-    "x=$[5,1000] mood:tiny",
+    "x=$[5,521] values:wide scale=3",
+    "x=$[5,9001] values:wide",
+    "x=$[5,1502] values:special",
+    "x=$[5,50] values:special",
+    "x=$[5,501] values:tiny",
+    /* other distributions */
+    "x=$[5,520] values:wide",
+    "x=$[5,520] values:wide scale=3",
+    "x=$[5,40000] values:wide",
+    "x=$[5,1000] values:equal",
+    "x=$[5,1000] values:zero",
+    "x=$[5,1000] values:mean",
+    "x=$[5,1000] values:outlier",
+    "x=$[5,200] values:special",
+    "x=$[5,1000] values:tiny",
     /* scale and mask */
     "x=$[5,256] scale=0.125",
     "x=$[5,250] scale=-0.3",
@@ -136,7 +136,7 @@ static const char *const gpu[] = {
     "x=$[271,16392] scale=-0.5",
     "x=$[271,40000] scale=-0.7",
     "x=$[40,131072]",
-    "x=$[34,262144] mood:wide",
+    "x=$[34,262144] values:wide",
     "x=$[271,2056] mask=$[271,2056]",
     "x=$[271,9000] mask=$[271,9000] scale=0.125",
     "x=$[34,40000] mask=$[34,40000]",

@@ -1,7 +1,9 @@
-/* bench.c - `adze bench`: times the bench lines of every op, and writes down what it found. */
-#include "bench.h"
+/* bench.c - `adze bench`: times the bench lines of every op, and records the results. */
 #include "cli.h"
+#include "gpu.h"
 #include "record.h"
+#include "suite.h"
+#include "trial.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,22 +15,25 @@
 
 static const char help[] =
     "adze bench [OP] [--device cpu|cuda|N] [--dtype bf16|f16|f32] [--quick|--full]\n"
-    "           [--json FILE] [--html FILE] [--against FILE]\n\n"
-    "Times calls that it has just held to the definition: cold (inputs and outputs go through more memory than\n"
-    "the cache holds), kernels in turn, as a median. Each line has the time, the time without overlap of\n"
-    "neighbours (on a GPU: without PDL), how far the quartiles are apart, the rate, and its share of what plain\n"
-    "loops reach in the same run with the same mix of reads and writes.\n\n"
+    "           [--json FILE] [--html FILE] [--peers FILE] [--against FILE]\n\n"
+    "Verifies each call against the definition, then times it with cold caches: inputs and outputs rotate through\n"
+    "more memory than the cache holds. Kernels take turns, and a time is a median. Each row has the time; on a GPU\n"
+    "the time alone, without programmatic dependent launch; the spread, which is the distance between the\n"
+    "quartiles; the rate; and its share of the ceiling. The ceiling is the rate of a plain loop, in the same run, "
+    "with\n"
+    "the same mix of reads and writes: at 100 % the call takes as long as that loop.\n\n"
     "  OP              one op only\n"
     "  --device D      where (default: a GPU, if there is one)\n"
     "  --dtype T       of the lines that leave it open (default: bf16)\n"
     "  --quick         less exact, a few seconds\n"
-    "  --full          longer looks; on the CPU also lines above 400 MB, and kernels for older processors\n"
+    "  --full          longer samples; on the CPU also lines above 400 MB, and kernels for older processors\n"
     "  --json FILE     the machine, the ceilings and every row\n"
-    "  --html FILE     a page with pictures\n"
+    "  --html FILE     a page with pictures, filters and the command that repeats each row\n"
+    "  --peers FILE    show times of PyTorch and others on that page: what bench/compare_torch.py --json wrote here\n"
     "  --against FILE  compare with what --json wrote on such a machine; a loss beyond noise fails\n";
 
 static struct {
-    const char *op, *dtype, *json, *html, *against;
+    const char *op, *dtype, *json, *html, *peers, *against;
     int device, quick, full;
 } options;
 
@@ -36,7 +41,7 @@ static struct {
     adze_report report;
     adze_effort effort;
     int64_t most;                  /* bytes of a line */
-    int progress, skipped, errors; /* a terminal is watching; lines left out; what makes the exit status 1 */
+    int progress, skipped, errors; /* standard error is a terminal; lines too large; errors make the exit status 1 */
 } state;
 
 static const double share_most = 1.02; /* of a ceiling; above it the benchmark is wrong */
@@ -47,6 +52,18 @@ static void progress(const char *op, int done, int of)
 {
     if (state.progress)
         fprintf(stderr, "\r%-16s %d/%d\033[K", op, done, of);
+}
+
+/* For the page: a call without a row, and why. */
+static void leave_out(const char *line, const char *why)
+{
+    adze_report *r = &state.report;
+    adze_left_out *grown = realloc(r->left_out, (size_t)(r->left_out_count + 1) * sizeof *grown);
+    if (!grown)
+        return;
+    r->left_out = grown;
+    snprintf(grown[r->left_out_count].line, sizeof grown->line, "%s", line);
+    snprintf(grown[r->left_out_count++].why, sizeof grown->why, "%s", why);
 }
 
 static void complain(const char *what, const char *why, const char *line)
@@ -76,11 +93,11 @@ static void describe(char *to, size_t size, const adze_trial *t)
                 n += (size_t)snprintf(to + n, size - n, " %s=%s", field->name, w->name);
             else
                 n += (size_t)snprintf(to + n, size - n, " %s=%d", field->name, (int)value);
-        } else if (field->kind <= ADZE_OPTIONAL && x->dtype && first) {
+        } else if (adze_is_input(field) && x->dtype && first) {
             first = 0;
             for (int d = 0; d < x->rank && n < size; d++)
                 n += (size_t)snprintf(to + n, size - n, "%s%lld", d ? "x" : "", (long long)x->shape[d]);
-        } else if (field->kind <= ADZE_OPTIONAL && x->dtype)
+        } else if (adze_is_input(field) && x->dtype)
             n += (size_t)snprintf(to + n, size - n, " %s", field->name);
     }
 }
@@ -88,7 +105,7 @@ static void describe(char *to, size_t size, const adze_trial *t)
 static const char *first_dtype(const adze_trial *t)
 {
     const adze_field *f = t->whole->line.op->fields;
-    while (f->kind > ADZE_OPTIONAL)
+    while (!adze_is_input(f))
         f++;
     return adze_dtype_name(((const adze_tensor *)(const void *)(t->whole->line.args + f->offset))->dtype);
 }
@@ -115,6 +132,8 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *line
     row->us_alone = a->us_alone;
     row->spread = a->spread;
     row->gbps = (double)(t->read + t->written) / a->us / 1000;
+    row->ulps = a->verdict.ulps;
+    row->error = a->verdict.worst;
 }
 
 static void bench_line(const adze_op *op, adze_stream stream, const char *text)
@@ -123,6 +142,7 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
     adze_line line;
     snprintf(full, sizeof full, "%s %s", op->name, text);
     if (!adze_line_parse(&line, NULL, full, error, sizeof error)) {
+        leave_out(full, error);
         complain(op->name, error, full);
         return;
     }
@@ -132,20 +152,26 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
     const int64_t bytes = laid_out ? adze_job_bytes(job, &read, &written) : 0;
     free(job);
     if (bytes > state.most) {
+        snprintf(error, sizeof error, "it moves %lld MB; --full times lines above %lld MB",
+                 (long long)(bytes / 1000000), (long long)(state.most / 1000000));
+        leave_out(full, error);
         state.skipped++;
         return;
     }
     adze_trial trial;
-    if (!adze_trial_make(&trial, &line, stream, options.full || stream.device != ADZE_CPU, error, sizeof error) ||
-        !adze_trial_time(&trial, &state.effort, error, sizeof error))
+    if (!adze_trial_make(&trial, &line, stream, !state.report.one_kernel, error, sizeof error) ||
+        !adze_trial_time(&trial, &state.effort, error, sizeof error)) {
+        leave_out(full, error);
         complain(op->name, error, full);
+    }
     for (int k = 0; k < trial.attempts; k++) {
         const adze_attempt *a = &trial.attempt[k];
         char name[80];
         snprintf(name, sizeof name, "%s.%s", op->name, a->kernel->name);
-        if (a->verdict.why[0])
+        if (a->verdict.why[0]) {
+            leave_out(full, a->verdict.why);
             complain(name, a->verdict.why, full);
-        else if (a->us > 0)
+        } else if (a->us > 0)
             add_row(&trial, a, full);
     }
     adze_trial_free(&trial);
@@ -172,8 +198,9 @@ static double find_shares(void)
     return most;
 }
 
-/* The ceilings are looked at again before every op and at the end: neighbours on the machine come and go. A call that
-   is faster than they are may have met a quieter machine, so they get more tries before it counts as a fault. */
+/* The ceilings are measured again before every op and at the end, since the load of the machine changes. When a call
+   is faster than its ceiling, the load may have been lower, so the ceilings are measured more often before it counts
+   as an error. */
 static void walk(adze_stream stream)
 {
     for (const adze_suite *const *s = adze_suites; *s; s++) {
@@ -235,6 +262,7 @@ static void choose_effort(int cpu)
                                               {{3, 3000}, {5, 10000}, {9, 50000}}};
     const int level = options.quick ? 0 : options.full ? 2 : 1;
     state.effort = efforts[cpu][level];
+    state.report.one_kernel = cpu && !options.full;
     state.most = !cpu || options.full ? INT64_MAX : options.quick ? 150000000 : 400000000;
 }
 
@@ -247,7 +275,7 @@ static void keep_memory(void)
 #endif
 }
 
-/* Whether a file can be written, asked before anything is timed. What is in it stays. */
+/* Whether a file can be written, before anything is timed. Its content is kept. */
 static int can_write(const char *path)
 {
     if (!path)
@@ -292,6 +320,8 @@ static int measure(adze_stream stream, const adze_record *record)
         fprintf(stderr, "adze bench: '%s' cannot be written\n", options.json);
         status = 2;
     }
+    if (options.peers && !adze_peers_read(&state.report, options.peers))
+        status = 2;
     if (options.html && !adze_html_write(&state.report, options.html)) {
         fprintf(stderr, "adze bench: '%s' cannot be written\n", options.html);
         status = 2;
@@ -300,10 +330,11 @@ static int measure(adze_stream stream, const adze_record *record)
     if (lost < 0)
         complain_of_record();
     free(state.report.rows);
+    free(state.report.left_out);
     return lost < 0 ? 2 : lost > 0 && status == 0 ? 1 : status;
 }
 
-/* All that can be refused is refused before anything is timed. */
+/* Bad options and files are refused before anything is timed. */
 static int bench(adze_stream stream)
 {
     adze_record record = {0};
@@ -312,6 +343,11 @@ static int bench(adze_stream stream)
     const time_t now = time(NULL);
     strftime(state.report.date, sizeof state.report.date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     adze_machine_ask(&state.report.machine, stream.device);
+    state.report.dtype = options.dtype;
+    snprintf(state.report.device, sizeof state.report.device, stream.device == ADZE_CPU ? "cpu" : "%d",
+             stream.device);
+    if (options.peers && !adze_peers_read(&state.report, options.peers)) /* refused before anything is timed */
+        return 2;
     if (options.against && !adze_record_read(&record, options.against, &state.report.machine))
         return 2;
     if (options.against && !has_common_line(&record))
@@ -333,6 +369,7 @@ int adze_cli_bench(int argc, char **argv)
         {.name = "--full", .flag = &options.full},
         {.name = "--json", .text = &options.json},
         {.name = "--html", .text = &options.html},
+        {.name = "--peers", .text = &options.peers},
         {.name = "--against", .text = &options.against},
         {.name = NULL},
     };
@@ -347,6 +384,10 @@ int adze_cli_bench(int argc, char **argv)
     }
     if (options.op && !adze_find_op(options.op, strlen(options.op))) {
         fprintf(stderr, "adze bench: no op is called '%s'\n", options.op);
+        return 2;
+    }
+    if (options.peers && !options.html) {
+        fprintf(stderr, "adze bench: --peers is for the page of --html, which is not asked for\n");
         return 2;
     }
     adze_stream stream = {options.device, NULL};

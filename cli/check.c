@@ -10,8 +10,8 @@ static const char help[] =
     "and calls that must be refused. A CUDA kernel also runs behind a slow producer of its\n"
     "inputs, in a stream and in a graph: it must wait for them.\n\n"
     "  OP              one op only\n"
-    "  --device D      one device only (default: the CPU and every GPU); it fails where that is\n"
-    "                  not there\n"
+    "  --device D      one device only (default: the CPU and every GPU); a missing device is a\n"
+    "                  failure\n"
     "  --kernel K      one kernel of each op only, such as cpu_avx2\n"
     "  --require=cuda  fail where there is no CUDA device\n"
     "  --self          run kernels that are broken on purpose; each must be caught\n"
@@ -31,5 +31,7 @@ int adze_cli_check(int argc, char **argv)
         {.name = NULL},
     };
     int status;
-    return adze_cli_options("check", help, list, &options.op, argc, argv, &status) ? adze_check(&options) : status;
+    if (!adze_cli_options("check", help, list, &options.op, argc, argv, &status))
+        return status;
+    return options.self ? adze_check_self(&options) : adze_check(&options);
 }

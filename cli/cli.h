@@ -19,7 +19,7 @@ typedef struct adze_option {
     const char **text;
     const char *choices; /* NULL, or what the text may be: "a|b|c" */
 } adze_option;
-/* Whether the command goes on; otherwise it ends with `status`, and what there is to say has been said. `word` NULL:
+/* Whether the command goes on; otherwise it ends with `status`, and a message has been printed. `word` NULL:
    the command takes none. */
 int adze_cli_options(const char *command, const char *help, const adze_option *options, const char **word, int argc,
                      char **argv, int *status);
@@ -28,9 +28,10 @@ void adze_cli_version(void);
 /* machine.c: what the machine is called. Texts are empty where nothing is known. */
 typedef struct adze_machine {
     char cpu[128], isa[32], gpu[128], driver[64], clocks[128];
-    int cores, threads, sm, sm_count; /* sm 0: the CPU is meant */
+    int cores, threads, sm, sm_count; /* sm 0: this describes the CPU */
     size_t gpu_memory;
 } adze_machine;
 void adze_machine_ask(adze_machine *machine, int device);
+const char *adze_commit(void); /* what this program was built from */
 
 #endif

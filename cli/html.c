@@ -1,10 +1,10 @@
-/* html.c - the page of `adze bench --html`: two pictures and a table per op, in one file that asks for nothing. */
-#include "html.h"
+/* html.c - the page of `adze bench --html`: pictures and a table per op, with filters, in one file that loads
+   nothing. */
+#include "report.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
-
-enum { WIDTH = 460, HEIGHT = 290, LEFT = 50, RIGHT = 26, TOP = 34, BOTTOM = 46, COLOURS = 6 };
 
 static const char style[] =
     "<style>\n"
@@ -17,10 +17,7 @@ static const char style[] =
     "font:16px/1.5 system-ui,-apple-system,\"Segoe UI\",Roboto,sans-serif}\n"
     "h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}h2{font-size:1.25rem;margin:44px 0 12px;"
     "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}\n"
-    "p{margin:4px 0;color:var(--soft);overflow-wrap:anywhere;max-width:80ch}nav{margin:16px 0;display:flex;"
-    "flex-wrap:wrap;gap:8px}nav a{padding:2px 10px;border:1px solid var(--line);border-radius:99px;"
-    "color:var(--ink);text-decoration:none;background:var(--card)}nav a:focus-visible,nav a:hover{"
-    "border-color:var(--c0)}\n"
+    "p{margin:4px 0;color:var(--soft);overflow-wrap:anywhere;max-width:80ch}\n"
     ".cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(120px,1fr));gap:10px;margin:18px 0}"
     ".cards div{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 14px;"
     "color:var(--soft);font-size:.85rem}.cards b{display:block;font-size:1.3rem;color:var(--ink);"
@@ -29,7 +26,14 @@ static const char style[] =
     "figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:8px}"
     "svg{display:block;width:100%;height:auto}svg text{font:13px system-ui,sans-serif;fill:var(--soft)}"
     "svg .name{font-size:15px;fill:var(--ink)}svg .grid{stroke:var(--line)}"
-    "svg .limit{stroke:var(--soft);stroke-dasharray:5 4}\n"
+    "svg .limit{stroke:var(--soft);stroke-dasharray:5 4}svg .dot{font-size:10px}"
+    "svg .peer{fill:none;stroke:var(--soft);stroke-width:1.5}.off{display:none}\n"
+    "form{display:flex;flex-wrap:wrap;gap:8px 16px;margin:16px 0;font-size:.9rem;color:var(--soft)}"
+    "select{margin-left:6px;font:inherit;color:var(--ink);background:var(--card);border:1px solid var(--line);"
+    "border-radius:6px;padding:2px 6px}code{font:.8rem ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;"
+    "overflow-wrap:anywhere}td code{display:block;color:var(--soft);user-select:all}"
+    "details{margin:12px 0}summary{cursor:pointer}ul{margin:4px 0;padding-left:20px;color:var(--soft)}"
+    "tr:target{outline:2px solid var(--c0);outline-offset:-2px}\n"
     ".keys{display:flex;flex-wrap:wrap;gap:4px 18px;margin:8px 0;font-size:.9rem;color:var(--soft)}"
     ".keys i{display:inline-block;width:10px;height:10px;border-radius:50%;margin-right:6px}\n"
     ".scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;background:var(--card);"
@@ -37,7 +41,7 @@ static const char style[] =
     "font-variant-numeric:tabular-nums}th,td{padding:6px 12px;text-align:right;border-top:1px solid var(--line)}"
     "th{border-top:0;color:var(--soft);font-weight:600}th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}"
     "td:nth-child(4){background:linear-gradient(90deg,color-mix(in srgb,var(--c0) 22%,transparent) var(--share),"
-    "transparent var(--share))}td:first-child{white-space:normal;min-width:13ch}"
+    "transparent var(--share))}td:first-child{white-space:normal;min-width:30ch}"
     "@media(max-width:600px){th,td{padding:5px 8px}table{font-size:.82rem}}\n"
     "</style>\n";
 
@@ -50,174 +54,40 @@ static void put_text(FILE *f, const char *text)
             fputc(*text, f);
 }
 
+/* Rows, dots and names of another op, dtype or kernel than was picked are hidden; so is a section without a row. */
+static const char script[] =
+    "<script>\n"
+    "const picks = [...document.querySelectorAll('select')], parts = document.querySelectorAll('[data-op]');\n"
+    "function filter() {\n"
+    "  for (const part of parts)\n"
+    "    part.classList.toggle('off', picks.some(p => p.value && part.dataset[p.name] !== p.value));\n"
+    "  for (const section of document.querySelectorAll('section'))\n"
+    "    section.classList.toggle('off', !section.querySelector('tr[data-op]:not(.off)'));\n"
+    "  const rows = document.querySelectorAll('tr[data-op]:not(.off)').length;\n"
+    "  document.getElementById('shown').textContent = rows + (rows === 1 ? ' row' : ' rows');\n"
+    "}\n"
+    "for (const pick of picks) pick.onchange = filter;\n"
+    "filter();\n"
+    "</script>\n";
+
 static int same_op(const adze_report *r, int a, int b)
 {
     return strcmp(r->rows[a].op, r->rows[b].op) == 0;
 }
 
-/* The kernels of an op in the order of their rows; the place in that order is the colour. */
-static int colour_of(const adze_report *r, int row)
+void adze_html_time(FILE *f, double us)
 {
-    const char *seen[COLOURS];
-    int n = 0;
-    for (int i = 0; i < r->count && n < COLOURS; i++) {
-        if (!same_op(r, i, row))
-            continue;
-        int at = 0;
-        while (at < n && strcmp(seen[at], r->rows[i].kernel) != 0)
-            at++;
-        if (strcmp(r->rows[i].kernel, r->rows[row].kernel) == 0)
-            return at;
-        if (at == n)
-            seen[n++] = r->rows[i].kernel;
-    }
-    return COLOURS - 1;
-}
-
-/* Whether b belongs on a line with a: the same call with another number of rows. */
-static int same_series(const adze_bench_row *a, const adze_bench_row *b)
-{
-    return strcmp(a->op, b->op) == 0 && strcmp(a->kernel, b->kernel) == 0 && strcmp(a->dtype, b->dtype) == 0 &&
-           a->dim == b->dim && strcmp(a->shape + strcspn(a->shape, " "), b->shape + strcspn(b->shape, " ")) == 0;
-}
-
-/* ---- A picture ---- */
-
-typedef struct picture {
-    const char *name, *x_name, *y_name;
-    double (*x)(const adze_bench_row *), (*y)(const adze_bench_row *);
-    int percent; /* y is a share, from 0; otherwise it has a logarithmic scale, as x always has */
-} picture;
-
-typedef struct axes {
-    double x0, x1, y0, y1; /* decimal logarithms, but for shares */
-} axes;
-
-static double x_bytes(const adze_bench_row *row)
-{
-    return (double)(row->read + row->written);
-}
-static double x_rows(const adze_bench_row *row)
-{
-    return (double)(row->rows > 0 ? row->rows : 1);
-}
-static double y_share(const adze_bench_row *row)
-{
-    return row->share;
-}
-static double y_us(const adze_bench_row *row)
-{
-    return row->us;
-}
-
-static void widen(double *low, double *high, double value)
-{
-    *low = fmin(*low, floor(value + 1e-9));
-    *high = fmax(*high, ceil(value - 1e-9));
-}
-
-static axes axes_of(const adze_report *r, int op, const picture *p)
-{
-    axes a = {99, -99, 99, -99};
-    for (int i = 0; i < r->count; i++)
-        if (same_op(r, i, op)) {
-            widen(&a.x0, &a.x1, log10(p->x(&r->rows[i])));
-            widen(&a.y0, &a.y1, log10(p->y(&r->rows[i])));
-        }
-    a.x1 += a.x1 == a.x0;
-    a.y1 += a.y1 == a.y0;
-    if (p->percent)
-        a.y0 = 0, a.y1 = 1.1;
-    return a;
-}
-
-static double place_x(const axes *a, double x)
-{
-    return LEFT + (log10(x) - a->x0) / (a->x1 - a->x0) * (WIDTH - LEFT - RIGHT);
-}
-static double place_y(const axes *a, const picture *p, double y)
-{
-    const double at = ((p->percent ? fmin(y, a->y1) : log10(y)) - a->y0) / (a->y1 - a->y0);
-    return HEIGHT - BOTTOM - at * (HEIGHT - TOP - BOTTOM);
-}
-
-/* 10^exponent as people say it. */
-static void put_power(FILE *f, int exponent, int bytes)
-{
-    static const char *const unit[2][4] = {{"", "k", "M", "G"}, {" B", " KB", " MB", " GB"}};
-    static const char *const digits[3] = {"1", "10", "100"};
-    if (exponent < 0 || exponent > 11)
-        fprintf(f, "%g", pow(10, exponent));
+    if (us < 1000)
+        fprintf(f, "%.2f us", us);
+    else if (us < 1e6)
+        fprintf(f, "%.3f ms", us / 1e3);
     else
-        fprintf(f, "%s%s", digits[exponent % 3], unit[bytes][exponent / 3]);
+        fprintf(f, "%.3f s", us / 1e6);
 }
 
-static void put_axes(FILE *f, const axes *a, const picture *p)
-{
-    fprintf(f, "<text class=\"name\" x=\"%d\" y=\"18\">%s</text>\n", LEFT, p->name);
-    for (int e = (int)a->x0; e <= (int)a->x1; e++) {
-        const double x = place_x(a, pow(10, e));
-        fprintf(f, "<path class=\"grid\" d=\"M%.1f %dV%d\"/><text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">", x,
-                TOP, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 17);
-        put_power(f, e, p->percent);
-        fprintf(f, "</text>\n");
-    }
-    for (int e = (int)a->y0; e <= (p->percent ? 4 : (int)a->y1); e++) {
-        const double value = p->percent ? 0.25 * e : pow(10, e), y = place_y(a, p, value);
-        fprintf(f, "<path class=\"%s\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">",
-                p->percent && e == 4 ? "limit" : "grid", LEFT, y, WIDTH - RIGHT, LEFT - 7, y + 4);
-        if (p->percent)
-            fprintf(f, "%d%%</text>\n", 25 * e);
-        else {
-            put_power(f, e, 0);
-            fprintf(f, "</text>\n");
-        }
-    }
-    fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8,
-            p->x_name);
-    fprintf(f, "<text x=\"%d\" y=\"18\" text-anchor=\"end\">%s</text>\n", WIDTH - RIGHT, p->y_name);
-}
-
-/* The next row of the series to the right of x, or -1. */
-static int next_in_series(const adze_report *r, const picture *p, int row, double x)
-{
-    int best = -1;
-    for (int i = 0; i < r->count; i++)
-        if (same_series(&r->rows[i], &r->rows[row]) && p->x(&r->rows[i]) > x &&
-            (best < 0 || p->x(&r->rows[i]) < p->x(&r->rows[best])))
-            best = i;
-    return best;
-}
-
-static void put_picture(FILE *f, const adze_report *r, int op, const picture *p)
-{
-    const axes a = axes_of(r, op, p);
-    fprintf(f, "<figure><svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s of %s\">\n", WIDTH, HEIGHT, p->name,
-            r->rows[op].op);
-    put_axes(f, &a, p);
-    for (int i = op; i < r->count; i++) {
-        const adze_bench_row *row = &r->rows[i];
-        if (!same_op(r, i, op))
-            continue;
-        const int next = next_in_series(r, p, i, p->x(row)), colour = colour_of(r, i);
-        const double x = place_x(&a, p->x(row)), y = place_y(&a, p, p->y(row));
-        if (next >= 0)
-            fprintf(f, "<path d=\"M%.1f %.1fL%.1f %.1f\" style=\"stroke:var(--c%d)\" stroke-opacity=\".45\"/>\n", x,
-                    y, place_x(&a, p->x(&r->rows[next])), place_y(&a, p, p->y(&r->rows[next])), colour);
-        fprintf(f, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4.5\" style=\"fill:var(--c%d)\"><title>%s %s %s: ", x, y,
-                colour, row->kernel, row->dtype, row->shape);
-        fprintf(f, "%.2f us, %.1f GB/s, %.0f%% of the ceiling</title></circle>\n", row->us, row->gbps,
-                100 * row->share);
-    }
-    fprintf(f, "</svg></figure>\n");
-}
-
-/* ---- The page ---- */
-
-static void put_head(FILE *f, const adze_report *r)
+static void put_machine(FILE *f, const adze_report *r)
 {
     const adze_machine *m = &r->machine;
-    static const char *const names[ADZE_PASSES] = {"read", "two reads to one write", "copy", "write"};
     fprintf(f, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n");
     fprintf(f, "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
                "<meta name=\"color-scheme\" content=\"light dark\"><title>adze bench: ");
@@ -230,68 +100,166 @@ static void put_head(FILE *f, const adze_report *r)
     else
         fprintf(f, "%s, %d threads on %d cores; ", m->isa, m->threads, m->cores);
     fprintf(f, "commit %s; %s</p>\n", adze_commit(), r->date);
-    fprintf(f,
-            "<p>Each call was held to its definition, then timed cold. Its share is of what plain loops reached in "
-            "the same run with the same mix of reads and writes:</p>\n<div class=\"cards\">");
-    for (int i = 0; i < ADZE_PASSES; i++)
-        fprintf(f, "<div><b>%.4g</b>GB/s, %s</div>", r->ceilings.rate[i], names[i]);
-    fprintf(f, "</div>\n<nav>");
-    for (int i = 0; i < r->count; i++)
-        if (i == 0 || !same_op(r, i, i - 1))
-            fprintf(f, "<a href=\"#%s\">%s</a>", r->rows[i].op, r->rows[i].op);
-    fprintf(f, "</nav>\n");
 }
 
-static void put_table(FILE *f, const adze_report *r, int op)
+static void put_ceilings(FILE *f, const adze_report *r)
 {
-    const int alone = r->machine.sm > 0;
+    static const char *const names[ADZE_PASSES] = {"read", "two reads to one write", "copy", "write"};
+    fprintf(f, "<p>The ceilings, which plain loops over memory reached in the same run:</p>\n<div class=\"cards\">");
+    for (int i = 0; i < ADZE_PASSES; i++)
+        fprintf(f, "<div><b>%.4g</b>GB/s, %s</div>", r->ceilings.rate[i], names[i]);
+    fprintf(f, "</div>\n");
+}
+
+static void put_guide(FILE *f, const adze_report *r)
+{
     fprintf(f,
-            "<div class=\"scroll\" tabindex=\"0\"><table><tr><th>case</th><th>kernel</th><th>us</th>"
-            "<th>share</th><th>GB/s</th>%s<th>spread</th><th>dtype</th></tr>\n",
-            alone ? "<th>alone, us</th>" : "");
-    for (int i = op; i < r->count; i++) {
-        const adze_bench_row *row = &r->rows[i];
-        if (!same_op(r, i, op))
-            continue;
-        fprintf(f, "<tr><td>%s</td><td>%s</td><td>%.2f</td><td style=\"--share:%.0f%%\">%.1f%%</td><td>%.1f</td>",
-                row->shape, row->kernel, row->us, 100 * fmin(row->share, 1), 100 * row->share, row->gbps);
-        if (alone)
-            fprintf(f, "<td>%.2f</td>", row->us_alone);
-        fprintf(f, "<td>%.1f%%</td><td>%s</td></tr>\n", 100 * row->spread, row->dtype);
+            "<details open><summary>How to read this page</summary><ul>\n"
+            "<li>Each kernel was verified against the definition of its op, then timed with cold caches. A time is "
+            "a median; the spread is the distance between the quartiles.</li>\n"
+            "<li>Share: the rate of a call, divided by the ceiling for its mix of reads and writes. 100 %% of the "
+            "ceiling means that the call took as long as a plain loop that moves the same bytes. A small call "
+            "stays far below it, since %s takes longer than its bytes do.</li>\n"
+            "<li>Error: the largest error of a result in units in the last place (ulp), and its share of the "
+            "limit. The limit is half a unit, for the rounding of the stored result, and what float arithmetic "
+            "may add to it. So a right kernel reaches up to 100 %% of the limit; one above it is wrong and is "
+            "not timed.</li>\n",
+            r->machine.sm ? "a launch" : "waking the threads");
+    if (r->machine.sm)
+        fprintf(f,
+                "<li>Alone: without programmatic dependent launch, so that no call overlaps its neighbour.</li>\n");
+    fprintf(f, "<li>Peers: times that bench/compare_torch.py recorded for calls of the same op, dtype and bytes. ");
+    if (r->peers[0]) {
+        fprintf(f, "They are of ");
+        put_text(f, r->peers);
+        fprintf(f, ". In the pictures they are rings.</li>\n");
+    } else {
+        fprintf(f, "This run has none: <code>--peers FILE</code> adds them.</li>\n");
     }
+    fprintf(f, "<li>The command under a case repeats its row. A dot is a link to its row; names that would overlap "
+               "are left out of the pictures. Lines join calls that differ in rows alone.</li>\n</ul></details>\n");
+}
+
+static void put_left_out(FILE *f, const adze_report *r)
+{
+    fprintf(f,
+            "<details id=\"left-out\" open><summary>What was left out</summary><ul>\n<li>Lines that leave the dtype "
+            "open were timed with %s; <code>--dtype</code> chooses another.</li>\n",
+            r->dtype);
+    if (r->one_kernel)
+        fprintf(f, "<li>Only the kernel that the library takes was timed; <code>--full</code> times all of them."
+                   "</li>\n");
+    if (!r->left_out_count)
+        fprintf(f, "<li>No call was left out.</li>\n");
+    for (int i = 0; i < r->left_out_count; i++) {
+        fprintf(f, "<li><code>");
+        put_text(f, r->left_out[i].line);
+        fprintf(f, "</code>: ");
+        put_text(f, r->left_out[i].why);
+        fprintf(f, "</li>\n");
+    }
+    fprintf(f, "</ul></details>\n");
+}
+
+static const char *value_of(const adze_bench_row *row, int which)
+{
+    return which == 0 ? row->op : which == 1 ? row->dtype : row->kernel;
+}
+
+/* A list for each of op, dtype and kernel, with the values that occur, in the order in which they do. */
+static void put_filters(FILE *f, const adze_report *r)
+{
+    static const char *const names[] = {"op", "dtype", "kernel"};
+    fprintf(f, "<form>");
+    for (int which = 0; which < 3; which++) {
+        fprintf(f, "<label>%s<select name=\"%s\"><option value=\"\">all</option>", names[which], names[which]);
+        for (int i = 0; i < r->count; i++) {
+            int j = 0;
+            while (strcmp(value_of(&r->rows[j], which), value_of(&r->rows[i], which)) != 0)
+                j++;
+            if (j == i)
+                fprintf(f, "<option>%s</option>", value_of(&r->rows[i], which));
+        }
+        fprintf(f, "</select></label>");
+    }
+    fprintf(f, "<output id=\"shown\"></output></form>\n");
+}
+
+static void put_peers(FILE *f, const adze_bench_row *row)
+{
+    fprintf(f, "<td>");
+    for (int k = 0; k < row->peer_count; k++) {
+        fprintf(f, "%s%s ", k ? ", " : "", row->peers[k].name);
+        adze_html_time(f, row->peers[k].us);
+        fprintf(f, " (%.2fx)", row->peers[k].us / row->us);
+    }
+    fprintf(f, "%s</td>", row->peer_count ? "" : "-");
+}
+
+static void put_row(FILE *f, const adze_report *r, int i)
+{
+    const adze_bench_row *row = &r->rows[i];
+    fprintf(f, "<tr id=\"row%d\" data-op=\"%s\" data-dtype=\"%s\" data-kernel=\"%s\"><td>%s<code>", i, row->op,
+            row->dtype, row->kernel, row->shape);
+    fprintf(f, "adze run --device %s '", r->device);
+    put_text(f, row->line);
+    fprintf(f, "'</code></td><td>%s</td><td>", row->kernel);
+    adze_html_time(f, row->us);
+    fprintf(f, "</td><td style=\"--share:%.0f%%\">%.1f%%</td><td>%.1f</td>", 100 * fmin(row->share, 1),
+            100 * row->share, row->gbps);
+    if (r->machine.sm) {
+        fprintf(f, "<td>");
+        adze_html_time(f, row->us_alone);
+        fprintf(f, "</td>");
+    }
+    fprintf(f, "<td>%.1f%%</td><td>%.2f ulp, %.0f%%</td><td>%s</td>", 100 * row->spread, row->ulps, 100 * row->error,
+            row->dtype);
+    if (r->peers[0])
+        put_peers(f, row);
+    fprintf(f, "</tr>\n");
+}
+
+static void put_table(FILE *f, const adze_report *r, int first)
+{
+    fprintf(f,
+            "<div class=\"scroll\" tabindex=\"0\"><table><tr><th>case</th><th>kernel</th><th>time</th>"
+            "<th>share</th><th>GB/s</th>%s<th>spread</th><th>error</th><th>dtype</th>%s</tr>\n",
+            r->machine.sm ? "<th>alone</th>" : "", r->peers[0] ? "<th>peers</th>" : "");
+    for (int i = first; i < r->count; i++)
+        if (same_op(r, i, first))
+            put_row(f, r, i);
     fprintf(f, "</table></div>\n");
 }
 
-static void put_keys(FILE *f, const adze_report *r, int op)
+static void put_keys(FILE *f, const adze_report *r, int first)
 {
     fprintf(f, "<div class=\"keys\">");
-    for (int i = op, next = 0; i < r->count; i++)
-        if (same_op(r, i, op) && colour_of(r, i) == next)
+    for (int i = first, next = 0; i < r->count; i++)
+        if (same_op(r, i, first) && adze_chart_colour(r, i) == next)
             fprintf(f, "<span><i style=\"background:var(--c%d)\"></i>%s</span>", next++, r->rows[i].kernel);
-    fprintf(f, "<span>lines join calls that differ in rows alone</span></div>\n");
+    fprintf(f, "</div>\n");
 }
 
 int adze_html_write(const adze_report *r, const char *path)
 {
-    static const picture share = {"Share of the ceiling", "bytes of a call", "higher is better", x_bytes, y_share, 1};
-    static const picture time = {"Time of a call, us", "rows", "lower is better", x_rows, y_us, 0};
     FILE *f = fopen(path, "w");
     if (!f)
         return 0;
-    put_head(f, r);
+    put_machine(f, r);
+    put_ceilings(f, r);
+    put_guide(f, r);
+    put_left_out(f, r);
+    put_filters(f, r);
     for (int i = 0; i < r->count; i++) {
         if (i > 0 && same_op(r, i, i - 1))
             continue;
         fprintf(f, "<section id=\"%s\"><h2>%s</h2>\n", r->rows[i].op, r->rows[i].op);
         put_keys(f, r, i);
-        fprintf(f, "<div class=\"pair\">\n");
-        put_picture(f, r, i, &share);
-        put_picture(f, r, i, &time);
-        fprintf(f, "</div>\n");
+        adze_chart_write(f, r, i);
         put_table(f, r, i);
         fprintf(f, "</section>\n");
     }
-    fprintf(f, "</body></html>\n");
+    fprintf(f, "%s</body></html>\n", script);
     const int whole = !ferror(f);
     return fclose(f) == 0 && whole;
 }

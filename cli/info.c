@@ -1,15 +1,16 @@
 /* info.c - `adze info`: this machine, and every op with its kernels; or docs/ops.md. */
-#include "check.h"
 #include "cli.h"
+#include "kernel.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static const char help[] =
     "adze info [--markdown HEADER]\n\n"
-    "Prints what this machine has, and every op with its kernels; those in brackets are not for\n"
-    "this machine.\n\n"
+    "Prints what this machine has, and every op with its kernels; this machine cannot run those in\n"
+    "brackets.\n\n"
     "  --markdown HEADER  print docs/ops.md instead; HEADER is include/adze.h, whose comments\n"
     "                     say what each op computes\n";
 

@@ -1,9 +1,16 @@
-/* machine.c - the names of the processor and the GPU, the driver and the clocks. */
-#include "bench.h"
+/* machine.c - the names of the processor and the GPU, the driver and the clocks; and of the commit. */
 #include "cli.h"
+#include "gpu.h"
+#include "kernel.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+const char *adze_commit(void)
+{
+    return ADZE_COMMIT;
+}
 
 /* Quotes, which would end a JSON text, and what is not ASCII are left out of names. */
 static int is_plain(int c)

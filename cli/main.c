@@ -11,11 +11,11 @@ static const struct {
 } commands[] = {
     {"info", "what this machine has, and every op with its kernels", adze_cli_info},
     {"check", "run every kernel against the definitions", adze_cli_check},
-    {"bench", "time what was just proven, against the limits of this machine", adze_cli_bench},
-    {"run", "repeat one call from its trace line", adze_cli_run},
+    {"bench", "verify each call, then time it; as a share of what this machine reaches", adze_cli_bench},
+    {"run", "repeat one call, given as the line that ADZE_TRACE=1 prints", adze_cli_run},
 };
 
-/* What was printed must have arrived: a full disk is not a success. */
+/* The output must have been written: with a full disk the command fails. */
 static int finish(int status)
 {
     if (fflush(stdout) == 0 && !ferror(stdout))
@@ -30,7 +30,7 @@ static void usage(FILE *to)
             ADZE_VERSION % 100);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(to, "  adze %-6s %s\n", commands[i].name, commands[i].what);
-    fprintf(to, "\n`adze COMMAND --help` says more; `adze --version` names the version.\n");
+    fprintf(to, "\n`adze COMMAND --help` explains a command; `adze --version` names the version.\n");
 }
 
 int main(int argc, char **argv)

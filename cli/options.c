@@ -38,7 +38,7 @@ static int is_choice(const char *choices, const char *value)
     return 0;
 }
 
-/* 2 when the value is none, with a sentence. */
+/* 2 when the value is not allowed: then a message has been printed. */
 static int set(const char *command, const adze_option *option, const char *value)
 {
     if (option->flag) {

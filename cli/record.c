@@ -1,7 +1,9 @@
 /* record.c - a recorded run: JSON with one row per line of text, so that it is read back without a JSON library. */
 #include "record.h"
 
-#include <math.h>
+#include "json.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,29 +40,6 @@ int adze_record_write(const adze_report *r, const char *path)
     return fclose(f) == 0 && whole;
 }
 
-/* The text after `"name": "` up to the next quote, or the number after `"name": `; 0 when there is none. */
-static int read_text(const char *line, const char *name, char *to, size_t size)
-{
-    char key[64];
-    snprintf(key, sizeof key, "\"%s\": \"", name);
-    const char *at = strstr(line, key);
-    if (!at)
-        return 0;
-    at += strlen(key);
-    snprintf(to, size, "%.*s", (int)strcspn(at, "\""), at);
-    return at[strcspn(at, "\"")] == '"';
-}
-static int read_number(const char *line, const char *name, double *to)
-{
-    char key[64], *end;
-    snprintf(key, sizeof key, "\"%s\": ", name);
-    const char *at = strstr(line, key);
-    if (!at)
-        return 0;
-    *to = strtod(at + strlen(key), &end);
-    return end > at + strlen(key) && isfinite(*to) && *to >= 0;
-}
-
 static int add_row(adze_record *record, const char *line)
 {
     adze_recorded *rows = realloc(record->rows, (size_t)(record->count + 1) * sizeof *rows);
@@ -68,9 +47,9 @@ static int add_row(adze_record *record, const char *line)
         return 0;
     record->rows = rows;
     adze_recorded *row = &rows[record->count];
-    if (!read_text(line, "line", row->line, sizeof row->line) ||
-        !read_text(line, "kernel", row->kernel, sizeof row->kernel) || !read_number(line, "us", &row->us) ||
-        !read_number(line, "spread", &row->spread) || row->us <= 0)
+    if (!adze_json_text(line, "line", row->line, sizeof row->line) ||
+        !adze_json_text(line, "kernel", row->kernel, sizeof row->kernel) || !adze_json_number(line, "us", &row->us) ||
+        !adze_json_number(line, "spread", &row->spread) || row->us <= 0)
         return 0;
     record->count++;
     return 1;
@@ -103,7 +82,7 @@ int adze_record_read(adze_record *record, const char *path, const adze_machine *
         return 0;
     }
     if (!fgets(line, sizeof line, f) || strncmp(line, head, strlen(head)) != 0 || !fgets(line, sizeof line, f) ||
-        !read_text(line, "cpu", cpu, sizeof cpu) || !read_text(line, "gpu", gpu, sizeof gpu))
+        !adze_json_text(line, "cpu", cpu, sizeof cpu) || !adze_json_text(line, "gpu", gpu, sizeof gpu))
         fprintf(stderr, "adze bench: '%s' was not written by adze bench --json\n", path);
     else if (strcmp(m->sm ? m->gpu : m->cpu, m->sm ? gpu : cpu) != 0 || (!m->sm && *gpu))
         fprintf(stderr, "adze bench: '%s' is of another machine: %s, and this is %s\n", path, *gpu ? gpu : cpu,
@@ -132,7 +111,7 @@ static const adze_bench_row *find_row(const adze_report *report, const adze_reco
     return NULL;
 }
 
-/* A loss is noise up to what both runs spread, and 3 % more. */
+/* A loss counts beyond the spread of both runs and 3 %. */
 int adze_record_compare(const adze_record *record, const adze_report *report)
 {
     int rows = 0, lost = 0, gained = 0;

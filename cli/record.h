@@ -2,7 +2,7 @@
 #ifndef ADZE_CLI_RECORD_H
 #define ADZE_CLI_RECORD_H
 
-#include "html.h"
+#include "report.h"
 
 typedef struct adze_recorded { /* one kernel on one line */
     char line[512], kernel[32];

@@ -1,22 +1,27 @@
 /* run.c - `adze run`: one call, from the line that ADZE_TRACE printed. */
-#include "bench.h"
 #include "cli.h"
+#include "gpu.h"
+#include "trial.h"
 
 static const char help[] =
     "adze run 'LINE' [--device cpu|cuda|N]\n\n"
-    "Makes the call that the line describes, with random inputs; holds every kernel that takes\n"
-    "it to the definition, and times those that are right. A line is what ADZE_TRACE=1 prints:\n\n"
+    "Makes the call that the line describes, with random inputs. Every kernel that takes it is\n"
+    "verified against the definition, and timed when it is right. A line is what ADZE_TRACE=1\n"
+    "prints:\n\n"
     "  adze run 'rms_norm x=bf16[128,4096] weight=bf16[4096] eps=1e-6'\n\n"
     "  --device D      where (default: a GPU, if there is one)\n\n"
+    "Each kernel's largest error is printed in units in the last place (ulp), and as a share of\n"
+    "the limit. The limit is half a unit, for the rounding of the stored result, and what float\n"
+    "arithmetic may add: a right kernel reaches up to 100% of it.\n\n"
     "The exit status is 1 when a kernel is wrong, 2 when there is no such call.\n";
 
 static int report(const adze_trial *t)
 {
     int wrong = 0;
     const double bytes = (double)(t->read + t->written);
-    const int64_t proven = adze_count(adze_line_tensor(&t->proof->line, 0));
-    if (proven < adze_count(adze_line_tensor(&t->whole->line, 0)))
-        printf("proven on fewer rows, then on a sample of the whole call\n");
+    const int64_t verified = adze_count(adze_line_tensor(&t->small->line, 0));
+    if (verified < adze_count(adze_line_tensor(&t->whole->line, 0)))
+        printf("verified on fewer rows, then on a sample of the whole call\n");
     for (int k = 0; k < t->attempts; k++) {
         const adze_attempt *a = &t->attempt[k];
         printf("%-16s ", a->kernel->name);

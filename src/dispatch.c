@@ -133,17 +133,17 @@ static inline adze_status check_tensor(const adze_op *op, const adze_field *f, c
 {
     *where = (extent){0, 0};
     if (t->dtype == ADZE_NONE) {
-        ADZE_REQUIRE(f->kind != ADZE_IN, ADZE_BAD_ARG, "%s: %s is absent", op->name, f->name);
+        ADZE_REQUIRE(f->kind != ADZE_IN, ADZE_BAD_ARG, "%s: %s is absent, it is required", op->name, f->name);
         return ADZE_OK;
     }
     const size_t size = adze_dtype_size(t->dtype);
-    ADZE_REQUIRE(size > 0, ADZE_BAD_DTYPE, "%s: %s has the unknown dtype %d", op->name, f->name, t->dtype);
+    ADZE_REQUIRE(size > 0, ADZE_BAD_DTYPE, "%s: %s has dtype %d, which no op takes", op->name, f->name, t->dtype);
     ADZE_REQUIRE(t->rank >= 0 && t->rank <= 5, ADZE_BAD_ARG, "%s: %s has rank %d, at most 5 is possible", op->name,
                  f->name, t->rank);
     int64_t count = 1;
     for (int d = 0; d < t->rank; d++) {
-        ADZE_REQUIRE(t->shape[d] >= 0, ADZE_BAD_ARG, "%s: %s has size %lld in dimension %d", op->name, f->name,
-                     (long long)t->shape[d], d);
+        ADZE_REQUIRE(t->shape[d] >= 0, ADZE_BAD_ARG, "%s: %s has size %lld in dimension %d, it must not be negative",
+                     op->name, f->name, (long long)t->shape[d], d);
         ADZE_REQUIRE(!__builtin_mul_overflow(count, t->shape[d], &count) && count < (int64_t)1 << 48, ADZE_BAD_ARG,
                      "%s: %s has more than 2^48 elements", op->name, f->name);
     }
@@ -152,9 +152,10 @@ static inline adze_status check_tensor(const adze_op *op, const adze_field *f, c
     int64_t low, high;
     ADZE_REQUIRE(span(t, &low, &high), ADZE_BAD_ARG, "%s: the strides of %s leave the address space", op->name,
                  f->name);
-    ADZE_REQUIRE(t->data, ADZE_BAD_ARG, "%s: %s has no data", op->name, f->name);
+    ADZE_REQUIRE(t->data, ADZE_BAD_ARG, "%s: the data of %s is NULL, but %s is not empty", op->name, f->name,
+                 f->name);
     ADZE_REQUIRE(((uintptr_t)t->data & (size - 1)) == 0, ADZE_BAD_ARG,
-                 "%s: %s starts at %p, not a multiple of %zu bytes", op->name, f->name, t->data, size);
+                 "%s: %s starts at %p, it must be a multiple of %zu bytes", op->name, f->name, t->data, size);
     where->from = (uintptr_t)t->data + (uintptr_t)low * size;
     where->to = (uintptr_t)t->data + (uintptr_t)(high + 1) * size;
     return ADZE_OK;
@@ -250,8 +251,8 @@ static adze_status check_outputs(const adze_op *op, const char *args, const exte
             continue;
         ADZE_REQUIRE(due->dtype != ADZE_NONE || got->dtype == ADZE_NONE, ADZE_BAD_ARG,
                      "%s: %s must be absent, the other arguments give it no value", op->name, f->name);
-        ADZE_REQUIRE(got->dtype != ADZE_NONE || due->dtype == ADZE_NONE, ADZE_BAD_ARG, "%s: %s is absent", op->name,
-                     f->name);
+        ADZE_REQUIRE(got->dtype != ADZE_NONE || due->dtype == ADZE_NONE, ADZE_BAD_ARG,
+                     "%s: %s is absent, it is required", op->name, f->name);
         ADZE_REQUIRE(got->dtype == due->dtype, ADZE_BAD_DTYPE, "%s: %s is %s, it must be %s", op->name, f->name,
                      adze_dtype_name(got->dtype), adze_dtype_name(due->dtype));
         ADZE_REQUIRE(got->dtype == ADZE_NONE || got->rank == due->rank, ADZE_BAD_ARG,
@@ -263,7 +264,8 @@ static adze_status check_outputs(const adze_op *op, const char *args, const exte
         ADZE_CHECK(adze_check_rows(op->name, f->name, got));
         if (empty(got))
             continue;
-        ADZE_REQUIRE(!folds(got), ADZE_BAD_ARG, "%s: elements of %s share memory", op->name, f->name);
+        ADZE_REQUIRE(!folds(got), ADZE_BAD_ARG, "%s: elements of %s share memory, each must have its own", op->name,
+                     f->name);
         const extent own = where[f - op->fields];
         for (const adze_field *g = op->fields; g->name; g++) {
             const extent other = where[g - op->fields];
@@ -352,13 +354,16 @@ __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op 
     size_t at = known;
     while (!caller[at])
         at++;
-    if (at < op->args_size)
-        return adze_fail(ADZE_BAD_ARG, "%s: reserved is set, it must be zero", op->name);
+    if (at < op->args_size) { /* what no field of the table has at the end of the struct is an int32_t reserved */
+        int32_t reserved;
+        memcpy(&reserved, caller + at / sizeof reserved * sizeof reserved, sizeof reserved);
+        return adze_fail(ADZE_BAD_ARG, "%s: reserved is %d, it must be 0", op->name, reserved);
+    }
     return adze_fail(
         ADZE_BAD_ARG,
-        "%s: args.call.size is %zu and byte %zu is set, but this library, version %u, knows the first %zu "
-        "bytes: the caller uses a field of a newer one",
-        op->name, size, at, (unsigned)ADZE_VERSION, op->args_size);
+        "%s: byte %zu of args, whose call.size is %zu, belongs to a field of a newer adze.h; this library is version "
+        "%d.%d.%d, whose args have %zu bytes",
+        op->name, at, size, ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100, op->args_size);
 }
 
 /* Copies the caller's struct, of whatever version, and checks all that can be checked before a kernel is
@@ -384,8 +389,9 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
     if (set)
         return refuse_unknown(op, caller, known, size);
     const adze_call *call = (const void *)args;
-    ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG, "%s: flags are %#x, known are %#x", op->name,
-                 call->flags, ADZE_CONST_WEIGHTS);
+    ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG,
+                 "%s: flags is %#x, it must be 0 or ADZE_CONST_WEIGHTS (%#x)", op->name, call->flags,
+                 ADZE_CONST_WEIGHTS);
     for (const adze_field *f = op->fields; f->name; f++) {
         where[f - op->fields] = (extent){0, 0};
         if (is_tensor(f))
@@ -400,9 +406,10 @@ __attribute__((noinline)) static adze_status check_scratch(const adze_op *op, ad
     const adze_call *call = (const void *)args;
     const size_t need = op->scratch(s, args);
     ADZE_REQUIRE(need == 0 || (call->scratch && call->scratch_size >= need), ADZE_SCRATCH,
-                 "%s: scratch has %zu bytes, %zu are needed", op->name, call->scratch ? call->scratch_size : 0, need);
+                 "%s: scratch has %zu bytes, it must have at least %zu", op->name,
+                 call->scratch ? call->scratch_size : 0, need);
     ADZE_REQUIRE(need == 0 || (uintptr_t)call->scratch % 16 == 0, ADZE_BAD_ARG,
-                 "%s: scratch starts at %p, not a multiple of 16 bytes", op->name, call->scratch);
+                 "%s: scratch starts at %p, it must be a multiple of 16 bytes", op->name, call->scratch);
     return ADZE_OK;
 }
 

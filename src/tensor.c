@@ -2,6 +2,7 @@
 #include "kernel.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct format {
@@ -275,11 +276,19 @@ adze_status adze_check_param(const char *op, const char *name, const adze_tensor
     return adze_check_rows(op, name, t);
 }
 
+__attribute__((cold, noinline)) static adze_status refuse_bits(const char *op, const char *name, int32_t value,
+                                                               int32_t allowed)
+{
+    char bits[96] = "";
+    for (int bit = 0, n = 0; bit < 31 && n < (int)sizeof bits; bit++)
+        if (allowed >> bit & 1)
+            n += snprintf(bits + n, sizeof bits - (size_t)n, "%s%d", n ? ", " : "", 1 << bit);
+    return adze_fail(ADZE_BAD_ARG, "%s: %s is %d, it must be 0 or a sum of %s", op, name, value, bits);
+}
+
 adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed)
 {
-    ADZE_REQUIRE((value & ~allowed) == 0, ADZE_BAD_ARG, "%s: %s is %d, only the bits of %d are known", op, name,
-                 value, allowed);
-    return ADZE_OK;
+    return (value & ~allowed) == 0 ? ADZE_OK : refuse_bits(op, name, value, allowed);
 }
 
 adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high)

@@ -3,6 +3,7 @@
 python3 tests/bench.py build/adze FOLDER
 """
 
+import html
 import json
 import pathlib
 import re
@@ -36,7 +37,54 @@ def main(adze, folder):
     expect(report["rows"] and {row["op"] for row in report["rows"]} == ops, "the table and the JSON differ")
     expect(all(row["us"] > 0 and row["gbps"] > 0 for row in report["rows"]), "a row without a time")
     expect(all(report["ceilings"][name] > 0 for name in ("read", "copy")), "no ceilings")
-    expect("<svg" in page.read_text(), "the page has no picture")
+    shown = page.read_text()
+    expect("<svg" in shown, "the page has no picture")
+    device = "0" if report["machine"]["sm"] else "cpu"
+    told = [html.unescape(line) for line in re.findall(r"<tr id=.*?<code>(.*?)</code>", shown)]
+    expect(
+        told == [f"adze run --device {device} '{row['line']}'" for row in report["rows"]], "rows without a command"
+    )
+    left_out = re.search(r"id=\"left-out\".*?</details>", shown, re.S)[0]
+    expect("timed with bf16" in left_out, "the page does not say which dtype was timed")
+    expect(
+        not [row for row in report["rows"] if f"<code>{row['line']}</code>" in left_out], "a row is called left out"
+    )
+    too_large = re.search(r"^(\d+) lines above", text, re.M)
+    expect(
+        left_out.count("it moves ") == (int(too_large[1]) if too_large else 0),
+        "a line that was too large has no name",
+    )
+
+    def peers(name, changed):
+        row = next(row for row in report["rows"] if row["op"] == "rope_table")
+        record = {"adze_compare": 1, "machine": report["machine"] | {"torch": "2"}, "commit": "abc", "date": "today"}
+        us = {"adze": 1.0, "eager": 2500.0, "liger": 7.25}
+        record["rows"] = [
+            {"op": "rope_table", "dtype": row["dtype"], "bytes": row["read"] + row["written"], "us": us}
+        ]
+        (folder / name).write_text(json.dumps(record | changed, indent=1))
+        return str(folder / name)
+
+    with_peers = folder / "peers.html"
+    status, errors, text = bench("rope_table", "--html", str(with_peers), "--peers", peers("peers.json", {}))
+    expect(status in (0, 1) and not errors, f"with peers it ended with {status}: {errors}")
+    text = with_peers.read_text()
+    expect("torch 2, commit abc, today" in text, "where the times of peers are from")
+    expect(
+        re.search(r"<td>eager 2\.500 ms \(.*x\), liger 7\.25 us", text),
+        "the times of peers, in ms where they are long",
+    )
+    expect('class="peer"' in text and "<title>liger, " in text, "peers in the picture")
+    for changed, says in (
+        ({"machine": {"cpu": "another", "gpu": "another"}}, "is of another machine: another"),
+        ({"adze_compare": 2, "rows": [{"op": "rope_table"}]}, "is damaged"),
+    ):
+        status, _, text = bench("rope_table", "--html", str(with_peers), "--peers", peers("other.json", changed))
+        expect(status == 2 and says in text and "ceilings" not in text, f"peers: {status} {text}")
+    status, _, text = bench("rope_table", "--peers", str(recorded))
+    expect(status == 2 and "--peers is for the page of --html" in text, "peers without a page: " + text)
+    status, _, text = bench("rope_table", "--html", str(with_peers), "--peers", str(recorded))
+    expect(status == 2 and "was not written by bench/compare_torch.py" in text, "peers of another kind: " + text)
 
     def with_times(factor, name):
         changed = re.sub(r'"us": ([0-9.e+]+)', lambda m: f'"us": {float(m[1]) * factor}', recorded.read_text())

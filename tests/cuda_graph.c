@@ -8,16 +8,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#define EXPECT_DETAIL adze_last_error()
+#include "expect.h"
+
 enum { ROWS = 37, DIM = 1024, COUNT = ROWS * DIM };
-
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    ok ? passed++ : failed++;
-    if (!ok)
-        printf("FAIL %s (%s)\n", what, adze_last_error());
-}
 
 /* The first calls of four ops, each of a module of its own, in one capture; their results, then those of plain calls.
  */
@@ -129,6 +123,5 @@ int main(void)
     cudaMemcpy(plain, out, sizeof host, cudaMemcpyDeviceToHost);
     expect(memcmp(plain, replayed, sizeof plain) == 0, "the same bits");
     expect(plain[1] != 0, "a value");
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }

@@ -14,22 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s\n", what), failed++;
-}
-
-/* ThreadSanitizer has a thread of its own, which comes when it likes, and takes no threads after a fork. */
-#ifdef __SANITIZE_THREAD__
-enum { WATCHED = 1 };
-#else
-enum { WATCHED = 0 };
-#endif
+#include "expect.h"
 
 enum { ROWS = 64, DIM = 4096, THREADS = 4 };
 static float x[ROWS][DIM];
@@ -111,7 +96,7 @@ static void check_reload(int times)
             nanosleep(&(struct timespec){0, 20 * 1000 * 1000}, NULL);
         dlclose(l.handle);
         void *still = dlopen("libadze.so", RTLD_NOW | RTLD_NOLOAD);
-        left += still != NULL || (threads_here() > before && !WATCHED);
+        left += still != NULL || (threads_here() > before && !UNDER_TSAN);
     }
     expect(opened == times && good == times, "every time it is loaded, it works");
     expect(most > before, "with threads of its own");
@@ -174,7 +159,7 @@ static void check_endings(void)
                    {SIGNAL, 12, "from the handler of a signal, in the middle of a call"}};
     for (size_t e = 0; e < sizeof endings / sizeof *endings; e++) {
         int good = 0;
-        if (WATCHED && endings[e].how == FORKS)
+        if (UNDER_TSAN && endings[e].how == FORKS)
             continue;
         fflush(stdout);
         for (int turn = 0; turn < endings[e].times; turn++) {
@@ -192,8 +177,7 @@ int main(void)
 {
     for (int i = 0; i < ROWS * DIM; i++)
         x[i / DIM][i % DIM] = (float)(i % 17) + 1;
-    check_reload(WATCHED ? 10 : 50);
+    check_reload(UNDER_TSAN ? 10 : 50);
     check_endings();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }

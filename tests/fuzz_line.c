@@ -1,7 +1,8 @@
 /* fuzz_line.c - any text as a line: it is refused with a sentence, or made into a call, which is refused with a
    sentence or run. A target for libFuzzer. With -DADZE_FUZZ_MAIN a program of its own, which feeds the lines of all
    ops, and lines made from them by small changes. */
-#include "check.h"
+#include "data.h"
+#include "suite.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     for (int f = 0; line.op->fields[f].name; f++)
-        if (line.op->fields[f].kind <= ADZE_OUT_OPTIONAL &&
+        if (adze_is_tensor(&line.op->fields[f]) &&
             (!is_small(adze_line_tensor(&line, f)) || llabs(line.offset[f]) > 1 << 20))
             return 0;
     if (!adze_job_make(&job, &line, cpu, 1, error, sizeof error)) {
@@ -50,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     int big = 0;
     for (int f = 0; line.op->fields[f].name; f++)
-        big |= line.op->fields[f].kind <= ADZE_OUT_OPTIONAL && !is_small(adze_line_tensor(&job.line, f));
+        big |= adze_is_tensor(&line.op->fields[f]) && !is_small(adze_line_tensor(&job.line, f));
     for (int f = 0; f < ADZE_FIELDS_MAX && !big; f++)
         if (job.memory[f].origin)
             memcpy(job.memory[f].work, job.memory[f].origin, job.memory[f].bytes);
@@ -85,11 +86,10 @@ static void change(char *text, size_t size, uint64_t *state)
 #ifdef ADZE_FUZZ_MAIN
 static int feed(const adze_op *op, const char *line, uint64_t *state)
 {
-    static const char *const dtypes[] = {"f32", "f16", "bf16"};
     int fed = 0;
     for (int i = 0; i < 24; i++) {
         char text[512], full[512];
-        adze_line_expand(text, sizeof text, line, dtypes[i % 3]);
+        adze_line_expand(text, sizeof text, line, adze_line_dtypes[i % 3]);
         if (snprintf(full, sizeof full, "%s %s", op->name, text) >= (int)sizeof full)
             return fed;
         for (int k = 0; k < i / 3 && full[0]; k++)

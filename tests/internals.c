@@ -9,15 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
-}
+#define EXPECT_DETAIL adze_last_error()
+#include "expect.h"
 
 /* ---- An op that has grown ---- */
 
@@ -199,6 +192,5 @@ int main(void)
     check_quota();
     check_features();
     check_axis();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }

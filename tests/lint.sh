@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh - the habits of the house, as far as a machine can see them. The last line counts.
+# lint.sh - formats, static analysis, layers and other rules that a program can check. The last line has the counts.
 set -u
 cd "$(dirname "$0")/.."
 PATH=$PWD/build/venv/bin:$PATH
@@ -20,7 +20,7 @@ skip() {
 of_version() { command -v "$1" >/dev/null && "$1" --version | grep -q "version $2\."; }
 files() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
 
-# What these two say differs from version to version; the tree is held to one.
+# The findings of these two differ between versions, so one version is required.
 if of_version clang-format 14; then
     report clang-format "$(files '*.[ch]' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror 2>&1 | grep 'error:')"
 else
@@ -62,8 +62,19 @@ layer 'src/*.[ch]' "$base"
 layer 'src/ops/*' "$base|ops/[a-z_0-9]+\.h"
 layer 'src/cpu/*' "$base|cpu/[a-z_0-9]+\.h"
 layer 'src/cuda/*' "$base|(cuda/)?[a-z_0-9]+\.cuh"
-layer 'check/*' "$base|$(own 'check/*.h')"
-layer 'cli/*' "adze\.h|$(own 'check/*.h' 'cli/*.h')"
+layer 'cli/*' "adze\.h|kernel\.h|$(own 'check/*.h' 'cli/*.h')"
+# The harness from the bottom up: a file may include src/*.h, its own header and those of the names before it. check.h has
+# the commands, which check.c and self.c are; all other files of check/ are cases of an op.
+harness='line suite gpu graph timing ceiling producer data alias judge dependency trial options check self'
+below=$base
+for name in $harness; do
+    below="$below|$name\\.h"
+    layer "check/$name.*" "$below"
+done
+layer 'check/norm.h' "$base|suite\.h"
+for op in $(files ':(glob)check/*.c' | sed 's|check/||; s|\.c||'); do
+    case " $harness " in *" $op "*) ;; *) layer "check/$op.c" "$base|suite\.h|norm\.h" ;; esac
+done
 layer 'bind/*' "$base|$(own 'bind/*.h')"
 layer 'examples/*.c' 'adze\.h'
 

@@ -7,15 +7,8 @@
 #include <string.h>
 #include <time.h>
 
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
-}
+#define EXPECT_DETAIL adze_last_error()
+#include "expect.h"
 
 static const adze_stream nowhere = {4096, NULL};
 enum { OVERLAP = 1, APART = 0, OTHER = -1 };
@@ -153,7 +146,7 @@ static void check_large(void)
         int64_t rows, out_stride, x_stride, x_at;
         int due;
     } cases[] = {
-        {"rows beside rows of the same stride", (int64_t)1 << 30, 16, 16, 8, APART},
+        {"rows next to rows of the same stride", (int64_t)1 << 30, 16, 16, 8, APART},
         {"rows between rows of twice the stride", (int64_t)1 << 30, 32, 16, 8, APART},
         {"the same, the other way round", (int64_t)1 << 30, 16, 32, 8, APART},
         {"strides with a common part that leaves them room", (int64_t)1 << 30, 48, 64, 8, APART},
@@ -186,7 +179,7 @@ static void check_large(void)
     }
 }
 
-/* Three strides of each side that divide nothing: the search is bounded, whatever it finds. */
+/* Three strides of each tensor without a common divisor: the search is bounded in any case. */
 static void check_bounded(void)
 {
     adze_activation_args a = {.call = ADZE_CALL(activation), .act = ADZE_ACT_SILU};
@@ -207,6 +200,5 @@ int main(void)
     check_random();
     check_large();
     check_bounded();
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }

@@ -8,16 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int passed, failed;
+#define EXPECT_DETAIL adze_last_error()
+#include "expect.h"
+
 static const adze_stream cpu = {ADZE_CPU, NULL};
 
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s (%s)\n", what, adze_last_error()), failed++;
-}
 static void refused(adze_status status, const char *says)
 {
     expect(status == ADZE_BAD_ARG && strcmp(adze_last_error(), says) == 0, says);
@@ -169,6 +164,5 @@ int main(int argc, char **argv)
     check_numbers();
     check_axis();
     check_settings(argv[0]);
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return expect_report();
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh - every test that this machine can run: a line per step, then the sum of all counts. `tests/run.sh STEP ...`
-# runs some. A step's log is build/test/STEP.log. What a step cannot have makes it skipped, with the reason; a build that
-# fails makes the steps that need it fail.
+# run.sh - every test that this machine can run: a line per step, then how long each took and the sum of all counts.
+# `tests/run.sh STEP ...` runs some, `tests/run.sh --list` prints what there is and what each step needs. A step's log is
+# build/test/STEP.log. A step that lacks a tool is skipped, with the reason; a build that fails makes the steps that need
+# it fail.
 set -u
 cd "$(dirname "$0")/.."
 unset MAKEFLAGS MFLAGS MAKELEVEL
@@ -33,8 +34,13 @@ needs_of() {
 }
 
 have() { command -v "$1" >/dev/null; }
+# The tools of a step; one of those that a | separates will do, and $tool is the last that was found.
 need() {
-    for tool in "$@"; do have "$tool" || skip "$tool is not here"; done
+    local one
+    for one in "$@"; do
+        for tool in ${one//|/ }; do have "$tool" && continue 2; done
+        skip "${one//|/ or } is not here"
+    done
 }
 compiles() { # with a compiler and its flags: a program that needs the headers and the library of C
     printf '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n' | "$@" -x c - -o /dev/null
@@ -44,29 +50,54 @@ other_arch() { # into $arch, and into $cpu what qemu calls it: there, `rep movsb
     case $(uname -m) in
     x86_64) arch=aarch64 cpu=max ;;
     aarch64) arch=x86_64 cpu=max,-erms ;;
-    *) skip "$(uname -m) has no other architecture to stand beside it" ;;
+    *) skip "$(uname -m) is neither x86_64 nor aarch64: there is no cross build" ;;
     esac
 }
 
-step_build() { build all python; }
-step_build-clang() { need clang && build CC=clang CUDA=0 B=build/clang all; }
-step_build-sanitized() { build SAN=1 all; }
-step_build-tsan() { build SAN=thread build/tsan/libadze.so; }
+step_build() {
+    about 'the library, the program and the native part of the package'
+    build all python
+}
+step_build-clang() {
+    about 'the same with clang, without CUDA'
+    need clang
+    build CC=clang CUDA=0 B=build/clang all
+}
+step_build-sanitized() {
+    about 'the same with AddressSanitizer and UndefinedBehaviorSanitizer'
+    build SAN=1 all
+}
+step_build-tsan() {
+    about 'the library with ThreadSanitizer'
+    build SAN=thread build/tsan/libadze.so
+}
 step_build-cross() {
+    about 'the same for the other of x86-64 and aarch64'
     other_arch
     need "$arch-linux-gnu-gcc"
     compiles "$arch-linux-gnu-gcc" || skip "$arch-linux-gnu-gcc finds no C library"
     build CC="$arch-linux-gnu-gcc" AR="$arch-linux-gnu-ar" CUDA=0 B="build/$arch" all
 }
 
-step_check() { build/adze check; }
+step_check() {
+    about 'every kernel of this machine against the definitions'
+    build/adze check
+}
 step_check-clang() {
+    about 'the same, as clang compiled it'
     build/clang/adze check --device cpu
 }
-step_check-self() { build/adze check --self; }
-step_check-sanitized() { build/san/adze check --device cpu; }
+step_check-self() {
+    about 'kernels that are broken on purpose, each of which the check must catch'
+    build/adze check --self
+}
+step_check-sanitized() {
+    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer'
+    build/san/adze check --device cpu
+}
 # Programs of threads, and the library, under ThreadSanitizer. It wants addresses where it expects them.
 step_check-tsan() {
+    about 'threads.c and dlopen.c under ThreadSanitizer'
     local program
     [ -e build/tsan/libadze.so ] || skip 'there is no build with ThreadSanitizer'
     for program in threads dlopen; do
@@ -77,23 +108,27 @@ step_check-tsan() {
 }
 # What the processor lacks is run in qemu: SVE here, every ISA of the other architecture there.
 step_check-sve() {
+    about 'the SVE kernels in qemu, where the processor has none'
     [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
     ! grep -qw sve /proc/cpuinfo || skip 'the processor has SVE, check ran it'
     need qemu-aarch64
     qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve
 }
 step_check-cross() {
+    about 'the kernels of the other architecture in qemu'
     other_arch
     need "qemu-$arch"
     "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
 }
 step_cuda-compile() {
-    have nvcc || [ -x /usr/local/cuda/bin/nvcc ] || skip 'nvcc is not here'
+    about 'the CUDA sources for the oldest and the newest GPU'
+    need 'nvcc|/usr/local/cuda/bin/nvcc'
     build cuda-compile
 }
 
 # A program of tests/ sees the library as a user does, unless it includes what only the static library has.
 test_program() {
+    about 'tests/NAME.c'
     local library=(-Wl,--as-needed -ladze -lm -ldl -pthread)
     grep -q '^#include "kernel.h"' "tests/$1.c" &&
         read -ra library <<<"-Isrc -l:libadze.a $(sed -n 's/^Libs.private: //p' build/adze.pc)"
@@ -102,17 +137,20 @@ test_program() {
 }
 # A file of python/tests. Steps run side by side, so each has one thread of torch's.
 test_python() {
+    about 'python/tests/test_NAME.py'
     need pytest
     PYTHONPATH=python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 pytest -q -p no:cacheprovider -p no:logging -rs \
         "python/tests/test_$1.py" || [ $? = 5 ] # 5: the module was skipped
 }
-# Of a CUDA program; without a GPU it says so and skips.
+# A CUDA program, which skips itself where there is no GPU.
 step_cuda-graph() {
+    about 'first calls in a CUDA graph, on a GPU'
     need nvcc
     nvcc -Iinclude tests/cuda_graph.c -Lbuild -ladze -o "$logs/cuda_graph"
     LD_LIBRARY_PATH=build "$logs/cuda_graph"
 }
 step_fuzz() {
+    about 'any text as a line, with libFuzzer, for FUZZ_SECONDS (60)'
     [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'
     need clang
     echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -fsanitize=fuzzer -x c - -o /dev/null ||
@@ -127,6 +165,7 @@ step_fuzz() {
 # Installed, then built elsewhere with nothing but pkg-config's word and, as `make install` says for a folder that the
 # loader does not search, a run path; against the shared and the static library. The folder has a space in its name.
 step_example() {
+    about 'the examples, built against an installed library'
     need pkg-config
     [ -f examples/rms_norm.c ] || skip 'examples/rms_norm.c is not here'
     work=$(mktemp -d "${TMPDIR:-/tmp}/adze test.XXXXXX")
@@ -158,6 +197,7 @@ programs with -Wl,-rpath,$work/adze/lib too" "$work/said"
 # As a distributor has it: a source distribution, and the wheel that an isolated environment makes of it, in an environment
 # with nothing else in it. The kernels are those of this build; compiling them is what other steps do.
 step_sdist() {
+    about 'the source distribution, and the wheel that comes of it'
     local version
     python3 -m build --version || skip "Python's build is not here"
     work=$(mktemp -d "${TMPDIR:-/tmp}/adze-test.XXXXXX")
@@ -179,6 +219,7 @@ assert [e.value for e in distribution.entry_points] == ["adze.vllm:register"]' "
 }
 # As others get it: a wheel that needs no newer libc than 2.28, in an environment with nothing else in it.
 step_wheel() {
+    about 'a wheel for glibc 2.28 and newer, linked with ziglang from pip'
     need objdump
     local native newest
     work=$(mktemp -d "${TMPDIR:-/tmp}/adze-test.XXXXXX")
@@ -197,6 +238,7 @@ step_wheel() {
     true
 }
 step_symbols() {
+    about 'the library exports what adze.h declares, and nothing else'
     nm -D --defined-only build/libadze.so | awk '{print $3}' | sort >"$logs/exported"
     tr '\n' ' ' <include/adze.h | grep -oE 'ADZE_API [^;(]*\(' | grep -oE 'adze_[a-z0-9_]+\($' | tr -d '(' | sort \
         >"$logs/declared"
@@ -204,6 +246,7 @@ step_symbols() {
     [ -s "$logs/declared" ]
 }
 step_headers() {
+    about 'the public headers as C99 and C++11'
     for header in include/*.h; do
         for compiler in gcc clang; do
             have $compiler || continue
@@ -212,26 +255,38 @@ step_headers() {
         done
     done
 }
-step_lint() { tests/lint.sh; }
+step_lint() {
+    about 'formats (clang-format 14, ruff), static analysis (clang-tidy 14, cppcheck), layers'
+    tests/lint.sh
+}
 step_pytest() {
+    about 'tests/test_*.py'
     need pytest
     compgen -G 'tests/test_*.py' >/dev/null || skip 'there are no tests in Python'
     pytest -q -p no:cacheprovider -rs tests || [ $? = 5 ] # 5: every module was skipped
 }
 step_docs() {
+    about 'generated documents are up to date'
+    diff -u <(sed -n '/^| step |/,/^$/p' CONTRIBUTING.md | sed '/^$/d') <(tests/run.sh --list)
     build/adze info --markdown include/adze.h | diff -u docs/ops.md -
     python3 bench/report.py --check
     python3 -c 'import re, textwrap
 block = re.search("```c\n(.*?)```", open("README.md").read(), re.S)[1]
 assert textwrap.indent(block, "    ") in open("examples/rms_norm.c").read(), "README.md shows another example"'
 }
-step_cli() { python3 tests/cli.py build/adze "$logs/cli"; }
-step_bench() { python3 tests/bench.py build/adze "$logs"; }
+step_cli() {
+    about 'options, errors and files of the program'
+    python3 tests/cli.py build/adze "$logs/cli"
+}
+step_bench() {
+    about '`adze bench`: what it writes, compares and refuses'
+    python3 tests/bench.py build/adze "$logs"
+}
 step_page() {
-    local chromium
-    chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || skip 'chromium is not here'
+    about 'the page of `adze bench --html`, in a browser'
+    need 'chromium|chromium-browser|google-chrome'
     [ -f "$logs/bench.html" ]
-    python3 tests/page.py "$chromium" "$logs/bench.html"
+    python3 tests/page.py "$tool" "$logs/bench.html" build/adze
 }
 
 . tests/steps.sh

@@ -1,6 +1,9 @@
 # steps.sh - runs steps and adds up their counts, for the script that sources it (run.sh). That script sets builds, steps,
 # quiet, logs (a folder) and suite (its own path), and has the functions step_NAME, test_python, test_program and
-# needs_of, which names the steps that one depends on. Its arguments choose steps; without any, all are run.
+# needs_of, which names the steps that one depends on. Its arguments choose steps; without any, all are run. `--list`
+# prints a table instead: what a step is about, and the steps and tools that it needs, as its function says them.
+
+about() { :; } # what a step tests; --list prints it
 
 skip() {
     echo "skipped: $*"
@@ -26,9 +29,10 @@ look_at_needs() {
 run_step() {
     local step=$1 log=$logs/$1.log start=$SECONDS status counts passed=0 failed=0 skipped=0 word= note=
     look_at_needs "$step"
-    case $step in
-    py-*) set -- --python "${step#py-}" ;;
-    *) if declare -F "step_$step" >/dev/null; then set -- --step "$step"; else set -- --program "$step"; fi ;;
+    case $(function_of "$step") in
+    test_python) set -- --python "${step#py-}" ;;
+    test_program) set -- --program "$step" ;;
+    *) set -- --step "$step" ;;
     esac
     if [ -n "$word" ]; then
         echo "$note" >"$log"
@@ -52,11 +56,38 @@ run_step() {
         [ $status != 124 ] || note="stopped after ${STEP_SECONDS:-2400} s"
     fi
     echo "$passed $failed $skipped" >"$logs/$step.count"
+    printf '%6d s  %-5s %s\n' $((SECONDS - start)) "$word" "$step" >"$logs/$step.seconds"
     printf '%-5s %-18s %4d s  %s\n' "$word" "$step" $((SECONDS - start)) "$note"
     [ "$word" != FAIL ] || [ -z "${status-}" ] || sed "s/^/        /" "$log" | grep -vE '^ *(CC|LD|NVCC) ' | tail -25
 }
 
+function_of() { # a step
+    case $1 in
+    py-*) echo test_python ;;
+    *) if declare -F "step_$1" >/dev/null; then echo "step_$1"; else echo test_program; fi ;;
+    esac
+}
+# Tests of a folder, which have one function, have one row.
+list_steps() {
+    local step function name tools
+    declare -A seen
+    printf '| step | what it tests | after | tools |\n| --- | --- | --- | --- |\n'
+    for step in $builds $steps $quiet; do
+        function=$(function_of "$step")
+        [ -z "${seen[$function]-}" ] || continue
+        seen[$function]=1
+        case $function in test_python) name=py-NAME ;; test_program) name=NAME ;; *) name=$step ;; esac
+        tools=$(declare -f "$function" | sed -n 's/^ *need \(.*[^;]\);*$/\1/p' | tr -d "'\"" | sed 's/|/ or /g; s/\$arch/ARCH/g' | paste -sd' ')
+        printf '| `%s` | %s | %s | %s |\n' "$name" "$(declare -f "$function" | sed -n "s/^ *about '\(.*\)';*$/\1/p")" \
+            "$(needs_of "$step" | sed 's/\([^ ]*\)/`\1`/g')" "$tools"
+    done
+}
+
 case ${1-} in
+--list)
+    list_steps
+    exit
+    ;;
 --step)
     set -e
     "step_$2"
@@ -74,9 +105,16 @@ case ${1-} in
     ;;
 esac
 
+for step in "$@"; do
+    case " $(echo $builds $steps $quiet) " in *" $step "*) ;; *)
+        echo "no step is called '$step'; there are: $(echo $builds $steps $quiet)" >&2
+        exit 2
+        ;;
+    esac
+done
 chosen=${*:-$builds $steps $quiet}
 of() { for step in $chosen; do case " $1 " in *" $step "*) echo "$step" ;; esac done; }
-for step in $chosen; do rm -f "$logs/$step.count"; done
+for step in $chosen; do rm -f "$logs/$step.count" "$logs/$step.seconds"; done
 for step in $(of "$builds"); do run_step "$step"; done
 workers=$(nproc)
 for step in $(of "$(echo $steps)"); do
@@ -85,6 +123,8 @@ for step in $(of "$(echo $steps)"); do
 done
 wait
 for step in $(of "$quiet"); do run_step "$step"; done
+echo 'seconds of each step, the longest first:'
+for step in $chosen; do cat "$logs/$step.seconds"; done | sort -rn
 for step in $chosen; do cat "$logs/$step.count" || echo 0 1 0; done |
     awk -v seconds=$SECONDS '{p += $1; f += $2; s += $3}
         END {printf "%d seconds\n%d passed, %d failed, %d skipped\n", seconds, p, f, s; exit f > 0}'

@@ -7,8 +7,13 @@ STEPS = pathlib.Path(__file__).with_name("steps.sh")
 SUITE = """set -u
 logs={folder} suite={folder}/suite.sh
 builds='build-good build-broken build-absent'
-steps='on-good on-broken on-absent on-both on-nothing counted'
+steps='on-good on-broken on-absent on-both on-nothing counted program'
 quiet='late'
+need() {{ true; }}
+test_program() {{
+    about 'tests/NAME.c'
+    need cc
+}}
 needs_of() {{
     case $1 in
     on-good) echo build-good ;;
@@ -21,7 +26,7 @@ needs_of() {{
 step_build-good() {{ true; }}
 step_build-broken() {{ echo the compiler says no; false; }}
 step_build-absent() {{ skip 'the compiler is not here'; }}
-step_on-good() {{ true; }}
+step_on-good() {{ about 'a good build'; need 'nosuch|true' false; true; }}
 step_on-broken() {{ touch "$logs/was-run"; }}
 step_on-absent() {{ false; }}
 step_on-both() {{ true; }}
@@ -44,12 +49,12 @@ def test_a_failed_build_fails_what_needs_it(tmp_path):
     done, words = run(tmp_path)
     assert words["FAIL"] == {"build-broken", "on-broken", "on-both", "late"}
     assert words["skip"] == {"build-absent", "on-absent"}
-    assert words["ok"] == {"build-good", "on-good", "on-nothing", "counted"}
+    assert words["ok"] == {"build-good", "on-good", "on-nothing", "counted", "program"}
     assert "not run: build-broken failed" in done.stdout
     assert "build-absent was skipped" in done.stdout
     assert "the compiler says no" in done.stdout
     assert not (tmp_path / "was-run").exists()
-    assert done.stdout.splitlines()[-1] == "6 passed, 4 failed, 4 skipped"
+    assert done.stdout.splitlines()[-1] == "7 passed, 4 failed, 4 skipped"
     assert done.returncode == 1
 
 
@@ -66,3 +71,32 @@ def test_a_build_that_was_not_asked_for_is_not_judged(tmp_path):
     assert words == {"ok": {"on-broken"}, "FAIL": set(), "skip": set()}
     assert (tmp_path / "was-run").exists()
     assert done.returncode == 0
+
+
+def test_seconds_of_each_step_come_at_the_end(tmp_path):
+    done, _ = run(tmp_path, "build-good", "counted", "on-absent")
+    lines = done.stdout.splitlines()
+    at = lines.index("seconds of each step, the longest first:")
+    table = [line.split() for line in lines[at + 1 : -2]]
+    assert {(word, name) for _, unit, word, name in table if unit == "s"} == {
+        ("ok", "build-good"),
+        ("ok", "counted"),
+        ("FAIL", "on-absent"),
+    }
+    seconds = [int(row[0]) for row in table]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_step_that_is_not_there_is_refused(tmp_path):
+    done, words = run(tmp_path, "on-good", "nosuch")
+    assert done.returncode == 2 and "no step is called 'nosuch'; there are: build-good" in done.stderr
+    assert not words["ok"] and not words["FAIL"]
+
+
+def test_the_list_says_what_a_step_needs(tmp_path):
+    done, _ = run(tmp_path, "--list")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
+    assert rows[0] == ["step", "what it tests", "after", "tools"]
+    assert ["`on-good`", "a good build", "`build-good`", "nosuch or true false"] in rows
+    assert ["`NAME`", "tests/NAME.c", "", "cc"] in rows
+    assert ["`on-both`", "", "`build-absent` `build-broken`", ""] in rows

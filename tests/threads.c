@@ -14,25 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-static int passed, failed, skipped;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s\n", what), failed++;
-}
-
-/* ThreadSanitizer has a thread of its own, which would be counted, and takes no threads after a fork. */
-#ifdef __SANITIZE_THREAD__
-enum { WATCHED = 1 };
-#else
-enum { WATCHED = 0 };
-#endif
+#include "expect.h"
 
 /* The inputs, and what each op must make of them. A group of group_norm is large enough to be cut into parts. */
-enum { ROWS = 96, DIM = 4099, COUNT = ROWS * DIM, OPS = 3, ROUNDS = WATCHED ? 6 : 40 };
+enum { ROWS = 96, DIM = 4099, COUNT = ROWS * DIM, OPS = 3, ROUNDS = UNDER_TSAN ? 6 : 40 };
 typedef struct results {
     float out[OPS][COUNT];
 } results;
@@ -406,8 +391,7 @@ static void *gpu_caller(void *r)
 static void check_streams(void)
 {
     if (!find_driver() || adze_prepare(0) != ADZE_OK) {
-        printf("--   two streams skipped: no GPU\n");
-        skipped++;
+        expect_skipped("two streams skipped: no GPU");
         return;
     }
     results *r[3] = {calloc(1, sizeof **r), calloc(1, sizeof **r), calloc(1, sizeof **r)};
@@ -441,23 +425,23 @@ int main(void)
     for (int i = 0; i < DIM; i++)
         weight[i] = 1 + (float)(i % 7) / 8;
     expected = malloc(sizeof *expected);
-    if (!WATCHED)
+    if (!UNDER_TSAN)
         check_environment();
     adze_set_parallel_for(one_range);
     expect(expected && run_cpu(expected) == 0, "one thread alone");
     adze_set_parallel_for(NULL);
-    if (!WATCHED)
+    if (!UNDER_TSAN)
         check_number();
     expect(same_bits(), "the library's threads give the bits of one");
     check_threads(2, "two threads at once give the bits of one");
     check_threads(4, "four threads at once give the bits of one");
     check_errors();
-    if (!WATCHED)
+    if (!UNDER_TSAN)
         check_small_stack();
     adze_set_threads(4);
     check_threads(3, "so do three where a call may have four threads");
     adze_set_threads(0);
-    if (!WATCHED)
+    if (!UNDER_TSAN)
         check_fork();
     adze_set_parallel_for(host_loop);
     expect(same_bits() && loops >= OPS && too_short == 0, "the host's loop gives the bits of one");
@@ -466,6 +450,5 @@ int main(void)
     expect(same_bits(), "the library's threads are back");
     check_streams();
     free(expected);
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed != 0;
+    return expect_report();
 }

@@ -25,6 +25,14 @@ def deterministic():
 
 
 @pytest.fixture
+def on_the_cpu():
+    from device import default_device
+
+    with default_device(None):
+        yield
+
+
+@pytest.fixture
 def no_gradients():
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -1,48 +1,24 @@
 """host_cost.py without a GPU: the program that times calls from C, and how a call's cost is told in parts."""
 
-import importlib
 import pathlib
 import shutil
-import sys
 
 import pytest
 
 pytest.importorskip("torch")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-NAMES = (
-    "compare_ops",
-    "compare_torch",
-    "adze_ctypes",
-    "formulas",
-    "sweep_draw",
-    "sweep_report",
-    "report",
-    "host_cost",
-)
+import bench_scripts  # noqa: E402
+
 ROWS = [
     {"case": "no elements", "device": "cuda", "C++": 3900.0, "adze": 4500.0, "function": 5000.0, "ratio": 1.15},
     {"case": "one row", "device": "cuda", "C++": 4600.0, "adze": 9400.0, "function": 9900.0, "ratio": 2.04},
 ]
-
-
-@pytest.fixture(scope="module")
-def bench():
-    before = {name: sys.modules.pop(name, None) for name in NAMES}
-    sys.path.insert(0, str(ROOT / "bench"))
-    try:
-        yield {name: importlib.import_module(name) for name in ("report", "host_cost")}
-    finally:
-        sys.path.remove(str(ROOT / "bench"))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+bench = bench_scripts.fixture("report", "host_cost")
 
 
 def test_the_program_times_calls_from_c(bench):
     if not shutil.which("g++"):
         pytest.skip("g++ is not here")
-    told = bench["host_cost"].program(False, ROOT / "build" / "libadze.so")()
+    told = bench["host_cost"].program(False, bench_scripts.ROOT / "build" / "libadze.so")()
     assert set(told) == {"C, no elements", "C, one row"}
     assert 10 < told["C, no elements"] < told["C, one row"] < 1e6  # one computes, the other does not
 

@@ -1,8 +1,6 @@
 """The model benchmarks with tiny models on the CPU: they run, compare before they time, and write what they found."""
 
-import importlib
 import json
-import pathlib
 import subprocess
 import sys
 import threading
@@ -12,33 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 diffusers = pytest.importorskip("diffusers")
-from device import default_device  # noqa: E402
+import bench_scripts  # noqa: E402
 
-BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
-SCRIPTS = ("models", "qwen3", "generate", "report", "generate_video", "rms_norm", "compile_graph")
+bench = bench_scripts.fixture("models", "qwen3", "generate", "report", "generate_video", "rms_norm", "compile_graph")
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 FEW = ["--device", "cpu", "--tiny", "--steps", "2", "--warmup-iterations", "1"]
-
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu():
-    with default_device(None):
-        yield
-
-
-@pytest.fixture(scope="module")
-def bench():
-    """The scripts as modules, by name. One is named as a module of these tests is, so names are given back."""
-    names = (*SCRIPTS, "compare_torch", "adze_ctypes")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.path.insert(0, str(BENCH))
-    try:
-        yield {name: importlib.import_module(name) for name in SCRIPTS}
-    finally:
-        sys.path.remove(str(BENCH))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
 
 
 @pytest.fixture
@@ -190,7 +166,7 @@ def test_rms_norm_that_is_wrong_is_not_timed(bench, run, monkeypatch):
 
 def test_a_block_compiled_as_a_program(tmp_path):
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    command = [sys.executable, str(BENCH / "compile_graph.py"), *FEW, "--variants", "pass"]
+    command = [sys.executable, str(bench_scripts.BENCH / "compile_graph.py"), *FEW, "--variants", "pass"]
     command += ["--commit", "abc", "--json", str(out), "--plot", str(picture)]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr

@@ -1,6 +1,5 @@
 """compare_torch.py --sweep on the CPU, with small calls: what is drawn, how it is judged, what is told."""
 
-import importlib
 import json
 import math
 import os
@@ -11,9 +10,8 @@ import sys
 import pytest
 
 torch = pytest.importorskip("torch")
-from device import default_device  # noqa: E402
+import bench_scripts  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = (
     "compare_ops",
     "compare_torch",
@@ -25,27 +23,9 @@ NAMES = (
     "sweep",
     "report",
 )
+bench = bench_scripts.fixture(*NAMES)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 SIZES = {"f32": 4, "f16": 2, "bf16": 2}
-
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu():
-    with default_device(None):
-        yield
-
-
-@pytest.fixture(scope="module")
-def bench():
-    before = {name: sys.modules.pop(name, None) for name in NAMES}
-    sys.path.insert(0, str(ROOT / "bench"))
-    try:
-        yield {name: importlib.import_module(name) for name in NAMES}
-    finally:
-        sys.path.remove(str(ROOT / "bench"))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +62,7 @@ def test_a_seed_says_all(bench):
     code = "import sweep_draw; print('\\n'.join(call.line for call in sweep_draw.draws(7, 40)))"
     told = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(ROOT / "bench")},
+        env=os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(bench_scripts.BENCH)},
         capture_output=True,
         text=True,
         check=True,
@@ -143,7 +123,7 @@ def test_lines_are_those_that_the_library_traces(bench):
         "    print('#', call.line, file=sys.stderr, flush=True)\n"
         "    sweep.adze_way(adze, call, 'cpu')(sweep.tensors(call, 'cpu'))\n"
     )
-    environment = os.environ | {"ADZE_TRACE": "1", "PYTHONPATH": str(ROOT / "bench")}
+    environment = os.environ | {"ADZE_TRACE": "1", "PYTHONPATH": str(bench_scripts.BENCH)}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     lines = [line for line in told.stderr.splitlines() if line]

@@ -19,8 +19,10 @@ static adze_status validate(const void *args)
     ADZE_CHECK(adze_check_like("glu", "value", &a->value, &a->x));
     const int64_t columns = a->x.shape[a->x.rank - 1];
     ADZE_REQUIRE(a->value.dtype || columns % 2 == 0, ADZE_BAD_ARG,
-                 "glu: rows of x have %lld elements, which makes no two halves", (long long)columns);
-    ADZE_REQUIRE(!a->value.dtype || !a->value_first, ADZE_BAD_ARG, "glu: value_first is set, but x is not packed");
+                 "glu: x has %lld elements in its last dimension, it must be even when value is absent",
+                 (long long)columns);
+    ADZE_REQUIRE(!a->value.dtype || !a->value_first, ADZE_BAD_ARG,
+                 "glu: value_first is %d, it must be 0 when value is given", a->value_first);
     ADZE_CHECK(adze_check_range("glu", "value_first", a->value_first, 0, 1));
     ADZE_CHECK(adze_check_range("glu", "act", a->act, 0, ADZE_ACT_SIGMOID));
     return adze_check_bits("glu", "rounding", a->rounding, ADZE_ROUND_STEPS);

@@ -1,75 +1,27 @@
-/* bench.c - one call proven, then timed: cold, its kernels in turn, as a median. */
-#include "bench.h"
+/* trial.c - one call verified, then timed: with cold caches, kernels in turn, as a median. */
+#include "trial.h"
+
+#include "ceiling.h"
+#include "gpu.h"
+#include "timing.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
 enum {
-    PROOF_ELEMENTS = 1 << 20, /* of all tensors: a proof with more would take too long */
-    PROOF_MOST = 1 << 26,     /* but rows that depend on each other are proven together up to this */
-    SAMPLED = 200000,         /* elements of an output of the whole call that are held to the definition */
-    GPU_COLD = 320 << 20,
-    NODES_MIN = 20, /* calls in a graph */
+    SMALL_ELEMENTS = 1 << 20, /* of all tensors: the definition of more would take too long */
+    SMALL_MOST = 1 << 26,     /* but rows that depend on each other are verified together up to this */
+    SAMPLED = 200000,         /* elements of an output of the whole call that are compared with the definition */
+    NODES_MIN = 20,           /* calls in a graph */
     NODES_MAX = 4096,
 };
 
-const char *adze_commit(void)
-{
-    return ADZE_COMMIT;
-}
-
-double adze_now_us(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double adze_median(double *values, int n, double *spread)
-{
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    const double median = (values[(n - 1) / 2] + values[n / 2]) / 2;
-    *spread = median > 0 ? (values[3 * (n - 1) / 4] - values[(n - 1) / 4]) / median : 0;
-    return median;
-}
-
-static size_t physical_memory(void)
-{
-    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-size_t adze_cold_bytes(adze_stream stream)
-{
-    if (stream.device != ADZE_CPU)
-        return GPU_COLD;
-    const size_t cold = 4 * adze_cpu_cache() + (16 << 20);
-    const size_t quarter = physical_memory() / 4;
-    return cold < quarter ? cold : quarter;
-}
-
-/* ---- A smaller call to prove ---- */
-
-static int is_tensor(const adze_field *f)
-{
-    return f->kind <= ADZE_OUT_OPTIONAL;
-}
-static int is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
+/* ---- A smaller call to verify ---- */
 
 static int first_input(const adze_op *op)
 {
     int f = 0;
-    while (op->fields[f].name && op->fields[f].kind > ADZE_OPTIONAL)
+    while (op->fields[f].name && !adze_is_input(&op->fields[f]))
         f++;
     return f;
 }
@@ -91,7 +43,7 @@ static void resize(adze_line *line, int64_t size, size_t *period)
     const int64_t old = x->shape[outer(x)];
     for (int f = 0; op->fields[f].name; f++) {
         adze_tensor *t = adze_line_tensor(line, f);
-        const int d = is_tensor(&op->fields[f]) && t->dtype ? outer(t) : -1;
+        const int d = adze_is_tensor(&op->fields[f]) && t->dtype ? outer(t) : -1;
         if (d < 0 || t->shape[d] != old)
             continue;
         t->shape[d] = size;
@@ -108,15 +60,15 @@ static int64_t elements(const adze_job *job)
     return n;
 }
 
-/* Cuts the outermost dimension so that a proof is short; 0: there is none. `probe` is the same call with another
-   number of rows: where rows do not depend on each other, both agree on those they share. */
+/* Cuts the outermost dimension, so that the call is verified in little time; 0: there is none. `probe` is the same
+   call with another number of rows: where rows do not depend on each other, both agree on those they share. */
 static int cut(adze_line *line, adze_line *probe, int64_t *n, size_t *period)
 {
     const adze_tensor *x = adze_line_tensor(line, first_input(line->op));
     const int d = outer(x);
     if (d < 0)
         return 0;
-    const int64_t old = x->shape[d], factor = (*n + PROOF_ELEMENTS - 1) / PROOF_ELEMENTS;
+    const int64_t old = x->shape[d], factor = (*n + SMALL_ELEMENTS - 1) / SMALL_ELEMENTS;
     int64_t size = old > factor ? old / factor : 1;
     while (old % size)
         size--;
@@ -143,7 +95,7 @@ static int rows_are_independent(const adze_line *line, const adze_line *probe)
             adze_reference_make(job[i], want[i]);
     }
     for (int f = 0, out = 0; line->op->fields[f].name && same; f++) {
-        if (!is_out(&line->op->fields[f]))
+        if (!adze_is_output(&line->op->fields[f]))
             continue;
         const int64_t a = adze_count(adze_line_tensor(&job[0]->line, f));
         const int64_t b = adze_count(adze_line_tensor(&job[1]->line, f));
@@ -177,56 +129,56 @@ static int repeats(const adze_trial *t)
 }
 
 /* Dimensions are cut as long as the rows that are left do not depend on those that are not. */
-static int make_proof(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
+static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
 {
     int64_t n = elements(t->whole);
-    adze_line small = t->whole->line, probe;
-    while (n > PROOF_ELEMENTS) {
-        const adze_line before = small;
+    adze_line reduced = t->whole->line, probe;
+    while (n > SMALL_ELEMENTS) {
+        const adze_line before = reduced;
         const int64_t n_before = n;
         size_t period[ADZE_FIELDS_MAX];
         memcpy(period, t->period, sizeof period);
-        if (!cut(&small, &probe, &n, t->period)) {
-            if (n > PROOF_MOST) {
+        if (!cut(&reduced, &probe, &n, t->period)) {
+            if (n > SMALL_MOST) {
                 snprintf(error, error_size,
-                         "the call is too large to be proven: one row of all its tensors has %lld elements",
+                         "the call is too large to be verified: one row of all its tensors has %lld elements",
                          (long long)n);
                 return 0;
             }
             break;
         }
-        if (n > PROOF_MOST) /* the next cut is judged with this one */
+        if (n > SMALL_MOST) /* the next cut is judged with this one */
             continue;
-        if (repeats(t) && line->op->validate(small.args) == ADZE_OK && rows_are_independent(&small, &probe))
+        if (repeats(t) && line->op->validate(reduced.args) == ADZE_OK && rows_are_independent(&reduced, &probe))
             continue;
-        if (n_before > PROOF_MOST) {
-            snprintf(error, error_size, "the call is too large to be proven, and its rows depend on each other");
+        if (n_before > SMALL_MOST) {
+            snprintf(error, error_size, "the call is too large to be verified, and its rows depend on each other");
             return 0;
         }
         memcpy(t->period, period, sizeof period);
-        small = before;
+        reduced = before;
         break;
     }
-    return adze_job_make(t->proof, &small, stream, 1, error, error_size);
+    return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
 }
 
 /* All kernels, or the one that the library would take. */
 static void judge(adze_trial *t, int all)
 {
-    const adze_op *op = t->proof->line.op;
+    const adze_op *op = t->small->line.op;
     for (const adze_kernel *k = op->kernels; k->run && t->attempts < (all ? ADZE_TRIAL_KERNELS : 1); k++) {
-        const int accepts = !k->accepts || k->accepts(t->proof->stream, t->proof->args);
-        if (!adze_can_run(k, t->proof->stream) || (!all && !accepts))
+        const int accepts = !k->accepts || k->accepts(t->small->stream, t->small->args);
+        if (!adze_can_run(k, t->small->stream) || (!all && !accepts))
             continue;
         adze_attempt *a = &t->attempt[t->attempts++];
         a->kernel = k;
         if (accepts)
-            adze_judge(t->proof, k, t->want, &a->verdict);
+            adze_judge(t->small, k, t->want, &a->verdict);
     }
 }
 
 /* Whether the call is one at all; inputs first, since some are indices. */
-static const char *try_proof(adze_job *job)
+static const char *try_small(adze_job *job)
 {
     const char *message = NULL;
     for (int m = 0; m < ADZE_FIELDS_MAX && !message; m++)
@@ -242,7 +194,7 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, in
 {
     memset(t, 0, sizeof *t);
     t->whole = calloc(1, sizeof *t->whole);
-    t->proof = calloc(1, sizeof *t->proof);
+    t->small = calloc(1, sizeof *t->small);
     const adze_op *op = line->op;
     if (!adze_job_layout(t->whole, line, stream, error, error_size))
         return 0;
@@ -254,25 +206,25 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, in
     t->dim = x->rank ? x->shape[x->rank - 1] : 1;
     t->rows = t->dim ? adze_count(x) / t->dim : 0;
     adze_job_bytes(t->whole, &t->read, &t->written);
-    if (!make_proof(t, line, stream, error, error_size))
+    if (!make_small(t, line, stream, error, error_size))
         return 0;
-    const char *message = try_proof(t->proof);
+    const char *message = try_small(t->small);
     if (message) {
         snprintf(error, error_size, "%s", message);
         return 0;
     }
-    adze_reference_make(t->proof, t->want);
+    adze_reference_make(t->small, t->want);
     judge(t, all);
     return 1;
 }
 
 /* ---- Buffer sets ---- */
 
-/* The proof's memory, repeated to the size of the whole call's. */
+/* The memory of the small call, repeated to the size of the whole call's. */
 static void fill_set(const adze_trial *t, char *image)
 {
     for (int m = 0; m < ADZE_FIELDS_MAX; m++) {
-        const adze_memory *from = &t->proof->memory[m], *to = &t->whole->memory[m];
+        const adze_memory *from = &t->small->memory[m], *to = &t->whole->memory[m];
         if (!to->bytes)
             continue;
         const size_t held = from->bytes - from->data_at, body = t->period[m] ? t->period[m] : held;
@@ -284,8 +236,8 @@ static void fill_set(const adze_trial *t, char *image)
     }
 }
 
-/* So many that a line is cold when it is used again, but in no more than twice the memory that this takes: the guards
-   around a small call's tensors are far larger than they are. */
+/* Enough for a cache line to be evicted before it is used again, in at most twice the memory that this takes: the
+   guards around the tensors of a small call are far larger than the tensors. */
 static int64_t count_sets(const adze_trial *t)
 {
     const adze_stream stream = t->whole->stream;
@@ -304,7 +256,7 @@ static const char *make_sets(adze_trial *t)
         t->set_bytes += (t->whole->memory[m].bytes + 255) / 256 * 256;
     }
     t->set_count = count_sets(t);
-    if (cpu && t->set_bytes > physical_memory() / 2) /* it is there twice: to be timed, and to be judged */
+    if (cpu && t->set_bytes > adze_physical_memory() / 2) /* there are two copies: one is timed, one is compared */
         return "the call is larger than half the memory of this machine";
     t->sets = adze_memory_take(stream, t->set_bytes * (size_t)t->set_count);
     char *image = cpu ? t->sets : malloc(t->set_bytes);
@@ -367,23 +319,23 @@ static int64_t offset_of(const adze_tensor *t, int64_t index)
 static void judge_sample(adze_trial *t, char *host, int f, const adze_value *want, adze_verdict *v)
 {
     adze_tensor out = *adze_line_tensor(&t->whole->line, f);
-    const int64_t count = adze_count(&out), proven = adze_count(adze_line_tensor(&t->proof->line, f));
+    const int64_t count = adze_count(&out), verified = adze_count(adze_line_tensor(&t->small->line, f));
     const int64_t step = count / SAMPLED * 2 + 1, samples = count / step + 1; /* an odd step meets every column */
     out.data = host + t->whole->place[f];
     for (int64_t n = 0; n < samples && !v->why[0]; n++) {
         const int64_t i = n + 1 < samples ? n * step : count - 1;
         double ulps;
         const double got = adze_get(&out, offset_of(&out, i));
-        const double share = adze_error_share(out.dtype, got, want[i % proven], &ulps);
+        const double share = adze_error_share(out.dtype, got, want[i % verified], &ulps);
         v->worst = share > v->worst ? share : v->worst;
         v->ulps = ulps > v->ulps ? ulps : v->ulps;
         if (share > 1)
             snprintf(v->why, sizeof v->why, "element %lld of %s, in a call of %lld rows, is %.9g, must be %.9g",
-                     (long long)i, t->whole->line.op->fields[f].name, (long long)t->rows, got, want[i % proven].v);
+                     (long long)i, t->whole->line.op->fields[f].name, (long long)t->rows, got, want[i % verified].v);
     }
 }
 
-/* Runs the first set anew with one kernel, and holds a sample of each output to the definition. */
+/* Runs one kernel on the first set again, and compares a sample of each output with the definition. */
 static const char *judge_whole(adze_trial *t, adze_attempt *a)
 {
     const adze_op *op = t->whole->line.op;
@@ -401,7 +353,7 @@ static const char *judge_whole(adze_trial *t, adze_attempt *a)
     if (!message)
         message = adze_memory_read(stream, image, t->sets, t->set_bytes);
     for (int f = 0, out = 0; op->fields[f].name && !message; f++)
-        if (is_out(&op->fields[f])) {
+        if (adze_is_output(&op->fields[f])) {
             if (t->want[out])
                 judge_sample(t, image + t->set_at[t->whole->memory_of[f]], f, t->want[out], &a->verdict);
             out++;
@@ -469,7 +421,7 @@ static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double 
 {
     const adze_stream stream = t->whole->stream;
     const int nodes = graph_nodes(t, effort);
-    char *other = adze_memory_take(stream, GPU_COLD);
+    char *other = adze_memory_take(stream, ADZE_GPU_COLD);
     const char *message = other ? NULL : "no memory to clear the cache with";
     for (int k = 0; k < t->attempts && !message; k++)
         for (int pdl = 0; pdl < 2 && !message && !t->attempt[k].verdict.why[0]; pdl++)
@@ -480,7 +432,7 @@ static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double 
             void *graph = t->attempt[k / 2].graph[k % 2];
             if (!graph)
                 continue;
-            message = adze_gpu_pass(stream, ADZE_READ, 4, other, other, NULL, GPU_COLD);
+            message = adze_gpu_pass(stream, ADZE_READ, 4, other, other, NULL, ADZE_GPU_COLD);
             if (!message)
                 message = adze_graph_time(stream, graph, &us);
             if (s >= 0)
@@ -503,7 +455,8 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
         message = make_scratch(t);
     use_set(t, 0);
     int n = 0;
-    for (int k = 0; k < t->attempts && !message; k++) { /* a kernel that takes the proof may refuse the whole */
+    /* A kernel that takes the small call may refuse the whole one. */
+    for (int k = 0; k < t->attempts && !message; k++) {
         adze_attempt *a = &t->attempt[k];
         if (a->kernel->accepts && !a->kernel->accepts(t->whole->stream, t->whole->args))
             continue;
@@ -535,7 +488,7 @@ void adze_trial_free(adze_trial *t)
         adze_memory_give(t->whole->stream, t->sets);
     adze_reference_free(t->want);
     for (int i = 0; i < 2; i++) {
-        adze_job *job = i ? t->whole : t->proof;
+        adze_job *job = i ? t->whole : t->small;
         if (job)
             adze_job_free(job);
         free(job);

@@ -1,0 +1,70 @@
+/* line.h - a call as text, the form that ADZE_TRACE prints, and the arguments that it stands for. */
+#ifndef ADZE_CHECK_LINE_H
+#define ADZE_CHECK_LINE_H
+
+#include "kernel.h"
+
+#include <stdio.h>
+
+static inline int adze_is_tensor(const adze_field *f)
+{
+    return f->kind <= ADZE_OUT_OPTIONAL;
+}
+static inline int adze_is_input(const adze_field *f)
+{
+    return f->kind <= ADZE_OPTIONAL;
+}
+static inline int adze_is_output(const adze_field *f)
+{
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
+}
+
+/* The distribution of the first input: `values:NAME` asks for another than the normal one. Each aims at one kind of
+   error; data.c draws them. */
+typedef enum adze_values {
+    ADZE_VALUES_NORMAL,
+    ADZE_VALUES_TINY,    /* so small that eps matters */
+    ADZE_VALUES_OUTLIER, /* one large value among small ones */
+    ADZE_VALUES_EQUAL,   /* all the same */
+    ADZE_VALUES_MEAN,    /* a mean far from zero: a variance in one pass is wrong */
+    ADZE_VALUES_ZERO,
+    ADZE_VALUES_WIDE,   /* into the tails of exp, tanh and erf */
+    ADZE_VALUES_SPECIAL /* with infinities and NaN */
+} adze_values;
+
+enum { ADZE_FIELDS_MAX = 32, ADZE_ARGS_MAX = 4096 };
+typedef struct adze_line {
+    const adze_op *op;
+    _Alignas(16) char args[ADZE_ARGS_MAX]; /* no data pointers yet */
+    int given[ADZE_FIELDS_MAX];            /* by field: the line has it */
+    int base[ADZE_FIELDS_MAX];             /* by field: the field whose memory it lies in, or -1 */
+    int64_t offset[ADZE_FIELDS_MAX];       /* by field: elements after the base's first, or after a 64-byte line */
+    adze_values values;
+    int no_scratch;
+} adze_line;
+/* 0 when text is not a line; then error holds a sentence. `op` NULL: the line begins with the op's name. */
+int adze_line_parse(adze_line *line, const adze_op *op, const char *text, char *error, size_t error_size);
+/* Copies text with each `$` replaced. */
+void adze_line_expand(char *to, size_t size, const char *text, const char *dtype);
+extern const char *const adze_line_dtypes[3]; /* what `$` stands for in turn */
+/* How many of them a text stands for: 1 where it has no `$`. */
+int adze_line_variants(const char *text);
+adze_tensor *adze_line_tensor(adze_line *line, int field);
+
+/* The elements of a tensor in row-major order; `i` counts them, `at` is the distance from data. */
+typedef struct adze_walk {
+    int64_t i, at, index[5];
+} adze_walk;
+static inline void adze_walk_next(adze_walk *w, const adze_tensor *t)
+{
+    w->i++;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        w->at += t->stride[d];
+        if (++w->index[d] < t->shape[d])
+            return;
+        w->at -= t->stride[d] * t->shape[d];
+        w->index[d] = 0;
+    }
+}
+
+#endif

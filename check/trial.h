@@ -1,0 +1,42 @@
+/* trial.h - one call verified, then timed. */
+#ifndef ADZE_CHECK_TRIAL_H
+#define ADZE_CHECK_TRIAL_H
+
+#include "judge.h"
+
+enum { ADZE_TRIAL_KERNELS = 32 };
+
+typedef struct adze_effort { /* how long to measure */
+    int samples;             /* a time is the median of these */
+    double sample_us;        /* a sample lasts at least this long */
+} adze_effort;
+
+typedef struct adze_attempt { /* one kernel on the trial's call */
+    const adze_kernel *kernel;
+    adze_verdict verdict;
+    double us, us_alone; /* in a sequence of calls (on CUDA with PDL), and without PDL (0 on the CPU) */
+    double spread;       /* between the quartiles of us, as a share of it */
+    void *graph[2];
+} adze_attempt;
+
+/* One line. A call with fewer rows is verified when the whole one would take too long, then a sample of the whole. */
+typedef struct adze_trial {
+    adze_job *small, *whole;
+    adze_value *want[ADZE_FIELDS_MAX];
+    size_t period[ADZE_FIELDS_MAX]; /* by field, bytes: after these the whole repeats the small call; 0: never */
+    adze_attempt attempt[ADZE_TRIAL_KERNELS];
+    int attempts;
+    int64_t rows, dim, read, written; /* rows and dim of the first input; bytes that a call moves */
+    char *sets;                       /* copies of the whole call's memory */
+    size_t set_bytes, set_at[ADZE_FIELDS_MAX];
+    int64_t set_count, next;
+} adze_trial;
+
+/* 0 when the line cannot be tried: then error holds a sentence. Kernels that are wrong are not timed. all: every
+   kernel, not only the one that the library would choose. */
+int adze_trial_make(adze_trial *trial, const adze_line *line, adze_stream stream, int all, char *error,
+                    size_t error_size);
+int adze_trial_time(adze_trial *trial, const adze_effort *effort, char *error, size_t error_size);
+void adze_trial_free(adze_trial *trial);
+
+#endif
