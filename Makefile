@@ -120,7 +120,7 @@ $(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/linker
 	@echo "  LD    $@"
 	$(Q)$(PY_LD) -shared $(if $(SAN),,-s) -Wl,--version-script=bind/exports.map $(LDFLAGS) $(BIND) $(B)/libadze.a -o $@ $(LIBS) -ldl
 python: $(EXT)
-	@cmp -s $< python/adze/$(<F) || { cp $< python/adze/.new.so && mv python/adze/.new.so python/adze/$(<F); }
+	@cmp -s $< python/adze/operators/$(<F) || { cp $< python/adze/operators/.new.so && mv python/adze/operators/.new.so python/adze/operators/$(<F); }
 wheel:
 	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
 	PY_LD="$$($(B)/wheel/bin/python -c 'import ziglang; print(ziglang.__path__[0])')/zig cc -target $(ARCH)-linux-gnu.2.28" \

@@ -30,8 +30,8 @@ def add_op_namespace_prefix(op_name: str):
     return f"{id}::{{op_name}}"
 """
 FRAMEWORKS = {  # variant: Python depends on, the native part's suffix, files of the package, the folder with the rest
-    "torch-stable-abi210": ([], ".abi3.so", ["ops.py", "fake.py"], "torch-ext"),
-    "tvm-ffi01": (["tvm-ffi"], ".so", ["_native.py", "tvm_ffi.py"], "tvm-ffi-ext"),
+    "torch-stable-abi210": ([], ".abi3.so", ["operators/ops.py", "operators/fake.py"], "torch-ext"),
+    "tvm-ffi01": (["tvm-ffi"], ".so", ["operators/description.py", "hosts/tvm_ffi.py"], "tvm-ffi-ext"),
 }
 C_FLAGS = ["-xc", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 CPU_FLAGS = ["-O3", "-Wno-psabi", "-fno-math-errno", "-ffp-contract=fast", "-DADZE_ISA="]
@@ -99,13 +99,19 @@ def digest(folder):
     return {"algorithm": "sha256", "files": {name: base64.b64encode(h).decode() for name, h in hashes.items()}}
 
 
+def copy_python(paths, folder):
+    """Files of the Python package, all into one folder."""
+    for path in paths:
+        text = (PACKAGE / path).read_text()
+        text = re.sub(r"^from \.\.operators(\.| )", lambda found: "from ." + found[1].strip("."), text, flags=re.M)
+        (folder / pathlib.Path(path).name).write_text(text)
+
+
 def write_variant(folder, framework, ident, backend, native):
     depends, suffix, package, rest = FRAMEWORKS[framework]
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(HUB / rest, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in package:
-        text = (PACKAGE / name).read_text()
-        (folder / name).write_text(text.replace('"_adze.abi3.so"', f'"{ident}{suffix}"'))
+    copy_python(package, folder)
     if rest == "torch-ext":
         (folder / "_ops.py").write_text(OPS_PY.format(id=ident))
     shutil.copy(native, folder / (ident + suffix))
@@ -176,8 +182,7 @@ def write_repository(out, repo_id):
     for name in ("include", "src", "bind", "torch-ext", "benchmarks"):
         shutil.rmtree(out / name, ignore_errors=True)
     shutil.copytree(HUB / "torch-ext", out / "torch-ext/adze", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in FRAMEWORKS["torch-stable-abi210"][2]:
-        shutil.copy(PACKAGE / name, out / "torch-ext/adze")
+    copy_python(FRAMEWORKS["torch-stable-abi210"][2], out / "torch-ext/adze")
     (out / "benchmarks").mkdir()
     shutil.copy(HUB / "benchmark.py", out / "benchmarks")
     (out / "build.toml").write_text(build_toml(write_sources(out), repo_id))

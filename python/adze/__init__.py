@@ -9,12 +9,12 @@ __version__ = "0.1.0"
 _HOME = {
     name: module
     for module, names in {
-        "ops": "rms_norm layer_norm group_norm gated_add activation glu softmax rope qk_norm_rope rope_table "
-        "ROUND_NORM ROUND_STEPS ROUND_VALUE FLOAT_SUM",
-        "patching": "patch patched PatchHandle",
-        "verifying": "verify",
-        "inductor": "compile",
-        "graphs": "graph GraphHandle",
+        "operators.ops": "rms_norm layer_norm group_norm gated_add activation glu softmax rope qk_norm_rope "
+        "rope_table ROUND_NORM ROUND_STEPS ROUND_VALUE FLOAT_SUM",
+        "patching.frame": "patch patched PatchHandle",
+        "patching.verify": "verify",
+        "inductor.compile": "compile",
+        "graphs.cuda_graph": "graph GraphHandle",
     }.items()
     for name in names.split()
 }

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
-from adze.fingerprint import fingerprint  # noqa: E402
+from adze.patching.fingerprint import fingerprint  # noqa: E402
 from device import Watch, here  # noqa: E402
 from diffusers_seams import Attention, FloatProducts, Seams, Tally, check_numbers, output, recorded, tensors  # noqa: E402
 

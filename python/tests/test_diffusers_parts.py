@@ -9,8 +9,8 @@ pytest.importorskip("diffusers")
 
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
-from adze.beside import beside  # noqa: E402
-from adze.diffusers_blocks import _end_to_end  # noqa: E402
+from adze.patching.concat_activation import beside  # noqa: E402
+from adze.patching.diffusers.blocks import _end_to_end  # noqa: E402
 from device import here  # noqa: E402
 from diffusers_seams import output  # noqa: E402
 

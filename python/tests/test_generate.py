@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import CompileConfig  # noqa: E
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.generating import keep_guards  # noqa: E402
+from adze.patching.transformers.generate import keep_guards  # noqa: E402
 from device import default_device  # noqa: E402
 
 NAMES = ["llama", "qwen3"]

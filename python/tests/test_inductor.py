@@ -14,8 +14,8 @@ from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import adze  # noqa: E402
-from adze import inductor  # noqa: E402
-from adze.inductor import Pass, known  # noqa: E402
+from adze.inductor import compile as inductor  # noqa: E402
+from adze.inductor.compile import Pass, known  # noqa: E402
 from device import default_device, generator, here  # noqa: E402
 
 with default_device(None):
@@ -475,7 +475,7 @@ def test_layers_share_one_table(name, by_hand):
 def test_the_ops_load_no_compiler():
     code = "import sys, torch, adze; adze.activation(torch.ones(8), 'silu'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "adze.fake" in done.stdout.split() and "torch._inductor.lowering" not in done.stdout.split()
+    assert "adze.operators.fake" in done.stdout.split() and "torch._inductor.lowering" not in done.stdout.split()
 
 
 def test_inputs_have_the_strides_of_eager():

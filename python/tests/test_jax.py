@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 import ml_dtypes  # noqa: E402
 
 import adze.jax  # noqa: E402
-from adze import _native  # noqa: E402
+from adze.operators import description  # noqa: E402
 from calls import CALLS, IDS, arguments, bits, expected  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -178,13 +178,13 @@ def test_handlers_say_what_they_are():
     class Frame(ctypes.Structure):
         _fields_ = [("size", ctypes.c_size_t), ("extensions", ctypes.c_void_p), ("rest", ctypes.c_void_p * 64)]
 
-    for op in _native.OPS:
+    for op in description.OPS:
         for suffix, traits in ("", 0), ("_cuda", 1):
             metadata = Metadata(size=ctypes.sizeof(Metadata), traits=7)
             asked = Extension(ctypes.sizeof(Extension), 1, None, ctypes.addressof(metadata))
             unknown = Extension(ctypes.sizeof(Extension), 99, ctypes.addressof(asked), None)
             frame = Frame(size=ctypes.sizeof(Frame), extensions=ctypes.addressof(unknown))
-            handler = getattr(_native.library, f"adze_xla_{op}{suffix}")
+            handler = getattr(description.library, f"adze_xla_{op}{suffix}")
             handler.restype = ctypes.c_void_p
             assert handler(ctypes.byref(frame)) is None
             assert (metadata.version.major, metadata.version.minor, metadata.traits) == (0, 1, traits)

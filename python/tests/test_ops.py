@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import adze  # noqa: E402
-from adze import _ops, fake, ops  # noqa: E402
+from adze.operators import _ops, fake, ops  # noqa: E402
 from device import default_device, generator  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -19,10 +19,10 @@ from torch import nn  # noqa: E402
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze import patching  # noqa: E402
-from adze.fingerprint import fingerprint  # noqa: E402
-from adze.patching import Rule, _mismatch, is_adze, own_forward  # noqa: E402
-from adze.verifying import ulps  # noqa: E402
+from adze.patching import frame as patching  # noqa: E402
+from adze.patching.fingerprint import fingerprint  # noqa: E402
+from adze.patching.frame import Rule, _mismatch, is_adze, own_forward  # noqa: E402
+from adze.patching.verify import ulps  # noqa: E402
 from device import here  # noqa: E402
 
 INPUTS = models.inputs("llama")

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.products import _together, lay, product_of_parts  # noqa: E402
+from adze.patching.fused_linear import _together, lay, product_of_parts  # noqa: E402
 from device import Watch, default_device, here  # noqa: E402
 
 

@@ -9,16 +9,16 @@ import types
 import torch
 from torch.nn import functional as F
 
-from . import ops
-from .fingerprint import fingerprint
-from .ops import ROUND_NORM, ROUND_STEPS
-from .patch_torch import Act, Norm, act_build, act_note, act_usable, norm_build
-from .patching import Rule, known
-from .products import products_of, with_products
-from .residuals import RULES as STATEMENTS
-from .sources import by_hash
-from .transformers_blocks import BLOCKS
-from .transformers_rope import ROPES
+from ...operators import ops
+from ...operators.ops import ROUND_NORM, ROUND_STEPS
+from ..fingerprint import fingerprint
+from ..frame import Rule, known
+from ..fused_linear import products_of, with_products
+from ..known_sources import by_hash
+from ..residual_norm import RULES as STATEMENTS
+from ..torch import Act, Norm, act_build, act_note, act_usable, norm_build
+from .blocks import BLOCKS
+from .rope import ROPES
 
 # ---- Norms ----
 

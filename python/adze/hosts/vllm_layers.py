@@ -11,8 +11,8 @@ import importlib
 
 import torch
 
-from . import ops
-from .patching import usable
+from ..operators import ops
+from ..patching.frame import usable
 
 FEW = 8192  # elements, below which a call takes no less than the two operators of vLLM's own forward
 GATED = {  # class: (the activation of a layer, whether the value is before the gate)

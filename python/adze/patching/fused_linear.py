@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from . import fake
-from ._ops import add_op_namespace_prefix, ops
-from .patching import parameter, plain, plain_weight
+from ..operators import fake
+from ..operators._ops import add_op_namespace_prefix, ops
+from .frame import parameter, plain, plain_weight
 
 MOST = 3  # parts of the operator for compiled graphs
 

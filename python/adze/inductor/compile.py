@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from . import chains, fake, rotation
-from ._ops import ops
+from ..operators import fake
+from ..operators._ops import ops
+from ..operators.ops import ACTS, ROUND_NORM, ROUND_STEPS
+from . import chains, rope
 from .chains import Chain
-from .ops import ACTS, ROUND_NORM, ROUND_STEPS
 
 _Aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # as of torch 2.11
 
@@ -177,7 +178,7 @@ class Pass(CustomGraphPass):
         chains.rejoin(graph, self.devices)
         for chain, traced in known():
             self._count(chain.name, chains.replace(graph, chain, traced, self.devices))
-        for name, count in rotation.replace(graph, self.devices).items():
+        for name, count in rope.replace(graph, self.devices).items():
             self._count(name, count)
         graph.lint()
 
@@ -188,7 +189,7 @@ class Pass(CustomGraphPass):
     def uuid(self):
         """Inductor keeps compiled graphs by this: another source of the pass makes other graphs."""
         digest = hashlib.sha256(repr((self.devices, ALONE)).encode())
-        for module in (__file__, chains.__file__, fake.__file__, rotation.__file__):
+        for module in (__file__, chains.__file__, fake.__file__, rope.__file__):
             digest.update(pathlib.Path(module).read_bytes())
         return digest.hexdigest()
 

@@ -4,12 +4,12 @@ import sys
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from . import ops
-from .fingerprint import fingerprint, unwrapped
-from .ops import ROUND_STEPS
-from .patching import Rule, clone, known, plain, shim, usable
-from .products import products_of, with_products
-from .sources import by_hash, hashes
+from ...operators import ops
+from ...operators.ops import ROUND_STEPS
+from ..fingerprint import fingerprint, unwrapped
+from ..frame import Rule, clone, known, plain, shim, usable
+from ..fused_linear import products_of, with_products
+from ..known_sources import by_hash, hashes
 
 _HALF = "llama:rotate_half"  # cat((-x2, x1)) of the halves
 _PAIRS = "glm:rotate_half cohere:rotate_half"  # the same of neighbours

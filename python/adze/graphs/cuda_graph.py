@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch.utils import _pytree as pytree
 
-from .watch import Watch
+from .module_state import Watch
 
 WARMUP = 3  # calls before a capture: allocators, autotuners and lazily loaded kernels settle
 MOST_WASTED = 8  # changes of a module in a row, each before its graphs paid: then it runs as it is

@@ -1,11 +1,9 @@
 """Rules for diffusers: which source gets which replacement. Sources have their names from fingerprints.json."""
 
-from . import diffusers_attention as attention
-from . import diffusers_blocks as blocks
-from . import diffusers_norms as norms
-from .patch_torch import layer_norm, norm_build
-from .patching import Rule
-from .sources import hashes
+from ..frame import Rule
+from ..known_sources import hashes
+from ..torch import layer_norm, norm_build
+from . import attention, blocks, norms
 
 
 def _rule(name, op, build, forward, facts=None, **methods):

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from . import ops
-from .patch_torch import Act, Norm, act_usable, product_gelu
-from .patching import plain, usable
+from ...operators import ops
+from ..frame import plain, usable
+from ..torch import Act, Norm, act_usable, product_gelu
 
 # ---- Norms of one input ----
 

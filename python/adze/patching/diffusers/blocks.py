@@ -5,12 +5,12 @@ Children are called as the blocks call them; only plain norms are computed here 
 import torch
 from torch import nn
 
-from . import ops
-from .beside import beside
-from .diffusers_norms import added, dense, gate_usable, gated, grouped, modulated
-from .patch_torch import product_gelu
-from .patching import plain, usable
-from .products import product_of_parts
+from ...operators import ops
+from ..concat_activation import beside
+from ..frame import plain, usable
+from ..fused_linear import product_of_parts
+from ..torch import product_gelu
+from .norms import added, dense, gate_usable, gated, grouped, modulated
 
 
 def _norms(module, ctx, *names):

@@ -18,8 +18,8 @@ import types
 
 import torch
 
-from .patch_torch import add_norm, norm_of_sum
-from .patching import Rule
+from .frame import Rule
+from .torch import add_norm, norm_of_sum
 
 _BLOCKS = ("body", "orelse", "finalbody")
 _FUTURE = functools.reduce(lambda a, b: a | getattr(__future__, b).compiler_flag, __future__.all_feature_names, 0)

@@ -6,7 +6,8 @@ import operator
 import pathlib
 from typing import NamedTuple
 
-PATH = pathlib.Path(__file__).with_name("_adze.abi3.so")
+_HERE = pathlib.Path(__file__).parent
+PATH = next(_HERE.glob("_adze*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it has a longer name
 DTYPES = {
     "float32": 1, "float16": 2, "bfloat16": 3, "float8_e4m3fn": 4, "int8": 5, "int32": 7, "int64": 8, "bool": 9,
     "float64": 10,

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from .patching import PatchHandle, _install, active_handles, is_adze, named_modules, own_forward
+from .frame import PatchHandle, _install, active_handles, is_adze, named_modules, own_forward
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 

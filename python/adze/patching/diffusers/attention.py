@@ -8,11 +8,12 @@ import sys
 
 import torch
 
-from . import graphs, ops
-from .fingerprint import described, fingerprint
-from .patching import parameter, plain, usable
-from .products import products_of
-from .sources import by_hash, hashes
+from ...graphs import cuda_graph
+from ...operators import ops
+from ..fingerprint import described, fingerprint
+from ..frame import parameter, plain, usable
+from ..fused_linear import products_of
+from ..known_sources import by_hash, hashes
 
 
 def _processor(module, known, **calls):
@@ -152,7 +153,7 @@ def _made_once(name, make, of, *key):
     own: what was made before its capture would not change with its inputs."""
     if torch.compiler.is_compiling() or any(t.requires_grad for t in of):
         return make()
-    capture = graphs.capture() if of[0].is_cuda else None
+    capture = cuda_graph.capture() if of[0].is_cuda else None
     if capture is False:
         return make()
     key = (*key, *((t.data_ptr(), None if t.is_inference() else t._version) for t in of))
@@ -212,7 +213,7 @@ def ltx_tables(module, ctx):
         key = (hidden_states.shape[0], device, num_frames, height, width, scale, own)
         tables, stream = kept.get(key, (None, None))
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return tables if tables is not None and graphs.keep(*tables) else original(self, *args)
+            return tables if tables is not None and cuda_graph.keep(*tables) else original(self, *args)
         now = torch.cuda.current_stream(device).stream_id if device.type == "cuda" else 0
         if tables is None or stream != now:
             tables = with_pairs(original(self, *args))

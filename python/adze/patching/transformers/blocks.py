@@ -2,9 +2,9 @@
 
 from torch.nn import functional as F
 
-from .ops import ROUND_STEPS
-from .patch_torch import add_norm, norm_add, norm_of_sum
-from .patching import Rule, known
+from ...operators.ops import ROUND_STEPS
+from ..frame import Rule, known
+from ..torch import add_norm, norm_add, norm_of_sum
 
 
 def _block(**norms):

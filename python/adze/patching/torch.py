@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from . import ops
-from .patching import Rule, known, parameter, plain, usable
+from ..operators import ops
+from .frame import Rule, known, parameter, plain, usable
 
 
 class Norm(NamedTuple):

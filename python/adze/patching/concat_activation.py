@@ -3,9 +3,9 @@ Dynamo takes no out= that is a part of a tensor, and Inductor's kernel for this 
 
 import torch
 
-from . import fake
-from ._ops import ops
-from .ops import ACTS
+from ..operators import fake
+from ..operators._ops import ops
+from ..operators.ops import ACTS
 
 WORD = torch.int64
 

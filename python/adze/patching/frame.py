@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _every_module
 
-from . import generating
-from ._ops import add_op_namespace_prefix
+from ..operators._ops import add_op_namespace_prefix
 from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
-from .sites import is_adze, is_of, own_forward, site_of
-from .sources import hashes, outside
+from .forwards import is_adze, is_of, own_forward, site_of
+from .known_sources import hashes, outside
+from .transformers import generate
 
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -217,9 +217,9 @@ LIBRARIES = ("transformers", "diffusers")
 
 def rules_for(*libraries):
     """The rules for torch's own modules and for those of some libraries."""
-    found = list(importlib.import_module(".patch_torch", __package__).RULES)
+    found = list(importlib.import_module(".torch", __package__).RULES)
     for library in libraries:
-        found += importlib.import_module(f".{library}", __package__).RULES
+        found += importlib.import_module(f".{library}.rules", __package__).RULES
     return found
 
 
@@ -402,7 +402,7 @@ class PatchHandle:
         for root in self.roots.values():
             patched = bool(active_handles(root))
             for module in root.modules():
-                generating.settle(module, patched)
+                generate.settle(module, patched)
                 module.__dict__.pop("_compiled_call", None)
                 module.__dict__.pop("_last_compile_config", None)
                 if module.__dict__.get("_compiled_call_impl") is not None:

@@ -8,9 +8,9 @@ import dataclasses
 import torch
 from torch import fx
 
-from ._ops import ops as operators
+from ..operators._ops import ops as operators
+from ..operators.ops import ROUND_NORM, ROUND_STEPS, ROUND_VALUE
 from .chains import insert_call, item, new_node, same
-from .ops import ROUND_NORM, ROUND_STEPS, ROUND_VALUE
 
 aten, prims = torch.ops.aten, torch.ops.prims
 RESHAPES = (aten.reshape.default, aten.view.default)

@@ -14,7 +14,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from . import sources
+from . import known_sources
 from .fingerprint import fingerprint_node, statements_node, structure_node
 
 PACKAGES = {  # where each has the functions that a rule may be made for
@@ -109,7 +109,7 @@ class Package:
 
 
 def table_name(package, module, qualname):
-    """As in sources.Source: llama:LlamaRMSNorm.forward, flux:FluxAttention.forward, torch.nn:LayerNorm.forward."""
+    """As in Source: llama:LlamaRMSNorm.forward, flux:FluxAttention.forward, torch.nn:LayerNorm.forward."""
     if package.name == "torch":
         return f"torch.nn:{qualname}"
     name = module.dotted.rpartition(".")[2].removeprefix("modeling_").removeprefix("transformer_")
@@ -218,7 +218,7 @@ class Finding(NamedTuple):
 def scan(package, rules, near=True):
     """What the rules know of each class of a package that they might care for. near: also to which source the others
     are near."""
-    _, table = sources.read()
+    _, table = known_sources.read()
     table = [source for source in table if source.package == package.name]
     processors = {source.hash for source in table if source.name.endswith(".__call__")}
     for module in package.modules:
@@ -255,7 +255,7 @@ def _by_rules(package, module, cls, node, judged):
 
 def _norms(package, rules, module, cls, node):
     """The norms that read a sum in a forward, and that a rule knows by the class its constructor makes them of."""
-    from .residuals import sites
+    from .residual_norm import sites
 
     wanted = {attribute for _, _, _, attribute in sites(node)}
     home, init = package.method(module, cls, "__init__") if wanted else (None, None)
@@ -293,7 +293,7 @@ def counts(findings):
 
 
 def print_scan(packages):
-    from .patching import LIBRARIES, rules_for
+    from .frame import LIBRARIES, rules_for
 
     gc.disable()  # syntax trees have no cycles, and there are millions of nodes
 
@@ -304,14 +304,14 @@ def print_scan(packages):
             print(f"  {finding.kind:9}  {finding.state:7}  {finding.name}  {finding.detail}")
         for kind, states in counts(findings).items():
             print(f"  {kind:9}  " + ", ".join(f"{n} {state}" for state, n in states.items()))
-        if package.name in LIBRARIES and package.version not in sources.supported(package.name):
-            print("  the tests are run with " + ", ".join(sources.supported(package.name)))
+        if package.name in LIBRARIES and package.version not in known_sources.supported(package.name):
+            print("  the tests are run with " + ", ".join(known_sources.supported(package.name)))
 
 
 def record(packages, accepted=()):
     """Adds the versions of these packages to the sources they have. Returns the names whose source has changed, with
     the node; the changed sources of accepted names are added."""
-    supported, table = sources.read()
+    supported, table = known_sources.read()
     changed = {}
     for package in packages:
         here = dict(package.functions())
@@ -322,18 +322,18 @@ def record(packages, accepted=()):
             node = here[name]
             found = [i for i, s in enumerate(table) if (s.name, s.hash) == (name, _hash(node))]
             if found:
-                versions = sorted({*table[found[0]].versions, package.version}, key=sources.version_key)
+                versions = sorted({*table[found[0]].versions, package.version}, key=known_sources.version_key)
                 table[found[0]] = table[found[0]]._replace(versions=tuple(versions))
             elif name in accepted:
                 table.append(_source(package, name, node))
             elif _hash(node) not in own:
                 changed[name] = node
-    sources.write(supported, table)
+    known_sources.write(supported, table)
     return changed
 
 
 def _source(package, name, node):
-    return sources.Source(
+    return known_sources.Source(
         _hash(node), package.name, name, (package.version,), structure_node(node), tuple(statements_node(node))
     )
 
@@ -390,5 +390,5 @@ def main(arguments):
             print(f"changed: {name} is {_hash(node)} now; --diff shows it, --accept {name} adds it")
     else:
         for package in packages:
-            names = sorted({source.name for source in sources.read()[1] if source.package == package.name})
+            names = sorted({source.name for source in known_sources.read()[1] if source.package == package.name})
             print(*diff(_at(package, options.diff), package, names), sep="\n")
