@@ -95,7 +95,7 @@ def test_products_that_are_made_as_one_stay(name):
     graphs = Graphs()
     compiled_generate(model, name, graphs)
     handle.remove()
-    assert graphs.ours() == [{"products"}]
+    assert graphs.ours() == [{"fused_linear"}]
     layers = model.config.num_hidden_layers
     assert sum(target.startswith("adze") for target in graphs.targets[0]) == 2 * layers
 

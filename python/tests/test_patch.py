@@ -552,6 +552,15 @@ def test_importing_adze_imports_no_library():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
+def test_torch_modules_are_patched_without_diffusers():
+    code = (
+        "import sys, torch, adze; model = torch.nn.GroupNorm(2, 8); handle = adze.patch(model)\n"
+        "print([row.rule for row in handle.rows], 'diffusers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['group_norm'] False"
+
+
 def test_verify(llama):
     result = adze.verify(llama, **INPUTS)
     assert patched_paths(llama) == []

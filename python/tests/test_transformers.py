@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN  # noqa: E402
 import adze  # noqa: E402
 import models  # noqa: E402
 from adze.patching.frame import OPS, _Plan, own_forward  # noqa: E402
-from adze.patching.torch import add_norm, norm_add  # noqa: E402
+from adze.patching.norm_act import add_norm, norm_add  # noqa: E402
 from adze.patching.verify import ulps  # noqa: E402
 from device import Watch, default_device, generator, here  # noqa: E402
 

@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch.utils import _pytree as pytree
 
-from .module_state import Watch
+from .module_state import ModuleState
 
 WARMUP = 3  # calls before a capture: allocators, autotuners and lazily loaded kernels settle
 MOST_WASTED = 8  # changes of a module in a row, each before its graphs paid: then it runs as it is
@@ -138,7 +138,7 @@ class GraphHandle:
     def __init__(self, module, limit):
         self.module, self.limit = module, limit
         self.enabled, self.captured, self.refused = True, {}, {}
-        self.lock, self.watch = threading.RLock(), None
+        self.lock, self.state = threading.RLock(), None
         self.wasted = 0  # changes of the module in a row, each before a graph was replayed as often as it was run
 
     def _given(self, leaves):
@@ -158,19 +158,19 @@ class GraphHandle:
     def _needs_gradient(self, leaves):
         if not torch.is_grad_enabled():
             return False
-        own = [t for owner in self.watch.weights for t in owner.values()]
+        own = [t for owner in self.state.weights for t in owner.values()]
         return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*leaves, *own))
 
     def _key(self, parts, spec):
-        weights = tuple(t.data_ptr() for own in self.watch.weights for t in own.values() if t is not None)
+        weights = tuple(t.data_ptr() for own in self.state.weights for t in own.values() if t is not None)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         return (*parts, spec, weights, autocast, torch.is_inference_mode_enabled())
 
     def _look(self):
         """Drops graphs of what the module was before. False where it changes so often that none pays."""
-        if self.watch is None:
-            self.watch = Watch(self.module)
-        elif not self.watch.same():
+        if self.state is None:
+            self.state = ModuleState(self.module)
+        elif not self.state.same():
             paid = any(graph.replays > WARMUP for graph in self.captured.values())
             self.wasted = 0 if paid or not self.captured else self.wasted + 1
             self._drop()
@@ -180,7 +180,7 @@ class GraphHandle:
                     "graphs were of use; it runs as it is until reset()",
                     stacklevel=4,
                 )
-            self.watch.look()
+            self.state.record()
         return self.wasted < MOST_WASTED
 
     def _graph(self, args, kwargs, leaves, spec, parts):
@@ -201,9 +201,9 @@ class GraphHandle:
                 self.refused[key] = str(error)
                 if isinstance(error, Refused):
                     warnings.warn(f"adze.graph runs the {type(self.module).__name__} as it is: {error}", stacklevel=4)
-                self.watch.ran()
+                self.state.ran()
                 return None
-            self.watch.ran()
+            self.state.ran()
             self.captured[key] = captured
         return self.captured[key]
 
@@ -228,7 +228,7 @@ class GraphHandle:
         """Drops the graphs and their memory."""
         with self.lock:
             self._drop()
-            self.watch, self.wasted = None, 0
+            self.state, self.wasted = None, 0
 
     def _drop(self):
         self.captured.clear()

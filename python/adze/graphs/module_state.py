@@ -38,15 +38,15 @@ def _items(container):
     return list(container.items()) if isinstance(container, dict) else list(enumerate(container))
 
 
-class Watch:
-    """A look at a module; `same()` says whether another would find the same."""
+class ModuleState:
+    """What a module was when it was recorded; `same()` says whether it still is."""
 
     def __init__(self, module):
         self.module = module
         self.own = set()  # (id of a container, key, or None for all of it): what the module's forward writes itself
-        self.look()
+        self.record()
 
-    def look(self):
+    def record(self):
         """Takes note of all there is now."""
         self.modules = list(self.module.modules())
         self.weights = [own for m in self.modules for own in (m._parameters, m._buffers) if own]
@@ -112,7 +112,7 @@ class Watch:
                 self.own.add((id(container), None))
             else:
                 self.own.update((id(container), key) for key in changed)
-        self.look()
+        self.record()
 
 
 def _same(a, b):

@@ -2,6 +2,10 @@
 
 A chain is written as a plain function. Traced, it is a pattern: its inputs stand for any node, its operations for
 themselves (sums and products in either order), and one number, EPS, for any number.
+
+This is not torch's own pattern_matcher, because that compares operands in one order only and takes the first match: a
+chain of sums and products would need a pattern for each order, and the match in which the gate is a row of a table
+could not be preferred.
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ def _as_words(x):
     return x.view(WORD) if whole and x.data_ptr() % WORD.itemsize == 0 else None
 
 
-def _beside(first, x, act):
+def _concat_activation(first, x, act):
     size = first.shape[-1]
     room = x.new_empty((*x.shape[:-1], size + x.shape[-1]))
     ops.activation.out(x, act, out=room[..., size:])
@@ -33,10 +33,10 @@ def _shape(first, x, act):
     return fake.dense(x, (*x.shape[:-1], first.shape[-1] + x.shape[-1]))
 
 
-_operator = fake.operator("beside(Tensor first, Tensor x, int act) -> Tensor", _beside, _shape)
+_operator = fake.operator("concat_activation(Tensor first, Tensor x, int act) -> Tensor", _concat_activation, _shape)
 
 
-def beside(first, x, act):
+def concat_activation(first, x, act):
     """first and act(x), side by side in each row."""
     fake.refuse_gradients(first, x)
     return _operator(first, x, ACTS[act])

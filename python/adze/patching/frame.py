@@ -84,6 +84,11 @@ def known(**sources):
     return {("self." if what[0] == "_" else "") + what: hashes(names) for what, names in sources.items()}
 
 
+def rule(name, op, build, facts=None, **sources):
+    """A Rule whose fingerprints are those of some sources, given as to known()."""
+    return Rule(name, op, known(**sources), build, facts)
+
+
 # Read by rules while a forward runs; all that they ask is known when a graph is traced.
 
 
@@ -271,7 +276,7 @@ class _Plan:
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
         self.rules = rules_for(*(library for library in LIBRARIES if library in sys.modules))
         self.excluded = set()
-        self.laid = set()  # Linears whose weights share a product
+        self.packed = set()  # Linears whose weights lie in one storage
 
     def known(self, cls, function, own=()):
         """The rules made for this source, and why others of its kind are not. own: what an instance has itself."""
@@ -332,7 +337,7 @@ class _Plan:
             made = strange_weight(module) or rule.build(module, self.context(module, path, undecorated(function)))
             if callable(made):
                 note = getattr(made, "adze_note", None)
-                if not getattr(made, "adze_products", False):
+                if not getattr(made, "adze_fused_linear", False):
                     made = _leaving_tokens(made, undecorated(function))
                 made.__name__ = made.__qualname__ = "forward"
                 return rule, decorated_like(function, made), note
@@ -366,7 +371,7 @@ class PatchHandle:
         self.enabled = True
         self.rows = []
         self.sites = []
-        self.laid = 0
+        self.packed = 0
 
     @property
     def patched(self):
@@ -426,9 +431,10 @@ class PatchHandle:
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
-        if self.laid:
+        if self.packed:
             text.append(
-                f"{self.laid} Linears have new memory for their weights; a state_dict or view taken before is a copy"
+                f"{self.packed} Linears have new memory for their weights; a state_dict or a view taken before is"
+                " a copy"
             )
         homes = {type(module).__module__.partition(".")[0] for r in self.roots.values() for module in r.modules()}
         text += [sentence for library in LIBRARIES if library in homes and (sentence := outside(library))]
@@ -488,7 +494,7 @@ def _install(model, ops, numerics, exclude, strict, over):
             name = rule.name if function else None
             settled = rule is not None or reason == "excluded"
             handle.rows.append(Row(path, type(module).__name__, name, reason or "", settled))
-    handle.laid = len(plan.laid)
+    handle.packed = len(plan.packed)
     unknown = [row for row in handle.rows if not row.known]
     if strict and unknown:
         lines = "\n".join(f"  {row.path} ({row.cls}): {row.reason}" for row in unknown)

@@ -1,9 +1,9 @@
-"""Linears that read the same input, as one product: fewer launches, and fewer multiprocessors idle at its end. And a
-Linear that reads two inputs side by side, as two products: nothing is copied.
+"""Linears that read the same input, as one GEMM: fewer launches, and fewer multiprocessors idle at its end. And a
+Linear that reads a concatenation, as two GEMMs: nothing is copied.
 
-The weights of Linears that share a product are laid end to end in memory, in one storage. They stay the parameters
-they were, with the same values, and a state_dict shows each with a storage of its own, as savers want it; where they
-have moved since, as by model.to(), each Linear makes its own product. This is for numerics="fast": a product of
+The weights of Linears that share a GEMM are packed one after the other in memory, in one storage. They stay the
+parameters they were, with the same values, and a state_dict shows each with a storage of its own, as savers want it;
+where they have moved since, as by model.to(), each Linear runs its own GEMM. This is for numerics="fast": a GEMM of
 another size may add up in another order, and the sum of two is rounded between them."""
 
 import torch
@@ -18,24 +18,30 @@ from .frame import parameter, plain, plain_weight
 MOST = 3  # parts of the operator for compiled graphs
 
 
-def _end_to_end(parts):
-    """The tensors as the one that they are in memory, or None. Pointers alone do not tell: neighbours may belong to
-    two allocations."""
-    first, rows = parts[0], 0
-    pointer, offset, size = first.data_ptr(), first.storage_offset(), first.element_size()
+def adjacent(parts, dim=0):
+    """The tensors as the contiguous one that they are in memory, one after the other along a dimension, or None.
+    Pointers alone do not tell: neighbours may belong to two allocations."""
+    first = parts[0]
+    stride, shape, size = first.stride(), list(first.shape), first.element_size()
+    pointer, offset, count = first.data_ptr(), first.storage_offset(), 0
     for part in parts:
-        if part.data_ptr() != pointer or part.storage_offset() != offset or not part.is_contiguous():
+        if part.data_ptr() != pointer or part.storage_offset() != offset or part.dtype != first.dtype:
             return None
-        count = part.numel()
-        pointer, offset, rows = pointer + count * size, offset + count, rows + part.size(0)
-    return first.as_strided((rows, *first.shape[1:]), first.stride())
+        shape[dim] = length = part.size(dim)
+        if part.stride() != stride or list(part.shape) != shape:
+            return None
+        step = length * stride[dim]
+        pointer, offset, count = pointer + step * size, offset + step, count + length
+    shape[dim] = count
+    whole = first.as_strided(shape, stride)
+    return whole if whole.is_contiguous() else None
 
 
-def _product(x, weights, biases):
-    """Of x and all the weights, or None."""
+def _fused(x, weights, biases):
+    """x times all the weights, or None where they are not packed."""
     if biases and len(biases) != len(weights):
         return None
-    weight, bias = _end_to_end(weights), _end_to_end(biases) if biases else None
+    weight, bias = adjacent(weights), adjacent(biases) if biases else None
     return None if weight is None or (biases and bias is None) else F.linear(x, weight, bias)
 
 
@@ -44,14 +50,14 @@ def _shape(x, first, second, third=None, *biases):
     return fake.dense(x, (*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
 
 
-_operator = getattr(ops, "products", None)  # where torch has what it is made of
+_operator = getattr(ops, "fused_linear", None)  # where torch has what it is made of
 if _operator is not None:
     _operator = _operator.default
-    torch.library.register_fake(add_op_namespace_prefix("products"), _shape)
+    torch.library.register_fake(add_op_namespace_prefix("fused_linear"), _shape)
 
 
 def _compiled(x, weights, biases):
-    """The product as one operator, or None. Dynamo does not see where weights lie; the operator looks."""
+    """The same as one operator. Dynamo does not see where weights lie; the operator looks."""
     if _operator is None or len(weights) > MOST or not _alike(weights, biases):
         return None
     none = [None] * (MOST - len(weights))
@@ -87,13 +93,13 @@ def _with_own_storages(linear, state, prefix, metadata):
             state[prefix + name] = from_dlpack(to_dlpack(value))
 
 
-def lay(*linears):
-    """Lays the weights of Linears end to end, and says whether they are."""
+def pack_weights(*linears):
+    """Packs the weights of Linears one after the other in memory, and says whether they are."""
     found = _parameters(linears)
     if found is None or not _alike(*found) or found[0][0].device.type not in ("cpu", "cuda"):
         return False
     for parts in found:
-        if not parts or _end_to_end(parts) is not None:
+        if not parts or adjacent(parts) is not None:
             continue
         if any(p.is_inference() or p.untyped_storage().nbytes() != p.nbytes for p in parts):
             return False  # others may look at this memory
@@ -124,29 +130,29 @@ def _together(x, *linears):
     if torch.compiler.is_compiling():
         made = _compiled(x, *found)
     else:
-        made = _product(x, *found)
+        made = _fused(x, *found)
     if made is None:
         return _separately(x, *linears)
     return torch.split_with_sizes(made, [weight.shape[0] for weight in found[0]], -1)  # faster than made.split()
 
 
-def products_of(ctx, *linears):
-    """A function (x, *linears) that gives linear(x) of each: for these Linears, or neighbours among them, by one
-    product where numerics is "fast"."""
-    if ctx.match or not lay(*linears):
+def fused_linears(ctx, *linears):
+    """A function (x, *linears) that gives linear(x) of each: for these Linears, or neighbours among them, by one GEMM
+    where numerics is "fast"."""
+    if ctx.match or not pack_weights(*linears):
         return _separately
-    ctx.plan.laid.update(linears)
+    ctx.plan.packed.update(linears)
     return _together
 
 
-def with_products(forward, project):
-    """The forward, marked where `project` makes one product of several: then one token is not left to a compiler,
-    which would make each product alone."""
-    forward.adze_products = project is _together
+def mark_fused(forward, project):
+    """The forward, marked where `project` runs one GEMM for several Linears: then a compiler does not get one token,
+    as it would run each GEMM alone."""
+    forward.adze_fused_linear = project is _together
     return forward
 
 
-def _sum_of_products(first, second, weight, bias):
+def _linear_of_concat(first, second, weight, bias):
     n = first.shape[-1]
     made = F.linear(first.reshape(-1, n), weight[:, :n], bias)
     made.addmm_(second.reshape(-1, second.shape[-1]), weight[:, n:].t())
@@ -157,20 +163,20 @@ def _sum_shape(first, second, weight, bias):
     return fake.dense(first, (*first.shape[:-1], weight.shape[0]))
 
 
-# Inductor would copy the first product before it adds the second.
+# Inductor would copy the result of the first GEMM before it adds the second.
 _sum_operator = fake.operator(
-    "sum_of_products(Tensor first, Tensor second, Tensor weight, Tensor? bias) -> Tensor",
-    _sum_of_products,
+    "linear_of_concat(Tensor first, Tensor second, Tensor weight, Tensor? bias) -> Tensor",
+    _linear_of_concat,
     _sum_shape,
 )
 
 
-def product_of_parts(linear, first, second):
+def linear_of_concat(linear, first, second):
     """linear(torch.cat([first, second], dim=-1))."""
     found = _parameters([linear])
     if found is not None and first.shape[:-1] == second.shape[:-1] and first.dtype == second.dtype:
         weights, biases = found
         if _usable(first, weights, biases) and _usable(second, weights, biases):
-            made = _sum_operator if torch.compiler.is_compiling() else _sum_of_products
+            made = _sum_operator if torch.compiler.is_compiling() else _linear_of_concat
             return made(first, second, weights[0], biases[0] if biases else None)
     return linear(torch.cat([first, second], dim=-1))

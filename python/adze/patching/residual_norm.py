@@ -19,7 +19,7 @@ import types
 import torch
 
 from .frame import Rule
-from .torch import add_norm, norm_of_sum
+from .norm_act import add_norm, norm_of_sum
 
 _BLOCKS = ("body", "orelse", "finalbody")
 _FUTURE = functools.reduce(lambda a, b: a | getattr(__future__, b).compiler_flag, __future__.all_feature_names, 0)

@@ -12,7 +12,7 @@ from ...graphs import cuda_graph
 from ...operators import ops
 from ..fingerprint import described, fingerprint
 from ..frame import parameter, plain, usable
-from ..fused_linear import products_of
+from ..fused_linear import fused_linears
 from ..known_sources import by_hash, hashes
 
 
@@ -51,7 +51,7 @@ OWN, ADDED = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"
 
 def _projections(ctx, module, names=OWN):
     """A function (module, x) that gives the query, key and value of x."""
-    product, (q, k, v) = products_of(ctx, *(getattr(module, name) for name in names)), names
+    product, (q, k, v) = fused_linears(ctx, *(getattr(module, name) for name in names)), names
     return lambda self, x: product(x, getattr(self, q), getattr(self, k), getattr(self, v))
 
 
@@ -232,7 +232,7 @@ def ltx(module, ctx):
         return norm
     cls, original, rounding = found[0], ctx.original, ops.ROUND_VALUE
     dispatch, apply = (cls.__call__.__globals__[name] for name in ("dispatch_attention_fn", "apply_rotary_emb"))
-    project = products_of(ctx, module.to_q, module.to_k, module.to_v)
+    project = fused_linears(ctx, module.to_q, module.to_k, module.to_v)
 
     def rotate(x, cos, sin):
         return apply(x, (cos, sin))

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from ...operators import ops
-from ..concat_activation import beside
+from ..concat_activation import concat_activation
 from ..frame import plain, usable
-from ..fused_linear import product_of_parts
-from ..torch import product_gelu
-from .norms import added, dense, gate_usable, gated, grouped, modulated
+from ..fused_linear import adjacent, linear_of_concat
+from ..norm_act import product_gelu
+from ..torch import grouped
+from .norms import added, dense, gate_usable, gated, modulated
 
 
 def _norms(module, ctx, *names):
@@ -94,25 +95,20 @@ def flux(module, ctx):
 def _side_by_side(act_module, act, first, x):
     """torch.cat([first, act_module(x)], dim=2), where a plain activation writes its part itself."""
     if act.plain(act_module) and usable(x) and x.dtype == first.dtype and x.shape[:-1] == first.shape[:-1]:
-        return beside(first, x, act.name)
+        return concat_activation(first, x, act.name)
     return torch.cat([first, act_module(x)], dim=2)
 
 
-def _end_to_end(first, rest):
+def _cat_tokens(first, rest):
     """torch.cat([first, rest], dim=1), or no copy where they are the parts that a block before has cut."""
-    (n, size), stride = first.shape[1:], first.stride()
     if (
         not torch.compiler.is_compiling()
         and type(first) is type(rest) is torch.Tensor
         and not (first.requires_grad or rest.requires_grad)
-        and first.untyped_storage().data_ptr() == rest.untyped_storage().data_ptr()
-        and rest.storage_offset() == first.storage_offset() + n * size
-        and rest.stride() == stride == (stride[0], size, 1)
-        and first.dtype == rest.dtype
-        and first.shape[0] == rest.shape[0]
-        and (first.shape[0] == 1 or stride[0] == (n + rest.shape[1]) * size)
     ):
-        return first.as_strided((first.shape[0], n + rest.shape[1], size), stride)
+        joined = adjacent((first, rest), 1)
+        if joined is not None:
+            return joined
     return torch.cat([first, rest], dim=1)
 
 
@@ -129,7 +125,7 @@ def _with_mlp(module, ctx):
     def product(self, x, attend):
         mlp = product_gelu(self.proj_mlp, x) if at_once and act.plain(self.act_mlp) else None
         if mlp is not None:
-            return product_of_parts(self.proj_out, attend(), mlp)
+            return linear_of_concat(self.proj_out, attend(), mlp)
         mlp = self.proj_mlp(x)
         return self.proj_out(_side_by_side(self.act_mlp, act, attend(), mlp))
 
@@ -144,7 +140,7 @@ def flux_single(module, ctx):
 
     def forward(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
         n = encoder_hidden_states.shape[1]
-        tokens = _end_to_end(encoder_hidden_states, hidden_states)
+        tokens = _cat_tokens(encoder_hidden_states, hidden_states)
         x, gate = self.norm(tokens, emb=temb)
         kwargs = {"image_rotary_emb": image_rotary_emb, **(joint_attention_kwargs or {})}
         made = product(self, x, lambda: self.attn(hidden_states=x, **kwargs))
@@ -422,7 +418,7 @@ def _hunyuan_video_single(module, ctx, replaces):
         **kwargs,
     ):
         n = encoder_hidden_states.shape[1]
-        tokens = _end_to_end(hidden_states, encoder_hidden_states)
+        tokens = _cat_tokens(hidden_states, encoder_hidden_states)
         x, gate = self.norm(tokens, emb=temb)
         x = attended(self, x, n, attention_mask, image_rotary_emb)
         tokens = gated(fast, tokens, x, gate[:, None])
@@ -439,7 +435,7 @@ def _hunyuan_video_single(module, ctx, replaces):
         num_tokens=None,
     ):
         n = encoder_hidden_states.shape[1]
-        tokens = _end_to_end(hidden_states, encoder_hidden_states)
+        tokens = _cat_tokens(hidden_states, encoder_hidden_states)
         x, gate, first_gate = self.norm(tokens, temb, token_replace_emb, num_tokens)
         x = attended(self, x, n, attention_mask, image_rotary_emb)
         first = gated(fast, tokens[:, :num_tokens], x[:, :num_tokens], first_gate[:, None])

@@ -5,7 +5,7 @@ from torch import nn
 
 from ...operators import ops
 from ..frame import plain, usable
-from ..torch import Act, Norm, act_usable, product_gelu
+from ..norm_act import Act, Norm, act_usable, product_gelu
 
 # ---- Norms of one input ----
 
@@ -188,35 +188,6 @@ def ada_zero_single_token_replace(module, ctx):
         replaced = self.linear(self.silu(token_replace_emb)).chunk(3, dim=1)
         out = two_parts(self.norm, norm, steps, hidden_states, first_frame_num_tokens, replaced[1::-1], rows[1::-1])
         return out, rows[2], replaced[2]
-
-    return forward
-
-
-# ---- Group norms ----
-
-
-def grouped(child, x, act, rounding):
-    """A plain GroupNorm's output and its activation, or None where adze's op cannot have x."""
-    weight, bias = child.weight, child.bias
-    if x.dim() > 2 and x.stride(1) == 1 and x.stride(-1) != 1:
-        last = x.movedim(1, -1)
-        if usable(last, weight, bias):
-            out = ops.group_norm(
-                last, child.num_groups, weight, bias, eps=child.eps, act=act, channels_last=True, rounding=rounding
-            )
-            return out.movedim(-1, 1)
-    elif x.dim() > 1 and usable(x, weight, bias):
-        return ops.group_norm(x, child.num_groups, weight, bias, eps=child.eps, act=act, rounding=rounding)
-    return None
-
-
-def group_norm(module, ctx):
-    """torch.nn.GroupNorm, which takes NCHW and channels-last tensors."""
-    original = ctx.original
-
-    def forward(self, input):
-        out = grouped(self, input, None, 0)
-        return original(self, input) if out is None else out
 
     return forward
 

@@ -3,8 +3,8 @@
 from torch.nn import functional as F
 
 from ...operators.ops import ROUND_STEPS
-from ..frame import Rule, known
-from ..torch import add_norm, norm_add, norm_of_sum
+from ..frame import rule
+from ..norm_act import add_norm, norm_add, norm_of_sum
 
 
 def _block(**norms):
@@ -311,23 +311,35 @@ def _olmo2_layer(ctx, after_attention, after_mlp):
     return forward
 
 
-def _rule(forward, build, name="add + norm", **more):
-    return Rule(name, "fuse", known(forward=forward, **more), build)
-
-
 BLOCKS = [
-    _rule("llama:LlamaDecoderLayer.forward", _llama_layer()),
-    _rule("phi3:Phi3DecoderLayer.forward", _llama_layer("resid_attn_dropout", "resid_mlp_dropout")),
-    _rule("gpt_oss:GptOssDecoderLayer.forward", _llama_layer(mlp_returns_a_pair=True)),
-    _rule("mixtral:MixtralDecoderLayer.forward", _mixtral_layer),
-    _rule("gpt2:GPT2Block.forward", _gpt2_block),
-    _rule("gpt_neox:GPTNeoXLayer.forward", _gpt_neox_layer),
-    _rule("falcon:FalconDecoderLayer.forward", _falcon_layer, dropout_add="falcon:dropout_add"),
-    _rule("phi:PhiDecoderLayer.forward cohere:CohereDecoderLayer.forward", lambda module, ctx: _PARALLEL),
-    _rule("clip:CLIPEncoderLayer.forward", _clip_layer),
-    _rule("qwen2_vl:Qwen2VLVisionBlock.forward", _vision_block),
-    _rule("vit:ViTLayer.forward", _vit_layer),
-    _rule("bert:BertOutput.forward", _bert_output),
-    _rule("gemma2:Gemma2DecoderLayer.forward", _gemma2_layer, "norm + add"),
-    _rule("olmo2:Olmo2DecoderLayer.forward", _olmo2_layer, "norm + add"),
+    rule("add + norm", "fuse", _llama_layer(), forward="llama:LlamaDecoderLayer.forward"),
+    rule(
+        "add + norm",
+        "fuse",
+        _llama_layer("resid_attn_dropout", "resid_mlp_dropout"),
+        forward="phi3:Phi3DecoderLayer.forward",
+    ),
+    rule("add + norm", "fuse", _llama_layer(mlp_returns_a_pair=True), forward="gpt_oss:GptOssDecoderLayer.forward"),
+    rule("add + norm", "fuse", _mixtral_layer, forward="mixtral:MixtralDecoderLayer.forward"),
+    rule("add + norm", "fuse", _gpt2_block, forward="gpt2:GPT2Block.forward"),
+    rule("add + norm", "fuse", _gpt_neox_layer, forward="gpt_neox:GPTNeoXLayer.forward"),
+    rule(
+        "add + norm",
+        "fuse",
+        _falcon_layer,
+        forward="falcon:FalconDecoderLayer.forward",
+        dropout_add="falcon:dropout_add",
+    ),
+    rule(
+        "add + norm",
+        "fuse",
+        lambda module, ctx: _PARALLEL,
+        forward="phi:PhiDecoderLayer.forward cohere:CohereDecoderLayer.forward",
+    ),
+    rule("add + norm", "fuse", _clip_layer, forward="clip:CLIPEncoderLayer.forward"),
+    rule("add + norm", "fuse", _vision_block, forward="qwen2_vl:Qwen2VLVisionBlock.forward"),
+    rule("add + norm", "fuse", _vit_layer, forward="vit:ViTLayer.forward"),
+    rule("add + norm", "fuse", _bert_output, forward="bert:BertOutput.forward"),
+    rule("norm + add", "fuse", _gemma2_layer, forward="gemma2:Gemma2DecoderLayer.forward"),
+    rule("norm + add", "fuse", _olmo2_layer, forward="olmo2:Olmo2DecoderLayer.forward"),
 ]

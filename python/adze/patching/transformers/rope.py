@@ -8,7 +8,7 @@ from ...operators import ops
 from ...operators.ops import ROUND_STEPS
 from ..fingerprint import fingerprint, unwrapped
 from ..frame import Rule, clone, known, plain, shim, usable
-from ..fused_linear import products_of, with_products
+from ..fused_linear import fused_linears, mark_fused
 from ..known_sources import by_hash, hashes
 
 _HALF = "llama:rotate_half"  # cat((-x2, x1)) of the halves
@@ -84,7 +84,7 @@ _ONLY_ROTATE = {
 def _of_one_product(module, ctx, rotate, windows):
     """The forward of such an attention, with queries, keys and values from one product."""
     eager = ctx.original.__globals__["eager_attention_forward"]
-    project = products_of(ctx, module.q_proj, module.k_proj, module.v_proj)
+    project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
 
     def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
         tokens = hidden_states.shape[:-1]
@@ -94,7 +94,7 @@ def _of_one_product(module, ctx, rotate, windows):
         return _attended(self, q, k, v, attention_mask, past_key_values, eager, tokens, **windows(self), **kwargs)
 
     forward.__defaults__ = ctx.original.__defaults__
-    return with_products(forward, project)
+    return mark_fused(forward, project)
 
 
 def _rope(make):
@@ -133,7 +133,7 @@ def _qk_norm_rope(heads_first):
         names = ctx.original.__globals__
         eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
         norm, rounding = q_facts, q_facts.rounding | ROUND_STEPS  # also when fast: it takes no longer
-        project = products_of(ctx, module.q_proj, module.k_proj, module.v_proj)
+        project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
 
         def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
             tokens = hidden_states.shape[:-1]
@@ -168,7 +168,7 @@ def _qk_norm_rope(heads_first):
             )  # fmt: skip
 
         forward.__defaults__ = ctx.original.__defaults__
-        return with_products(forward, project)
+        return mark_fused(forward, project)
 
     return build
 

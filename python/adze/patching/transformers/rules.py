@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from ...operators import ops
 from ...operators.ops import ROUND_NORM, ROUND_STEPS
 from ..fingerprint import fingerprint
-from ..frame import Rule, known
-from ..fused_linear import products_of, with_products
+from ..frame import rule
+from ..fused_linear import fused_linears, mark_fused
 from ..known_sources import by_hash
+from ..norm_act import Act, Norm, act_note, act_rule, act_usable, norm_rule
 from ..residual_norm import RULES as STATEMENTS
-from ..torch import Act, Norm, act_build, act_note, act_usable, norm_build
 from .blocks import BLOCKS
 from .rope import ROPES
 
@@ -33,28 +33,33 @@ def _norm(eps, rounding=0, dtype="x", weight_offset=0.0, op="rms_norm", weight=T
     return facts
 
 
-def _norm_rule(fingerprints, *facts, **more):
-    facts = _norm(*facts, **more)
-    return Rule(more.get("op", "rms_norm"), "norm", fingerprints, norm_build(facts), facts)
-
-
 _ROOT_MEAN_SQUARE = "llama4:Llama4TextL2Norm._norm"  # x * rsqrt(mean(x^2) + self.eps)
 
 NORMS = [
-    _norm_rule(known(forward="llama:LlamaRMSNorm.forward"), "variance_epsilon", ROUND_NORM, "promoted"),
-    _norm_rule(
-        known(forward="llama4:Llama4TextRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", ROUND_NORM, "promoted"
+    norm_rule("rms_norm", _norm("variance_epsilon", ROUND_NORM, "promoted"), forward="llama:LlamaRMSNorm.forward"),
+    norm_rule(
+        "rms_norm",
+        _norm("eps", ROUND_NORM, "promoted"),
+        forward="llama4:Llama4TextRMSNorm.forward",
+        _norm=_ROOT_MEAN_SQUARE,
     ),
-    _norm_rule(known(forward="gemma:GemmaRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight_offset=1.0),
-    _norm_rule(known(forward="llama4:Llama4TextL2Norm.forward", _norm=_ROOT_MEAN_SQUARE), "eps", weight=False),
-    _norm_rule(
-        known(forward="gemma3n:Gemma3nRMSNorm.forward", _norm="gemma3n:Gemma3nRMSNorm._norm"),
-        "eps",
-        weight="with_scale",
+    norm_rule(
+        "rms_norm", _norm("eps", weight_offset=1.0), forward="gemma:GemmaRMSNorm.forward", _norm=_ROOT_MEAN_SQUARE
     ),
-    _norm_rule(known(forward="olmo2:Olmo2RMSNorm.forward helium:HeliumRMSNorm.forward"), "variance_epsilon"),
-    _norm_rule(known(forward="t5:T5LayerNorm.forward"), "variance_epsilon", ROUND_NORM, "weight"),
-    _norm_rule(known(forward="cohere:CohereLayerNorm.forward"), "variance_epsilon", op="layer_norm"),
+    norm_rule(
+        "rms_norm", _norm("eps", weight=False), forward="llama4:Llama4TextL2Norm.forward", _norm=_ROOT_MEAN_SQUARE
+    ),
+    norm_rule(
+        "rms_norm",
+        _norm("eps", weight="with_scale"),
+        forward="gemma3n:Gemma3nRMSNorm.forward",
+        _norm="gemma3n:Gemma3nRMSNorm._norm",
+    ),
+    norm_rule(
+        "rms_norm", _norm("variance_epsilon"), forward="olmo2:Olmo2RMSNorm.forward helium:HeliumRMSNorm.forward"
+    ),
+    norm_rule("rms_norm", _norm("variance_epsilon", ROUND_NORM, "weight"), forward="t5:T5LayerNorm.forward"),
+    norm_rule("layer_norm", _norm("variance_epsilon", op="layer_norm"), forward="cohere:CohereLayerNorm.forward"),
 ]
 
 
@@ -93,18 +98,14 @@ def _held_act(module, ctx):
     return Act(cls, name, once=False, chosen=chosen)
 
 
-def _act_rule(name, forward, facts):
-    return Rule(name, "act", known(forward=forward), act_build(facts), facts)
-
-
 _NEW_GELU = " ".join(f"activations:{name}GELUActivation.forward" for name in ("New", "Fast", "Accurate"))
 
 ACTIVATIONS = [
-    _act_rule("silu", "activations:SiLUActivation.forward", _act("silu", True)),
-    _act_rule("gelu", "activations:GELUActivation.forward", _held_act),
-    _act_rule("relu2", "activations:ReLUSquaredActivation.forward", _act("relu2", True)),
-    _act_rule("gelu_new", _NEW_GELU, _act("gelu_new", False)),
-    _act_rule("quick_gelu", "activations:QuickGELUActivation.forward", _act("quick_gelu", False)),
+    act_rule("silu", _act("silu", True), forward="activations:SiLUActivation.forward"),
+    act_rule("gelu", _held_act, forward="activations:GELUActivation.forward"),
+    act_rule("relu2", _act("relu2", True), forward="activations:ReLUSquaredActivation.forward"),
+    act_rule("gelu_new", _act("gelu_new", False), forward=_NEW_GELU),
+    act_rule("quick_gelu", _act("quick_gelu", False), forward="activations:QuickGELUActivation.forward"),
 ]
 
 
@@ -120,8 +121,8 @@ def _gated(attribute, *products):
             rounding = ctx.rounding(ROUND_STEPS)
             if not products:
                 return act_note(act, ctx, make(act, ctx.match, rounding))
-            project = products_of(ctx, *(getattr(module, name) for name in products))
-            return act_note(act, ctx, with_products(make(act, ctx.match, rounding, project), project))
+            project = fused_linears(ctx, *(getattr(module, name) for name in products))
+            return act_note(act, ctx, mark_fused(make(act, ctx.match, rounding, project), project))
 
         return build
 
@@ -188,11 +189,11 @@ def _t5_mlp(act, match, rounding):
 
 
 MLPS = [
-    Rule("glu", "act", known(forward="llama:LlamaMLP.forward"), _llama_mlp),
-    Rule("glu", "act", known(forward="qwen2_5_vl:Qwen2_5_VLMLP.forward"), _qwen2_5_mlp),
-    Rule("glu", "act", known(forward="t5gemma:T5GemmaMLP.forward"), _t5_gemma_mlp),
-    Rule("glu", "act", known(forward="phi3:Phi3MLP.forward"), _phi3_mlp),
-    Rule("glu", "act", known(forward="t5:T5DenseGatedActDense.forward"), _t5_mlp),
+    rule("glu", "act", _llama_mlp, forward="llama:LlamaMLP.forward"),
+    rule("glu", "act", _qwen2_5_mlp, forward="qwen2_5_vl:Qwen2_5_VLMLP.forward"),
+    rule("glu", "act", _t5_gemma_mlp, forward="t5gemma:T5GemmaMLP.forward"),
+    rule("glu", "act", _phi3_mlp, forward="phi3:Phi3MLP.forward"),
+    rule("glu", "act", _t5_mlp, forward="t5:T5DenseGatedActDense.forward"),
 ]
 
 

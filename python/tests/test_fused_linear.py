@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.patching.fused_linear import _together, lay, product_of_parts  # noqa: E402
+from adze.patching.fused_linear import _together, adjacent, linear_of_concat, pack_weights  # noqa: E402
 from device import Watch, default_device, here  # noqa: E402
 
 
@@ -150,7 +150,7 @@ def test_compiled_it_is_one_operator_that_looks_at_the_weights(llama):
         torch._dynamo.reset()
         compiled = torch.compile(llama, backend=backend, fullgraph=True)
         torch.testing.assert_close(compiled(input_ids=tokens, use_cache=False).logits, expected)
-        assert sum("products" in str(target) for target in ran) == 2 * len(llama.model.layers)
+        assert sum("fused_linear" in str(target) for target in ran) == 2 * len(llama.model.layers)
         weight = llama.model.layers[0].self_attn.v_proj.weight
         weight.data = weight * 2  # elsewhere, and not seen by Dynamo
         other = llama(input_ids=tokens, use_cache=False).logits
@@ -162,13 +162,13 @@ def test_what_cannot_lie_end_to_end():
     linear = torch.nn.Linear
     one, two = linear(4, 3), linear(4, 2)
     where = one.weight.data_ptr()
-    assert not lay(one, linear(4, 2, bias=False))
-    assert not lay(one, linear(5, 2))
-    assert not lay(one, linear(4, 2, dtype=torch.float64))
+    assert not pack_weights(one, linear(4, 2, bias=False))
+    assert not pack_weights(one, linear(5, 2))
+    assert not pack_weights(one, linear(4, 2, dtype=torch.float64))
     tied = linear(4, 2)
     tied.weight.data = torch.zeros(8, 4)[:2]
-    assert not lay(one, tied) and one.weight.data_ptr() == where
-    assert lay(one, two) and lay(one, two)
+    assert not pack_weights(one, tied) and one.weight.data_ptr() == where
+    assert pack_weights(one, two) and pack_weights(one, two)
     assert two.weight.data_ptr() == one.weight.data_ptr() + one.weight.nbytes
     x = torch.randn(5, 4)
     for change in (lambda: None, lambda: setattr(two, "bias", None), lambda: two.weight.data.mul_(2)):
@@ -177,16 +177,30 @@ def test_what_cannot_lie_end_to_end():
             torch.testing.assert_close(found, linear(x))
 
 
-def laid(*sizes, depth=24, bias=True, dtype=torch.float32):
+def test_adjacent_tensors_are_found():
+    x = torch.arange(24.0).view(6, 4)
+    assert torch.equal(adjacent([x[:1], x[1:3], x[3:]]), x)
+    assert adjacent([x[:, :2], x[:, 2:]], 1).data_ptr() == x.data_ptr()
+    for parts, dim in [
+        ([x[:1], x[2:]], 0),  # a gap
+        ([x[:2], x[2:].clone()], 0),  # another storage
+        ([x[:2, :2], x[2:, :2]], 0),  # rows that are not contiguous
+        ([x[:2], x[2:, :3]], 0),  # shorter rows of the same stride
+        ([x[:2], x[2:].view(torch.int32)], 0),
+    ]:
+        assert adjacent(parts, dim) is None
+
+
+def packed(*sizes, depth=24, bias=True, dtype=torch.float32):
     linears = [torch.nn.Linear(depth, size, bias=bias, dtype=dtype) for size in sizes]
-    assert lay(*linears)
+    assert pack_weights(*linears)
     return linears
 
 
 def call(x, linears):
     none = [None] * (3 - len(linears))
     biases = [linear.bias for linear in linears]
-    return torch.ops.adze.products(x, *(linear.weight for linear in linears), *none, *biases, *none)
+    return torch.ops.adze.fused_linear(x, *(linear.weight for linear in linears), *none, *biases, *none)
 
 
 def near(found, x, linear):
@@ -203,7 +217,7 @@ def near(found, x, linear):
 @pytest.mark.parametrize("sizes", [(16, 8), (16, 8, 40), (1, 1, 1)])
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 0), (1,), ()])
 def test_the_operator_and_its_shapes(sizes, shape, bias, dtype):
-    linears, x = laid(*sizes, bias=bias, dtype=dtype), torch.randn(*shape, 24, dtype=dtype)
+    linears, x = packed(*sizes, bias=bias, dtype=dtype), torch.randn(*shape, 24, dtype=dtype)
     for _ in range(2):
         found = call(x, linears).split(sizes, dim=-1)
         assert all(near(part, x, linear) for part, linear in zip(found, linears, strict=True))
@@ -211,14 +225,14 @@ def test_the_operator_and_its_shapes(sizes, shape, bias, dtype):
 
 
 def test_the_operator_is_a_good_one():
-    linears, x = laid(16, 8, 40), torch.randn(2, 3, 24)
+    linears, x = packed(16, 8, 40), torch.randn(2, 3, 24)
     parameters = [linear.weight for linear in linears] + [linear.bias for linear in linears]
-    torch.library.opcheck(torch.ops.adze.products.default, (x, *parameters))
-    torch.library.opcheck(torch.ops.adze.products.default, (x, *parameters[:2]))
+    torch.library.opcheck(torch.ops.adze.fused_linear.default, (x, *parameters))
+    torch.library.opcheck(torch.ops.adze.fused_linear.default, (x, *parameters[:2]))
 
 
 def test_what_the_operator_refuses():
-    products = torch.ops.adze.products
+    fused_linear = torch.ops.adze.fused_linear
     x, a, b, v = torch.randn(3, 8), torch.randn(4, 8), torch.randn(5, 8), torch.randn(4)
     for arguments, why in [
         ((x, a, torch.randn(5, 7)), "second has rows of 7 elements, x has 8"),
@@ -233,7 +247,7 @@ def test_what_the_operator_refuses():
         ((x.int(), a.int(), b.to(torch.complex64)), "second has a dtype that adze does not have"),
     ]:
         with pytest.raises(RuntimeError, match=why):
-            products(*arguments)
+            fused_linear(*arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -243,18 +257,18 @@ def test_a_product_of_two_parts(shape, bias, dtype):
     linear = torch.nn.Linear(24, 16, bias=bias, dtype=dtype)
     whole = torch.randn(*shape, 24, dtype=dtype)
     first, second = whole.split([8, 16], dim=-1)
-    count, made = products(lambda: product_of_parts(linear, first, second))
+    count, made = products(lambda: linear_of_concat(linear, first, second))
     assert count == 2 and near(made, whole, linear)
     torch._dynamo.reset()
-    compiled = torch.compile(product_of_parts, fullgraph=True, dynamic=False)
+    compiled = torch.compile(linear_of_concat, fullgraph=True, dynamic=False)
     torch.testing.assert_close(compiled(linear, first, second), made, rtol=0, atol=0)
     linear.register_forward_hook(lambda module, args, out: out + 1)
-    torch.testing.assert_close(product_of_parts(linear, first, second), linear(whole))
+    torch.testing.assert_close(linear_of_concat(linear, first, second), linear(whole))
     with torch.enable_grad():
-        assert product_of_parts(linear, first, second).requires_grad
+        assert linear_of_concat(linear, first, second).requires_grad
 
 
 def test_the_operator_of_two_parts_is_a_good_one():
     first, second, weight = torch.randn(2, 3, 8), torch.randn(2, 3, 16), torch.randn(4, 24)
-    torch.library.opcheck(torch.ops.adze.sum_of_products.default, (first, second, weight, torch.randn(4)))
-    torch.library.opcheck(torch.ops.adze.sum_of_products.default, (first, second, weight, None))
+    torch.library.opcheck(torch.ops.adze.linear_of_concat.default, (first, second, weight, torch.randn(4)))
+    torch.library.opcheck(torch.ops.adze.linear_of_concat.default, (first, second, weight, None))

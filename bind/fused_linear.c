@@ -1,6 +1,6 @@
-/* products.c - torch.ops.adze.products: two or three Linears that read the same input, their results side by side.
-   Torch multiplies: once, where their weights lie end to end in memory, which is looked at in every call. Compiled
-   graphs call it, in which Python sees the weights only while it traces. */
+/* fused_linear.c - torch.ops.adze.fused_linear: two or three Linears that read the same input, their results side by
+   side. Torch multiplies: once, where their weights lie end to end in memory, which is looked at in every call.
+   Compiled graphs call it, in which Python sees the weights only while it traces. */
 #include "torch.h"
 
 #include <stdarg.h>
@@ -9,8 +9,8 @@
 enum { PARTS = 3, ARGUMENTS = 1 + 2 * PARTS, RANK = 16 };
 static const char *const names[ARGUMENTS] = {"x",          "first",       "second",    "third",
                                              "first_bias", "second_bias", "third_bias"};
-const char adze_products_schema[] =
-    "products(Tensor x, Tensor first, Tensor second, Tensor? third=None, Tensor? first_bias=None, "
+const char adze_fused_linear_schema[] =
+    "fused_linear(Tensor x, Tensor first, Tensor second, Tensor? third=None, Tensor? first_bias=None, "
     "Tensor? second_bias=None, Tensor? third_bias=None) -> Tensor";
 
 typedef struct view {
@@ -19,15 +19,15 @@ typedef struct view {
     void *data;
     int32_t dtype, type, index;
 } view;
-typedef struct products_call {
+typedef struct fused_call {
     view in[ARGUMENTS];
     int n_parts, n_held;
     int64_t rows, depth, size[PARTS], width; /* of x as a matrix, of each result, and of all */
     tensor held[4];                          /* the views of a product */
     char error[256];                         /* empty: nothing has failed */
-} products_call;
+} fused_call;
 
-__attribute__((format(printf, 2, 3))) static int fail(products_call *c, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int fail(fused_call *c, const char *format, ...)
 {
     if (!c->error[0]) {
         va_list arguments;
@@ -50,7 +50,7 @@ static int is_dense(const view *v)
 }
 
 /* What an argument is, and that it can be multiplied with the others. */
-static int look(products_call *c, int i)
+static int look(fused_call *c, int i)
 {
     view *v = &c->in[i];
     const view *x = &c->in[0];
@@ -60,21 +60,21 @@ static int look(products_call *c, int i)
         torch.aoti_torch_get_device_index(v->handle, &v->index) ||
         torch.torch_get_const_data_ptr(v->handle, &v->data) ||
         torch.aoti_torch_get_storage_offset(v->handle, &v->offset))
-        return fail(c, "products: torch does not say what %s is", names[i]);
+        return fail(c, "fused_linear: torch does not say what %s is", names[i]);
     if ((uint32_t)v->dtype >= sizeof torch.adze_dtype || torch.adze_dtype[v->dtype] == ADZE_NONE)
-        return fail(c, "products: %s has a dtype that adze does not have", names[i]);
+        return fail(c, "fused_linear: %s has a dtype that adze does not have", names[i]);
     if (v->dtype != x->dtype || v->type != x->type || v->index != x->index)
-        return fail(c, "products: %s has another dtype or device than x", names[i]);
+        return fail(c, "fused_linear: %s has another dtype or device than x", names[i]);
     const int64_t rank = i == 0 ? v->rank : i <= PARTS ? 2 : 1;
     if (v->rank != rank || rank < 1 || rank > RANK || !is_dense(v))
-        return fail(c, "products: %s of rank %lld must be contiguous, %s", names[i], (long long)v->rank,
+        return fail(c, "fused_linear: %s of rank %lld must be contiguous, %s", names[i], (long long)v->rank,
                     i == 0       ? "of rank 1 to 16"
                     : i <= PARTS ? "a matrix"
                                  : "a vector");
     return 1;
 }
 
-static int look_at_all(products_call *c)
+static int look_at_all(fused_call *c)
 {
     const view *x = &c->in[0], *weight = c->in + 1, *bias = weight + PARTS;
     c->n_parts = weight[2].handle ? 3 : 2;
@@ -87,16 +87,17 @@ static int look_at_all(products_call *c)
         c->rows *= x->shape[d];
     for (int i = 0; i < PARTS; i++) {
         if (!bias[i].handle != !(bias[0].handle && i < c->n_parts))
-            return fail(c, "products: %s is %s", names[1 + PARTS + i], bias[i].handle ? "one too many" : "missing");
+            return fail(c, "fused_linear: %s is %s", names[1 + PARTS + i],
+                        bias[i].handle ? "one too many" : "missing");
         if (i >= c->n_parts)
             continue;
         c->size[i] = weight[i].shape[0];
         c->width += c->size[i];
         if (weight[i].shape[1] != c->depth)
-            return fail(c, "products: %s has rows of %lld elements, x has %lld", names[1 + i],
+            return fail(c, "fused_linear: %s has rows of %lld elements, x has %lld", names[1 + i],
                         (long long)weight[i].shape[1], (long long)c->depth);
         if (bias[i].handle && bias[i].shape[0] != c->size[i])
-            return fail(c, "products: %s has %lld elements, it must have %lld", names[1 + PARTS + i],
+            return fail(c, "fused_linear: %s has %lld elements, it must have %lld", names[1 + PARTS + i],
                         (long long)bias[i].shape[0], (long long)c->size[i]);
     }
     return 1;
@@ -115,21 +116,20 @@ static int end_to_end(const view *v, int n)
 }
 
 /* A view of a tensor's memory, held until its product is made. */
-static tensor part_of(products_call *c, const view *v, int64_t rank, int64_t rows, int64_t columns,
-                      int64_t row_stride, int64_t column_stride, int64_t at)
+static tensor part_of(fused_call *c, const view *v, int64_t rank, int64_t rows, int64_t columns, int64_t row_stride,
+                      int64_t column_stride, int64_t at)
 {
     const int64_t shape[] = {rows, columns}, stride[] = {row_stride, column_stride};
     tensor made = NULL;
     if (torch.aoti_torch__reinterpret_tensor(v->handle, rank, shape, stride, at, &made)) {
-        fail(c, "products: torch could not make a view");
+        fail(c, "fused_linear: torch could not make a view");
         return NULL;
     }
     return c->held[c->n_held++] = made;
 }
 
 /* out[:, at:at + size] = x weight^T + bias */
-static void multiply(products_call *c, const view *out, const view *weight, const view *bias, int64_t at,
-                     int64_t size)
+static void multiply(fused_call *c, const view *out, const view *weight, const view *bias, int64_t at, int64_t size)
 {
     c->n_held = 0;
     const view *x = &c->in[0];
@@ -139,12 +139,12 @@ static void multiply(products_call *c, const view *out, const view *weight, cons
     tensor more = b && bias->handle ? part_of(c, bias, 1, size, 0, 1, 0, 0) : NULL;
     const int cuda = x->type != torch.cpu;
     if (!c->error[0] && (bias->handle ? torch.addmm_out[cuda](to, more, a, b, 1, 1) : torch.mm_out[cuda](to, a, b)))
-        fail(c, "products: torch could not multiply");
+        fail(c, "fused_linear: torch could not multiply");
     for (int i = 0; i < c->n_held; i++)
         torch.aoti_torch_delete_tensor_object(c->held[i]);
 }
 
-static tensor compute(products_call *c)
+static tensor compute(fused_call *c)
 {
     const view *x = &c->in[0], *weight = c->in + 1, *bias = weight + PARTS;
     int64_t shape[RANK], stride[RANK], step = 1;
@@ -156,7 +156,7 @@ static tensor compute(products_call *c)
     }
     view out = {0};
     if (torch.aoti_torch_empty_strided(x->rank, shape, stride, x->dtype, x->type, x->index, &out.handle)) {
-        fail(c, "products: torch could not allocate an output");
+        fail(c, "fused_linear: torch could not allocate an output");
         return NULL;
     }
     if (c->rows * c->width == 0)
@@ -172,10 +172,10 @@ static tensor compute(products_call *c)
     return out.handle;
 }
 
-void adze_products(value *stack, uint64_t n_in, uint64_t n_out)
+void adze_fused_linear(value *stack, uint64_t n_in, uint64_t n_out)
 {
     (void)n_in, (void)n_out;
-    products_call c = {0};
+    fused_call c = {0};
     for (int i = 0; i < ARGUMENTS; i++)
         if (stack[i])
             c.in[i].handle = i <= 2 ? (tensor)(uintptr_t)stack[i] : open_cell(stack[i]);
@@ -186,7 +186,7 @@ void adze_products(value *stack, uint64_t n_in, uint64_t n_out)
     if (c.error[0]) {
         if (out)
             torch.aoti_torch_delete_tensor_object(out);
-        torch.aoti_torch_check(false, "products", __FILE__, __LINE__, c.error);
+        torch.aoti_torch_check(false, "fused_linear", __FILE__, __LINE__, c.error);
     }
     stack[0] = (value)(uintptr_t)out;
 }
