@@ -220,6 +220,7 @@ step_pytest() {
 }
 step_docs() {
     build/adze info --markdown include/adze.h | diff -u docs/ops.md -
+    python3 bind/header.py | diff -u python/adze/operators/header.py -
     python3 bench/report.py --check
     python3 -c 'import re, textwrap
 block = re.search("```c\n(.*?)```", open("README.md").read(), re.S)[1]

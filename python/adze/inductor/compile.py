@@ -19,7 +19,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..operators import fake
 from ..operators._ops import ops
-from ..operators.ops import ACTS, ROUND_NORM, ROUND_STEPS
+from ..operators.functions import ACTS
+from ..operators.ops import ROUND_NORM, ROUND_STEPS
 from . import chains, rope
 from .chains import Chain
 

@@ -6,13 +6,10 @@ import operator
 import pathlib
 from typing import NamedTuple
 
+from .header import DTYPES
+
 _HERE = pathlib.Path(__file__).parent
 PATH = next(_HERE.glob("_adze*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it has a longer name
-DTYPES = {
-    "float32": 1, "float16": 2, "bfloat16": 3, "float8_e4m3fn": 4, "int8": 5, "int32": 7, "int64": 8, "bool": 9,
-    "float64": 10,
-}  # fmt: skip
-ROUND_NORM, ROUND_STEPS, ROUND_VALUE, FLOAT_SUM = 1, 2, 4, 8
 _NAMES = {code: name for name, code in DTYPES.items()}
 
 library = ctypes.CDLL(str(PATH))
@@ -37,44 +34,56 @@ class Tensor(NamedTuple):
 
 
 class Op(NamedTuple):
+    """An op as its table of fields has it."""
+
+    name: str
     index: int
     tensors: dict  # name: kind
     numbers: dict  # name: kind
     words: dict  # name of a number: {word: value}
+    arguments: tuple  # names of the inputs and the numbers, in their order
+    outputs: tuple  # names
+    optional: str | None  # the output that a caller may do without
+
+
+def _op(index, line):
+    name, *fields = line.split(";")
+    tensors, numbers, words = {}, {}, {}
+    for kind, field, *values in map(str.split, fields):
+        (numbers if kind in ("float", "int") else tensors)[field] = kind
+        words[field] = {word: int(value) for word, value in (w.split("=") for w in values)}
+    outputs = tuple(field for field, kind in tensors.items() if kind.startswith("out"))
+    arguments = tuple(field for field in words if field not in outputs)
+    optional = next((field for field in reversed(outputs) if tensors[field] != "out"), None)
+    return Op(name, index, tensors, numbers, words, arguments, outputs, optional)
 
 
 def _ops():
     ops = {}
     while line := library.adze_describe(len(ops)):
-        name, *fields = line.decode().split(";")
-        op = ops[name] = Op(len(ops), {}, {}, {})
-        for kind, field, *words in map(str.split, fields):
-            (op.numbers if kind in ("float", "int") else op.tensors)[field] = kind
-            op.words[field] = {word: int(value) for word, value in (w.split("=") for w in words)}
+        op = _op(len(ops), line.decode())
+        ops[op.name] = op
     return ops
 
 
 OPS = _ops()
 
 
-def word(op, field, name):
-    """The value of a number that has names, such as act="silu"."""
-    words = OPS[op].words[field]
-    if name not in words:
-        raise ValueError(f"adze: {field} is {name!r}, known are {', '.join(words)}")
-    return words[name]
-
-
-def dtype_code(name, known=("float32", "float16", "bfloat16")):
+def dtype_code(what, name, known=("float32", "float16", "bfloat16")):
     if name not in known:
-        raise ValueError(f"adze: out_dtype is {name}, known are {', '.join(known)}")
+        raise ValueError(f"adze: {what} is {name}, known are {', '.join(known)}")
     return DTYPES[name]
 
 
-def numbers_of(op, values):
-    """The numbers of a call as Python's own, by name."""
-    kinds = OPS[op].numbers
-    return {name: (float if kinds[name] == "float" else operator.index)(value) for name, value in values.items()}
+def split(op, args):
+    """The tensors that a call is given, and its numbers as Python's own, by name."""
+    tensors, numbers = {}, {}
+    for name, value in zip(op.arguments, args, strict=True):
+        if name in op.numbers:
+            numbers[name] = float(value) if op.numbers[name] == "float" else operator.index(value)
+        elif value is not None:
+            tensors[name] = value
+    return tensors, numbers
 
 
 @functools.lru_cache(4096)

@@ -5,11 +5,13 @@ import sys
 
 import torch
 
+from . import functions
 from ._ops import add_op_namespace_prefix, ops
+from .description import OPS
+from .header import DTYPES as CODES
 
-DTYPES = {1: torch.float32, 2: torch.float16, 3: torch.bfloat16}
-NAMES = ("rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "softmax", "glu", "rope", "qk_norm_rope",
-         "rope_table")  # fmt: skip
+FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an op may be asked for
+DTYPES = {CODES[name]: getattr(torch, name) for name in FLOATS}
 
 
 def dense(like, shape=None, dtype=None):
@@ -21,41 +23,36 @@ def dense(like, shape=None, dtype=None):
 
 def refuse_gradients(*tensors):
     """There are no backward kernels: an error now, instead of gradients that are silently missing."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
         raise RuntimeError(
             "adze has no gradients: call under torch.no_grad() or torch.inference_mode(), or detach the inputs"
         )
 
 
-def norm(x, residual=None, weight=None, bias=None, gate=None, gate_table=None, scale=None, scale_table=None,
-         shift=None, shift_table=None, eps=0.0, weight_offset=0.0, rounding=0, out_dtype=0):  # fmt: skip
-    return dense(x, dtype=DTYPES.get(out_dtype))
+def _like(op, output):
+    """The input that an output is like: k_out is like k, others are like the first one."""
+    name = output.removesuffix("_out")
+    return name if name in op.arguments else op.arguments[0]
 
 
-def norm_sum(x, *args, **kwargs):
-    return norm(x, *args, **kwargs), dense(x)
+def fake(op, more):
+    """The fake function of an op's form that returns its outputs; more: its optional one too."""
+    function = getattr(functions, op.name, None)
+    shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
+    names = [name for name in op.outputs if more or op.tensors[name] == "out"]
+    default = dtype and getattr(torch, dtype)
+    absent = {name: 0 if name in op.numbers else None for name in op.arguments}
 
+    def returned(*args, **kwargs):
+        given = {**absent, **dict(zip(op.arguments, args)), **kwargs}  # noqa: B905  trailing arguments have defaults
+        asked = DTYPES.get(given.get("out_dtype"), default)
+        made = []
+        for name in names:
+            like = given[_like(op, name)]
+            made.append(dense(like, shape and shape(**given), asked if op.tensors[name] == "out" else None))
+        return made[0] if len(made) == 1 else tuple(made)
 
-def like_x(x, *args, **kwargs):
-    return dense(x)
-
-
-def glu(x, value=None, *args, **kwargs):
-    return dense(x, x.shape if value is not None else (*x.shape[:-1], x.shape[-1] // 2))
-
-
-def like_q(q, *args, **kwargs):
-    return dense(q)
-
-
-def like_q_and_k(q, k, *args, **kwargs):
-    return dense(q), dense(k)
-
-
-def rope_table(pos, freq, axis=None, scale=0.0, columns=0, double_angle=0, out_dtype=0):
-    shape = (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1))
-    dtype = DTYPES.get(out_dtype, torch.float32)
-    return dense(pos, shape, dtype), dense(pos, shape, dtype)
+    return returned
 
 
 def nothing(*args, **kwargs):
@@ -121,23 +118,12 @@ def share_inputs():
     make_fallback = getattr(lowering, "make_fallback", None)
     if make_fallback is None or ops.rope.default in lowering.lowerings:
         return
-    for name in NAMES:
+    for name in OPS:
         make_fallback(getattr(ops, name), _constrain, warn=False)
 
 
-torch.library.register_fake(add_op_namespace_prefix("rms_norm"), norm)
-torch.library.register_fake(add_op_namespace_prefix("rms_norm.sum"), norm_sum)
-torch.library.register_fake(add_op_namespace_prefix("layer_norm"), norm)
-torch.library.register_fake(add_op_namespace_prefix("layer_norm.sum"), norm_sum)
-torch.library.register_fake(add_op_namespace_prefix("group_norm"), like_x)
-torch.library.register_fake(add_op_namespace_prefix("gated_add"), like_x)
-torch.library.register_fake(add_op_namespace_prefix("activation"), like_x)
-torch.library.register_fake(add_op_namespace_prefix("softmax"), like_x)
-torch.library.register_fake(add_op_namespace_prefix("glu"), glu)
-torch.library.register_fake(add_op_namespace_prefix("rope"), like_q)
-torch.library.register_fake(add_op_namespace_prefix("rope.k_out"), like_q_and_k)
-torch.library.register_fake(add_op_namespace_prefix("qk_norm_rope"), like_q)
-torch.library.register_fake(add_op_namespace_prefix("qk_norm_rope.k_out"), like_q_and_k)
-torch.library.register_fake(add_op_namespace_prefix("rope_table"), rope_table)
-for name in NAMES:
+for name, op in OPS.items():
+    torch.library.register_fake(add_op_namespace_prefix(name), fake(op, False))
+    if op.optional:
+        torch.library.register_fake(add_op_namespace_prefix(f"{name}.{op.optional}"), fake(op, True))
     torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)

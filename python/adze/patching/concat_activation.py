@@ -5,7 +5,7 @@ import torch
 
 from ..operators import fake
 from ..operators._ops import ops
-from ..operators.ops import ACTS
+from ..operators.functions import ACTS
 
 WORD = torch.int64
 
