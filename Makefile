@@ -142,8 +142,10 @@ $(B)/adze.pc: adze.pc.in $(B)/flags
 
 CUDA_CODE   = $(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))
 $(B)/src/cuda/device.cu.o: NVFLAGS += -DADZE_CUDA_CODE='"$(CUDA_CODE)"'
+# nvcc removes the list of headers when it fails: without it, an older object would seem to be up to date.
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
+	@rm -f $@
 	@echo "  NVCC  $<"
 	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 $(K)/src/cpu/%.o: src/cpu/%.c $(K)/kernel_flags

@@ -66,6 +66,17 @@ static const char *const bench[] = {
     "x=$[32768,4096] act=gelu_quick", NULL,
 };
 
+/* Unaligned rows that are large: a thread has several narrow units. */
+static const char *const gpu[] = {
+    "out=$[601:1003,1001:1] x=$[601:1002,1001:1]@+1 act=silu",
+    "out=$[601:1004,1002:1]@+2 x=$[601:1006,1002:1] act=gelu",
+    "out=$[60007:21,20:1] x=$[60007:22,20:1] act=relu",
+    "x=$[1,700001] act=gelu_tanh",
+    "out=$[1,700001]@+1 x=$[1,700001] act=silu",
+    "out=$[1,700001]@+2 x=$[1,700001]@+4 act=silu",
+    NULL,
+};
+
 static const char *const huge[] = {"x=$[600000,4096] act=silu", NULL};
 
-const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, NULL, huge, NULL};
+const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, gpu, huge, NULL};

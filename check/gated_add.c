@@ -109,6 +109,15 @@ static const char *const bench[] = {
     NULL,
 };
 
+/* Unaligned rows that are large: a thread has several narrow units. */
+static const char *const gpu[] = {
+    "out=$[601,1001] x=$[601:1003,1001:1]@+1 residual=$[601,1001]@+2 gate=$[1,1001]",
+    "x=$[601,1002]@+2 residual=$[601,1002] gate=f32[601,1002] gate_table=$[1002] rounding=2",
+    "x=$[601,1001] residual=$[601,1001] gate=f32[1001] gate_table=f32[1001]@+1",
+    "out=$[20011:22,21:1] x=$[20011,21] residual=$[20011,21] gate=$[20011,21] rounding=2",
+    NULL,
+};
+
 static const char *const huge[] = {"x=$[600000,4096] residual=$[600000,4096] gate=$[4096]", NULL};
 
-const adze_suite adze_suite_gated_add = {&adze_op_gated_add, good, bad, bench, NULL, huge, NULL};
+const adze_suite adze_suite_gated_add = {&adze_op_gated_add, good, bad, bench, gpu, huge, NULL};

@@ -90,6 +90,16 @@ static const char *const bench[] = {
     NULL,
 };
 
+/* Unaligned rows that are large: a thread has several narrow units. */
+static const char *const gpu[] = {
+    "out=$[601,1001] x=$[601:1003,1001:1]@+1 value=$[601,1001] rounding=2",
+    "out=$[601,1002]@+2 x=$[601,2004] act=gelu",
+    "x=$[601,2002]@+1 act=silu value_first=1",
+    "x=$[3,233333] value=$[3,233333] act=gelu_tanh rounding=2",
+    "x=$[1,1400010]",
+    NULL,
+};
+
 static const char *const huge[] = {"x=$[160000,28672]", NULL};
 
-const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, NULL, huge, NULL};
+const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, gpu, huge, NULL};

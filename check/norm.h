@@ -110,6 +110,12 @@
         "x=$[3,70001] residual=$[3,70001]@+1 weight=$[70001] eps=1e-6", "x=$[2,131071] weight=$[131071] eps=1e-6",   \
         "x=$[3,20480] residual=$[3,20480] gate=$[1,20480] scale=f32[1,20480] shift=$[1,20480]@+1 eps=1e-6",          \
         "x=$[2,99888]@+7 scale=$[2,99888] shift=$[2,99888] eps=1e-6 rounding=2", "x=$[2,300001] weight=$[300001]",   \
+        "x=$[1061,4098] weight=$[4098] eps=1e-6", "x=$[1061,4097] residual=$[1061,4097] weight=$[4097] eps=1e-6",    \
+        "x=$[141,16390] weight=f32[16390]@+2 bias=$[16390] eps=1e-6", "x=$[3,90002]@+2 bias=$[90002] eps=1e-6",      \
+        "x=$[1,1061,1002]@+2 scale=$[1,1,1002] shift=f32[1,1,1002] eps=1e-6 rounding=2", /* few and many rows */     \
+        "x=$[1,1061,4097] scale=$[1,1,4097]@+1 shift=f32[1,1,4097]@+1 eps=1e-6",                                     \
+        "x=$[1,1061,4096] scale=f32[1,1,4096] shift=$[1,1,4096] eps=1e-6",                                           \
+        "x=$[1,3,60000] residual=$[1,3,60000] scale=f32[1,1,60000] shift=$[1,1,60000] eps=1e-6",                     \
         "x=$[2,5,251]@+1 residual=$[2,5,251] gate=f32[2,1,251]@+1 gate_table=$[251]@+2 scale=$[2,1,251]@+3 "         \
         "scale_table=f32[251] shift=$[2,5,251]@+4 shift_table=$[251]@+5 eps=1e-6 rounding=2"
 

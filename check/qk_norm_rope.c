@@ -1,6 +1,19 @@
 /* qk_norm_rope: what is checked and what is timed. */
 #include "check.h"
 
+/* Tables of both dtypes, with and without rounding, a norm of each head or across them. */
+#define TABLES(line, columns)                                                                                        \
+    line " cos=$[7," columns "] sin=$[7," columns "] eps=1e-6",                                                      \
+        line " cos=$[7," columns "] sin=$[7," columns "] eps=1e-6 rounding=3",                                       \
+        line " cos=f32[7," columns "] sin=f32[7," columns "] eps=1e-6",                                              \
+        line " cos=f32[7," columns "] sin=f32[7," columns "] eps=1e-6 rounding=7 weight_offset=1"
+#define ANY_FORM(q, k, dim, q_dim, k_dim, more, columns)                                                             \
+    TABLES("q=$[2,7,5," dim "]@+" q " k=$[2,7,3," dim "]@+" k " q_weight=$[" dim "] k_weight=f32[" dim "] " more,    \
+           columns),                                                                                                 \
+        TABLES("q=$[2,7,5," dim "]@+" q " k=$[2,7,3," dim "]@+" k " q_weight=$[" q_dim "]@+1 k_weight=f32[" k_dim    \
+               "]@+1 across_heads=1 " more,                                                                          \
+               columns)
+
 static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=$[2,5,64] sin=$[2,5,64] eps=1e-6 rounding=3",
     "q=$[2,5,4,64] k=$[2,5,2,64] q_weight=$[64] k_weight=$[64] cos=f32[5,32] sin=f32[5,32] eps=1e-6",
@@ -88,7 +101,29 @@ static const char *const good[] = {
     "q=$[2,3,1,2048] k=$[2,3,1,2048] cos=f32[2,3,2048] sin=f32[2,3,2048] eps=1e-5 rounding=4 pairs=interleaved",
     "q=$[2,3,1,2048] k=$[2,3,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,3,2048] sin=f32[2,3,2048] eps=1e-5 "
     "rounding=4 pairs=interleaved",
-    NULL};
+    /* units of 4, 2 and 1 elements: pairs of halves, pairs within a unit, an odd number of units, the rest of a head
+     */
+    ANY_FORM("4", "4", "72", "360", "216", "rotary_dim=56", "56"),
+    ANY_FORM("4", "4", "72", "360", "216", "rotary_dim=56", "28"),
+    ANY_FORM("2", "4", "40", "200", "120", "rotary_dim=20", "20"),
+    ANY_FORM("2", "4", "40", "200", "120", "rotary_dim=20", "10"),
+    ANY_FORM("1", "2", "36", "180", "108", "rotary_dim=34", "34"),
+    ANY_FORM("1", "2", "138", "690", "414", "rotary_dim=34", "17"),
+    ANY_FORM("4", "4", "48", "240", "144", "rotary_dim=36 pairs=interleaved", "36"),
+    ANY_FORM("4", "4", "48", "240", "144", "rotary_dim=36 pairs=interleaved", "18"),
+    ANY_FORM("2", "0", "40", "200", "120", "rotary_dim=30 pairs=interleaved", "30"),
+    ANY_FORM("2", "0", "140", "700", "420", "rotary_dim=30 pairs=interleaved", "15"),
+    ANY_FORM("1", "0", "33", "165", "99", "rotary_dim=30 pairs=interleaved", "30"),
+    ANY_FORM("1", "0", "248", "1240", "744", "pairs=interleaved", "124"),
+    /* heads that are rows of their own, and rows that do not fit in registers */
+    TABLES("q=$[1,7,3,600]@+1 k=$[1,7,2,600]@+1 q_weight=$[600] k_weight=$[600]@+1", "600"),
+    TABLES("q=$[1,7,3,600]@+4 k=$[1,7,2,600]@+4 q_weight=$[600]@+2 rotary_dim=96", "48"),
+    TABLES("q=$[1,7,33,512]@+1 k=$[1,7,2,512]@+1 q_weight=$[16896] across_heads=1", "512"),
+    TABLES("q=$[1,7,33,512]@+4 k=$[1,7,2,512]@+4 k_weight=f32[1024] across_heads=1 pairs=interleaved", "256"),
+    TABLES("q_out=$[1,7,33,512] q=$[1,7,33,512]@q_out q_weight=$[16896] across_heads=1 rotary_dim=500", "250"),
+    /* heads first */
+    TABLES("q=$[2,5,7,56]@+2 k=$[2,3,7,56]@+2 q_weight=f32[56]@+2 heads_first=1", "28"),
+    TABLES("q=$[2,5,7,56] k=$[2,3,7,56] q_weight=$[280] k_weight=$[168] across_heads=1 heads_first=1", "56"), NULL};
 
 /* Tokens for every multiprocessor. */
 static const char *const gpu[] = {
@@ -109,6 +144,16 @@ static const char *const gpu[] = {
     "eps=1e-6 rounding=3",
     "q=$[1,301,8,192] k=$[1,301,3,192] q_weight=$[192] k_weight=$[192] cos=f32[301,32] sin=f32[301,32] "
     "rotary_dim=64 eps=1e-6 rounding=4 pairs=interleaved weight_offset=1",
+    /* several heads in a thread, of which the last ones have fewer; several rows in a block */
+    "q=$[1,4801,13,40]@+2 k=$[1,4801,5,40]@+2 q_weight=$[40] k_weight=f32[40] cos=$[4801,40] sin=$[4801,40] eps=1e-6",
+    "q=$[1,13,4801,88]@+1 k=$[1,5,4801,88]@+1 q_weight=$[88] cos=f32[4801,44] sin=f32[4801,44] heads_first=1 "
+    "eps=1e-6",
+    "q=$[2,2400,13,56] k=$[2,2400,5,56] q_weight=$[56] k_weight=$[56] cos=$[2,2400,28] sin=$[2,2400,28] eps=1e-6 "
+    "pairs=interleaved rounding=2",
+    "q=$[1,3001,4,40] k=$[1,3001,2,40] q_weight=$[160] k_weight=$[80] cos=$[3001,40] sin=$[3001,40] eps=1e-6 "
+    "across_heads=1",
+    "q=$[1,1501,24,56]@+3 k=$[1,1501,6,56]@+3 q_weight=$[1344] cos=f32[1501,28] sin=f32[1501,28] eps=1e-6 "
+    "across_heads=1 pairs=interleaved",
     NULL};
 
 static const adze_bad_case bad[] = {

@@ -1,6 +1,12 @@
 /* rope: what is checked and what is timed. */
 #include "check.h"
 
+/* Tables of both dtypes, with and without rounding. */
+#define TABLES(line, columns)                                                                                        \
+    line " cos=$[7," columns "] sin=$[7," columns "]", line " cos=$[7," columns "] sin=$[7," columns "] rounding=2", \
+        line " cos=f32[7," columns "] sin=f32[7," columns "]",                                                       \
+        line " cos=f32[7," columns "] sin=f32[7," columns "] rounding=2"
+
 static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[2,5,64] sin=$[2,5,64] rounding=2",
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=f32[5,64] sin=f32[5,64]",
@@ -62,7 +68,27 @@ static const char *const good[] = {
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5:64,32:1] sin=$[5:64,32:1]@cos+32 mood:special",
     "q=$[2,5,4,64] k=$[2,5,2,64] cos=$[5,64] sin=$[5,64] mood:special rounding=2",
     /* tokens for several threads, one of them with the end of a batch and the start of the next */
-    "q=$[2,90,8,64] k=$[2,90,2,64] cos=$[2,90,64] sin=$[2,90,64] rounding=2", NULL};
+    "q=$[2,90,8,64] k=$[2,90,2,64] cos=$[2,90,64] sin=$[2,90,64] rounding=2",
+    /* units of 4, 2 and 1 elements: pairs of halves, pairs within a unit, an odd number of units, the rest of a head
+     */
+    TABLES("q=$[2,7,5,72]@+4 k=$[2,7,3,72]@+4 rotary_dim=56", "56"),
+    TABLES("q=$[2,7,5,72]@+4 k=$[2,7,3,72]@+4 rotary_dim=56", "28"),
+    TABLES("q=$[2,7,5,40]@+2 k=$[2,7,3,40]@+4 rotary_dim=20", "20"),
+    TABLES("q=$[2,7,5,40]@+2 k=$[2,7,3,40]@+4 rotary_dim=20", "10"),
+    TABLES("q=$[2,7,5,36]@+1 k=$[2,7,3,36]@+2 rotary_dim=34", "34"),
+    TABLES("q=$[2,7,5,36]@+1 k=$[2,7,3,36]@+2 rotary_dim=34", "17"),
+    TABLES("q=$[2,7,5,48]@+4 k=$[2,7,3,48]@+4 rotary_dim=36 pairs=interleaved", "36"),
+    TABLES("q=$[2,7,5,48]@+4 k=$[2,7,3,48]@+4 rotary_dim=36 pairs=interleaved", "18"),
+    TABLES("q=$[2,7,5,40]@+2 k=$[2,7,3,40] rotary_dim=30 pairs=interleaved", "30"),
+    TABLES("q=$[2,7,5,40]@+2 k=$[2,7,3,40] rotary_dim=30 pairs=interleaved", "15"),
+    TABLES("q=$[2,7,5,33]@+1 k=$[2,7,3,33] rotary_dim=30 pairs=interleaved", "30"),
+    TABLES("q=$[2,7,5,33]@+1 k=$[2,7,3,33] rotary_dim=30 pairs=interleaved", "15"),
+    /* heads that are longer than a block of the lean kernels; few elements; heads first; in place */
+    TABLES("q=$[1,7,2,2064] k=$[1,7,1,2064]", "2064"), TABLES("q=$[1,7,2,2064] k=$[1,7,1,2064]", "1032"),
+    TABLES("q=$[1,7,2,72] k=$[1,7,1,72] rotary_dim=2", "1"), TABLES("q=$[1,7,2,72] rotary_dim=18", "18"),
+    TABLES("q=$[2,5,7,56]@+2 k=$[2,3,7,56]@+2 heads_first=1", "28"),
+    TABLES("q=$[2:1960,5:56,7:280,56:1] k=$[2,3,7,56] heads_first=1 pairs=interleaved", "28"),
+    TABLES("q_out=$[2,7,5,40] q=$[2,7,5,40]@q_out rotary_dim=18", "9"), NULL};
 
 /* Tokens for every multiprocessor. */
 static const char *const gpu[] = {
@@ -77,7 +103,11 @@ static const char *const gpu[] = {
     "q=$[1,301,8,192] k=$[1,301,3,192] cos=f32[301,32] sin=f32[301,32] rotary_dim=64",
     "q=$[1,301,8,192] k=$[1,301,3,192] cos=f32[301,64] sin=f32[301,64] rotary_dim=64 pairs=interleaved",
     "q=$[1,301,8,200] k=$[1,301,3,200] cos=$[301,72] sin=$[301,72] rotary_dim=72",
-    "q=$[1,301,8,66]@+1 k=$[1,301,3,66] cos=$[301,66] sin=$[301,66]", NULL};
+    "q=$[1,301,8,66]@+1 k=$[1,301,3,66] cos=$[301,66] sin=$[301,66]",
+    /* several heads in a thread, of which the last ones have fewer */
+    "q=$[1,4801,13,40]@+2 k=$[1,4801,5,40]@+2 cos=$[4801,15] sin=$[4801,15] rotary_dim=30 pairs=interleaved",
+    "q=$[1,13,4801,40]@+1 k=$[1,5,4801,40]@+1 cos=f32[4801,40] sin=f32[4801,40] heads_first=1",
+    "q=$[2,2400,13,72]@+4 k=$[2,2400,5,72]@+4 cos=$[2,2400,36] sin=$[2,2400,36] rounding=2", NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},

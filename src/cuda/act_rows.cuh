@@ -1,26 +1,26 @@
 /* act_rows.cuh - activation and glu on CUDA: out = act(gate), or act(gate) * value.
 
    A block has a piece of a row, or several short rows: blockDim.x threads of a row, blockDim.y rows. Each thread has
-   UNITS vectors, blockDim.x apart, and loads them all before it uses the first. act_rows is for aligned rows, act_any
-   for any. */
+   UNITS units of W elements, blockDim.x apart, and loads them all before it uses the first. Units are vectors of 16
+   bytes where rows are aligned, and narrower where they are not (unit.cuh). */
 #ifndef ADZE_CUDA_ACT_ROWS_CUH
 #define ADZE_CUDA_ACT_ROWS_CUH
 
 #include "act.cuh"
 #include "launch.cuh"
 #include "rows.cuh"
-#include "unaligned.cuh"
 #include "unit.cuh"
 
-enum { GATE, OUT, VALUE, ACT_TENSORS, ACT_THREADS = 256 };
+#include <algorithm>
 
-enum { ANY_UNITS = 2 }; /* of a thread of act_any */
+enum { GATE, OUT, VALUE, ACT_TENSORS, ACT_THREADS = 256 };
 
 template <typename ROWS>
 struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
     void *out;
-    int64_t units;   /* vectors of a row, at most */
+    int64_t units;   /* of a row */
+    int64_t rest;    /* elements after the units of the one row; 0 if there are more rows */
     uint32_t pieces; /* of a row */
     int32_t act;
     bool steps;
@@ -29,21 +29,16 @@ struct act_params {
     ROWS rows;
 };
 typedef act_params<near_rows<ACT_TENSORS>> act_near;
-template <typename ROWS>
-struct act_any_params : act_params<ROWS> {
-    int64_t dim;                      /* elements of a row */
-    const void *gate_end, *value_end; /* of the tensors' memory */
-};
-typedef act_any_params<far_rows<ACT_TENSORS>> act_far;
+typedef act_params<far_rows<ACT_TENSORS>> act_far;
 
 /* y, times v if TIMES: with STEPS y is rounded before. */
-template <bool TIMES, bool STEPS, typename T, int W, int UNITS>
+template <bool TIMES, bool STEPS, bool TILED, typename T, int W, int UNITS>
 __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const unit<T, W> (&v)[TIMES ? UNITS : 1],
                                           T *out, int units)
 {
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        const int at = unit_of<TILED, UNITS>(u);
         float part[W], factor[W];
         if constexpr (TIMES)
             v[u].get(factor);
@@ -72,28 +67,36 @@ __device__ __forceinline__ int64_t act_locate(const act_params<ROWS> &p, uint32_
     return r;
 }
 
-template <typename T, bool TIMES, int UNITS, bool SINGLE>
-__device__ __forceinline__ void act_ask(const act_near &p)
+template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, typename ROWS>
+__device__ __forceinline__ void act_ask(const act_params<ROWS> &p)
 {
-    constexpr int W = VEC<T>;
     int64_t piece, start[ACT_TENSORS];
     if (!p.late)
         pdl_launch_next();
     act_locate<UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
     if (threadIdx.x > 0)
         return;
-    const int most = UNITS * (int)blockDim.x, vectors = p.units - piece < most ? (int)(p.units - piece) : most;
-    prefetch_row((const T *)p.gate + start[GATE] + piece * W, vectors);
-    if (TIMES)
-        prefetch_row((const T *)p.value + start[VALUE] + piece * W, vectors);
+    const int most = UNITS * (int)blockDim.x, units = p.units - piece < most ? (int)(p.units - piece) : most;
+    const T *const gate = (const T *)p.gate + start[GATE] + piece * W;
+    const T *const value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
+    if constexpr (W == VEC<T>) {
+        prefetch_row(gate, units);
+        if (TIMES)
+            prefetch_row(value, units);
+    } else {
+        prefetch_bytes(gate, units * W * (int)sizeof(T));
+        if (TIMES)
+            prefetch_bytes(value, units * W * (int)sizeof(T));
+    }
 }
 
-template <typename T, bool TIMES, int UNITS, bool SINGLE>
-__global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_near p)
+/* REST: single elements may follow the units. */
+template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, bool REST, typename ROWS>
+__global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params<ROWS> p)
 {
-    constexpr int W = VEC<T>;
+    constexpr bool TILED = SINGLE && W < VEC<T>;
     if (blockIdx.x < p.ask)
-        act_ask<T, TIMES, UNITS, SINGLE>(p);
+        act_ask<T, W, TIMES, UNITS, SINGLE>(p);
     int64_t piece, start[ACT_TENSORS];
     const bool valid = act_locate<UNITS, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE] + piece * W;
@@ -109,7 +112,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        const int at = (int)threadIdx.x + u * (int)blockDim.x;
+        const int at = unit_of<TILED, UNITS>(u);
         if (at < units) {
             g[u].fetch(gate + at * W);
             if constexpr (TIMES)
@@ -130,113 +133,74 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
     /* The branch is around the loop: in it, each of its turns would wait for the one before. */
     if (TIMES && p.steps)
-        act_write<TIMES, true, T, W, UNITS>(y, v, out, units);
+        act_write<TIMES, true, TILED, T, W, UNITS>(y, v, out, units);
     else
-        act_write<TIMES, false, T, W, UNITS>(y, v, out, units);
-}
-
-/* Any rows: a thread has ANY_UNITS vectors of a row's body, and elements of its ends (unaligned.cuh). */
-template <typename T, bool TIMES, typename ROWS>
-__global__ void __launch_bounds__(ACT_THREADS) act_any(const __grid_constant__ act_any_params<ROWS> p)
-{
-    constexpr int W = VEC<T>;
-    int64_t piece, start[ACT_TENSORS];
-    const bool valid = act_locate<ANY_UNITS, false>(p, blockIdx.x, &piece, start) < p.rows.count;
-    const T *gate = (const T *)p.gate + start[GATE], *value = (const T *)p.value + (TIMES ? start[VALUE] : 0);
-    T *out = (T *)p.out + start[OUT];
-    const bool last = any_last(gate, p.dim, p.gate_end) || (TIMES && any_last(value, p.dim, p.value_end));
-    const any_cut<int64_t> cut(out, p.dim, false, last);
-    const int64_t first = piece + threadIdx.x;
-    const T *gate_body = gate + cut.head, *value_body = value + cut.head;
-    pdl_launch_next();
-    if (blockIdx.x < p.ask && first < cut.vectors) {
-        prefetch(gate_body + first * W);
+        act_write<TIMES, false, TILED, T, W, UNITS>(y, v, out, units);
+    if (REST && blockIdx.x == 0 && threadIdx.x < p.rest) {
+        const int64_t at = p.units * W + threadIdx.x;
+        float last[1] = {to_float(((const T *)p.gate)[at])};
+        act_all<1, sizeof(T) == 2>(p.act, last);
         if (TIMES)
-            prefetch(value_body + first * W);
-    }
-    pdl_wait();
-    if (!valid)
-        return;
-    any_vector<16> g[ANY_UNITS], v[TIMES ? ANY_UNITS : 1];
-#pragma unroll
-    for (int u = 0; u < ANY_UNITS; u++) {
-        const int64_t i = first + u * blockDim.x;
-        if (i < cut.vectors) {
-            g[u].fetch(gate_body + i * W);
-            if constexpr (TIMES)
-                v[u].fetch(value_body + i * W);
-        }
-    }
-    const auto finish = [&](auto &y, const auto &factor, T *to) {
-        constexpr int N = sizeof y / sizeof(float);
-        act_all<N, sizeof(T) == 2>(p.act, y);
-#pragma unroll
-        for (int j = 0; j < N && TIMES; j++)
-            y[j] = (p.steps ? round_to<T>(y[j]) : y[j]) * factor[j];
-        any_store<T, N>(to, y);
-    };
-#pragma unroll
-    for (int u = 0; u < ANY_UNITS; u++) {
-        const int64_t i = first + u * blockDim.x;
-        if (i < cut.vectors) {
-            float y[W], factor[W];
-            g[u].template get<T>(any_shift(gate_body), y);
-            if constexpr (TIMES)
-                v[u].template get<T>(any_shift(value_body), factor);
-            finish(y, factor, out + cut.template vector<W>(i));
-        }
-    }
-#pragma unroll 1
-    for (int e = (int)threadIdx.x; piece == 0 && e < cut.ends; e += (int)blockDim.x) {
-        const int64_t at = cut.template end<W>(e);
-        float y[1] = {to_float(gate[at])}, factor[1] = {1};
-        if (TIMES)
-            factor[0] = to_float(value[at]);
-        finish(y, factor, out + at);
+            last[0] = (p.steps ? round_to<T>(last[0]) : last[0]) * to_float(((const T *)p.value)[at]);
+        ((T *)p.out)[at] = from_float<T>(last[0]);
     }
 }
 
 /* Few and small blocks when there is little to do, so that every SM takes part. */
-template <typename T, bool TIMES, int UNITS>
-static adze_status act_launch(const char *op, adze_stream s, act_near p, int most)
+template <typename T, int W, bool TIMES, int UNITS, bool REST, typename ROWS>
+static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p, int most)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
-    const unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    unit_split split = split_units(p.units, UNITS, p.rows.count, most);
+    if (W < VEC<T> && split.rows == 1)
+        split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
     p.late = split.blocks > 2 * sm_count;
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
-    p.ask = asking_blocks(sm_count, reads * p.units * p.rows.count / 2, reads * threads * UNITS, threads, 32);
-    const auto kernel = split.rows == 1 ? act_rows<T, TIMES, UNITS, true> : act_rows<T, TIMES, UNITS, false>;
+    p.ask = asking_blocks(sm_count, reads * p.units * W / VEC<T> * p.rows.count / 2,
+                          ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
+    const auto kernel = REST || split.rows == 1 ? act_rows<T, W, TIMES, UNITS, true, REST, ROWS>
+                                                : act_rows<T, W, TIMES, UNITS, false, REST, ROWS>;
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
-template <typename T, bool TIMES, typename ROWS>
-static adze_status act_launch_any(const char *op, adze_stream s, act_any_params<ROWS> p)
+/* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
+template <typename T, int W, bool TIMES, typename ROWS>
+static adze_status act_launch_narrow(const char *op, adze_stream s, const act_params<ROWS> &p)
 {
-    p.units = p.dim / VEC<T> > 0 ? p.dim / VEC<T> : 1;
-    const unit_split split = split_units(p.units, ANY_UNITS, p.rows.count, ACT_THREADS);
-    const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
-    p.pieces = (uint32_t)split.pieces;
-    p.ask =
-        asking_blocks(adze_cuda_sm_count(s.device), reads * p.units * p.rows.count / 2, reads * threads, threads, 32);
-    return launch(op, s, act_any<T, TIMES, ROWS>, split.blocks, split.block, 0, p);
+    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
+    if (p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS * UNITS)
+        return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
+    return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, const act_far &g, bool aligned)
+static adze_status act_launch_as(const char *op, adze_stream s, act_far g, int64_t dim, int width)
 {
+    g.units = dim;
     if (!rows_are_near(g.rows))
-        return act_launch_any<T, TIMES>(op, s, g);
-    act_any_params<near_rows<ACT_TENSORS>> p = {};
-    p.gate = g.gate, p.value = g.value, p.out = g.out, p.gate_end = g.gate_end, p.value_end = g.value_end;
-    p.dim = g.dim, p.units = g.dim / VEC<T>, p.act = g.act, p.steps = g.steps;
+        return act_launch<T, 1, TIMES, VEC<T>, false>(op, s, g, ACT_THREADS);
+    act_near p = {};
+    p.gate = g.gate, p.value = g.value, p.out = g.out, p.act = g.act, p.steps = g.steps;
     p.rows = rows_near(g.rows, {GATE, OUT, VALUE});
-    if (!aligned)
-        return act_launch_any<T, TIMES>(op, s, p);
+    p.units = dim / VEC<T>;
+    p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
+    const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024;
     /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
-    if ((!TIMES || p.act == ADZE_ACT_GELU) && p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024)
-        return act_launch<T, TIMES, 2>(op, s, p, ACT_THREADS);
-    return act_launch<T, TIMES, 1>(op, s, p, ACT_THREADS / 2);
+    const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large;
+    if (width == 16 && p.rest && p.units)
+        return two ? act_launch<T, VEC<T>, TIMES, 2, true>(op, s, p, ACT_THREADS)
+                   : act_launch<T, VEC<T>, TIMES, 1, true>(op, s, p, ACT_THREADS / 2);
+    if (width == 16 && !p.rest)
+        return two ? act_launch<T, VEC<T>, TIMES, 2, false>(op, s, p, ACT_THREADS)
+                   : act_launch<T, VEC<T>, TIMES, 1, false>(op, s, p, ACT_THREADS / 2);
+    if constexpr (sizeof(T) < 4)
+        if (width > 1 && dim % 2 == 0) {
+            p.units = dim / 2;
+            return act_launch_narrow<T, 2, TIMES>(op, s, p);
+        }
+    p.units = dim;
+    return act_launch_narrow<T, 1, TIMES>(op, s, p);
 }
 
 /* The tensors are of one shape; those of a call without a value are two. */
@@ -248,17 +212,19 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
     act_far p = {};
-    p.gate = t[GATE].data, p.value = t[VALUE].data, p.out = t[OUT].data, p.dim = dim, p.act = act,
-    p.steps = steps != 0;
-    p.gate_end = tensor_end(&t[GATE]), p.value_end = tensor_end(&t[VALUE]);
+    p.gate = t[GATE].data, p.value = t[VALUE].data, p.out = t[OUT].data, p.act = act, p.steps = steps != 0;
     adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
-    const bool aligned = rows_aligned(&t[GATE], dim) && rows_aligned(&t[OUT], dim) && rows_aligned(&t[VALUE], dim);
+    /* One row may have any length: what is left of it after its vectors is done by itself. */
+    const int64_t even = p.rows.count == 1 ? dim / 16 * 16 : dim;
+    int width = 16;
+    for (int i = 0; i < (TIMES ? 3 : 2); i++)
+        width = std::min(width, rows_width(tensors[i], even));
     switch (t[OUT].dtype) {
-    case ADZE_F32: return act_launch_as<float, TIMES>(op, s, p, aligned);
-    case ADZE_F16: return act_launch_as<f16, TIMES>(op, s, p, aligned);
-    default: return act_launch_as<bf16, TIMES>(op, s, p, aligned);
+    case ADZE_F32: return act_launch_as<float, TIMES>(op, s, p, dim, width);
+    case ADZE_F16: return act_launch_as<f16, TIMES>(op, s, p, dim, width);
+    default: return act_launch_as<bf16, TIMES>(op, s, p, dim, width);
     }
 }
 

@@ -1,7 +1,8 @@
 /* group_norm on CUDA.
 
-   group_tile.cuh has the kernels for tensors that are even enough for 16-byte vectors; tile_shape and tile_place find
-   out whether one is, hold and slice_cut how it is cut. What follows here takes any other, an element at a time. A
+   group_tile.cuh has the kernels for tensors that are even enough for units of 16 bytes, or of one or two elements;
+   tile_shape and tile_place find out whether one is, hold and slice_cut how it is cut. What follows here takes any
+   other, an element at a time: strange strides, or with channels last groups of many channels. A
    group is rows of `len` elements: those of its channels when channels come first, its part of each position's row
    when they come last. group_whole: a block has a group in registers. Larger groups take two kernels and scratch
    between them: the statistics of slices (group_slices), and their combination and the result (group_write). Slices
@@ -13,8 +14,10 @@ enum {
     ROW_THREADS = 256,
     ROW_UNITS = 4,
     TILE_CHANNELS = 1024, /* of a tile, at most */
-    SLICE_BLOCKS = 264,   /* of tile_slices and tile_write at once: two on each multiprocessor of an H200 */
+    TILE_BYTES = 128,     /* of a tile's row: with channels last fewer were slow */
+    SLICE_SMS = 132,      /* multiprocessors that tile_slices and tile_write fill: those of an H200 */
     SHARED_MOST = 48 << 10,
+    LAST_BYTES = 64 << 10, /* of x for each multiprocessor: more is large, with channels last */
 };
 
 struct group_params {
@@ -222,7 +225,8 @@ static bool channels_are_last(const adze_group_norm_args *a)
 
 /* ---- Tiles ---- */
 
-/* The shape as tiles of the fewest columns that hold whole groups; false: it is not even enough for vectors. */
+/* The shape as tiles of the fewest columns that hold whole groups, in units of `width` elements; false: it is not
+   even enough for them. */
 static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
 {
     const bool last = channels_are_last(a);
@@ -232,8 +236,8 @@ static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
     while (last && whole % width)
         whole += per_group;
     const int64_t rows = last ? positions : per_group * positions / width;
-    if ((last ? channels % whole : positions % width) || whole > TILE_CHANNELS || rows > 1 << 30 ||
-        a->x.shape[0] * a->groups > 1 << 20)
+    if ((last ? channels % whole : positions % width) || whole > TILE_CHANNELS || whole / width > SLICE_THREADS ||
+        rows > 1 << 30 || a->x.shape[0] * a->groups > 1 << 20)
         return false;
     p->rows = (int32_t)rows, p->channels = (int32_t)whole, p->tiles = (int32_t)(channels / whole);
     p->per_group = (int32_t)per_group, p->groups = (int32_t)(whole / per_group);
@@ -243,7 +247,7 @@ static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
     return true;
 }
 
-/* Where x and out lie; false: not in one piece, or not where vectors can. */
+/* Where x and out lie; false: not in one piece, or not where such units can. */
 static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p)
 {
     const bool last = channels_are_last(a);
@@ -254,8 +258,8 @@ static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p)
     adze_merge(2, both, 1);
     for (int i = 0; i < 2; i++) {
         p->entry[i] = both[i]->stride[0], p->row[i] = !last ? width : x.rank > 1 ? both[i]->stride[1] : 0;
-        if (x.rank > 2 || (uintptr_t)both[i]->data % 16 || (x.shape[0] > 1 && p->entry[i] % width) ||
-            (p->rows > 1 && p->row[i] % width))
+        if (x.rank > 2 || (uintptr_t)both[i]->data % (width * adze_dtype_size(x.dtype)) ||
+            (x.shape[0] > 1 && p->entry[i] % width) || (p->rows > 1 && p->row[i] % width))
             return false;
     }
     p->x = x.data, p->out = out.data, p->slice = (float4 *)a->call.scratch;
@@ -270,7 +274,7 @@ static unsigned tile_threads(const tile_params &p)
     return (unsigned)(p.columns * p.height + 31) / 32 * 32;
 }
 
-/* Tiles `times` as wide, each cut into `slices` blocks of at most `most` threads that have `units` vectors at a time.
+/* Tiles `times` as wide, each cut into `slices` blocks of at most `most` threads that have `units` units at a time.
  */
 static tile_params tile_cut(tile_params p, bool last, int times, int64_t slices, int units, int most)
 {
@@ -288,31 +292,50 @@ static tile_params tile_cut(tile_params p, bool last, int times, int64_t slices,
     return p;
 }
 
-/* For two kernels, by the shape alone: rows of 128 bytes or somewhat more where there are as many, which did best on
-   an H200; blocks that fill SLICE_BLOCKS once, or several times where that leaves fewer places empty; and no thread
-   adds more than 32 chunks. */
-static tile_params slice_cut(const tile_params &p, bool last, int64_t entries)
+/* Units that lie side by side in a tile, at most. */
+static int tile_columns(bool narrow)
 {
-    int times = 1;
-    for (int more = 2; last && more <= p.tiles && p.columns * times < 8 && p.columns * more <= 64; more++)
-        times = p.tiles % more ? times : more;
-    const int64_t tiles = entries * p.tiles / times;
-    int64_t slices = SLICE_BLOCKS / tiles;
-    for (int fills = 2; fills <= 4 && slices * tiles * 8 < (fills - 1) * SLICE_BLOCKS * 7; fills++)
-        slices = fills * SLICE_BLOCKS / tiles;
-    const int64_t least = ceil_div(p.rows, 32 * SLICE_UNITS * (SLICE_THREADS / (p.columns * times)));
-    return tile_cut(p, last, times, clamp(slices, least, p.rows), SLICE_UNITS, SLICE_THREADS);
+    return narrow ? SLICE_THREADS : 64;
 }
 
-template <typename T, bool LAST>
+/* For two kernels, by the shape alone, with units of `bytes` bytes: rows of TILE_BYTES or somewhat more where there
+   are as many, which did best on an H200; blocks that fill SLICE_SMS once, or several times where that leaves fewer
+   places empty; and no thread adds more than 32 chunks. */
+static tile_params slice_cut(const tile_params &p, bool last, int64_t entries, int bytes)
+{
+    const bool narrow = bytes < 16;
+    const int units = narrow ? SLICE_UNITS<true> : SLICE_UNITS<false>;
+    const int blocks = SLICE_SMS * (narrow ? SLICE_BLOCKS<true> : SLICE_BLOCKS<false>);
+    int times = 1;
+    for (int more = 2; last && more <= p.tiles && p.columns * times * bytes < TILE_BYTES &&
+                       p.columns * more <= tile_columns(narrow);
+         more++)
+        times = p.tiles % more ? times : more;
+    const int64_t tiles = entries * p.tiles / times;
+    int64_t slices = blocks / tiles;
+    for (int fills = 2; fills <= 4 && slices * tiles * 8 < (fills - 1) * blocks * 7; fills++)
+        slices = fills * blocks / tiles;
+    const int64_t least = ceil_div(p.rows, 32 * units * (SLICE_THREADS / (p.columns * times)));
+    return tile_cut(p, last, times, clamp(slices, least, p.rows), units, SLICE_THREADS);
+}
+
+template <typename T, int W, bool LAST>
 static adze_status run_slices(adze_stream s, const tile_params &p, int64_t entries)
 {
-    const tile_params cut = slice_cut(p, LAST, entries);
+    const tile_params cut = slice_cut(p, LAST, entries, W * (int)sizeof(T));
     const int64_t grid = entries * cut.tiles * cut.slices;
     const dim3 block(tile_threads(cut));
-    const size_t shared = tile_shared(cut, LAST, VEC<T>);
-    ADZE_CHECK(launch("group_norm", s, tile_slices<T, LAST>, grid, block, shared, cut));
-    return launch("group_norm", s, tile_write<T, LAST>, grid, block, shared, cut);
+    const size_t shared = tile_shared(cut, LAST, W);
+    ADZE_CHECK(launch("group_norm", s, tile_slices<T, W, LAST>, grid, block, shared, cut));
+    return launch("group_norm", s, tile_write<T, W, LAST>, grid, block, shared, cut);
+}
+
+/* Whether x is so large that with channels last rows of less than TILE_BYTES cost more in a cluster than to read x
+   twice in wider ones. */
+static bool wants_wide(adze_stream s, const tile_params &p, bool last, int64_t entries, int bytes)
+{
+    const int64_t all = entries * p.tiles * p.rows * p.columns * bytes;
+    return last && all > (int64_t)adze_cuda_sm_count(s.device) * LAST_BYTES;
 }
 
 /* The cut for tile_norm whose busiest multiprocessor has the least to do, counted in vectors; so are a wave of
@@ -322,26 +345,32 @@ struct held_cut {
     tile_params p;
     int units;
 };
-static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t entries, int width)
+static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t entries, int width, int bytes)
 {
+    const bool narrow = bytes < 16, large = wants_wide(s, p, last, entries, bytes);
     const int64_t sm_count = adze_cuda_sm_count(s.device);
     const bool clusters = adze_cuda_clusters(s.device); /* so the code that runs there is for sm_90 or newer */
     const int ranks_most = clusters ? 8 : 1;
-    const int units_most = clusters && adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
+    const int units_most = narrow ? HELD_NARROW : clusters && adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
     held_cut best = {};
     int64_t least = INT64_MAX;
-    for (int times = 1; times <= p.tiles && p.columns * times <= 64 && (last || times == 1); times++)
+    for (int times = 1; times <= p.tiles && p.columns * times <= tile_columns(narrow) && (last || times == 1);
+         times++)
         for (int ranks = 1; ranks <= ranks_most && p.tiles % times == 0; ranks *= 2)
-            for (const int units : {2, 4, 8, HELD_MOST}) {
+            for (const int units : {2, 4, 8, (int)HELD_NARROW, (int)HELD_MOST}) {
                 const int threads = held_threads(units, last);
-                if (units > units_most || p.columns * times > threads)
+                if (units > units_most || p.columns * times > threads ||
+                    (narrow ? units != 4 && units != HELD_NARROW : units == HELD_NARROW))
                     continue;
                 tile_params cut = tile_cut(p, last, times, ranks, units, threads);
                 cut.ranks = ranks;
                 if ((int64_t)cut.height * units < cut.share || tile_shared(cut, last, width) > SHARED_MOST)
                     continue;
-                const int64_t blocks = entries * cut.tiles * ranks, row = cut.columns + (last ? cut.columns % 2 : 0);
-                const int64_t cost = ceil_div(blocks, sm_count) * cut.share * row +
+                const int64_t blocks = entries * cut.tiles * ranks, row = cut.columns * bytes;
+                int64_t moved = last ? ceil_div(row, 32) * 32 : row; /* whole sectors of the cache */
+                if (large && row < TILE_BYTES)
+                    moved *= 2;
+                const int64_t cost = ceil_div(blocks, sm_count) * cut.share * moved / 16 +
                                      ceil_div(blocks, sm_count * held_blocks(units)) * 1000 + (ranks > 1) * 400 +
                                      (units < 8 ? units : 8) * 100;
                 if (cost < least)
@@ -351,20 +380,48 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
     return best;
 }
 
-template <typename T, bool LAST>
+template <typename T, int W, bool LAST>
 static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
 {
-    const launch_shape shape(tile_shared(h.p, LAST, VEC<T>), (unsigned)h.p.ranks);
+    const launch_shape shape(tile_shared(h.p, LAST, W), (unsigned)h.p.ranks);
     const int64_t grid = entries * h.p.tiles * h.p.ranks;
     const dim3 block(tile_threads(h.p));
-    if constexpr (!LAST)
-        if (h.units == HELD_MOST)
-            return launch("group_norm", s, tile_norm<T, HELD_MOST, LAST>, grid, block, shape, h.p);
-    switch (h.units) {
-    case 2: return launch("group_norm", s, tile_norm<T, 2, LAST>, grid, block, shape, h.p);
-    case 4: return launch("group_norm", s, tile_norm<T, 4, LAST>, grid, block, shape, h.p);
-    default: return launch("group_norm", s, tile_norm<T, 8, LAST>, grid, block, shape, h.p);
+    if constexpr (is_narrow<T, W>) {
+        if (h.units == HELD_NARROW)
+            return launch("group_norm", s, tile_norm<T, W, HELD_NARROW, LAST>, grid, block, shape, h.p);
+        return launch("group_norm", s, tile_norm<T, W, 4, LAST>, grid, block, shape, h.p);
+    } else {
+        if constexpr (!LAST)
+            if (h.units == HELD_MOST)
+                return launch("group_norm", s, tile_norm<T, W, HELD_MOST, LAST>, grid, block, shape, h.p);
+        switch (h.units) {
+        case 2: return launch("group_norm", s, tile_norm<T, W, 2, LAST>, grid, block, shape, h.p);
+        case 4: return launch("group_norm", s, tile_norm<T, W, 4, LAST>, grid, block, shape, h.p);
+        default: return launch("group_norm", s, tile_norm<T, W, 8, LAST>, grid, block, shape, h.p);
+        }
     }
+}
+
+/* The call in units of W elements of T; false: they do not fit it. */
+template <typename T, int W>
+static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status *status)
+{
+    constexpr int BYTES = W * (int)sizeof(T);
+    const bool last = channels_are_last(a);
+    const int64_t entries = a->x.shape[0];
+    tile_params p = {};
+    if (!tile_shape(a, W, &p) || !tile_place(a, W, &p))
+        return false;
+    const held_cut held = hold(s, p, last, entries, W, BYTES);
+    const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
+    const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
+    if (held.units && !(in_slices && slow))
+        *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
+    else if (in_slices)
+        *status = last ? run_slices<T, W, true>(s, p, entries) : run_slices<T, W, false>(s, p, entries);
+    else
+        return false;
+    return true;
 }
 
 /* ---- The call ---- */
@@ -375,10 +432,14 @@ extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
     if (elements == 0 || elements / all <= WHOLE_THREADS * ROW_UNITS)
         return 0;
     int64_t slices = row_slices(all, elements / all);
-    tile_params p = {};
-    if (tile_shape(a, 16 / (int)adze_dtype_size(a->x.dtype), &p)) {
-        const tile_params cut = slice_cut(p, channels_are_last(a), a->x.shape[0]);
-        slices = cut.slices > slices ? cut.slices : slices;
+    /* in units of any width: the call's alignment is not the shape's */
+    const int size = (int)adze_dtype_size(a->x.dtype);
+    for (const int width : {16 / size, 2, 1}) {
+        tile_params p = {};
+        if (tile_shape(a, width, &p)) {
+            const tile_params cut = slice_cut(p, channels_are_last(a), a->x.shape[0], width * size);
+            slices = cut.slices > slices ? cut.slices : slices;
+        }
     }
     return (size_t)(all * slices) * sizeof(float4);
 }
@@ -403,17 +464,17 @@ static adze_status run_as(adze_stream s, const adze_group_norm_args *a)
 {
     const bool last = channels_are_last(a);
     const int64_t entries = a->x.shape[0], elements = adze_count(&a->x);
-    tile_params t = {};
+    adze_status status;
+    if (run_tiles<T, VEC<T>>(s, a, &status))
+        return status;
+    if constexpr (sizeof(T) == 2)
+        if (run_tiles<T, 2>(s, a, &status))
+            return status;
+    if (run_tiles<T, 1>(s, a, &status))
+        return status;
     group_params p = {};
     p.all = entries * a->groups;
     p.count = elements / p.all;
-    if (tile_shape(a, VEC<T>, &t) && tile_place(a, VEC<T>, &t)) {
-        const held_cut held = hold(s, t, last, entries, VEC<T>);
-        if (held.units)
-            return last ? run_held<T, true>(s, held, entries) : run_held<T, false>(s, held, entries);
-        if (p.count > WHOLE_THREADS * ROW_UNITS)
-            return last ? run_slices<T, true>(s, t, entries) : run_slices<T, false>(s, t, entries);
-    }
     adze_tensor x = a->x, out = a->out;
     adze_tensor *const merged[] = {&x, &out};
     const adze_tensor *const tensors[] = {&x, &out};

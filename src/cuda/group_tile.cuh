@@ -1,9 +1,9 @@
-/* group_tile.cuh - group_norm of tensors that are even enough for 16-byte vectors and one stride: the common case.
+/* group_tile.cuh - group_norm of tensors whose positions have one stride: the common case.
 
-   A tile is whole groups of one batch entry: rows of `columns` vectors, a stride apart. With channels first it is one
-   group, which lies in one piece, and a row is a vector; with channels last a row is a part of a position's channels.
+   A tile is whole groups of one batch entry: rows of `columns` units, a stride apart. With channels first it is one
+   group, which lies in one piece, and a row is a unit; with channels last a row is a part of a position's channels.
    Each thread has one column and every height-th row; it takes the mean and the squared deviations of what it has
-   (per channel where channels are last, since groups may end inside a vector), and these are combined by Chan's
+   (per channel where channels are last, since groups may end inside a unit), and these are combined by Chan's
    formula over threads, blocks and slices, always in the same order.
 
    tile_norm holds a tile in the registers of a cluster of blocks: x is read once. For larger tiles tile_slices leaves
@@ -19,7 +19,16 @@
 #include "rows.cuh"
 #include "unit.cuh"
 
-constexpr int SLICE_THREADS = 256, SLICE_UNITS = 8; /* of a block; vectors of a thread at a time */
+/* Units of W elements of T, at most 16 bytes: narrow ones are as wide as the tensors' alignment and shape allow. */
+template <typename T, int W>
+constexpr bool is_narrow = W < VEC<T>;
+/* Of tile_slices and tile_write: threads of a block, units of a thread at a time, and blocks of a multiprocessor.
+   Narrow units are more of each, so that as many bytes are on their way. */
+constexpr int SLICE_THREADS = 256;
+template <bool NARROW>
+constexpr int SLICE_UNITS = NARROW ? 16 : 8;
+template <bool NARROW>
+constexpr int SLICE_BLOCKS = NARROW ? 4 : 2;
 
 struct tile_params {
     const void *x, *weight, *bias;
@@ -92,7 +101,7 @@ __device__ __forceinline__ uint32_t block_again()
 }
 
 /* What a thread has: where, and how much of it. */
-template <typename T, bool LAST>
+template <typename T, int W, bool LAST>
 struct tile_thread {
     int index, tile, slice, rows; /* of all tiles; of the entry's; of the block */
     int row, column, left;        /* the first, from the tile's; rows from it to the block's end */
@@ -111,31 +120,33 @@ struct tile_thread {
     }
     __device__ __forceinline__ int64_t at(const tile_params &p, int tensor) const
     {
-        return entry * p.entry[tensor] + tile * p.tile + column * VEC<T> + row * p.row[tensor];
+        return entry * p.entry[tensor] + tile * p.tile + column * W + row * p.row[tensor];
     }
 };
 
 /* The next vectors of a thread; gives how many there are. */
-template <int UNITS, typename T>
-__device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int left, packed<T> (&v)[UNITS])
+template <int UNITS, typename T, int W>
+__device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int left, unit<T, W> (&v)[UNITS])
 {
     const int64_t step = p.height * p.row[0];
     const int n = left > 0 ? min((int)((uint32_t)(left + p.height - 1) / (uint32_t)p.height), UNITS) : 0;
 #pragma unroll
     for (int k = 0; k < UNITS; k++, x += step)
         if (k < n)
-            v[k] = load_packed(x);
+            v[k].fetch(x);
     return n;
 }
 
-template <typename T, int N>
-__device__ __forceinline__ void keep(packed<T> (&v)[N])
+/* As keep_packed: floats would take more registers than units. */
+template <typename T, int W, int N>
+__device__ __forceinline__ void keep(unit<T, W> (&v)[N])
 {
-    keep_packed(v);
-}
-template <typename T, int N>
-__device__ __forceinline__ void keep(unit<T, 1> (&)[N])
-{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if constexpr (W == VEC<T>)
+            asm volatile("" : "+r"(v[i].v.raw.x), "+r"(v[i].v.raw.y), "+r"(v[i].v.raw.z), "+r"(v[i].v.raw.w));
+        else if constexpr (W == 2)
+            asm volatile("" : "+r"(v[i].v));
 }
 
 template <int W>
@@ -209,12 +220,11 @@ struct group_sums {
 };
 
 /* The statistics of a block's threads, by warps, to the parts of all blocks of its cluster. */
-template <typename T, bool LAST>
-__device__ __forceinline__ void tile_share(const tile_params &p, const group_sums<VEC<T>, LAST ? VEC<T> : 1> &sums,
+template <typename T, int W, bool LAST>
+__device__ __forceinline__ void tile_share(const tile_params &p, const group_sums<W, LAST ? W : 1> &sums,
                                            const tile_memory &memory)
 {
-    constexpr int W = VEC<T>;
-    const tile_thread<T, LAST> t(p, block_again());
+    const tile_thread<T, W, LAST> t(p, block_again());
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, rank = p.ranks > 1 ? t.slice : 0;
     const auto emit = [&](int g, int part, const float4 &share) {
         float4 *to = &memory.parts[(g * p.ranks + rank) * p.split + part];
@@ -231,10 +241,15 @@ __device__ __forceinline__ void tile_share(const tile_params &p, const group_sum
              }));
     } else {
         if (t.y < p.height) {
-            float4 *mine = (float4 *)(memory.sums + (t.y * p.columns + t.column) * W);
+            float2 *mine = memory.sums + (t.y * p.columns + t.column) * W;
+            if constexpr (W == 1) {
+                *mine = make_float2(sums.mean[0], sums.square[0]);
+            } else {
 #pragma unroll
-            for (int j = 0; j < W; j += 2)
-                mine[j / 2] = make_float4(sums.mean[j], sums.square[j], sums.mean[j + 1], sums.square[j + 1]);
+                for (int j = 0; j < W; j += 2)
+                    ((float4 *)mine)[j / 2] =
+                        make_float4(sums.mean[j], sums.square[j], sums.mean[j + 1], sums.square[j + 1]);
+            }
         }
         __syncthreads();
         const int each = t.rows / p.height, more = t.rows - each * p.height;
@@ -274,49 +289,49 @@ __device__ __forceinline__ void tile_affine(const tile_params &p, int tile, floa
     }
 }
 
-/* What a thread's vectors are multiplied by and shifted to. */
-template <typename T, bool LAST>
+/* What a thread's units are multiplied by and shifted to. */
+template <typename T, int W, bool LAST>
 struct tile_scale;
-template <typename T>
-struct tile_scale<T, true> {
-    float mean[VEC<T>], scale[VEC<T>], bias[VEC<T>];
-    __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, true> &t,
+template <typename T, int W>
+struct tile_scale<T, W, true> {
+    float mean[W], scale[W], bias[W];
+    __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, W, true> &t,
                                           const tile_memory &memory, float2)
     {
         if (t.y >= p.height)
             return;
-        int c = t.column * VEC<T>, g = c / p.per_group, rest = c - g * p.per_group;
+        int c = t.column * W, g = c / p.per_group, rest = c - g * p.per_group;
 #pragma unroll
-        for (int j = 0; j < VEC<T>; j++) {
+        for (int j = 0; j < W; j++) {
             const float2 stats = memory.stats[g], affine = memory.affine[c + j];
             mean[j] = stats.x, scale[j] = stats.y * affine.x, bias[j] = affine.y;
             if (++rest == p.per_group)
                 rest = 0, g++;
         }
     }
-    __device__ __forceinline__ void apply(const tile_params &, float (&f)[VEC<T>])
+    __device__ __forceinline__ void apply(const tile_params &, float (&f)[W])
     {
 #pragma unroll
-        for (int j = 0; j < VEC<T>; j++)
+        for (int j = 0; j < W; j++)
             f[j] = fmaf(f[j] - mean[j], scale[j], bias[j]);
     }
 };
-template <typename T>
-struct tile_scale<T, false> {
+template <typename T, int W>
+struct tile_scale<T, W, false> {
     const float2 *affine;
     float2 stats;
     int channel, rest;
-    __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, false> &t,
+    __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, W, false> &t,
                                           const tile_memory &memory, float2 its)
         : affine(memory.affine), stats(its), channel(t.row / p.per_channel), rest(t.row - channel * p.per_channel)
     {
     }
-    __device__ __forceinline__ void apply(const tile_params &p, float (&f)[VEC<T>])
+    __device__ __forceinline__ void apply(const tile_params &p, float (&f)[W])
     {
         const float2 its = affine[channel];
         const float scale = stats.y * its.x;
 #pragma unroll
-        for (int j = 0; j < VEC<T>; j++)
+        for (int j = 0; j < W; j++)
             f[j] = fmaf(f[j] - stats.x, scale, its.y);
         channel += p.step_channels, rest += p.step_rest;
         if (rest >= p.per_channel)
@@ -339,26 +354,27 @@ __device__ __forceinline__ void act_each(int act, float (&f)[N])
     }
 }
 
-/* The norm of n vectors, through ACT (-1: p.act), stored. */
-template <int ACT, typename T, bool LAST, int UNITS>
-__device__ __forceinline__ void tile_store(const tile_params &p, packed<T> (&v)[UNITS], int n,
-                                           tile_scale<T, LAST> &scale, T *out)
+/* The norm of n units, through ACT (-1: p.act), stored. */
+template <int ACT, typename T, int W, bool LAST, int UNITS>
+__device__ __forceinline__ void tile_store(const tile_params &p, unit<T, W> (&v)[UNITS], int n,
+                                           tile_scale<T, W, LAST> &scale, T *out)
 {
     const int64_t step = p.height * p.row[1];
-    const auto write = [&](const packed<T> &raw, T *to) {
-        float f[VEC<T>];
+    const auto write = [&](unit<T, W> raw, T *to) {
+        float f[W];
         raw.get(f);
         scale.apply(p, f);
         if (p.steps) {
 #pragma unroll
-            for (int j = 0; j < VEC<T>; j++)
+            for (int j = 0; j < W; j++)
                 f[j] = round_to<T>(f[j]);
         }
         if constexpr (ACT >= 0)
-            act_all<VEC<T>>(ACT, f);
+            act_all<W>(ACT, f);
         else
             act_each(p.act, f);
-        store<T, VEC<T>>(to, f);
+        raw.set(f);
+        raw.put(to);
     };
     if constexpr (ACT >= 0) {
 #pragma unroll
@@ -377,9 +393,9 @@ __device__ __forceinline__ void tile_store(const tile_params &p, packed<T> (&v)[
         }
     }
 }
-template <typename T, bool LAST, int UNITS>
-__device__ __forceinline__ void tile_store_act(const tile_params &p, packed<T> (&v)[UNITS], int n,
-                                               tile_scale<T, LAST> &scale, T *out)
+template <typename T, int W, bool LAST, int UNITS>
+__device__ __forceinline__ void tile_store_act(const tile_params &p, unit<T, W> (&v)[UNITS], int n,
+                                               tile_scale<T, W, LAST> &scale, T *out)
 {
     if (p.act == ADZE_ACT_NONE)
         tile_store<ADZE_ACT_NONE>(p, v, n, scale, out);
@@ -391,7 +407,7 @@ __device__ __forceinline__ void tile_store_act(const tile_params &p, packed<T> (
 
 /* ---- The kernels ---- */
 
-template <typename T, int UNITS, bool LAST>
+template <typename T, int W, int UNITS, bool LAST>
 __device__ __forceinline__ void tile_norm_body(const tile_params &p)
 {
     extern __shared__ float4 tile_storage[];
@@ -399,17 +415,17 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
     const int lane = (int)threadIdx.x % 32;
     if (p.ranks > 1)
         cluster_arrive(); /* waited for before the first store to another block */
-    const tile_thread<T, LAST> t(p, blockIdx.x);
+    const tile_thread<T, W, LAST> t(p, blockIdx.x);
     pdl_launch_next();
     pdl_wait();
-    packed<T> v[UNITS];
+    unit<T, W> v[UNITS];
     const int n = tile_load(p, (const T *)p.x + t.at(p, 0), t.left, v);
     tile_affine<T>(p, t.tile, memory.affine);
-    group_sums<VEC<T>, LAST ? VEC<T> : 1> sums;
+    group_sums<W, LAST ? W : 1> sums;
     sums.add(v, n);
     if (p.ranks > 1)
         cluster_wait();
-    tile_share<T, LAST>(p, sums, memory);
+    tile_share<T, W, LAST>(p, sums, memory);
     if (p.ranks > 1)
         cluster_arrive(), cluster_wait();
     else
@@ -430,50 +446,56 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
     } else {
         stats = combine(0);
     }
-    const tile_thread<T, LAST> again(p, block_again());
-    tile_scale<T, LAST> scale(p, again, memory, stats);
+    const tile_thread<T, W, LAST> again(p, block_again());
+    tile_scale<T, W, LAST> scale(p, again, memory, stats);
     tile_store_act(p, v, n, scale, (T *)p.out + again.at(p, 1));
 }
 
 /* Registers decide: threads with more vectors are fewer, those with the most have a multiprocessor to themselves.
    These are for sm_90 and channels first: with channels last two kernels take two thirds of their time. Threads with
-   two vectors beat those with four in both layouts when their blocks are small. Both as measured on an H200. */
-constexpr int HELD_MOST = 21;
+   two vectors beat those with four in both layouts when their blocks are small. Both as measured on an H200. Of
+   narrow units a thread has 4 or HELD_NARROW. */
+constexpr int HELD_MOST = 21, HELD_NARROW = 16;
 constexpr int held_threads(int units, bool last)
 {
-    return units > 8 || (units == 4 && !last) ? 512 : units == 2 ? 128 : last && units == 8 ? 320 : 384;
+    return units == HELD_MOST || (units != 8 && units > 2 && !last) ? 512
+           : units == 2                                             ? 128
+           : last && units == 8                                     ? 320
+                                                                    : 384;
 }
 constexpr int held_blocks(int units)
 {
-    return units > 8 ? 1 : units == 2 ? 6 : 2;
+    return units == HELD_MOST ? 1 : units == 2 ? 6 : 2;
 }
-template <typename T, int UNITS, bool LAST>
+template <typename T, int W, int UNITS, bool LAST>
 __global__ void __launch_bounds__(held_threads(UNITS, LAST), held_blocks(UNITS))
     tile_norm(const __grid_constant__ tile_params p)
 {
 #ifdef __CUDA_ARCH__
-    if constexpr (UNITS <= 8 || __CUDA_ARCH__ == 900)
-        tile_norm_body<T, UNITS, LAST>(p);
+    if constexpr (UNITS < HELD_MOST || __CUDA_ARCH__ == 900)
+        tile_norm_body<T, W, UNITS, LAST>(p);
 #endif
 }
 
-template <typename T, bool LAST>
-__global__ void __launch_bounds__(SLICE_THREADS, 2) tile_slices(const __grid_constant__ tile_params p)
+template <typename T, int W, bool LAST>
+__global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
+    tile_slices(const __grid_constant__ tile_params p)
 {
+    constexpr int UNITS = SLICE_UNITS<is_narrow<T, W>>;
     extern __shared__ float4 tile_storage[];
     const tile_memory memory(p, tile_storage);
     const int lane = (int)threadIdx.x % 32;
-    const tile_thread<T, LAST> t(p, blockIdx.x);
+    const tile_thread<T, W, LAST> t(p, blockIdx.x);
     pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + t.at(p, 0);
-    group_sums<VEC<T>, LAST ? VEC<T> : 1> sums;
-    for (int left = t.left; left > 0; left -= SLICE_UNITS * p.height, x += SLICE_UNITS * p.height * p.row[0]) {
-        packed<T> v[SLICE_UNITS];
+    group_sums<W, LAST ? W : 1> sums;
+    for (int left = t.left; left > 0; left -= UNITS * p.height, x += UNITS * p.height * p.row[0]) {
+        unit<T, W> v[UNITS];
         const int n = tile_load(p, x, left, v);
         sums.add(v, n);
     }
-    tile_share<T, LAST>(p, sums, memory);
+    tile_share<T, W, LAST>(p, sums, memory);
     __syncthreads();
     tile_groups(p, [&](int g) {
         const float4 all =
@@ -483,18 +505,20 @@ __global__ void __launch_bounds__(SLICE_THREADS, 2) tile_slices(const __grid_con
     });
 }
 
-template <typename T, bool LAST>
-__global__ void __launch_bounds__(SLICE_THREADS, 2) tile_write(const __grid_constant__ tile_params p)
+template <typename T, int W, bool LAST>
+__global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
+    tile_write(const __grid_constant__ tile_params p)
 {
+    constexpr int UNITS = SLICE_UNITS<is_narrow<T, W>>;
     extern __shared__ float4 tile_storage[];
     const tile_memory memory(p, tile_storage);
     const int lane = (int)threadIdx.x % 32;
-    const tile_thread<T, LAST> t(p, gridDim.x - 1 - blockIdx.x);
+    const tile_thread<T, W, LAST> t(p, gridDim.x - 1 - blockIdx.x);
     pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + t.at(p, 0);
     T *out = (T *)p.out + t.at(p, 1);
-    packed<T> v[SLICE_UNITS];
+    unit<T, W> v[UNITS];
     int left = t.left, n = tile_load(p, x, left, v);
     tile_affine<T>(p, t.tile, memory.affine);
     tile_groups(p, [&](int g) {
@@ -505,11 +529,11 @@ __global__ void __launch_bounds__(SLICE_THREADS, 2) tile_write(const __grid_cons
             memory.stats[g] = its;
     });
     __syncthreads();
-    tile_scale<T, LAST> scale(p, t, memory, memory.stats[0]);
+    tile_scale<T, W, LAST> scale(p, t, memory, memory.stats[0]);
     while (left > 0) {
         tile_store_act(p, v, n, scale, out);
-        left -= SLICE_UNITS * p.height;
-        x += SLICE_UNITS * p.height * p.row[0], out += SLICE_UNITS * p.height * p.row[1];
+        left -= UNITS * p.height;
+        x += UNITS * p.height * p.row[0], out += UNITS * p.height * p.row[1];
         n = tile_load(p, x, left, v);
     }
 }

@@ -58,6 +58,13 @@ __device__ __forceinline__ void prefetch_row(const void *row, int vectors)
 #endif
 }
 
+/* The same for bytes at any address; the last few may be left out. */
+__device__ __forceinline__ void prefetch_bytes(const void *at, int bytes)
+{
+    if (bytes >= 16)
+        prefetch_row((const void *)((uintptr_t)at & ~(uintptr_t)15), bytes / 16);
+}
+
 /* The same number, of which the compiler does not know that it is: what is made of it is made anew. Code that asks
    ahead finds its addresses so, from its block's index: shared with those that follow, they would cost a kernel
    registers and the order of its loads, also in the blocks that ask for nothing. */
@@ -143,6 +150,15 @@ static inline int64_t grid_for(int64_t work, int64_t per_block)
 {
     const int64_t blocks = ceil_div(work, per_block);
     return blocks < 0x7fffffff ? blocks : 0x7fffffff;
+}
+
+/* The thread's unit u of its UNITS. TILED: a warp's units are neighbours, so that their addresses differ by
+   constants; blocks then have whole warps. */
+template <bool TILED, int UNITS>
+__device__ __forceinline__ int unit_of(int u)
+{
+    const int thread = (int)threadIdx.x;
+    return TILED ? thread / 32 * (32 * UNITS) + thread % 32 + u * 32 : thread + u * (int)blockDim.x;
 }
 
 /* Threads for rows of `units` units, `each` in a thread and at most `most` in a block: long rows are cut into

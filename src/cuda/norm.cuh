@@ -7,6 +7,8 @@
 #include "norm_registers.cuh"
 #include "norm_shapes.cuh"
 
+#include <algorithm>
+
 template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int EACH,
           bool FULL, bool EARLY, int MOST, int BLOCKS>
 static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> p, int sm_count)
@@ -149,55 +151,76 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                                          round_norm);
 }
 
-/* The cut for norm_any. A row is in a block, or in a cluster, with few vectors in a thread or with many. */
-static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int64_t vectors)
+/* How norm_any takes a call of elements of `size` bytes in units of `width` elements. */
+static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
-    const bool few = g.rows.count <= 8 * (int64_t)sm_count;
-    const int clusters = adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
-    norm_parts parts = norm_parts_of(g);
-    if (parts == ADDING && vectors > 4 * any_threads(4, ADDING) * clusters)
-        parts = ALL_PARTS;
-    const int each = parts == ALL_PARTS ? 2 : 4;
-    const int64_t held = each * any_threads(each, parts), held_long = 8 * any_threads(8, parts); /* of a block */
-    norm_cut cut = {0, vectors > held ? clusters : 1, any_threads(0, ALL_PARTS), 1, parts};
-    const bool alone_in_block = parts == ALL_PARTS; /* 8 vectors a thread without a cluster */
-    if (!rows_are_near(g.rows) || g.dim > 1 << 28 ||
-        vectors > (clusters > 1     ? held_long * clusters
-                   : alone_in_block ? held_long
-                                    : held))
+    const int most_blocks =
+        adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
+    norm_cut cut = {};
+    cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
+    cut.units = g.dim / width;
+    cut.cluster = cut.rows = 1;
+    /* Units of a block alone, and of one in a cluster, at most. */
+    const int64_t held = any_held(width, size, cut.modulated, false) / width;
+    const int64_t threads = any_threads(cut.modulated, false), joined_threads = any_threads(cut.modulated, true);
+    const int64_t joined = joined_threads * any_held(width, size, cut.modulated, true) / width;
+    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * joined : threads * held);
+    if (!cut.held) {
+        cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
         return cut;
-    cut.cluster = 1;
-    cut.vectors = vectors <= (few ? 2 * any_threads(2, parts) : 32) ? 2
-                  : vectors <= held || (parts != ALL_PARTS && vectors <= held * clusters && (few || parts == ADDING))
-                      ? each
-                      : 8;
-    const int64_t most =
-        cut.vectors == 8 && !alone_in_block ? held_long / 2 : cut.vectors * any_threads(cut.vectors, parts);
-    while (cut.cluster < clusters && cut.cluster * most < vectors)
-        cut.cluster *= 2;
-    /* A few rows have a thread for each vector: a chain of one. */
-    cut.threads =
-        few && vectors <= any_threads(2, parts) ? vectors : ceil_div(ceil_div(vectors, cut.cluster), cut.vectors);
-    if (cut.threads > 32) {
-        cut.threads = ceil_div(cut.threads, 32) * 32;
-    } else {
-        int64_t power = 4; /* so that the ends of a row take few steps */
-        while (power < cut.threads)
-            power *= 2;
-        cut.threads = power;
     }
-    cut.rows = cut.threads >= 128 ? 1 : 128 / cut.threads < ANY_ROWS ? 128 / cut.threads : ANY_ROWS;
+    /* A few rows have many threads, so that each waits for little; long rows have more than a block's. */
+    const bool few = g.rows.count <= 4 * (int64_t)sm_count;
+    const int64_t each = few ? ANY_FEW / width : held;
+    if (g.dim <= ANY_LANES * ANY_SHORT && !(few && g.dim > ANY_LANES * ANY_SHORT / 2)) {
+        cut.threads = ANY_LANES;
+        cut.turns = (int)ceil_div(cut.units, ANY_LANES);
+        cut.rows = 128 / ANY_LANES;
+        return cut;
+    }
+    if (cut.units > threads * (g.rows.count < sm_count ? each : held) && most_blocks > 1) {
+        /* in as many blocks as it takes, or as there is room for */
+        cut.cluster = 2;
+        while (cut.cluster < most_blocks &&
+               (cut.units > cut.cluster * joined ||
+                (cut.units > cut.cluster * joined_threads * each && g.rows.count * cut.cluster < 2 * sm_count)))
+            cut.cluster *= 2;
+    }
+    const int64_t part = ceil_div(cut.units, cut.cluster), most = cut.cluster > 1 ? joined_threads : threads;
+    const int64_t warps = std::min(ceil_div(part, 32 * each), most / 32);
+    cut.threads = warps * 32;
+    cut.turns = (int)ceil_div(part, cut.threads);
+    cut.many = cut.turns > ANY_FEW / width;
+    cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
     return cut;
+}
+template <typename T, int W, bool CENTRED>
+static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g)
+{
+    const norm_cut cut = norm_cut_for(g, s, sizeof(T), W);
+    if constexpr (W == VEC<T>)
+        if (!cut.held) /* narrower units are held in more threads */
+            return norm_launch_any < T, sizeof(T) < 4 ? 2 : 1, CENTRED > (op, s, g);
+    if (!cut.held)
+        return cut.cluster > 1 ? norm_launch_loop<T, CENTRED, true>(op, s, g, cut)
+                               : norm_launch_loop<T, CENTRED, false>(op, s, g, cut);
+    return cut.modulated ? norm_launch_width<T, W, CENTRED, true>(op, s, g, cut)
+                         : norm_launch_width<T, W, CENTRED, false>(op, s, g, cut);
 }
 
 template <typename T, bool CENTRED>
 static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g)
 {
-    const adze_status status = g.aligned ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
-    const int64_t vectors = g.dim / VEC<T>; /* at most */
-    return status == ADZE_NO_KERNEL ? norm_launch_any<T, CENTRED>(op, s, g, vectors, norm_cut_for(g, s, vectors))
-                                    : status;
+    const adze_status status = g.width == 16 ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
+    if (status != ADZE_NO_KERNEL)
+        return status;
+    if (g.width == 16)
+        return norm_launch_any<T, VEC<T>, CENTRED>(op, s, g);
+    if constexpr (sizeof(T) < 4)
+        if (g.width > 1)
+            return norm_launch_any<T, 2, CENTRED>(op, s, g);
+    return norm_launch_any<T, 1, CENTRED>(op, s, g);
 }
 
 template <bool CENTRED>
@@ -211,11 +234,12 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     adze_rows_init(&p.rows, &a->x, NORM_TENSORS, tensors);
     if (p.dim == 0 || p.rows.count == 0)
         return ADZE_OK;
-    p.aligned = rows_aligned(&a->weight, p.dim) && rows_aligned(&a->bias, p.dim);
+    p.width = rows_width(&a->weight, p.dim);
+    p.width = std::min(p.width, rows_width(&a->bias, p.dim));
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
-        p.aligned = p.aligned && rows_aligned(tensors[t], p.dim);
+        p.width = std::min(p.width, rows_width(tensors[t], p.dim));
     }
     p.weight = a->weight.dtype ? a->weight.data : NULL;
     p.bias = a->bias.dtype ? a->bias.data : NULL;

@@ -1,11 +1,13 @@
 /* norm_any.cuh - any call of rms_norm and layer_norm, on CUDA: all options, any alignment, rows of any length.
 
-   blockDim.x threads share a row, a power of 2 below 32 or whole warps, and blockDim.y rows share a block. A row has
-   a body of vectors and single elements at its ends (unaligned.cuh). With VECTORS > 0 each thread holds so many
-   vectors, packed, from the one time x is read; IN_CLUSTER: the blocks of a cluster have a part of one row each. With
-   VECTORS 0 the row is read again for each pass; so are its ends, always. Options are branches on the call's
-   parameters, the same in all threads. SIDES: there may be more than x, weight and bias; vectors are then worked on
-   in a loop that walks the registers, which keeps what one needs from taking the registers of all. */
+   A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x threads
+   share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any holds a row in registers, as
+   floats: UNITS units in each thread, neighbours in neighbouring lanes, from the one time it is read. IN_CLUSTER: the
+   blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many to
+   count in 32 bits, and reads them again for each pass. Options are branches on the call's parameters, the same in
+   all threads and around the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their
+   tables, or an output of another dtype.
+ */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
 
@@ -13,22 +15,14 @@
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
-#include "unaligned.cuh"
+#include "unit.cuh"
 
-constexpr int ANY_MOST = 512, ANY_ROWS = 32, ANY_CLUSTER = 8; /* threads and rows of a block, blocks of a cluster */
-/* Vectors of a thread that are on their way in a loop; more than one spills where it was not measured. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int ANY_LOOP = 2;
-#else
-constexpr int ANY_LOOP = 1;
-#endif
+#include <type_traits>
 
-enum norm_parts { ALONE, ADDING, ALL_PARTS };
-/* Threads of a block, at most: as many as their registers allow. */
-constexpr int any_threads(int vectors, norm_parts parts)
-{
-    return vectors == 2 && parts == ALL_PARTS ? 192 : vectors > 4 && parts == ALONE ? ANY_MOST : 256;
-}
+constexpr int ANY_CLUSTER = 8;                    /* blocks, at most */
+constexpr int ANY_GROUP = 4;                      /* units that a warp leaves out together */
+constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
+constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
 enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
@@ -41,41 +35,34 @@ struct norm_params {
     int32_t rounding;
     uint32_t is_f32; /* by tensor: it is f32 where x is not */
     bool weight_f32, bias_f32;
-    bool aligned; /* all tensors' rows are multiples of 16 bytes at multiples of 16 bytes */
+    int width; /* elements that can be read at a time in all tensors: 16 for vectors of 16 bytes */
     adze_rows rows;
 };
 template <typename ROWS>
 struct norm_any_params {
     norm_params g;
-    int64_t part; /* vectors of a row in each block of a cluster */
-    uint32_t ask; /* the first blocks, which ask ahead for what they read */
+    int64_t units;     /* of a row */
+    int64_t part;      /* of them in each block of a cluster */
+    int32_t turns;     /* units of a thread */
+    uint32_t prefetch; /* the first blocks, which prefetch what they read */
     ROWS rows;
 };
-/* Rows that are held are near. */
-template <int VECTORS>
-using norm_rows_of = rows_for<(VECTORS > 0 ? 16 : 1), NORM_TENSORS>;
-template <int VECTORS>
-using norm_any_of = norm_any_params<norm_rows_of<VECTORS>>;
+typedef norm_any_params<near_rows<NORM_TENSORS>> norm_any_near;
+typedef norm_any_params<far_rows<NORM_TENSORS>> norm_any_far;
 
-/* All W values as a store and a load would leave them, if `condition`. */
+/* All W values as a store and a load would leave them. */
 template <typename T, int W>
-__device__ __forceinline__ void round_if(bool condition, float (&f)[W])
+__device__ __forceinline__ void round_unit(float (&f)[W])
 {
-    if (!condition)
-        return;
-    if constexpr (W == VEC<T>) {
-        packed<T> v;
-        v.set(f);
-        v.get(f);
-    } else {
-        f[0] = round_to<T>(f[0]);
-    }
+    unit<T, W> v;
+    v.set(f);
+    v.get(f);
 }
 
 /* Shared memory of a block; rows of more than a warp are few. */
 template <bool IN_CLUSTER>
 struct norm_shared {
-    float part[2][ANY_MOST / 64][ANY_MOST / 32];
+    float part[2][IN_CLUSTER ? 1 : 4][32];
     float2 blocks[2][IN_CLUSTER ? ANY_CLUSTER : 1];
 };
 
@@ -87,7 +74,7 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
     for (int mask = width / 2; mask; mask /= 2)
         v += __shfl_xor_sync(~0u, v, mask);
     if (blockDim.x > 32) {
-        float *mine = shared.part[I][threadIdx.y];
+        float *mine = shared.part[I][IN_CLUSTER ? 0 : threadIdx.y];
         if (threadIdx.x % 32 == 0)
             mine[threadIdx.x / 32] = v;
         __syncthreads();
@@ -108,18 +95,44 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
     return v;
 }
 
-/* A row of the call. What it does, it does for a vector or for a single element, from element i on. */
-template <typename T, typename ROWS>
-struct norm_view {
+/* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
+template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
+struct norm_piece {
+    /* Units of which the parameters are fetched together, and those that a warp leaves out together. */
+    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED ? 4 : 8) / W;
+    static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
+    typedef param_unit<T, W> param;
     const norm_any_params<ROWS> &p;
     typename ROWS::place place;
+    I first;   /* the thread's first unit */
+    int units; /* that the thread has */
+    int most;  /* that a thread of its warp has */
 
-    __device__ __forceinline__ const char *row(int t) const
+    struct params {
+        param weight[CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
+    };
+
+    /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
+    __device__ __forceinline__ void take(int thread, I begin, I end, int turns)
+    {
+        const I from = begin + (I)(thread / LANES) * (LANES * turns), lane = thread % LANES;
+        first = from + lane;
+        const I own = (end - first + LANES - 1) / LANES, of_warp = (end - from + LANES - 1) / LANES;
+        units = own < 0 ? 0 : own < turns ? (int)own : turns;
+        most = of_warp < 0 ? 0 : of_warp < turns ? (int)of_warp : turns;
+    }
+    __device__ __forceinline__ bool is_f32(int t) const { return sizeof(T) < 4 && p.g.is_f32 >> t & 1; }
+    /* Where the thread's first unit lies in a tensor. */
+    __device__ __forceinline__ const char *start(int t) const
     {
         return (const char *)p.g.data[t] +
-               p.rows.offset(place, t) * (int64_t)(p.g.is_f32 >> t & 1 ? sizeof(float) : sizeof(T));
+               (p.rows.offset(place, t) + (int64_t)first * W) * (int64_t)(is_f32(t) ? sizeof(float) : sizeof(T));
     }
-    /* Addresses are found again after this, rather than held in registers. */
+    __device__ __forceinline__ const char *start(const void *flat, bool f32) const
+    {
+        return (const char *)flat + (int64_t)first * W * (int64_t)(f32 ? sizeof(float) : sizeof(T));
+    }
+    /* Addresses are computed again after this, rather than held in registers. */
     __device__ __forceinline__ void forget()
     {
         if constexpr (sizeof place.first() == 4)
@@ -127,371 +140,434 @@ struct norm_view {
         else
             asm volatile("" : "+l"(place.first()));
     }
-    /* One of scale, shift and gate with its table, if any, of which own has been fetched. */
-    template <int W>
-    __device__ __forceinline__ void get_side(int t, const any_param<T, W> &own, int64_t i, float (&f)[W]) const
+    /* work(u) for units FROM..TO-1; a warp leaves out a group of which none of its threads has a unit. */
+    template <int FROM = 0, int TO = UNITS, typename F>
+    __device__ __forceinline__ void each(F work) const
     {
-        own.get(f);
+#pragma unroll
+        for (int g = FROM; g < TO; g += GROUP)
+            if (UNITS <= GROUP || g < most) {
+#pragma unroll
+                for (int u = g; u < g + GROUP && u < TO; u++)
+                    work(u);
+            }
+    }
+    template <int FROM, int TO>
+    __device__ __forceinline__ void fetch_units(const char *from, unit<T, W> *to) const
+    {
+        each<FROM, TO>([&](int u) {
+            to[u - FROM].fill(0);
+            if (u < units)
+                to[u - FROM].fetch((const T *)from + u * (LANES * W));
+        });
+    }
+    /* Parameters of units FROM... */
+    template <int FROM>
+    __device__ __forceinline__ void fetch_param(const char *from, bool f32, param (&to)[CHUNK]) const
+    {
+        const auto fetch = [&](auto wide) {
+            each<FROM, FROM + CHUNK>([&](int u) {
+                if (u < units)
+                    to[u - FROM].fetch(from, decltype(wide)::value, u * (LANES * W));
+            });
+        };
+        f32 ? fetch(std::true_type()) : fetch(std::false_type());
+    }
+    /* work(c, f) with the values f of each. */
+    template <typename F>
+    __device__ __forceinline__ static void with(const param (&of)[CHUNK], bool f32, F work)
+    {
+        const auto apply = [&](auto wide) {
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++) {
+                float f[W];
+                of[c].get(decltype(wide)::value, f);
+                work(c, f);
+            }
+        };
+        f32 ? apply(std::true_type()) : apply(std::false_type());
+    }
+    __device__ __forceinline__ static void round_all(bool condition, float (&y)[CHUNK][W])
+    {
+        if (sizeof(T) < 4 && condition) {
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+                round_unit<T>(y[c]);
+        }
+    }
+    /* One of scale, shift and gate with its table, if any, of which `own` has been fetched. */
+    template <int FROM>
+    __device__ __forceinline__ void with_table(int t, const param (&own)[CHUNK], float (&f)[CHUNK][W]) const
+    {
+        with(own, is_f32(t), [&](int c, float(&v)[W]) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[c][j] = v[j];
+        });
         if (p.g.data[t + TABLE]) {
-            float more[W];
-            any_load_param<T, W>(row(t + TABLE), p.g.is_f32 >> (t + TABLE) & 1, i, more);
+            param table[CHUNK];
+            fetch_param<FROM>(start(t + TABLE), is_f32(t + TABLE), table);
+            with(table, is_f32(t + TABLE), [&](int c, float(&v)[W]) {
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                f[j] += more[j];
-            round_if<T, W>(p.g.rounding & ADZE_ROUND_STEPS, f);
+                for (int j = 0; j < W; j++)
+                    f[c][j] += v[j];
+            });
+            round_all(p.g.rounding & ADZE_ROUND_STEPS, f);
         }
     }
-    /* From x to what is normalised. */
-    template <bool GATED, int W>
-    __device__ __forceinline__ void add_residual(int64_t i, const float (&residual)[W], float (&h)[W],
-                                                 bool store_sum) const
+    /* x, through the gate, and the residual, in units FROM... */
+    template <int FROM = 0>
+    __device__ __forceinline__ void add_residual(float (&h)[UNITS][W], bool store_sum) const
     {
-        if (GATED && p.g.data[GATE]) {
-            float gate[W];
-            any_param<T, W> own;
-            own.fetch(row(GATE), p.g.is_f32 >> GATE & 1, i);
-            get_side(GATE, own, i, gate);
+        if constexpr (FROM < UNITS) {
+            if (UNITS > GROUP && FROM >= most)
+                return;
+            unit<T, W> residual[CHUNK];
+            fetch_units<FROM, FROM + CHUNK>(start(RESIDUAL), residual);
+            if (MODULATED && p.g.data[GATE]) {
+                param own[CHUNK];
+                float gate[CHUNK][W];
+                fetch_param<FROM>(start(GATE), is_f32(GATE), own);
+                with_table<FROM>(GATE, own, gate);
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                h[j] *= gate[j];
-            round_if<T, W>(p.g.rounding & ADZE_ROUND_STEPS, h);
+                for (int c = 0; c < CHUNK; c++) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        gate[c][j] *= h[FROM + c][j];
+                }
+                round_all(p.g.rounding & ADZE_ROUND_STEPS, gate);
+#pragma unroll
+                for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        h[FROM + c][j] = FROM + c < units ? gate[c][j] : 0;
+            }
+            T *const to = (T *)start(SUM);
+            const bool store = store_sum && p.g.data[SUM], round = !(p.g.rounding & ADZE_FLOAT_SUM);
+            each<FROM, FROM + CHUNK>([&](int u) {
+                float f[W];
+                residual[u - FROM].get(f);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    h[u][j] += f[j];
+                unit<T, W> sum;
+                sum.set(h[u]);
+                if (store && u < units)
+                    sum.put(to + u * (LANES * W));
+                if (round)
+                    sum.get(h[u]);
+            });
+            add_residual<FROM + CHUNK>(h, store_sum);
         }
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            h[j] += residual[j];
-        if (store_sum && p.g.data[SUM])
-            any_store<T, W>((T *)row(SUM) + i, h);
-        round_if<T, W>(!(p.g.rounding & ADZE_FLOAT_SUM), h);
     }
-    template <int W>
-    __device__ __forceinline__ void get_early(const any_vector<16> &early, int64_t i, float (&f)[W]) const
+    /* What is normalised; units that the thread does not have are 0. */
+    __device__ __forceinline__ void read(float (&h)[UNITS][W], bool store_sum) const
     {
-        if constexpr (W > 1)
-            early.template get<T>(any_shift((const T *)p.g.weight + i), f);
+        unit<T, W> x[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            x[u].fill(0);
+        fetch_units<0, UNITS>(start(X), x);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            x[u].get(h[u]);
+        if (p.g.data[RESIDUAL])
+            add_residual(h, store_sum);
     }
-    /* From the normalised value to what is stored. EARLY: a weight of dtype T has been fetched. */
-    template <bool SIDES, bool EARLY, int W>
-    __device__ __forceinline__ void write(int64_t i, const any_vector<16> &early, float (&y)[W]) const
+    __device__ __forceinline__ float sum(const float (&h)[UNITS][W]) const
     {
-        const bool has_scale = SIDES && p.g.data[SCALE], has_shift = SIDES && p.g.data[SHIFT];
-        const bool steps = p.g.rounding & ADZE_ROUND_STEPS && (has_scale || has_shift);
-        any_param<T, W> scale, shift; /* both are on their way before one is used */
-        float f[W];
-        if (has_scale)
-            scale.fetch(row(SCALE), p.g.is_f32 >> SCALE & 1, i);
-        if (has_shift)
-            shift.fetch(row(SHIFT), p.g.is_f32 >> SHIFT & 1, i);
-        round_if<T, W>(p.g.rounding & ADZE_ROUND_NORM, y);
-        if (p.g.weight) {
-            if (EARLY && !p.g.weight_f32)
-                get_early(early, i, f);
-            else
-                any_load_param<T, W>(p.g.weight, p.g.weight_f32, i, f);
+        float sum = 0;
+        each([&](int u) {
 #pragma unroll
             for (int j = 0; j < W; j++)
-                y[j] *= f[j] + p.g.weight_offset;
-        }
-        if (p.g.bias) {
-            any_load_param<T, W>(p.g.bias, p.g.bias_f32, i, f);
+                sum += h[u][j];
+        });
+        return sum;
+    }
+    template <bool CENTRED>
+    __device__ __forceinline__ float squares(const float (&h)[UNITS][W], float mean) const
+    {
+        float sum = 0;
+        each([&](int u) {
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] += f[j];
+            for (int j = 0; j < W; j++) {
+                const float d = CENTRED ? (u < units ? h[u][j] - mean : 0) : h[u][j];
+                sum += d * d;
+            }
+        });
+        return sum;
+    }
+    /* What multiplies units FROM.. and is added to them. */
+    template <int FROM>
+    __device__ __forceinline__ void fetch_params(params &to) const
+    {
+        if (p.g.weight)
+            fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
+        if constexpr (MODULATED) {
+            if (p.g.data[SCALE])
+                fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
+            if (p.g.data[SHIFT])
+                fetch_param<FROM>(start(SHIFT), is_f32(SHIFT), to.shift);
         }
-        round_if<T, W>(steps, y);
+    }
+    /* From what is normalised to what is stored, in units FROM... The parameters of the first have been fetched. */
+    template <int FROM = 0>
+    __device__ __forceinline__ void write(const float (&h)[UNITS][W], params &given, float mean, float factor) const
+    {
+        if constexpr (FROM < UNITS) {
+            if (UNITS > GROUP && FROM >= most)
+                return;
+            const bool has_scale = MODULATED && p.g.data[SCALE], has_shift = MODULATED && p.g.data[SHIFT];
+            const bool steps = p.g.rounding & ADZE_ROUND_STEPS && (has_scale || has_shift);
+            float y[CHUNK][W];
+            if (FROM > 0)
+                fetch_params<FROM>(given);
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[c][j] = (h[FROM + c][j] - mean) * factor;
+            round_all(p.g.rounding & ADZE_ROUND_NORM, y);
+            if (p.g.weight)
+                with(given.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        y[c][j] *= f[j] + p.g.weight_offset;
+                });
+            if (p.g.bias) {
+                param bias[CHUNK];
+                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, bias);
+                with(bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
+#pragma unroll
+                    for (int j = 0; j < W; j++)
+                        y[c][j] += f[j];
+                });
+            }
+            if constexpr (MODULATED)
+                modulate<FROM>(y, given, has_scale, has_shift, steps);
+            const char *const to = start(OUT);
+            if (MODULATED && is_f32(OUT)) {
+                each<FROM, FROM + CHUNK>([&](int u) {
+                    if (u < units)
+                        store_floats((float *)to + u * (LANES * W), y[u - FROM]);
+                });
+            } else {
+                each<FROM, FROM + CHUNK>([&](int u) {
+                    unit<T, W> out;
+                    out.set(y[u - FROM]);
+                    if (u < units)
+                        out.put((T *)to + u * (LANES * W));
+                });
+            }
+            write<FROM + CHUNK>(h, given, mean, factor);
+        }
+    }
+    template <int FROM>
+    __device__ __forceinline__ void modulate(float (&y)[CHUNK][W], const params &given, bool has_scale,
+                                             bool has_shift, bool steps) const
+    {
+        float f[CHUNK][W];
+        round_all(steps, y);
         if (has_scale) {
-            get_side(SCALE, scale, i, f);
+            with_table<FROM>(SCALE, given.scale, f);
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                f[j] += 1;
-            round_if<T, W>(steps, f);
+            for (int c = 0; c < CHUNK; c++)
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] *= f[j];
-            round_if<T, W>(steps && has_shift, y);
+                for (int j = 0; j < W; j++)
+                    f[c][j] += 1;
+            round_all(steps, f);
+#pragma unroll
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[c][j] *= f[c][j];
+            round_all(steps && has_shift, y);
         }
         if (has_shift) {
-            get_side(SHIFT, shift, i, f);
+            with_table<FROM>(SHIFT, given.shift, f);
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                y[j] += f[j];
+            for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[c][j] += f[c][j];
         }
-        if (p.g.is_f32 >> OUT & 1)
-            any_store<float, W>((float *)row(OUT) + i, y);
-        else
-            any_store<T, W>((T *)row(OUT) + i, y);
     }
 };
 
-/* Asks ahead for the thread's first vector of x and residual, and for the weight. */
-template <typename T, norm_parts PARTS, typename ROWS>
-__device__ __forceinline__ void norm_any_ask(const norm_any_params<ROWS> &p, uint32_t r, int32_t first)
+/* The first thread of a row prefetches what the block reads of it: `units` units from `first` on. */
+template <typename T, int W, bool MODULATED>
+__device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32_t r, int first, int units)
 {
-    const norm_view<T, ROWS> v = {p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1)};
-    const int64_t at = (int64_t)(first + (int)threadIdx.x) * VEC<T>;
-    if (at >= p.g.dim)
+    const norm_piece<T, W, 1, 1, MODULATED, near_rows<NORM_TENSORS>, int> piece = {
+        p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1), first, 0, 0};
+    const int bytes = units * W * (int)sizeof(T), wide = units * W * (int)sizeof(float);
+    prefetch_bytes(piece.start(X), bytes);
+    if (p.g.data[RESIDUAL])
+        prefetch_bytes(piece.start(RESIDUAL), bytes);
+    if (threadIdx.y > 0 || blockIdx.x >= cluster_size())
         return;
-    prefetch((const T *)v.row(X) + at);
-    if (PARTS != ALONE && p.g.data[RESIDUAL])
-        prefetch((const T *)v.row(RESIDUAL) + at);
-    if (p.g.weight && blockIdx.x == 0)
-        prefetch((const T *)p.g.weight + at);
+    if (p.g.weight)
+        prefetch_bytes(piece.start(p.g.weight, p.g.weight_f32), p.g.weight_f32 ? wide : bytes);
+    for (int t = SCALE; t < NORM_TENSORS && MODULATED; t++)
+        if (p.g.data[t])
+            prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Row r; beyond the last row, that one again without a store: shuffles and barriers want all threads. */
-template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUSTER, typename I, typename R>
-__device__ __forceinline__ void norm_any_row(const norm_any_of<VECTORS> &p, R r, norm_shared<IN_CLUSTER> &shared)
+/* Elements that a thread holds, many or few. A thread with many has 64 bytes in flight, which is what the memory
+   needs with as many threads as their registers allow. Parameters of a modulation take registers, above all in wide
+   units. */
+constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
-    constexpr bool HELD = VECTORS > 0, SIDES = PARTS == ALL_PARTS, ADDS = PARTS != ALONE;
-    constexpr int W = VEC<T>, N = HELD ? VECTORS : ANY_LOOP;
-    constexpr bool EARLY = !SIDES && HELD && N <= (ADDS ? 2 : 4); /* weights are fetched before the sum is known */
-    const bool writes = r < p.rows.count;
-    norm_view<T, norm_rows_of<VECTORS>> v = {p, p.rows.split(writes ? r : p.rows.count - 1)};
-    const I threads = (I)blockDim.x;
-    const any_cut<I> cut(p.g.is_f32 >> OUT & 1 ? (const T *)NULL : (const T *)v.row(OUT), (I)p.g.dim, p.g.aligned);
-    const I begin = (I)threadIdx.x + (IN_CLUSTER ? (I)(cluster_rank() * p.part) : 0);
-    const I end = IN_CLUSTER ? min(cut.vectors, (I)((cluster_rank() + 1) * p.part)) : cut.vectors;
-    const int ends = !IN_CLUSTER || cluster_rank() == 0 ? cut.ends : 0;
-    const bool adds = ADDS && p.g.data[RESIDUAL], again = adds && (!HELD || p.g.rounding & ADZE_FLOAT_SUM);
-    const T *const x_row = (const T *)v.row(X) + cut.head;
-    const T *const residual_row = ADDS ? (const T *)v.row(RESIDUAL) + cut.head : x_row;
-    packed<T> x[N], residual[ADDS ? N : 1];
-    any_vector<16> weight[EARLY ? N : 1];
-
-    const auto align = [](const any_vector<16> &raw, int shift) {
-        uint32_t w[4];
-        raw.template align<T>(shift, w);
-        return packed<T>{make_uint4(w[0], w[1], w[2], w[3])};
-    };
-    const auto fetch = [&](I from) {
-        any_vector<16> raw[N], raw_residual[ADDS ? N : 1];
-#pragma unroll
-        for (int n = 0; n < N; n++)
-            if (from + n * threads < end) {
-                raw[n].fetch(x_row + (from + n * threads) * W);
-                if constexpr (ADDS)
-                    if (adds)
-                        raw_residual[n].fetch(residual_row + (from + n * threads) * W);
-            }
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            x[n] = align(raw[n], any_shift(x_row));
-            if constexpr (ADDS)
-                residual[n] = align(raw_residual[n], any_shift(residual_row));
-        }
-    };
-    /* work(n, i, h, now, residual) on each vector that the thread has, of which h are the values now; it returns what
-       is held. */
-    const auto each = [&](I from, auto work) {
-        if constexpr (SIDES) {
-#pragma unroll 1
-            for (int n = 0; n < N; n++, from += threads) {
-                packed<T> now = x[0];
-                const packed<T> beside = residual[0];
-                v.forget();
-                if (from < end) {
-                    float h[W];
-                    now.get(h);
-                    now = work(0, cut.template vector<W>(from), h, now, beside);
-                }
-#pragma unroll
-                for (int i = 0; i + 1 < N; i++)
-                    x[i] = x[i + 1], residual[i] = residual[i + 1];
-                x[N - 1] = now, residual[N - 1] = beside;
-            }
-        } else {
-#pragma unroll
-            for (int n = 0; n < N; n++)
-                if (from + n * threads < end) {
-                    float h[W];
-                    x[n].get(h);
-                    x[n] = work(n, cut.template vector<W>(from + n * threads), h, x[n], residual[ADDS ? n : 0]);
-                }
-        }
-    };
-    const auto add_residual = [&](I i, float(&h)[W], packed<T> beside, bool store_sum) {
-        float f[W];
-        beside.get(f);
-        v.template add_residual<SIDES>(i, f, h, store_sum);
-    };
-    const auto pass = [&](auto work) {
-        if constexpr (HELD) {
-            each(begin, work);
-        } else {
-#pragma unroll 1
-            for (I from = begin; from < end; from += N * threads) {
-                fetch(from);
-                each(from, work);
-            }
-        }
-    };
-    /* work(i, h) on each single element that the thread has. */
-    const auto pass_ends = [&](bool store_sum, auto work) {
-#pragma unroll 1
-        for (int e = (int)threadIdx.x; e < ends; e += (int)blockDim.x) {
-            const I i = cut.template end<W>(e);
-            float h[1];
-            any_load(x_row - cut.head + i, h);
-            if (adds) {
-                float other[1];
-                any_load(residual_row - cut.head + i, other);
-                v.template add_residual<SIDES>(i, other, h, store_sum);
-            }
-            work(i, h);
-        }
-    };
-    if (HELD)
-        fetch(begin);
-
-    float sum = 0, mean = 0;
-    const auto add = [&](const auto &h) {
-#pragma unroll
-        for (int j = 0; j < (int)(sizeof h / sizeof(float)); j++)
-            sum += CENTRED ? h[j] : h[j] * h[j];
-    };
-    pass_ends(false, [&](I, float(&h)[1]) { add(h); });
-    pass([&](int, I i, float(&h)[W], packed<T> now, packed<T> beside) {
-        if (adds) {
-            add_residual(i, h, beside, writes && !again);
-            if (!again)
-                now.set(h);
-        }
-        add(h);
-        return now;
-    });
-    if constexpr (EARLY)
-        if (p.g.weight && !p.g.weight_f32) {
-#pragma unroll
-            for (int n = 0; n < N; n++)
-                if (begin + n * threads < end)
-                    weight[n].fetch((const T *)p.g.weight + cut.template vector<W>(begin + n * threads));
-        }
-    if (IN_CLUSTER)
-        cluster_wait();
-    sum = any_total<0>(sum, shared);
-    if (CENTRED) {
-        mean = sum * p.g.inverse_dim;
-        sum = 0;
-        const auto add_square = [&](const auto &h) {
-#pragma unroll
-            for (int j = 0; j < (int)(sizeof h / sizeof(float)); j++)
-                sum += (h[j] - mean) * (h[j] - mean);
-        };
-        pass_ends(false, [&](I, float(&h)[1]) { add_square(h); });
-        pass([&](int, I i, float(&h)[W], packed<T> now, packed<T> beside) {
-            if (again)
-                add_residual(i, h, beside, false);
-            add_square(h);
-            return now;
-        });
-        sum = any_total<1>(sum, shared);
-    }
-    if (!writes)
-        return;
-    const float factor = rsqrtf(sum * p.g.inverse_dim + p.g.eps);
-    pass([&](int n, I i, float(&h)[W], packed<T> now, packed<T> beside) {
-        if (again)
-            add_residual(i, h, beside, true);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            h[j] = (h[j] - mean) * factor;
-        v.template write<SIDES, EARLY>(i, weight[EARLY ? n : 0], h);
-        return now;
-    });
-    pass_ends(true, [&](I i, float(&h)[1]) {
-        h[0] = (h[0] - mean) * factor;
-        v.template write<SIDES, false>(i, weight[0], h);
-    });
+    const bool wide = modulated && width * size == 16;
+    return (in_cluster ? !wide : size < 4 && !modulated) ? 32 : 16;
 }
-
-/* Blocks of a multiprocessor, at least: this bounds the registers. */
-template <int VECTORS, norm_parts PARTS>
+constexpr int ANY_FEW = 8;
+/* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
+constexpr int any_threads(bool modulated, bool in_cluster)
+{
+    return modulated && !in_cluster ? 256 : 512;
+}
+constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
+{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int norm_any_blocks = VECTORS == 0 || VECTORS > 4                              ? 1
-                                : PARTS == ALL_PARTS || (PARTS == ADDING && VECTORS > 2) ? 2
-                                : VECTORS > 2 || PARTS == ADDING                         ? 3
-                                                                                         : 4;
+    return in_cluster ? 1 : modulated ? (width == 8 ? 2 : 3) : elements > 8 ? 2 : 3;
 #else
-constexpr int norm_any_blocks = 1;
+    return 1;
 #endif
+}
 
-template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(VECTORS, PARTS), norm_any_blocks<VECTORS, PARTS>)
-    norm_any(const __grid_constant__ norm_any_of<VECTORS> p)
+/* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
+template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
+__global__ void __launch_bounds__(any_threads(MODULATED, IN_CLUSTER), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+    norm_any(const __grid_constant__ norm_any_near p)
 {
-    __shared__ __align__(16) norm_shared<IN_CLUSTER> shared;
+    typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
+    __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
+    const uint32_t block = IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x;
+    const uint32_t r = block * blockDim.y + threadIdx.y;
+    const int begin = IN_CLUSTER ? cluster_rank() * (int)p.part : 0;
+    const int end = IN_CLUSTER ? min((int)p.units, begin + (int)p.part) : (int)p.units;
     pdl_launch_next();
-    const uint32_t size = IN_CLUSTER ? (uint32_t)cluster_size() : 1;
-    if constexpr (VECTORS > 0) {
-        const uint32_t r = blockIdx.x / size * blockDim.y + threadIdx.y;
-        if (blockIdx.x < p.ask)
-            norm_any_ask<T, PARTS>(p, anew(r), IN_CLUSTER ? cluster_rank() * (int32_t)p.part : 0);
-        pdl_wait();
-        norm_any_row<T, CENTRED, VECTORS, PARTS, IN_CLUSTER, int32_t>(p, r, shared);
-    } else {
-        pdl_wait();
-        for (int64_t r = blockIdx.x / size; r < p.rows.count; r += gridDim.x / size) {
-            norm_any_row<T, CENTRED, 0, ALL_PARTS, IN_CLUSTER, int64_t>(p, r, shared);
-            if constexpr (IN_CLUSTER)
-                cluster_arrive(); /* shared is used again: norm_any_row waits */
-            else
-                __syncthreads();
+    if (blockIdx.x < p.prefetch && threadIdx.x == 0)
+        norm_any_prefetch<T, W, MODULATED>(p, r, begin, end - begin);
+    /* Beyond the last row, that one again without a store: shuffles and barriers want all threads. */
+    const bool writes = r < p.rows.count;
+    piece_type piece = {p, p.rows.split(writes ? r : p.rows.count - 1), 0, 0, 0};
+    piece.take((int)threadIdx.x, begin, end, p.turns);
+    float h[UNITS][W];
+    typename piece_type::params params;
+    pdl_wait();
+    piece.read(h, writes);
+    piece.template fetch_params<0>(params); /* before the sum is known */
+    if (IN_CLUSTER)
+        cluster_wait();
+    float mean = 0;
+    if constexpr (CENTRED)
+        mean = any_total<0>(piece.sum(h), shared) * p.g.inverse_dim;
+    const float square = any_total<1>(piece.template squares<CENTRED>(h, mean), shared);
+    if (!writes)
+        return;
+    piece.forget();
+    piece.write(h, params, mean, rsqrtf(square * p.g.inverse_dim + p.g.eps));
+}
+
+template <typename T, bool CENTRED, bool IN_CLUSTER>
+__global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_far p)
+{
+    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
+    __shared__ norm_shared<IN_CLUSTER> shared;
+    const int64_t blocks = IN_CLUSTER ? cluster_size() : 1;
+    const int64_t begin = IN_CLUSTER ? cluster_rank() * p.part : 0;
+    const int64_t end = IN_CLUSTER ? min(p.units, begin + p.part) : p.units;
+    if constexpr (IN_CLUSTER)
+        cluster_arrive();
+    pdl_launch_next();
+    pdl_wait();
+    for (int64_t r = blockIdx.x / blocks; r < p.rows.count; r += gridDim.x / blocks) {
+        piece_type piece = {p, p.rows.split(r), 0, 0, 0};
+        float h[LOOP_UNITS][1], sum = 0, mean = 0;
+        const auto pass = [&](bool store_sum, auto work) {
+#pragma unroll 1
+            for (int64_t from = begin; from < end; from += LOOP_UNITS * LOOP_THREADS) {
+                piece.take((int)threadIdx.x, from, end, LOOP_UNITS);
+                piece.forget();
+                piece.read(h, store_sum);
+                work();
+            }
+        };
+        if constexpr (CENTRED) {
+            pass(false, [&] { sum += piece.sum(h); });
+            if (IN_CLUSTER)
+                cluster_wait();
+            mean = any_total<0>(sum, shared) * p.g.inverse_dim;
+            sum = 0;
         }
-        if constexpr (IN_CLUSTER)
+        pass(false, [&] { sum += piece.template squares<CENTRED>(h, mean); });
+        if (IN_CLUSTER && !CENTRED)
             cluster_wait();
+        const float factor = rsqrtf(any_total<1>(sum, shared) * p.g.inverse_dim + p.g.eps);
+        pass(true, [&] {
+            typename piece_type::params params;
+            piece.template fetch_params<0>(params);
+            piece.write(h, params, mean, factor);
+        });
+        if constexpr (IN_CLUSTER)
+            cluster_arrive(); /* shared is used again */
+        else
+            __syncthreads();
     }
+    if constexpr (IN_CLUSTER)
+        cluster_wait();
 }
 
-static norm_parts norm_parts_of(const norm_params &g)
-{
-    return g.data[GATE] || g.data[SCALE] || g.data[SHIFT] ? ALL_PARTS : g.data[RESIDUAL] ? ADDING : ALONE;
-}
-
-/* How a row is cut: `threads` of a row in each of `cluster` blocks, which have `rows` rows. */
+/* How a call is cut: `threads` of a row, with `turns` units each, in each of `cluster` blocks, which have `rows`
+   rows. `held`: in registers at all. `many`: a thread holds many elements. */
 struct norm_cut {
-    int vectors, cluster;
-    int64_t threads, rows;
-    norm_parts parts;
+    bool held, many, modulated;
+    int cluster, turns;
+    int64_t units, threads, rows;
 };
-template <typename T, bool CENTRED, int VECTORS, norm_parts PARTS, bool IN_CLUSTER>
-static adze_status norm_launch_cut(const char *op, adze_stream s, const norm_params &g, int64_t vectors,
-                                   const norm_cut &cut)
+template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
+static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-    norm_any_of<VECTORS> p = {};
+    norm_any_near p = {};
+    const int64_t vectors = ceil_div(cut.units * W, VEC<T>), threads = cut.threads * cut.rows;
     p.g = g;
-    p.part = ceil_div(vectors, cut.cluster);
-    p.ask = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2, cut.threads * cut.rows,
-                          cut.threads * cut.rows, 32);
-    if constexpr (VECTORS > 0)
-        p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
-    else
-        static_cast<adze_rows &>(p.rows) = g.rows;
-    return launch(op, s, norm_any<T, CENTRED, VECTORS, PARTS, IN_CLUSTER>,
+    p.units = cut.units;
+    p.part = ceil_div(cut.units, cut.cluster);
+    p.turns = cut.turns;
+    p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
+                               ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
+    p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
+    return launch(op, s, norm_any<T, W, CENTRED, LANES, UNITS, MODULATED, IN_CLUSTER>,
                   grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
                   launch_shape(0, (unsigned)cut.cluster), p);
 }
-template <typename T, bool CENTRED>
-static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g, int64_t vectors,
-                                   const norm_cut &cut)
+template <typename T, int W, bool CENTRED, bool MODULATED>
+static adze_status norm_launch_width(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-#define CUT(vectors_, parts_, in_cluster)                                                                            \
-    if (cut.vectors == vectors_ && parts == parts_ && (cut.cluster > 1) == in_cluster)                               \
-        return norm_launch_cut<T, CENTRED, vectors_, parts_, in_cluster>(op, s, g, vectors, cut);
-    const norm_parts parts = cut.vectors ? cut.parts : ALL_PARTS;
-    CUT(2, ALONE, false)
-    CUT(4, ALONE, false)
-    CUT(4, ALONE, true)
-    CUT(8, ALONE, true)
-    CUT(2, ADDING, false)
-    CUT(4, ADDING, false)
-    CUT(4, ADDING, true)
-    CUT(2, ALL_PARTS, false)
-    CUT(8, ALL_PARTS, false)
-    CUT(8, ALL_PARTS, true)
-    CUT(0, ALL_PARTS, true)
-    return norm_launch_cut<T, CENTRED, 0, ALL_PARTS, false>(op, s, g, vectors, cut);
-#undef CUT
+    constexpr int MANY = any_held(W, sizeof(T), MODULATED, false) / W, FEW = ANY_FEW / W;
+    constexpr int JOINED = any_held(W, sizeof(T), MODULATED, true) / W;
+    if (cut.threads == ANY_LANES)
+        return norm_launch_held<T, W, CENTRED, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
+    if (cut.cluster > 1)
+        return norm_launch_held<T, W, CENTRED, 32, JOINED, MODULATED, true>(op, s, g, cut);
+    return cut.many ? norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, false>(op, s, g, cut)
+                    : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, false>(op, s, g, cut);
+}
+template <typename T, bool CENTRED, bool IN_CLUSTER>
+static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
+{
+    norm_any_far p = {};
+    p.g = g;
+    p.units = g.dim;
+    p.part = ceil_div(g.dim, cut.cluster);
+    static_cast<adze_rows &>(p.rows) = g.rows;
+    const int64_t rows = g.rows.count < 0x7fffffff / ANY_CLUSTER ? g.rows.count : 0x7fffffff / ANY_CLUSTER;
+    return launch(op, s, norm_loop<T, CENTRED, IN_CLUSTER>, rows * cut.cluster, dim3(LOOP_THREADS),
+                  launch_shape(0, (unsigned)cut.cluster), p);
 }
 
 #endif

@@ -25,15 +25,6 @@
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
-#define ANY_FORMS(X, norm)                                                                                           \
-    X(T, ADZE_ROPE_HALF, false, norm)                                                                                \
-    X(T, ADZE_ROPE_HALF, true, norm)                                                                                 \
-    X(T, ADZE_ROPE_INTERLEAVED, false, norm)                                                                         \
-    X(T, ADZE_ROPE_INTERLEAVED, true, norm)                                                                          \
-    X(float, ADZE_ROPE_HALF, false, norm)                                                                            \
-    X(float, ADZE_ROPE_HALF, true, norm)                                                                             \
-    X(float, ADZE_ROPE_INTERLEAVED, false, norm)                                                                     \
-    X(float, ADZE_ROPE_INTERLEAVED, true, norm)
 #define ACROSS_FORMS(X)                                                                                              \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
@@ -41,10 +32,9 @@
 
 /* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
 template <typename T>
-static bool rope_lean_of(const adze_rotary &r, bool norm, bool any, rope_lean_params *p)
+static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
 {
-    const int64_t W = any ? VEC<T> / 2 : VEC<T>;
-    constexpr int64_t most = 0x7fffffff;
+    constexpr int64_t W = VEC<T>, most = 0x7fffffff;
     bool in_place = true;
     for (const adze_rotary_side &side : r.side) {
         if (side.heads == 0)
@@ -72,8 +62,7 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, bool any, rope_lean_pa
         lean = lean && side.heads <= most / r.head_dim;
         lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
                llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
-        lean = lean && (!norm || any || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
-        p->weight_f32[k] = side.weight_dtype == ADZE_F32 && r.dtype != ADZE_F32;
+        lean = lean && (!norm || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
         to.x = side.x, to.out = side.out, to.weight = side.weight;
         for (int d = 0; d < 2; d++)
             to.x_stride[d] = side.x_stride[d], to.out_stride[d] = side.out_stride[d];
@@ -92,7 +81,6 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, bool any, rope_lean_pa
     p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
     p->eps = r.eps;
     p->weight_offset = r.weight_offset;
-    p->rounding = r.rounding;
     return lean;
 }
 
@@ -115,13 +103,13 @@ static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lea
                   dim3((unsigned)threads), 0, p);
 }
 
-/* One head a thread while the card has room for all threads, for f32, whose heads are twice as long, and for what few
-   models call; else two. */
+/* One head a thread while the card has room for all threads, for f32, whose heads are twice as long, and for parts of
+   heads that few models have; else two. */
 template <typename T, typename FORM>
 static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
 {
     const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
-    if constexpr (sizeof(T) < 4 && !FORM::ANY && (!FORM::REST || (!FORM::NORM && FORM::STEPS)))
+    if constexpr (sizeof(T) < 4 && (!FORM::REST || (!FORM::NORM && FORM::STEPS)))
         if (threads > SM_THREADS * adze_cuda_sm_count(stream.device))
             return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
     return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
@@ -147,32 +135,29 @@ static bool rope_has_form(const adze_rotary &r, bool norm)
 {
     constexpr bool f32_table = sizeof(typename FORM::S) == 4;
     const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
-    if (FORM::ANY)
-        return FORM::PAIRS == r.pairs && FORM::NORM == norm && FORM::ONCE == (r.once != 0) &&
-               f32_table == (r.table_dtype == ADZE_F32);
     return FORM::PAIRS == r.pairs && FORM::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
            (FORM::ONCE == (r.once != 0) || (!FORM::ONCE && !FORM::INTERLEAVED && !f32_table)) &&
            (sizeof(T) == 4 || (FORM::ROUND & ~NO_NORM) == round) &&
            (FORM::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
 }
 
-/* Takes a call, if it is one of those; false: it is not. ANY: in vectors of 8 bytes, which may lie anywhere. */
-template <typename T, bool NORM, bool ANY>
+/* Takes a call, if it is one of those; false: it is not. */
+template <typename T, bool NORM>
 static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
                           bool const_tables, adze_status *status)
 {
     rope_lean_params p = {};
-    if (!rope_lean_of<T>(r, NORM, ANY, &p))
+    if (!rope_lean_of<T>(r, NORM, &p))
         return false;
     const int64_t tokens = r.batch * r.seq;
     const int most = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
     p.side[0].inverse = inverse[0], p.side[1].inverse = inverse[1];
     p.const_tables = const_tables;
-    if (r.across_heads && (ANY || most > ACROSS_THREADS / p.lanes))
+    if (r.across_heads && most > ACROSS_THREADS / p.lanes)
         return false;
 #define TRY(kernel, rest, table, pairs, once, round)                                                                 \
     {                                                                                                                \
-        typedef rope_form<table, pairs, once, round, rest, ANY> form;                                                \
+        typedef rope_form<table, pairs, once, round, rest> form;                                                     \
         if constexpr (sizeof(T) < 4 || !(form::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                        \
             if (rope_has_form<T, form>(r, NORM)) {                                                                   \
                 *status = kernel<T, form>(op, stream, p, tokens);                                                    \
@@ -183,13 +168,7 @@ static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary 
 #define TRY_REST(...)   TRY(rope_pick_heads, true, __VA_ARGS__)
 #define TRY_ACROSS(...) TRY(rope_launch_across, false, __VA_ARGS__)
     const bool rest = p.turning < p.lanes;
-    if constexpr (ANY) {
-        if (rest) {
-            ANY_FORMS(TRY_REST, NORM ? 0 : NO_NORM)
-        } else {
-            ANY_FORMS(TRY_HEADS, NORM ? 0 : NO_NORM)
-        }
-    } else if constexpr (!NORM) {
+    if constexpr (!NORM) {
         if (rest) {
             ROPE_FORMS(TRY_REST)
         } else {

@@ -47,7 +47,7 @@ struct rope_share {
 
     __device__ __forceinline__ rope_share(const rope_lean_params &p, uint32_t block)
     {
-        constexpr int W = rope_width<T, FORM>;
+        constexpr int W = VEC<T>;
         int group = (int)(threadIdx.x * p.inverse_width >> 16);
         lane = (int)threadIdx.x - group * p.width;
         uint32_t index = block >> p.parts_log2;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void rope_ask(const rope_lean_params &p)
             prefetch(t.from + h * t.x_head), prefetch(t.from + h * t.x_head + t.apart);
     if (t.lane == (int)threadIdx.x && t.turns)
         rope_columns<T, FORM>::ask(p, t.token.b, t.token.s, t.lane);
-    if (FORM::NORM && !FORM::ANY)
+    if (FORM::NORM)
         rope_ask_weights<T, false>(p, block);
 }
 
@@ -116,12 +116,12 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
         pdl_wait();
 
     rope_columns<T, FORM> tables;
-    rope_vector<T, FORM> x[HEADS][2];
-    typename std::conditional<FORM::ANY, rope_any_weight<T, FORM>, rope_weight<T, FORM>>::type weight;
+    rope_vector<T> x[HEADS][2];
+    rope_vector<T> weight[2];
     if (turns)
         tables.read(p, b, s, lane);
     if (FORM::NORM && heads > 0)
-        weight.read(p, k, k ? p.side[1].weight : p.side[0].weight, at, apart);
+        rope_read_weight<T>(k ? p.side[1].weight : p.side[0].weight, at, apart, weight);
     if (p.const_tables)
         pdl_wait();
 #pragma unroll
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
     if constexpr (FORM::NORM) {
 #pragma unroll
         for (int h = 0; h < HEADS; h++)
-            sum[h] = h < heads ? rope_squares<T, FORM>(x[h]) : 0;
+            sum[h] = h < heads ? rope_squares<T>(x[h]) : 0;
         for (int mask = p.width / 2; mask; mask /= 2)
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
@@ -150,13 +150,10 @@ __global__ void __launch_bounds__(LEAN_THREADS, rope_blocks<FORM, HEADS>)
             float scale = 1;
             if constexpr (FORM::NORM) {
                 x[h][0].keep(), x[h][1].keep();
-                weight.keep();
+                weight[0].keep(), weight[1].keep();
                 scale = rsqrtf(sum[h] * p.side[0].inverse + p.eps);
             }
-            if constexpr (FORM::ANY)
-                rope_finish_any<T, FORM>(p, tables, weight, scale, !FORM::REST || turns, x[h]);
-            else
-                rope_finish<T, FORM>(p, tables, weight.v, scale, !FORM::REST || turns, x[h]);
+            rope_finish<T, FORM>(p, tables, weight, scale, !FORM::REST || turns, x[h]);
             x[h][0].write(to + h * out_head);
             x[h][1].write(to + h * out_head + apart);
         }
@@ -215,12 +212,9 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
         pdl_wait();
 
     rope_columns<T, FORM> tables;
-    rope_vector<T, FORM> x[2][2], weight[2][2];
+    rope_vector<T> x[2][2], weight[2][2];
     const auto read_weight = [&](int k) {
-        const T *row = (const T *)p.side[k].weight;
-        const int at = head * 2 * p.half + lane * W;
-        weight[k][0].read_if(row, row + at);
-        weight[k][1].read_if(row, row + at + p.half);
+        rope_read_weight<T>(p.side[k].weight, head * 2 * p.half + lane * W, p.half, weight[k]);
     };
     if constexpr (!LATE) {
         tables.read(p, b, s, lane);
@@ -242,7 +236,7 @@ __global__ void __launch_bounds__(across_threads<LATE>, wide_tables<T, FORM> && 
     float sum[2];
 #pragma unroll
     for (int k = 0; k < 2; k++)
-        sum[k] = warp_sum<32>(head < p.side[k].heads ? rope_squares<T, FORM>(x[k]) : 0);
+        sum[k] = warp_sum<32>(head < p.side[k].heads ? rope_squares<T>(x[k]) : 0);
     if (threadIdx.x % 32 == 0)
         part[threadIdx.x / 32] = make_float2(sum[0], sum[1]);
     __syncthreads();

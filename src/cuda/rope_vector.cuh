@@ -8,24 +8,18 @@
 #include "rotary.h"
 #include "vec.cuh"
 
-#include <type_traits>
-
 constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
 /* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
-   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied. ANY: vectors are of 8
-   bytes rather than 16 and lie anywhere, rounding and the weights' dtype are parameters, and ROUND has NO_NORM alone.
- */
+   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied. */
 constexpr int NO_NORM = 8;
-template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false, bool ANY_ = false>
+template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false>
 struct rope_form {
     typedef TABLE S;
     static constexpr int PAIRS = PAIRS_, ROUND = ROUND_;
     static constexpr bool ONCE = ONCE_, REST = REST_, NORM = !(ROUND_ & NO_NORM), STEPS = ROUND_ & ADZE_ROUND_STEPS;
-    static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED, ANY = ANY_;
+    static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED;
 };
-template <typename T, typename FORM>
-constexpr int rope_width = FORM::ANY ? VEC<T> / 2 : VEC<T>; /* elements of a vector */
 
 struct rope_lean_side {
     const void *x, *weight;
@@ -51,36 +45,22 @@ struct rope_lean_params {
     uint32_t tokens, pack;  /* in all; of a block: more than 1 where heads are few or short */
     uint32_t inverse_part;  /* 65536 / part_groups, rounded up */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
-    int32_t rounding;       /* ANY: the call's */
-    bool weight_f32[2];     /* ANY: by side */
     float eps, weight_offset;
     uint32_t ask; /* the first blocks, which ask ahead for what they read */
 };
 
-/* N neighbouring elements of 4 bytes or more, as they were loaded. ANY: from any address. */
-template <typename T, int N, bool ANY = false>
+/* N neighbouring elements of 4 bytes or more, as they were loaded. */
+template <typename T, int N>
 struct rope_words {
     static constexpr int COUNT = N * (int)sizeof(T) / 4;
     uint32_t word[COUNT];
     __device__ __forceinline__ void read(const T *p)
     {
-        if (ANY && (uintptr_t)p % 8) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                if (sizeof(T) == 4 || (uintptr_t)p % 4 == 0)
-                    word[i] = reinterpret_cast<const uint32_t *>(p)[i];
-                else
-                    word[i] = reinterpret_cast<const uint16_t *>(p)[2 * i] |
-                              (uint32_t) reinterpret_cast<const uint16_t *>(p)[2 * i + 1] << 16;
-            }
-        } else if constexpr (COUNT == 1) {
+        if constexpr (COUNT == 1) {
             word[0] = *reinterpret_cast<const uint32_t *>(p);
-        } else if constexpr (COUNT == 2 || ANY) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i += 2) {
-                const uint2 v = reinterpret_cast<const uint2 *>(p)[i / 2];
-                word[i] = v.x, word[i + 1] = v.y;
-            }
+        } else if constexpr (COUNT == 2) {
+            const uint2 v = *reinterpret_cast<const uint2 *>(p);
+            word[0] = v.x, word[1] = v.y;
         } else {
 #pragma unroll
             for (int i = 0; i < COUNT; i += 4) {
@@ -91,46 +71,19 @@ struct rope_words {
     }
     __device__ __forceinline__ void write(T *p) const
     {
-        if (ANY && (uintptr_t)p % 8) {
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                if (sizeof(T) == 4 || (uintptr_t)p % 4 == 0) {
-                    reinterpret_cast<uint32_t *>(p)[i] = word[i];
-                } else {
-                    reinterpret_cast<uint16_t *>(p)[2 * i] = (uint16_t)word[i];
-                    reinterpret_cast<uint16_t *>(p)[2 * i + 1] = (uint16_t)(word[i] >> 16);
-                }
-            }
-        } else if constexpr (COUNT == 2) {
-            *reinterpret_cast<uint2 *>(p) = make_uint2(word[0], word[1]);
-        } else {
-            *reinterpret_cast<uint4 *>(p) = make_uint4(word[0], word[1], word[2], word[3]);
-        }
+        *reinterpret_cast<uint4 *>(p) = make_uint4(word[0], word[1], word[2], word[3]);
     }
-    /* Its elements as floats, and back. */
+    /* The elements of 16 bytes as floats, and back. */
     __device__ __forceinline__ void unpack(float (&f)[N]) const
     {
-        packed<T> v = {make_uint4(0, 0, 0, 0)};
-        float all[VEC<T>];
-        v.raw.x = word[0], v.raw.y = word[1];
-        if constexpr (COUNT == 4)
-            v.raw.z = word[2], v.raw.w = word[3];
-        v.get(all);
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            f[j] = all[j];
+        const packed<T> v = {make_uint4(word[0], word[1], word[2], word[3])};
+        v.get(f);
     }
     __device__ __forceinline__ void pack(const float (&f)[N])
     {
         packed<T> v;
-        float all[VEC<T>] = {};
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            all[j] = f[j];
-        v.set(all);
-        word[0] = v.raw.x, word[1] = v.raw.y;
-        if constexpr (COUNT == 4)
-            word[2] = v.raw.z, word[3] = v.raw.w;
+        v.set(f);
+        word[0] = v.raw.x, word[1] = v.raw.y, word[2] = v.raw.z, word[3] = v.raw.w;
     }
     /* Ones, where there is nothing to read. */
     __device__ __forceinline__ void read_if(bool there, const T *p)
@@ -162,16 +115,16 @@ struct rope_words {
 };
 
 /* A vector of q or k. */
-template <typename T, typename FORM>
-using rope_vector = rope_words<T, rope_width<T, FORM>, FORM::ANY>;
+template <typename T>
+using rope_vector = rope_words<T, VEC<T>>;
 
 /* The columns of both tables that a thread uses. */
 template <typename T, typename FORM>
 struct rope_columns {
     typedef typename FORM::S S;
-    static constexpr int W = rope_width<T, FORM>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
+    static constexpr int W = VEC<T>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
     static constexpr int SETS = FORM::ONCE && !FORM::INTERLEAVED ? 1 : 2;
-    rope_words<S, N, FORM::ANY> cos[SETS], sin[SETS];
+    rope_words<S, N> cos[SETS], sin[SETS];
     /* use(set, cos, sin): where they are. */
     template <typename F>
     __device__ __forceinline__ static void at(const rope_lean_params &p, uint32_t b, uint32_t s, int lane, F use)
@@ -211,11 +164,10 @@ struct rope_columns {
 /* Rotates x and y, the thread's two sets. A model that rounds every step computes in T: the products of two T are
    exact in float, so rounding them once is the same. */
 template <typename T, typename FORM>
-__device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, rope_vector<T, FORM> &x,
-                                                rope_vector<T, FORM> &y)
+__device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, rope_vector<T> &x, rope_vector<T> &y)
 {
 #pragma unroll
-    for (int i = 0; i < rope_vector<T, FORM>::COUNT; i++) {
+    for (int i = 0; i < rope_vector<T>::COUNT; i++) {
         const uint32_t a = x.word[i], b = y.word[i];
         if constexpr (FORM::INTERLEAVED) {
             /* (a0, a1) becomes (a0 c0 - a1 s0, a1 c1 + a0 s1). */
@@ -231,10 +183,10 @@ __device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, 
     }
 }
 template <typename T, typename FORM>
-__device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t, float (&a)[rope_width<T, FORM>],
-                                                 float (&b)[rope_width<T, FORM>])
+__device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t, float (&a)[VEC<T>],
+                                                 float (&b)[VEC<T>])
 {
-    constexpr int W = rope_width<T, FORM>;
+    constexpr int W = VEC<T>;
     if constexpr (FORM::INTERLEAVED) {
 #pragma unroll
         for (int j = 0; j < W; j += 2) {
@@ -254,10 +206,10 @@ __device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t,
     }
 }
 
-template <typename T, typename FORM>
-__device__ __forceinline__ float rope_squares(const rope_vector<T, FORM> (&x)[2])
+template <typename T>
+__device__ __forceinline__ float rope_squares(const rope_vector<T> (&x)[2])
 {
-    constexpr int W = rope_width<T, FORM>;
+    constexpr int W = VEC<T>;
     float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -270,82 +222,21 @@ __device__ __forceinline__ float rope_squares(const rope_vector<T, FORM> (&x)[2]
     return sum[0] + sum[1];
 }
 
-/* What a thread has of a weight: as it lies there, or as floats. */
-template <typename T, typename FORM>
-struct rope_weight {
-    rope_vector<T, FORM> v[2];
-    __device__ __forceinline__ void read(const rope_lean_params &, bool k, const void *row, int at, int apart)
-    {
-        v[0].read_if(row, (const T *)row + at);
-        v[1].read_if(row, (const T *)row + at + apart);
-    }
-    __device__ __forceinline__ void keep() { v[0].keep(), v[1].keep(); }
-};
-template <typename T, typename FORM>
-struct rope_any_weight {
-    static constexpr int W = rope_width<T, FORM>;
-    float v[2][W];
-    bool there;
-    __device__ __forceinline__ void read(const rope_lean_params &p, bool k, const void *row, int at, int apart)
-    {
-        there = row;
-#pragma unroll
-        for (int i = 0; i < 2 && row; i++)
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                v[i][j] = (k ? p.weight_f32[1] : p.weight_f32[0]) ? ((const float *)row)[at + i * apart + j]
-                                                                  : to_float(((const T *)row)[at + i * apart + j]);
-    }
-    __device__ __forceinline__ void keep() {}
-};
-
-/* The same as rope_finish below, for ANY. */
-template <typename T, typename FORM>
-__device__ __forceinline__ void rope_finish_any(const rope_lean_params &p, const rope_columns<T, FORM> &t,
-                                                const rope_any_weight<T, FORM> &weight, float scale, bool turns,
-                                                rope_vector<T, FORM> (&x)[2])
+/* What a thread has of a weight: ones, where there is none. */
+template <typename T>
+__device__ __forceinline__ void rope_read_weight(const void *row, int at, int apart, rope_vector<T> (&weight)[2])
 {
-    constexpr int W = rope_width<T, FORM>;
-    const bool steps = p.rounding & ADZE_ROUND_STEPS, values = p.rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS);
-    const auto round_if = [](bool condition, float v) { return condition ? round_to<T>(v) : v; };
-    float f[2][W];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        x[i].unpack(f[i]);
-#pragma unroll
-        for (int j = 0; j < W && FORM::NORM; j++) {
-            f[i][j] = round_if(p.rounding & ADZE_ROUND_NORM, f[i][j] * scale);
-            if (weight.there)
-                f[i][j] *= weight.v[i][j] + p.weight_offset;
-            f[i][j] = round_if(values, f[i][j]);
-        }
-    }
-    /* Of a pair: a cos - b sin and b cos + a sin, each with its own column. */
-    const auto turn = [&](float &a, float &b, int a_set, int a_at, int b_set, int b_at) {
-        const float x0 = a, y0 = b;
-        a = round_if(steps, x0 * t.cos_at(a_set, a_at)) - round_if(steps, y0 * t.sin_at(a_set, a_at));
-        b = round_if(steps, y0 * t.cos_at(b_set, b_at)) + round_if(steps, x0 * t.sin_at(b_set, b_at));
-    };
-    if (turns) {
-#pragma unroll
-        for (int j = 0; j < W; j += FORM::INTERLEAVED ? 2 : 1) {
-            if constexpr (FORM::INTERLEAVED)
-                turn(f[0][j], f[0][j + 1], 0, j, 0, j + 1), turn(f[1][j], f[1][j + 1], 1, j, 1, j + 1);
-            else
-                turn(f[0][j], f[1][j], 0, j, 1, j);
-        }
-    }
-    x[0].pack(f[0]);
-    x[1].pack(f[1]);
+    weight[0].read_if(row, (const T *)row + at);
+    weight[1].read_if(row, (const T *)row + at + apart);
 }
 
 /* From what was read to what is written, in place. Lanes that do not turn have elements that are not rotated. */
 template <typename T, typename FORM>
 __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_columns<T, FORM> &t,
-                                            const rope_vector<T, FORM> (&weight)[2], float scale, bool turns,
-                                            rope_vector<T, FORM> (&x)[2])
+                                            const rope_vector<T> (&weight)[2], float scale, bool turns,
+                                            rope_vector<T> (&x)[2])
 {
-    constexpr int W = rope_width<T, FORM>;
+    constexpr int W = VEC<T>;
     if constexpr (FORM::NORM && FORM::STEPS && FORM::ROUND & ADZE_ROUND_NORM) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -356,7 +247,7 @@ __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_colu
                 f[j] *= scale;
             x[i].pack(f);
 #pragma unroll
-            for (int j = 0; j < rope_vector<T, FORM>::COUNT; j++)
+            for (int j = 0; j < rope_vector<T>::COUNT; j++)
                 x[i].word[j] = pair_mul<T>(x[i].word[j], weight[i].word[j]);
         }
         if (turns)

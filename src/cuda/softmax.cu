@@ -9,17 +9,10 @@
    mask, which lie in shared memory as they were read, so that a multiprocessor has several rows, and one is loaded
    while another is stored. Powers are then computed twice. softmax_loop: any call, rows of any length, in blocks or
    clusters too; maximum and sum are found together in a first pass, the second reads the row again.
-   ANY: rows at any address; a thread has vectors of a row's body and elements of its ends (unaligned.cuh). */
-#include "softmax_rows.cuh"
+   softmax_any.cuh has the kernels for rows that no 16-byte vectors fit. */
+#include "softmax_any.cuh"
 
-/* Beside sm_90 the compiler must be told that one block may have all registers, or it spills. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int ONE_BLOCK = 1;
-#else
-constexpr int ONE_BLOCK = 0;
-#endif
-
-template <typename T, bool MASKED, int LANES, int UNITS, bool ANY>
+template <typename T, bool MASKED, int LANES, int UNITS>
 __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const __grid_constant__ softmax_lean p)
 {
     constexpr int W = VEC<T>;
@@ -33,38 +26,29 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const 
     pdl_wait();
     const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
     T *out = (T *)p.out + at[OUT];
-    if constexpr (ANY) {
-        const any_cut<int> cut(out, p.dim, false);
-        softmax_any<T, UNITS, softmax_ends<T, LANES>> row = {cut, lane, LANES, 0, cut.vectors, cut.ends};
-        const float max = warp_max<LANES>(row.template read<MASKED, false>(x, mask, p.scale));
-        const float inverse = reciprocal(warp_sum<LANES>(row.powers(max)));
-        if (writes)
-            row.write(out, inverse);
-    } else {
-        float y[UNITS][W], sum[2] = {0, 0};
-        const float max =
-            warp_max<LANES>(softmax_read<T, MASKED, UNITS, false>(x, mask, p.scale, lane, LANES, p.units, y));
+    float y[UNITS][W], sum[2] = {0, 0};
+    const float max =
+        warp_max<LANES>(softmax_read<T, MASKED, UNITS, false>(x, mask, p.scale, lane, LANES, p.units, y));
 #pragma unroll
-        for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++)
 #pragma unroll
-            for (int j = 0; j < W; j++) {
-                y[u][j] = power(y[u][j] - max);
-                sum[j % 2] += y[u][j];
-            }
-        const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
-        if (writes)
-            softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
-    }
+        for (int j = 0; j < W; j++) {
+            y[u][j] = power(y[u][j] - max);
+            sum[j % 2] += y[u][j];
+        }
+    const float inverse = reciprocal(warp_sum<LANES>(sum[0] + sum[1]));
+    if (writes)
+        softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
 }
 
 /* Threads of a block, at most, and the blocks of sixteen elements a thread that a multiprocessor has room for. */
-template <typename T, bool MASKED, int ELEMENTS, bool ANY = false>
-constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) && !ANY ? LONG_THREADS : BLOCK_THREADS;
-template <typename T, bool MASKED, int ELEMENTS, bool ANY>
+template <typename T, bool MASKED, int ELEMENTS>
+constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) ? LONG_THREADS : BLOCK_THREADS;
+template <typename T, bool MASKED, int ELEMENTS>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int softmax_blocks = ELEMENTS == 32 || (MASKED && sizeof(T) == 4 && ANY) ? 1
-                               : (MASKED && sizeof(T) == 4) || ANY                 ? 2
-                                                                                   : 3;
+constexpr int softmax_blocks = ELEMENTS == 32             ? 1
+                               : MASKED && sizeof(T) == 4 ? 2
+                                                          : 3;
 /* Threads of softmax_shared on a multiprocessor, at least: this bounds its registers. */
 constexpr int SHARED_THREADS = 1536;
 #else
@@ -72,72 +56,41 @@ constexpr int softmax_blocks = 1;
 constexpr int SHARED_THREADS = 512;
 #endif
 
-/* Where this block's row begins in each tensor, or with W > 0 its part of the row, whose first vector is `first`, and
-   how many vectors it has. */
-template <int W, bool IN_CLUSTER>
-__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
-{
-    *first = 0;
-    if constexpr (!IN_CLUSTER) {
-        p.rows.locate(blockIdx.x, at);
-        return p.units;
-    }
-    const uint32_t blocks = (uint32_t)cluster_size(), r = blockIdx.x / blocks;
-    *first = (int)(blockIdx.x - r * blocks) * p.part;
-    p.rows.locate(r, at);
-#pragma unroll
-    for (int t = 0; t < SOFTMAX_TENSORS; t++)
-        at[t] += *first * W;
-    return max(min(p.units - *first, p.part), 0);
-}
-
-template <typename T, bool MASKED, int ELEMENTS, bool IN_CLUSTER, bool ANY>
-__global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS, ANY>, softmax_blocks<T, MASKED, ELEMENTS, ANY>)
+template <typename T, bool MASKED, int ELEMENTS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_blocks<T, MASKED, ELEMENTS>)
     softmax_block(const __grid_constant__ softmax_lean p)
 {
     constexpr int W = VEC<T>, UNITS = ELEMENTS / W;
     constexpr bool LATE = ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
-    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads < T, MASKED || ANY, ELEMENTS > / 32];
+    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
     int64_t at[SOFTMAX_TENSORS];
     int first;
-    const int units = softmax_place < ANY ? 0 : W, IN_CLUSTER > (p, at, &first);
+    const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
     if (!LATE)
         pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
     T *out = (T *)p.out + at[OUT];
-    if constexpr (ANY) {
-        const any_cut<int> cut(out, p.dim, false);
-        softmax_any<T, UNITS, softmax_ends<T, 32>> row = {
-            cut, thread, threads, first, min(first + units, cut.vectors), first == 0 ? cut.ends : 0};
-        const float most = warp_max<32>(row.template read<MASKED, LATE>(x, mask, p.scale));
-        const softmax_share mine = {most, warp_sum<32>(row.powers(softmax_from(most)))};
-        if constexpr (IN_CLUSTER)
-            cluster_wait();
-        const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
-        row.write(out, power(most - all.max) * reciprocal(all.sum));
-    } else {
-        float y[UNITS][W], sum[2] = {0, 0};
-        const float most =
-            warp_max<32>(softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y));
-        const float from = softmax_from(most);
+    float y[UNITS][W], sum[2] = {0, 0};
+    const float most =
+        warp_max<32>(softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y));
+    const float from = softmax_from(most);
 #pragma unroll
-        for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++)
 #pragma unroll
-            for (int j = 0; j < W; j++) {
-                y[u][j] = power(y[u][j] - from);
-                sum[j % 2] += y[u][j];
-            }
-        const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
-        if constexpr (IN_CLUSTER)
-            cluster_wait();
-        const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
-        const float factor = power(most - all.max) * reciprocal(all.sum);
-        softmax_write<T, UNITS>(out, thread, threads, units, factor, y);
-    }
+        for (int j = 0; j < W; j++) {
+            y[u][j] = power(y[u][j] - from);
+            sum[j % 2] += y[u][j];
+        }
+    const softmax_share mine = {most, warp_sum<32>(sum[0] + sum[1])};
+    if constexpr (IN_CLUSTER)
+        cluster_wait();
+    const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
+    const float factor = power(most - all.max) * reciprocal(all.sum);
+    softmax_write<T, UNITS>(out, thread, threads, units, factor, y);
 }
 
 /* The larger of each of two pairs of elements; a NaN only when both are. */
@@ -148,18 +101,6 @@ __device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b)
     const P y = __hmax2(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
     return *reinterpret_cast<const uint32_t *>(&y);
 }
-/* Two to the power t, as a result of type T needs it: nothing of f16 is as small as a subnormal float. */
-template <typename T>
-__device__ __forceinline__ float softmax_result(float t)
-{
-    return exp2f(t);
-}
-template <>
-__device__ __forceinline__ float softmax_result<f16>(float t)
-{
-    return power_of_two(t);
-}
-
 /* A thread works on what it has brought into shared memory itself. The maximum is that of x, or for a negative scale
    of -x (`flip` is the sign), and is taken from x before the scale. For sm_90 and newer. */
 template <typename T, int THREADS, bool IN_CLUSTER>
@@ -322,16 +263,16 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 }
 
 /* A row in a block, or in a cluster. */
-template <typename T, bool MASKED, int ELEMENTS, bool ANY = false>
+template <typename T, bool MASKED, int ELEMENTS>
 static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
     const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / VEC<T>) * 32);
     if (blocks > 1)
-        return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, true, ANY>, rows * blocks, threads,
+        return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, true>, rows * blocks, threads,
                       {0, (unsigned)blocks}, p);
-    return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, false, ANY>, rows, threads, 0, p);
+    return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, false>, rows, threads, 0, p);
 }
 /* The fewest blocks to a row that leave several rows to a multiprocessor. */
 template <typename T>
@@ -349,42 +290,18 @@ static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
         return launch("softmax", s, softmax_shared<T, 256, true>, rows * blocks, dim3(256), {shared, blocks}, p);
     return launch("softmax", s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
 }
-template <typename T, bool MASKED, int LANES, int ELEMENTS, bool ANY = false>
+template <typename T, bool MASKED, int LANES, int ELEMENTS>
 static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
 {
-    return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>, ANY>,
+    return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
 /* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
    or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows in shared memory
    where they can. A cluster only for what a block cannot hold, or for few rows. */
-/* A row at any address, by the elements that its vectors have room for. */
 template <typename T, bool MASKED>
-static adze_status softmax_launch_any(adze_stream s, const softmax_params &g, const softmax_lean &p, bool few)
-{
-    const int64_t room = (int64_t)p.units * VEC<T>, block = 16 * BLOCK_THREADS, blocks_most = 32 * BLOCK_THREADS;
-    const int blocks = adze_cuda_clusters(s.device) && p.rows.count <= 0x7fffffff / CLUSTER ? CLUSTER : 1;
-    if constexpr (!MASKED) {
-        if (room <= 128)
-            return softmax_launch_lanes<T, false, 8, 16, true>(s, p);
-        if (room <= 256)
-            return softmax_launch_lanes<T, false, 16, 16, true>(s, p);
-    }
-    if (!few && room <= 512)
-        return softmax_launch_lanes<T, MASKED, 32, 16, true>(s, p);
-    if (!few && room <= 1024)
-        return softmax_launch_lanes<T, MASKED, 32, 32, true>(s, p);
-    for (int cluster = 1; cluster <= blocks; cluster *= 2)
-        if (room <= block * cluster)
-            return softmax_launch_block<T, MASKED, 16, true>(s, p, cluster);
-    if (room <= blocks_most * blocks)
-        return softmax_launch_block<T, MASKED, 32, true>(s, p, blocks);
-    return softmax_launch_loop<T, 1>(s, g);
-}
-
-template <typename T, bool MASKED>
-static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool aligned)
+static adze_status softmax_launch(adze_stream s, const softmax_params &g, int width)
 {
     constexpr int W = VEC<T>;
     const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
@@ -396,15 +313,24 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, bool a
     softmax_lean p = {};
     p.x = g.x, p.mask = g.mask, p.out = g.out;
     p.scale = g.scale, p.by = (float)(g.scale * LOG2_E);
-    const bool few = rows <= some,
-               near = rows_are_near(g.rows) && !(sizeof(T) < 4 && g.mask && g.mask_f32) && isfinite(p.by);
-    if (!near || (aligned && dim > most * blocks))
+    const bool few = rows <= some, near = rows_are_near(g.rows) && isfinite(p.by), aligned = width == 16;
+    const bool wide_mask = sizeof(T) < 4 && MASKED && g.mask_f32, any = !aligned || wide_mask;
+    if (!near || (any ? !softmax_any_holds(s, dim, rows, MASKED) : dim > most * blocks))
         return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
     p.rows = rows_near(g.rows, {X, OUT, MASK});
     p.dim = (int32_t)dim;
-    p.units = (int32_t)(dim / W > 0 ? dim / W : 1);
-    if (!aligned)
-        return softmax_launch_any<T, MASKED>(s, g, p, few);
+    p.units = (int32_t)(dim / W);
+    if (any) {
+        typedef typename mask_type<T, MASKED>::type M;
+        if constexpr (sizeof(T) == 2) {
+            if constexpr (MASKED)
+                if (wide_mask)
+                    return softmax_launch_any<T, float, 1>(s, p);
+            if (width >= 2)
+                return softmax_launch_any<T, M, 2>(s, p);
+        }
+        return softmax_launch_any<T, M, 1>(s, p);
+    }
     if constexpr (!MASKED) {
         if (dim <= 64)
             return softmax_launch_lanes<T, false, 8, 8>(s, p);
@@ -439,12 +365,15 @@ extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)
     p.x = a->x.data, p.out = a->out.data, p.mask = a->mask.dtype ? a->mask.data : NULL;
     p.scale = a->scale != 0 ? a->scale : 1;
     p.mask_f32 = a->mask.dtype == ADZE_F32;
-    const bool aligned = rows_aligned(&a->x, p.dim) && rows_aligned(&a->out, p.dim) && rows_aligned(&a->mask, p.dim);
+    int width = rows_width(&a->x, p.dim);
+    for (const adze_tensor *t : {&a->out, &a->mask}) {
+        const int its = rows_width(t, p.dim);
+        width = its < width ? its : width;
+    }
     switch (a->x.dtype) {
     case ADZE_F32:
-        return p.mask ? softmax_launch<float, true>(s, p, aligned) : softmax_launch<float, false>(s, p, aligned);
-    case ADZE_F16:
-        return p.mask ? softmax_launch<f16, true>(s, p, aligned) : softmax_launch<f16, false>(s, p, aligned);
-    default: return p.mask ? softmax_launch<bf16, true>(s, p, aligned) : softmax_launch<bf16, false>(s, p, aligned);
+        return p.mask ? softmax_launch<float, true>(s, p, width) : softmax_launch<float, false>(s, p, width);
+    case ADZE_F16: return p.mask ? softmax_launch<f16, true>(s, p, width) : softmax_launch<f16, false>(s, p, width);
+    default: return p.mask ? softmax_launch<bf16, true>(s, p, width) : softmax_launch<bf16, false>(s, p, width);
     }
 }

@@ -8,13 +8,19 @@
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
-#include "unaligned.cuh"
 #include "unit.cuh"
 
 enum { X, OUT, MASK, SOFTMAX_TENSORS };
 constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 512, LONG_THREADS = 1024; /* of a block, at most */
 constexpr int SHARED_FEW = 40 << 10, SHARED_MOST = 72 << 10; /* bytes of a row that a block of softmax_shared holds */
 constexpr int CLUSTER = 8;                                   /* blocks, at most */
+
+/* Beside sm_90 the compiler must be told that one block may have all registers, or it spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int ONE_BLOCK = 1;
+#else
+constexpr int ONE_BLOCK = 0;
+#endif
 
 struct softmax_params {
     const void *x, *mask; /* mask: NULL when absent */
@@ -26,12 +32,12 @@ struct softmax_params {
     adze_rows rows;
 };
 
-/* The same as the kernels take it that hold a row: a mask has x's dtype. */
+/* The same as the kernels take it that hold a row: a mask has the dtype that the kernel was made for. */
 struct softmax_lean {
     const void *x, *mask;
     void *out;
     int32_t dim;
-    int32_t units, part; /* vectors: of a row, at most, and of them in each block of a cluster */
+    int32_t units, part; /* of a row, and of them in each block of a cluster */
     float scale, by;     /* by: scale times log2(e), rounded once */
     near_rows<SOFTMAX_TENSORS> rows;
 };
@@ -46,6 +52,37 @@ __device__ __forceinline__ float power(float d)
 __device__ __forceinline__ float power_of_sum(float d)
 {
     return power_of_two(d * (float)LOG2_E);
+}
+
+/* Two to the power t, as a result of type T needs it: nothing of f16 is as small as a subnormal float. */
+template <typename T>
+__device__ __forceinline__ float softmax_result(float t)
+{
+    return exp2f(t);
+}
+template <>
+__device__ __forceinline__ float softmax_result<f16>(float t)
+{
+    return power_of_two(t);
+}
+
+/* Where this block's row begins in each tensor, or its part of the row, whose first unit of W elements is
+   `first`, and how many units it has. */
+template <int W, bool IN_CLUSTER>
+__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
+{
+    *first = 0;
+    if constexpr (!IN_CLUSTER) {
+        p.rows.locate(blockIdx.x, at);
+        return p.units;
+    }
+    const uint32_t blocks = (uint32_t)cluster_size(), r = blockIdx.x / blocks;
+    *first = (int)(blockIdx.x - r * blocks) * p.part;
+    p.rows.locate(r, at);
+#pragma unroll
+    for (int t = 0; t < SOFTMAX_TENSORS; t++)
+        at[t] += *first * W;
+    return max(min(p.units - *first, p.part), 0);
 }
 
 /* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
@@ -111,100 +148,6 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
             store<T, W>(out + (thread + u * threads) * W, y[u]);
         }
 }
-
-/* Elements of a row's ends, at most, that each of its threads has. */
-template <typename T, int THREADS>
-constexpr int softmax_ends = (3 * VEC<T> - 3 + THREADS - 1) / THREADS;
-
-/* What a thread has of a row at any address, scaled and masked. */
-template <typename T, int UNITS, int ENDS>
-struct softmax_any {
-    static constexpr int W = VEC<T>;
-    const any_cut<int> cut;
-    int thread, threads, first, end, ends; /* vectors first..end-1 are the block's */
-    float y[UNITS][W], y_end[ENDS];
-
-    /* Gives the largest; -inf is where there is nothing. LATE: as in softmax_read. */
-    template <bool MASKED, bool LATE>
-    __device__ __forceinline__ float read(const T *x, const T *mask, float scale)
-    {
-        constexpr bool MASK_EARLY = MASKED && UNITS <= 2; /* else registers would not do */
-        any_vector<16> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-            if (first + thread + u * threads < end) {
-                const int at = cut.template vector<W>(first + thread + u * threads);
-                raw[u].fetch(x + at);
-                if constexpr (MASK_EARLY)
-                    hide[u].fetch(mask + at);
-            }
-        if (LATE)
-            pdl_launch_next();
-        float max = -INFINITY;
-#pragma unroll
-        for (int k = 0; k < ENDS; k++) {
-            y_end[k] = -INFINITY;
-            if (thread + k * threads < ends) {
-                const int at = cut.template end<W>(thread + k * threads);
-                y_end[k] = to_float(x[at]) * scale;
-                if constexpr (MASKED)
-                    y_end[k] += to_float(mask[at]);
-            }
-            max = fmaxf(max, y_end[k]);
-        }
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            float f[W] = {};
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                y[u][j] = -INFINITY;
-            if (first + thread + u * threads < end) {
-                const int at = cut.template vector<W>(first + thread + u * threads);
-                raw[u].template get<T>(any_shift(x + at), y[u]);
-                if constexpr (MASK_EARLY)
-                    hide[u].template get<T>(any_shift(mask + at), f);
-                else if constexpr (MASKED)
-                    any_load(mask + at, f);
-#pragma unroll
-                for (int j = 0; j < W; j++)
-                    y[u][j] = MASKED ? y[u][j] * scale + f[j] : y[u][j] * scale;
-            }
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                max = fmaxf(max, y[u][j]);
-        }
-        return max;
-    }
-    /* Makes powers relative to `from` of all, and gives their sum. */
-    __device__ __forceinline__ float powers(float from)
-    {
-        float sum[2] = {0, 0};
-#pragma unroll
-        for (int k = 0; k < ENDS; k++)
-            sum[0] += y_end[k] = power(y_end[k] - from);
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                sum[j % 2] += y[u][j] = power(y[u][j] - from);
-        return sum[0] + sum[1];
-    }
-    __device__ __forceinline__ void write(T *out, float factor)
-    {
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-            if (first + thread + u * threads < end) {
-#pragma unroll
-                for (int j = 0; j < W; j++)
-                    y[u][j] *= factor;
-                store<T, W>(out + cut.template vector<W>(first + thread + u * threads), y[u]);
-            }
-#pragma unroll
-        for (int k = 0; k < ENDS; k++)
-            if (thread + k * threads < ends)
-                out[cut.template end<W>(thread + k * threads)] = from_float<T>(y_end[k] * factor);
-    }
-};
 
 /* What a warp found in its part of a row: the maximum, and the sum of the powers relative to it. */
 struct alignas(8) softmax_share {

@@ -85,37 +85,69 @@ struct unit<T, VEC<T>> {
     __device__ __forceinline__ void multiply(const unit &by) { v = packed_mul(v, by.v); }
 };
 
-/* W elements of a tensor whose dtype is T or f32. A load of 32 bytes is two of 16. */
+/* W elements of a tensor whose dtype is T or f32, in the registers that floats take. */
 template <typename T, int W>
 struct param_unit {
-    static constexpr int PART = W < 4 ? W : 4;
-    unit<T, W> own;
-    unit<float, PART> wide[W / PART];
+    static constexpr int PART = W < 4 ? W : 4; /* a load of 32 bytes is two of 16 */
+    uint32_t word[W];
     __device__ __forceinline__ void fetch(const void *p, bool is_f32, int64_t at)
     {
         if (sizeof(T) < 4 && is_f32) {
 #pragma unroll
-            for (int i = 0; i < W / PART; i++)
-                wide[i].fetch((const float *)p + at + i * PART);
+            for (int i = 0; i < W; i += PART)
+                fetch_as<float, PART>((const float *)p + at + i, i);
         } else {
-            own.fetch((const T *)p + at);
+            fetch_as<T, W>((const T *)p + at, 0);
         }
     }
     __device__ __forceinline__ void get(bool is_f32, float (&f)[W]) const
     {
         if (sizeof(T) < 4 && is_f32) {
 #pragma unroll
-            for (int i = 0; i < W / PART; i++) {
-                float part[PART];
-                wide[i].get(part);
-#pragma unroll
-                for (int j = 0; j < PART; j++)
-                    f[i * PART + j] = part[j];
-            }
+            for (int j = 0; j < W; j++)
+                f[j] = __uint_as_float(word[j]);
         } else {
+            unit<T, W> own;
+            if constexpr (sizeof own == 16)
+                own.v.raw = make_uint4(word[0], word[1], word[2], word[3]);
+            else if constexpr (sizeof own == 8)
+                own.v = make_uint2(word[0], word[1]);
+            else
+                own.v = (decltype(own.v))word[0];
             own.get(f);
         }
     }
+
+  private:
+    template <typename S, int N>
+    __device__ __forceinline__ void fetch_as(const S *p, int to)
+    {
+        unit<S, N> own;
+        own.fetch(p);
+        if constexpr (sizeof own == 16)
+            word[to] = own.v.raw.x, word[to + 1] = own.v.raw.y, word[to + 2] = own.v.raw.z,
+            word[to + 3] = own.v.raw.w;
+        else if constexpr (sizeof own == 8)
+            word[to] = own.v.x, word[to + 1] = own.v.y;
+        else
+            word[to] = own.v;
+    }
 };
+/* W floats, in stores of 16 bytes at most. */
+template <int W>
+__device__ __forceinline__ void store_floats(float *p, const float (&f)[W])
+{
+    constexpr int PART = W < 4 ? W : 4;
+#pragma unroll
+    for (int i = 0; i < W; i += PART) {
+        float part[PART];
+#pragma unroll
+        for (int j = 0; j < PART; j++)
+            part[j] = f[i + j];
+        unit<float, PART> out;
+        out.set(part);
+        out.put(p + i);
+    }
+}
 
 #endif

@@ -1,0 +1,532 @@
+/* rope_any.cuh - rope and qk_norm_rope on CUDA for every call: any head dim, rotary dim, rounding, stride and
+   address. Calls that models make most take rope_lean.cuh instead.
+
+   A thread has pairs of units of W elements of a head: the unit at i of the rotated elements and the one half of them
+   further, or two of those that are not rotated. W is the widest that all tensors allow. Everything is fetched as it
+   lies in memory before the first of it is used.
+   rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several heads, and
+   the tables and the weight of these pairs serve all heads. A norm is a sum over the threads of a head, by shuffles.
+   rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. It stays in
+   registers while the block adds; a row with more elements than that is read twice. */
+#ifndef ADZE_CUDA_ROPE_ANY_CUH
+#define ADZE_CUDA_ROPE_ANY_CUH
+
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "rotary.h"
+#include "rows.cuh"
+#include "unit.cuh"
+
+constexpr int ANY_THREADS = 256, ROW_THREADS = 512;
+
+/* Where the other element of a pair is, and what the tables have for a unit. A pair whose elements are in the
+   thread's two units has a column of each; a unit of whole pairs has a column for each pair, or one for each element.
+ */
+enum { PAIR_OF_UNITS, PAIRS_ONCE, PAIRS_EACH };
+
+/* What of a call is compiled. S: of the tables. ROUNDS: the call's rounding is not 0. */
+template <typename T_, typename S_, int KIND_, int W_, int P_, bool NORM_, bool ROUNDS_>
+struct rope_any_form {
+    typedef T_ T;
+    typedef S_ S;
+    static constexpr int KIND = KIND_, W = W_, P = P_;
+    static constexpr bool NORM = NORM_, ROUNDS = ROUNDS_;
+    /* 64 bytes of a thread are on their way, in up to 8 heads. */
+    static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT > 8 ? 8 : FIT;
+    static constexpr int SLOTS = 16 / W; /* of a row: pairs of units that a thread holds */
+};
+
+/* Division of numbers below 2^31 by one that the host knows. */
+struct rope_divisor {
+    uint32_t factor, shift;
+    int64_t by;
+};
+static inline rope_divisor rope_divisor_of(int64_t by)
+{
+    rope_divisor d = {0, 31, by};
+    if (by > 0x7fffffff)
+        return d;
+    while ((int64_t)1 << (d.shift - 31) < by)
+        d.shift++;
+    d.factor = (uint32_t)((((uint64_t)1 << d.shift) + (uint64_t)by - 1) / (uint64_t)by);
+    return d;
+}
+
+struct rope_any_params {
+    adze_rotary r;
+    float inverse[2];                   /* 1 / elements of a norm, by side */
+    int64_t count;                      /* threads with work; of rope_any_row: rows */
+    int64_t width;                      /* threads of a head */
+    int64_t pairs;                      /* of units of a head */
+    int64_t turning;                    /* of them, those that rotate */
+    int64_t turn_seconds, rest_seconds; /* of both kinds, those that have a second unit */
+    int64_t turn_apart, rest_apart;     /* from a first unit to its second, in elements */
+    int64_t table_apart;                /* the same in a table */
+    int32_t turn_step, table_step;      /* from one pair to the next */
+    int32_t each;                       /* heads of a thread */
+    int64_t groups[2];                  /* of heads; of rope_any_row: rows of a token */
+    int64_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
+    rope_divisor by_width, by_inner, by_seq, by_pairs;
+    int32_t far;            /* indices need more than 31 bits */
+    int32_t tokens_inner;   /* neighbouring threads have neighbouring tokens rather than heads */
+    int32_t twice;          /* rope_any_row: rows do not fit in registers and are read twice */
+    int32_t const_tables;   /* tables and weights may be read before the dependency wait */
+    int32_t weight_wide[2]; /* weights can be read in whole units */
+    uint32_t ask;           /* the first blocks, which ask ahead for what they read */
+};
+
+/* n / d and the rest. */
+__device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const rope_divisor &d, int64_t n,
+                                               int64_t *rest)
+{
+    const int64_t quotient = p.far ? divide(n, d.by) : (int64_t)((uint64_t)(uint32_t)n * d.factor >> d.shift);
+    *rest = n - quotient * d.by;
+    return quotient;
+}
+
+/* A pair of units in a head. */
+struct rope_place {
+    int64_t at, apart;
+    bool there, second, turns;
+};
+template <int W>
+__device__ __forceinline__ rope_place rope_find(const rope_any_params &p, int64_t pair)
+{
+    rope_place place;
+    place.there = pair < p.pairs;
+    place.turns = pair < p.turning;
+    const int64_t rest = pair - p.turning;
+    place.at = place.turns ? pair * p.turn_step : p.r.rotary_dim + rest * W;
+    place.apart = place.turns ? p.turn_apart : p.rest_apart;
+    place.second = place.turns ? pair < p.turn_seconds : rest < p.rest_seconds;
+    return place;
+}
+
+template <typename T, int W>
+__device__ __forceinline__ void rope_fetch(const rope_place &place, const T *head, unit<T, W> (&x)[2])
+{
+    x[0].fetch(head + place.at);
+    if (place.second)
+        x[1].fetch(head + place.at + place.apart);
+    else
+        x[1].fill(0);
+}
+
+/* The columns of both tables that belong to a pair of units. */
+template <typename FORM>
+struct rope_any_columns {
+    typedef typename FORM::S S;
+    static constexpr int W = FORM::W, N = FORM::KIND == PAIRS_ONCE ? W / 2 : W;
+    unit<S, N> cos[2], sin[2];
+    __device__ __forceinline__ static int64_t column(const rope_any_params &p, const rope_place &place, int64_t pair,
+                                                     int i)
+    {
+        if (FORM::KIND == PAIR_OF_UNITS)
+            return pair * p.table_step + i * p.table_apart;
+        return (place.at + i * place.apart) * N / W;
+    }
+    __device__ __forceinline__ void fetch(const rope_any_params &p, const rope_place &place, int64_t pair, int64_t b,
+                                          int64_t s)
+    {
+        const S *cos_row = (const S *)p.r.cos + b * p.r.cos_stride[0] + s * p.r.cos_stride[1];
+        const S *sin_row = (const S *)p.r.sin + b * p.r.sin_stride[0] + s * p.r.sin_stride[1];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (i == 0 || place.second) {
+                cos[i].fetch(cos_row + column(p, place, pair, i));
+                sin[i].fetch(sin_row + column(p, place, pair, i));
+            }
+    }
+    __device__ __forceinline__ static void ask(const rope_any_params &p, const rope_place &place, int64_t pair,
+                                               int64_t b, int64_t s)
+    {
+        const S *cos_row = (const S *)p.r.cos + b * p.r.cos_stride[0] + s * p.r.cos_stride[1];
+        const S *sin_row = (const S *)p.r.sin + b * p.r.sin_stride[0] + s * p.r.sin_stride[1];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (i == 0 || place.second) {
+                prefetch(cos_row + column(p, place, pair, i));
+                prefetch(sin_row + column(p, place, pair, i));
+            }
+    }
+    __device__ __forceinline__ static void get(const unit<S, N> &v, float (&f)[W])
+    {
+        float own[N];
+        v.get(own);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] = own[j * N / W];
+    }
+};
+
+/* The weights of a pair of units, as they lie in memory; without weights they are ones. */
+template <typename T, int W>
+struct rope_any_weight {
+    uint32_t word[2][W];
+    bool f32;
+    float offset;
+    template <int BYTES>
+    __device__ __forceinline__ static void fetch_words(const void *from, uint32_t *to)
+    {
+        if constexpr (BYTES == 16) {
+            const uint4 v = *reinterpret_cast<const uint4 *>(from);
+            to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+        } else if constexpr (BYTES == 8) {
+            const uint2 v = *reinterpret_cast<const uint2 *>(from);
+            to[0] = v.x, to[1] = v.y;
+        } else {
+            to[0] = *reinterpret_cast<const typename raw_bytes<BYTES>::type *>(from);
+        }
+    }
+    __device__ __forceinline__ void fetch_unit(const void *row, bool wide, int64_t at, uint32_t (&to)[W])
+    {
+        if (f32) {
+            if (wide)
+                return fetch_words<4 * W>((const float *)row + at, to);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                to[j] = ((const uint32_t *)row)[at + j];
+        } else if constexpr (sizeof(T) < 4) {
+            if (W == 1 || wide)
+                return fetch_words<2 * W>((const T *)row + at, to);
+            const uint16_t *half = (const uint16_t *)row + at;
+#pragma unroll
+            for (int j = 0; j + 1 < W; j += 2)
+                to[j / 2] = half[j] | (uint32_t)half[j + 1] << 16;
+        }
+    }
+    __device__ __forceinline__ void fetch(const rope_any_params &p, bool k, const rope_place &place, int64_t at)
+    {
+        const adze_rotary_side &q_side = p.r.side[0], &k_side = p.r.side[1];
+        const void *row = k ? k_side.weight : q_side.weight;
+        const bool wide = k ? p.weight_wide[1] : p.weight_wide[0];
+        f32 = sizeof(T) == 4 || !row || (k ? k_side.weight_dtype : q_side.weight_dtype) == ADZE_F32;
+        offset = row ? p.r.weight_offset : 0;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (row && (i == 0 || place.second)) {
+                fetch_unit(row, wide, at + i * place.apart, word[i]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    word[i][j] = __float_as_uint(1);
+            }
+        }
+    }
+    __device__ __forceinline__ static void ask(const rope_any_params &p, bool k, const rope_place &place, int64_t at)
+    {
+        const adze_rotary_side &q_side = p.r.side[0], &k_side = p.r.side[1];
+        const char *row = (const char *)(k ? k_side.weight : q_side.weight);
+        const int size = (k ? k_side.weight_dtype : q_side.weight_dtype) == ADZE_F32 ? 4 : (int)sizeof(T);
+        if (row)
+            prefetch(row + at * size), prefetch(row + (at + (place.second ? place.apart : 0)) * size);
+    }
+    __device__ __forceinline__ float get(int i, int j) const
+    {
+        if (sizeof(T) == 4 || f32)
+            return __uint_as_float(word[i][j]) + offset;
+        const uint16_t bits = (uint16_t)(j % 2 ? word[i][j / 2] >> 16 : word[i][j / 2]);
+        return to_float(*reinterpret_cast<const T *>(&bits)) + offset;
+    }
+};
+
+template <typename T, int W>
+__device__ __forceinline__ float rope_unit_squares(const unit<T, W> (&x)[2])
+{
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float f[W];
+        x[i].get(f);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            sum += f[j] * f[j];
+    }
+    return sum;
+}
+
+/* From what was fetched to what is written. */
+template <typename FORM>
+__device__ __forceinline__ void rope_any_finish(const rope_any_params &p, const rope_place &place,
+                                                const rope_any_columns<FORM> &t,
+                                                const rope_any_weight<typename FORM::T, FORM::W> &weight, float scale,
+                                                unit<typename FORM::T, FORM::W> (&x)[2], typename FORM::T *head)
+{
+    typedef typename FORM::T T;
+    constexpr int W = FORM::W;
+    const int rounding = FORM::ROUNDS ? p.r.rounding : 0;
+    const bool steps = rounding & ADZE_ROUND_STEPS, values = rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS);
+    const auto round_if = [](bool condition, float v) { return condition ? round_to<T>(v) : v; };
+    float f[2][W];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        x[i].get(f[i]);
+#pragma unroll
+        for (int j = 0; j < W && FORM::NORM; j++) {
+            f[i][j] = round_if(rounding & ADZE_ROUND_NORM, f[i][j] * scale);
+            f[i][j] = round_if(values, f[i][j] * weight.get(i, j));
+        }
+    }
+    /* Of a pair: a cos - b sin and b cos + a sin, each with its own column. */
+    const auto turn = [&](float &a, float &b, float a_cos, float a_sin, float b_cos, float b_sin) {
+        const float x0 = a, y0 = b;
+        a = round_if(steps, x0 * a_cos) - round_if(steps, y0 * a_sin);
+        b = round_if(steps, y0 * b_cos) + round_if(steps, x0 * b_sin);
+    };
+    if (place.turns) {
+        float cos[2][W], sin[2][W];
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            t.get(t.cos[i], cos[i]), t.get(t.sin[i], sin[i]);
+        if constexpr (FORM::KIND == PAIR_OF_UNITS) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                turn(f[0][j], f[1][j], cos[0][j], sin[0][j], cos[1][j], sin[1][j]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+#pragma unroll
+                for (int j = 0; j < W; j += 2)
+                    turn(f[i][j], f[i][j + 1], cos[i][j], sin[i][j], cos[i][j + 1], sin[i][j + 1]);
+        }
+    }
+    x[0].set(f[0]);
+    x[0].put(head + place.at);
+    x[1].set(f[1]);
+    if (place.second)
+        x[1].put(head + place.at + place.apart);
+}
+
+/* The elements of q or k of a token, and where they go. */
+template <typename T>
+struct rope_rows {
+    const T *from;
+    T *to;
+    int64_t from_head, to_head; /* from one head to the next */
+    __device__ __forceinline__ rope_rows(const rope_any_params &p, bool k, int64_t b, int64_t s)
+    {
+        const adze_rotary_side &q_side = p.r.side[0], &k_side = p.r.side[1];
+        from = (const T *)(k ? k_side.x : q_side.x) + b * (k ? k_side.x_stride[0] : q_side.x_stride[0]) +
+               s * (k ? k_side.x_stride[1] : q_side.x_stride[1]);
+        to = (T *)(k ? k_side.out : q_side.out) + b * (k ? k_side.out_stride[0] : q_side.out_stride[0]) +
+             s * (k ? k_side.out_stride[1] : q_side.out_stride[1]);
+        from_head = k ? k_side.x_stride[2] : q_side.x_stride[2];
+        to_head = k ? k_side.out_stride[2] : q_side.out_stride[2];
+    }
+};
+
+/* What a thread of rope_any has: a token, and every `groups`th head of q or of k from the first on. Threads without
+   work have no head and stay: the shuffles want them. */
+struct rope_any_share {
+    int64_t lane, b, s, first, groups, left;
+    bool k;
+
+    __device__ __forceinline__ rope_any_share(const rope_any_params &p, uint32_t block)
+    {
+        const int64_t thread = (int64_t)block * ANY_THREADS + threadIdx.x;
+        const bool works = thread < p.count;
+        int64_t inner;
+        const int64_t item = rope_divide(p, p.by_width, works ? thread : 0, &lane);
+        const int64_t outer = rope_divide(p, p.by_inner, item, &inner);
+        const int64_t group = p.tokens_inner ? outer : inner;
+        b = 0, s = p.tokens_inner ? inner : outer;
+        if (p.r.batch > 1)
+            b = rope_divide(p, p.by_seq, s, &s);
+        k = group >= p.groups[0];
+        first = k ? group - p.groups[0] : group;
+        groups = k ? p.groups[1] : p.groups[0];
+        left = works ? (k ? p.r.side[1].heads : p.r.side[0].heads) - first : 0;
+    }
+    __device__ __forceinline__ bool has(int h) const { return h * groups < left; }
+};
+
+template <typename FORM>
+__device__ __forceinline__ void rope_any_ask(const rope_any_params &p)
+{
+    typedef typename FORM::T T;
+    pdl_launch_next();
+    const rope_any_share share(p, anew(blockIdx.x));
+    const rope_rows<T> rows(p, share.k, share.b, share.s);
+#pragma unroll
+    for (int q = 0; q < FORM::P; q++) {
+        const rope_place place = rope_find<FORM::W>(p, share.lane + q * p.width);
+        if (!place.there || share.left <= 0)
+            continue;
+        const T *at = rows.from + share.first * rows.from_head + place.at;
+#pragma unroll 1
+        for (int h = 0; h < FORM::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
+            prefetch(at), prefetch(at + (place.second ? place.apart : 0));
+        if (place.turns)
+            rope_any_columns<FORM>::ask(p, place, share.lane + q * p.width, share.b, share.s);
+    }
+}
+
+template <typename FORM>
+__global__ void __launch_bounds__(ANY_THREADS) rope_any(const __grid_constant__ rope_any_params p)
+{
+    typedef typename FORM::T T;
+    constexpr int W = FORM::W, P = FORM::P, HEADS = FORM::HEADS;
+    if (blockIdx.x < p.ask)
+        rope_any_ask<FORM>(p);
+    const rope_any_share share(p, blockIdx.x);
+    const rope_rows<T> rows(p, share.k, share.b, share.s);
+    pdl_launch_next();
+    if (!p.const_tables)
+        pdl_wait();
+
+    rope_place place[P];
+    rope_any_columns<FORM> columns[P];
+    rope_any_weight<T, W> weight[P];
+    unit<T, W> x[HEADS][P][2];
+#pragma unroll
+    for (int q = 0; q < P; q++) {
+        const int64_t pair = share.lane + q * p.width;
+        place[q] = rope_find<W>(p, pair);
+        if (share.left <= 0)
+            place[q].there = false;
+        if (place[q].there && place[q].turns)
+            columns[q].fetch(p, place[q], pair, share.b, share.s);
+        if (FORM::NORM && place[q].there)
+            weight[q].fetch(p, share.k, place[q], place[q].at);
+    }
+    if (p.const_tables)
+        pdl_wait();
+    const T *from = rows.from + share.first * rows.from_head;
+    T *to = rows.to + share.first * rows.to_head;
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+#pragma unroll
+        for (int q = 0; q < P; q++)
+            if (share.has(h) && place[q].there)
+                rope_fetch<T, W>(place[q], from + h * (share.groups * rows.from_head), x[h][q]);
+
+    float scale[HEADS];
+    if constexpr (FORM::NORM) {
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            scale[h] = 0;
+#pragma unroll
+            for (int q = 0; q < P; q++)
+                if (share.has(h) && place[q].there)
+                    scale[h] += rope_unit_squares<T, W>(x[h][q]);
+        }
+        for (int mask = (int)p.width / 2; mask; mask /= 2)
+#pragma unroll
+            for (int h = 0; h < HEADS; h++)
+                scale[h] += __shfl_xor_sync(~0u, scale[h], mask);
+#pragma unroll
+        for (int h = 0; h < HEADS; h++)
+            scale[h] = rsqrtf(scale[h] * p.inverse[0] + p.r.eps);
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++)
+#pragma unroll
+        for (int q = 0; q < P; q++)
+            if (share.has(h) && place[q].there)
+                rope_any_finish<FORM>(p, place[q], columns[q], weight[q], FORM::NORM ? scale[h] : 1, x[h][q],
+                                      to + h * (share.groups * rows.to_head));
+}
+
+/* A pair of units in a row, and the thread's next one. */
+struct rope_cursor {
+    int64_t head, pair;
+    __device__ __forceinline__ void next(const rope_any_params &p)
+    {
+        head += p.step_heads, pair += p.step_pairs;
+        if (pair >= p.pairs)
+            pair -= p.pairs, head++;
+    }
+};
+
+/* A block has blockDim.y rows. */
+template <typename FORM>
+__global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1 : 2)
+    rope_any_row(const __grid_constant__ rope_any_params p)
+{
+    typedef typename FORM::T T;
+    constexpr int W = FORM::W, SLOTS = FORM::SLOTS, TOGETHER = 4 / W;
+    __shared__ alignas(16) float part[ROW_THREADS / 32][32];
+    rope_cursor start;
+    start.head = rope_divide(p, p.by_pairs, threadIdx.x, &start.pair);
+    pdl_launch_next();
+    for (int64_t block = blockIdx.x; block * blockDim.y < p.count; block += gridDim.x) {
+        const int64_t row = block * blockDim.y + threadIdx.y;
+        int64_t b = 0, s, first;
+        s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &first);
+        if (p.r.batch > 1)
+            b = rope_divide(p, p.by_seq, s, &s);
+        const bool k = first >= p.groups[0];
+        if (k)
+            first -= p.groups[0];
+        const rope_rows<T> rows(p, k, b, s);
+        const T *from = rows.from + first * rows.from_head;
+        T *to = rows.to + first * rows.to_head;
+        const int64_t all = !p.r.across_heads ? 1 : k ? p.r.side[1].heads : p.r.side[0].heads;
+        const int64_t heads = row < p.count ? all : 0;
+
+        /* Tables and weights are read after the sum, for the registers; they are on their way to the cache by then.
+         */
+        if (start.head < heads) {
+            const rope_place place = rope_find<W>(p, start.pair);
+            if (blockIdx.x < p.ask) {
+                const T *at = from + start.head * rows.from_head + place.at;
+                prefetch(at), prefetch(at + (place.second ? place.apart : 0));
+            }
+            if (start.head == 0 && place.turns)
+                rope_any_columns<FORM>::ask(p, place, start.pair, b, s);
+            rope_any_weight<T, W>::ask(p, k, place, start.head * p.r.head_dim + place.at);
+        }
+        if (block == blockIdx.x)
+            pdl_wait();
+
+        unit<T, W> x[SLOTS][2];
+        const auto fetch = [&](rope_cursor at) {
+#pragma unroll
+            for (int i = 0; i < SLOTS; i++, at.next(p))
+                if (at.head < heads)
+                    rope_fetch<T, W>(rope_find<W>(p, at.pair), from + at.head * rows.from_head, x[i]);
+        };
+        float sum = 0;
+#pragma unroll 1
+        for (rope_cursor at = start; at.head < heads;) {
+            fetch(at);
+#pragma unroll
+            for (int i = 0; i < SLOTS; i++, at.next(p))
+                if (at.head < heads)
+                    sum += rope_unit_squares<T, W>(x[i]);
+        }
+        sum = row_sum(sum, part[threadIdx.y]);
+        const float scale = rsqrtf(sum * (k ? p.inverse[1] : p.inverse[0]) + p.r.eps);
+#pragma unroll 1
+        for (rope_cursor at = start; at.head < heads;) {
+            if (p.twice)
+                fetch(at);
+#pragma unroll
+            for (int i = 0; i < SLOTS; i += TOGETHER) {
+                rope_any_columns<FORM> columns[TOGETHER];
+                rope_any_weight<T, W> weight[TOGETHER];
+                rope_place place[TOGETHER];
+                int64_t head[TOGETHER];
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++, at.next(p)) {
+                    head[j] = at.head;
+                    place[j] = rope_find<W>(p, at.pair);
+                    if (head[j] < heads) {
+                        if (place[j].turns)
+                            columns[j].fetch(p, place[j], at.pair, b, s);
+                        weight[j].fetch(p, k, place[j], head[j] * p.r.head_dim + place[j].at);
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++)
+                    if (head[j] < heads)
+                        rope_any_finish<FORM>(p, place[j], columns[j], weight[j], scale, x[i + j],
+                                              to + head[j] * rows.to_head);
+            }
+        }
+        if ((block + gridDim.x) * blockDim.y < p.count)
+            __syncthreads(); /* part is used again */
+    }
+}
+
+#endif

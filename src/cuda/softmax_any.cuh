@@ -1,0 +1,246 @@
+/* softmax_any.cuh - softmax of rows at any address, and of rows of 16 bits with a mask of f32.
+
+   A thread has units of W elements, which all tensors allow; neighbouring lanes have neighbouring units. The lanes of
+   a row, or the warps of its blocks, have a run of it each: from unit to unit of a thread is then a number that the
+   compiler knows, and so are the offsets of its loads. All are loaded before the first is used, and a row is read
+   once. softmax_any_lanes: a row belongs to LANES lanes. softmax_any_block: to a block or a cluster of blocks. */
+#ifndef ADZE_CUDA_SOFTMAX_ANY_CUH
+#define ADZE_CUDA_SOFTMAX_ANY_CUH
+
+#include "softmax_rows.cuh"
+
+/* M: the dtype of the mask, void without one. */
+template <typename M>
+constexpr bool has_mask = true;
+template <>
+constexpr bool has_mask<void> = false;
+template <typename T, bool MASKED>
+struct mask_type {
+    typedef T type;
+};
+template <typename T>
+struct mask_type<T, false> {
+    typedef void type;
+};
+
+template <typename M, int W>
+struct softmax_mask {
+    unit<M, W> v;
+    __device__ __forceinline__ void clear() { v.fill(0); }
+    __device__ __forceinline__ void fetch(const M *at) { v.fetch(at); }
+    __device__ __forceinline__ void add(float (&y)[W]) const
+    {
+        float f[W];
+        v.get(f);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] += f[j];
+    }
+};
+template <int W>
+struct softmax_mask<void, W> {
+    __device__ __forceinline__ void clear() {}
+    __device__ __forceinline__ void fetch(const void *) {}
+    __device__ __forceinline__ void add(float (&)[W]) const {}
+};
+template <typename M>
+__device__ __forceinline__ const M *mask_at(const M *mask, int64_t at)
+{
+    return mask + at;
+}
+__device__ __forceinline__ const void *mask_at(const void *, int64_t)
+{
+    return nullptr;
+}
+
+/* What a thread has of a row: unit u is there where u * STEP < left, counted from the thread's first. */
+template <typename T, typename M, int W, int UNITS, int STEP>
+struct softmax_units {
+    float y[UNITS][W];
+
+    /* Scaled and masked; gives the largest, -inf where there is nothing. LATE: as in softmax_read. */
+    template <bool LATE>
+    __device__ __forceinline__ float read(const T *x, const M *mask, float scale, int left)
+    {
+        unit<T, W> raw[UNITS];
+        softmax_mask<M, W> hide[UNITS];
+        const float nothing = scale > 0 ? -INFINITY : INFINITY; /* times the scale: -inf */
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            raw[u].fill(nothing);
+            hide[u].clear();
+            if (u * STEP < left) {
+                raw[u].fetch(x + u * STEP * W);
+                hide[u].fetch(mask_at(mask, u * STEP * W));
+            }
+        }
+        if (LATE)
+            pdl_launch_next();
+        float max = -INFINITY;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            raw[u].get(y[u]);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                y[u][j] *= scale;
+            hide[u].add(y[u]);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                max = fmaxf(max, y[u][j]);
+        }
+        return max;
+    }
+    /* Makes powers relative to `from` of all, and gives their sum. */
+    __device__ __forceinline__ float powers(float from)
+    {
+        float sum[2] = {0, 0};
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                y[u][j] = softmax_result<T>((y[u][j] - from) * (float)LOG2_E);
+                sum[(u + j) % 2] += y[u][j];
+            }
+        return sum[0] + sum[1];
+    }
+    __device__ __forceinline__ void write(T *out, int left, float factor)
+    {
+        asm volatile("" : "+r"(left)); /* so that no register holds what was found for the loads until here */
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * STEP < left) {
+                unit<T, W> to;
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    y[u][j] *= factor;
+                to.set(y[u]);
+                to.put(out + u * STEP * W);
+            }
+    }
+};
+
+template <typename T, typename M, int W, int LANES, int ELEMENTS>
+__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_any_lanes(const __grid_constant__ softmax_lean p)
+{
+    const int lane = (int)threadIdx.x % LANES, left = p.units - lane;
+    const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
+    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
+    const bool writes = r < p.rows.count;
+    int64_t at[SOFTMAX_TENSORS];
+    p.rows.locate(writes ? r : p.rows.count - 1, at);
+    pdl_launch_next();
+    pdl_wait();
+    softmax_units<T, M, W, ELEMENTS / W, LANES> row;
+    const float max = warp_max<LANES>(row.template read<false>(
+        (const T *)p.x + at[X] + lane * W, mask_at((const M *)p.mask, at[MASK] + lane * W), p.scale, left));
+    const float inverse = reciprocal(warp_sum<LANES>(row.powers(max)));
+    if (writes)
+        row.write((T *)p.out + at[OUT] + lane * W, left, inverse);
+}
+
+/* The blocks of BLOCK_THREADS threads that a multiprocessor has room for: this bounds the registers. */
+template <typename M, int ELEMENTS>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int any_blocks = ELEMENTS == 32                  ? (has_mask<M> ? 1 : 2)
+                           : ELEMENTS == 16 && has_mask<M> ? 2
+                                                           : 3;
+#else
+constexpr int any_blocks = 1;
+#endif
+
+template <typename T, typename M, int W, int ELEMENTS, bool IN_CLUSTER>
+__global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
+    softmax_any_block(const __grid_constant__ softmax_lean p)
+{
+    constexpr bool LATE = ELEMENTS <= 16; /* there are few blocks, and the next kernel's would be in their way */
+    constexpr int UNITS = ELEMENTS / W;
+    __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * BLOCK_THREADS / 32];
+    if constexpr (IN_CLUSTER)
+        cluster_arrive(); /* waited for before the first store: all blocks are there */
+    int64_t at[SOFTMAX_TENSORS];
+    int first;
+    const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
+    const int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * (32 * UNITS) + lane, left = units - own;
+    if (!LATE)
+        pdl_launch_next();
+    pdl_wait();
+    softmax_units<T, M, W, UNITS, 32> row;
+    const float most = warp_max<32>(row.template read<LATE>(
+        (const T *)p.x + at[X] + own * W, mask_at((const M *)p.mask, at[MASK] + own * W), p.scale, left));
+    const softmax_share mine = {most, warp_sum<32>(row.powers(softmax_from(most)))};
+    if constexpr (IN_CLUSTER)
+        cluster_wait();
+    const softmax_share all = softmax_join<IN_CLUSTER>(mine, shares);
+    row.write((T *)p.out + at[OUT] + own * W, left, power(most - all.max) * reciprocal(all.sum));
+}
+
+/* ---- The host ---- */
+
+template <typename T, typename M, int W, int LANES, int ELEMENTS>
+static adze_status softmax_launch_any_lanes(adze_stream s, const softmax_lean &p)
+{
+    return launch("softmax", s, softmax_any_lanes<T, M, W, LANES, ELEMENTS>,
+                  grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
+}
+template <typename T, typename M, int W, int ELEMENTS>
+static adze_status softmax_launch_any_block(adze_stream s, const softmax_lean &p)
+{
+    const dim3 threads((unsigned)ceil_div(p.units, 32 * ELEMENTS / W) * 32);
+    return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, false>, p.rows.count, threads, 0, p);
+}
+/* A row in a cluster: of the fewest blocks, a power of two, that have at most 16 elements for each of BLOCK_THREADS
+   threads, or of more while there are multiprocessors without a block. */
+template <typename T, typename M, int W, int ELEMENTS>
+static adze_status softmax_launch_any_cluster(adze_stream s, softmax_lean p, int64_t some)
+{
+    const int64_t rows = p.rows.count;
+    unsigned blocks = 2;
+    while (blocks < CLUSTER && (p.dim > 16 * BLOCK_THREADS * (int64_t)blocks || rows * blocks * 2 <= some))
+        blocks *= 2;
+    p.part = (int32_t)ceil_div(p.units, blocks);
+    const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / W) * 32);
+    return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, true>, rows * blocks, threads, {0, blocks}, p);
+}
+
+/* Whether the kernels above hold such a row. */
+static bool softmax_any_holds(adze_stream s, int64_t dim, int64_t rows, bool masked)
+{
+    const bool clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
+    return dim <= BLOCK_THREADS * (clusters ? 32 * CLUSTER : masked ? 16 : 32);
+}
+
+/* Few elements a thread where there are few rows, so that more threads are at work; many where there are many, for a
+   thread's other work is the same. A mask wants registers too: 32 elements only where 16 do not hold the row. */
+template <typename T, typename M, int W>
+static adze_status softmax_launch_any(adze_stream s, softmax_lean p)
+{
+    constexpr bool MASKED = has_mask<M>;
+    const int64_t rows = p.rows.count, dim = p.dim, sms = adze_cuda_sm_count(s.device), some = 2 * sms;
+    const int64_t most8 = 8 * BLOCK_THREADS, most16 = 16 * BLOCK_THREADS, most32 = 32 * BLOCK_THREADS;
+    const bool few = rows <= some, clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
+    p.units = p.dim / W;
+    if constexpr (!MASKED) {
+        if (dim <= 64)
+            return softmax_launch_any_lanes<T, M, W, 16, 4>(s, p);
+        if (dim > 128 && dim <= 256)
+            return softmax_launch_any_lanes<T, M, W, 32, 8>(s, p);
+    }
+    if (dim <= 128)
+        return softmax_launch_any_lanes<T, M, W, 16, 8>(s, p);
+    if (!few && dim <= 512)
+        return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
+    if (rows > 32 * sms && dim <= 1024)
+        return softmax_launch_any_lanes<T, M, W, 32, 32>(s, p);
+    if (dim <= (few ? most8 : 1024))
+        return softmax_launch_any_block<T, M, W, 8>(s, p);
+    if (dim <= most16 && !(clusters && rows * CLUSTER <= some))
+        return softmax_launch_any_block<T, M, W, 16>(s, p);
+    if constexpr (!MASKED)
+        if (dim <= most32 && !(clusters && few))
+            return softmax_launch_any_block<T, M, W, 32>(s, p);
+    if ((MASKED || few) && dim <= most16 * CLUSTER)
+        return softmax_launch_any_cluster<T, M, W, 16>(s, p, some);
+    return softmax_launch_any_cluster<T, M, W, 32>(s, p, some);
+}
+
+#endif
