@@ -278,7 +278,7 @@ def test_an_activation_between_products_is_found(name, dtype, monkeypatch):
     args = [t.to(dtype) for t in (X, UP, DOWN, randn(128, seed=3))]
     for made in (fn, batched):
         got, want, counts = run(made, *args)
-        assert counts == {"activation between products": 1}
+        assert counts == {"activation between GEMMs": 1}
         close(got, want)
 
 
@@ -291,7 +291,7 @@ def test_an_activation_between_products_rounds_as_eager(name, dtype, monkeypatch
     values = torch.where(values.abs() <= 16, values, 0).reshape(-1, 64)
     one = torch.eye(64, dtype=dtype)
     got, want, counts = run(lambda x, one: ALONE[name](x @ one) @ one, values, one)
-    assert counts == {"activation between products": 1}
+    assert counts == {"activation between GEMMs": 1}
     close(got, want)
 
 
@@ -327,7 +327,7 @@ def test_where_an_activation_pays(monkeypatch):
     assert own.counts == {}  # of a size that is not known
     with torch._inductor.config.patch(max_autotune=True):
         assert run(fn, X, UP, DOWN)[2] == {}
-    assert run(fn, X, UP, DOWN)[2] == {"activation between products": 1}
+    assert run(fn, X, UP, DOWN)[2] == {"activation between GEMMs": 1}
 
 
 # ---- Pairs ----

@@ -155,7 +155,7 @@ def _activation(name):
     def call(x):
         return ops.activation, (x, ACTS[name])
 
-    return Chain("activation between products", search, call, "x", _alone)
+    return Chain("activation between GEMMs", search, call, "x", _alone)
 
 
 @functools.cache

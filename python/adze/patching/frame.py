@@ -524,7 +524,7 @@ def patch(
     """Replaces forwards of a model's or a pipeline's modules, in place, by faster ones, and returns the way back.
 
     ops: some of "norm", "rope", "act", "fuse"; None is all.
-    numerics: "match" rounds where the model does, "fast" once, and makes products that read the same input as one.
+    numerics: "match" rounds where the model does, "fast" once, and runs Linears that read the same input as one GEMM.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 

@@ -34,7 +34,7 @@ RULES = [
     rule(
         "none",
         "fuse",
-        _leave("it makes modulations and norms nothing"),
+        _leave("it computes modulations, and has no norm"),
         forward=f"normalization:AdaLayerNormSingle.forward {_HUNYUAN}AdaNorm.forward",
     ),
     # models/activations.py, attention.py
