@@ -193,7 +193,7 @@ def test_report(name):
     for row in handle.rows:
         assert row.rule or row.reason in (
             "its activation has a rule of its own",
-            "it makes modulations and norms nothing",
+            "it computes modulations, and has no norm",
             "nothing is rotated",
         )
     text = handle.report()
