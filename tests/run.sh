@@ -171,7 +171,8 @@ step_sdist() {
     python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q "$work"/adze_kernels-*.whl
     version=$(awk '/define ADZE_VERSION / {printf "%d.%d.%d", $3 / 10000, $3 / 100 % 100, $3 % 100}' include/adze.h)
     cd "$work"
-    venv/bin/python -c 'import adze, adze.operators.description, importlib.metadata, sys
+    venv/bin/python -c 'import adze, adze.operators.description, adze.patching.known_sources, importlib.metadata, sys
+assert adze.patching.known_sources.read()[1]
 distribution = importlib.metadata.distribution("adze-kernels")
 assert adze.__version__ == distribution.version == sys.argv[1], (adze.__version__, distribution.version, sys.argv[1])
 assert {url.split(",")[0] for url in distribution.metadata.get_all("Project-URL")} >= {"Homepage", "Source", "Changelog"}
