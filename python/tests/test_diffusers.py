@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
-from adze.fingerprint import fingerprint  # noqa: E402
+from adze.patching.fingerprint import fingerprint  # noqa: E402
 from device import Watch, here  # noqa: E402
 from diffusers_seams import Attention, FloatProducts, Seams, check_numbers, output, recorded, tensors  # noqa: E402
 from roundings import Scattered  # noqa: E402
@@ -219,7 +219,7 @@ def test_report(name):
     for row in handle.rows:
         assert row.rule or row.reason in (
             "its activation has a rule of its own",
-            "it makes modulations and norms nothing",
+            "it computes modulations, and has no norm",
             "nothing is rotated",
         )
     text = handle.report()
