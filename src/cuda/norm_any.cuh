@@ -13,6 +13,7 @@
 
 #include "cluster.cuh"
 #include "launch.cuh"
+#include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
@@ -24,20 +25,6 @@ constexpr int ANY_GROUP = 4;                      /* units that a warp leaves ou
 constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
 constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
 
-enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
-enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
-
-struct norm_params {
-    const void *data[NORM_TENSORS]; /* NULL: absent */
-    const void *weight, *bias;
-    int64_t dim;
-    float eps, weight_offset, inverse_dim;
-    int32_t rounding;
-    uint32_t is_f32; /* by tensor: it is f32 where x is not */
-    bool weight_f32, bias_f32;
-    int width; /* elements that can be read at a time in all tensors: 16 for vectors of 16 bytes */
-    adze_rows rows;
-};
 template <typename ROWS>
 struct norm_any_params {
     norm_params g;
@@ -299,14 +286,13 @@ struct norm_piece {
         });
         return sum;
     }
-    template <bool CENTRED>
     __device__ __forceinline__ float squares(const float (&h)[UNITS][W], float mean) const
     {
         float sum = 0;
         each([&](int u) {
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                const float d = CENTRED ? (u < units ? h[u][j] - mean : 0) : h[u][j];
+                const float d = u < units ? h[u][j] - mean : 0;
                 sum += d * d;
             }
         });
@@ -435,8 +421,10 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32
 constexpr int ANY_FEW = 8;
 constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
-    const bool wide = modulated && width * size == 16;
-    return modulated && !in_cluster ? ANY_FEW : (in_cluster ? !wide : size < 4) ? 32 : 16;
+    const bool vectors = width * size == 16; /* with their parameters they take many registers */
+    if (in_cluster)
+        return modulated && vectors ? 16 : 32;
+    return modulated ? ANY_FEW : size < 4 && !vectors ? 32 : 16;
 }
 /* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
 constexpr int any_threads(int width, int elements, bool modulated)
@@ -453,7 +441,7 @@ constexpr int any_blocks(int width, bool modulated, bool in_cluster)
 }
 
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
-template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
+template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
@@ -480,16 +468,16 @@ __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_block
     if (IN_CLUSTER)
         cluster_wait();
     float mean = 0;
-    if constexpr (CENTRED)
+    if (p.g.centred)
         mean = any_total<0>(piece.sum(h), shared) * p.g.inverse_dim;
-    const float square = any_total<1>(piece.template squares<CENTRED>(h, mean), shared);
+    const float square = any_total<1>(piece.squares(h, mean), shared);
     if (!writes)
         return;
     piece.forget();
     piece.write(h, params, mean, rsqrtf(square * p.g.inverse_dim + p.g.eps));
 }
 
-template <typename T, bool CENTRED, bool IN_CLUSTER>
+template <typename T, bool IN_CLUSTER>
 __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_far p)
 {
     typedef norm_piece<T, 1, 32, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
@@ -513,15 +501,15 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
                 work();
             }
         };
-        if constexpr (CENTRED) {
+        if (p.g.centred) {
             pass(false, [&] { sum += piece.sum(h); });
             if (IN_CLUSTER)
                 cluster_wait();
             mean = any_total<0>(sum, shared) * p.g.inverse_dim;
             sum = 0;
         }
-        pass(false, [&] { sum += piece.template squares<CENTRED>(h, mean); });
-        if (IN_CLUSTER && !CENTRED)
+        pass(false, [&] { sum += piece.squares(h, mean); });
+        if (IN_CLUSTER && !p.g.centred)
             cluster_wait();
         const float factor = rsqrtf(any_total<1>(sum, shared) * p.g.inverse_dim + p.g.eps);
         pass(true, [&] {
@@ -536,55 +524,6 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
     }
     if constexpr (IN_CLUSTER)
         cluster_wait();
-}
-
-/* How a call is cut: `threads` of a row, with `turns` units each, in each of `cluster` blocks, which have `rows`
-   rows. `held`: in registers at all. `many`: a thread holds many elements. */
-struct norm_cut {
-    bool held, many, modulated;
-    int cluster, turns;
-    int64_t units, threads, rows;
-};
-template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
-{
-    norm_any_near p = {};
-    const int64_t vectors = ceil_div(cut.units * W, VEC<T>), threads = cut.threads * cut.rows;
-    p.g = g;
-    p.units = cut.units;
-    p.part = ceil_div(cut.units, cut.cluster);
-    p.turns = cut.turns;
-    p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
-                               ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
-    p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
-    return launch(op, s, norm_any<T, W, CENTRED, LANES, UNITS, MODULATED, IN_CLUSTER>,
-                  grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
-                  launch_shape(0, (unsigned)cut.cluster), p);
-}
-template <typename T, int W, bool CENTRED, bool MODULATED>
-static adze_status norm_launch_width(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
-{
-    constexpr int MANY = any_held(W, sizeof(T), MODULATED, false) / W, FEW = ANY_FEW / W;
-    constexpr int JOINED = any_held(W, sizeof(T), MODULATED, true) / W;
-    if (cut.threads == ANY_LANES)
-        return norm_launch_held<T, W, CENTRED, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
-    if (cut.cluster > 1)
-        return cut.many ? norm_launch_held<T, W, CENTRED, 32, JOINED, MODULATED, true>(op, s, g, cut)
-                        : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, true>(op, s, g, cut);
-    return cut.many ? norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, false>(op, s, g, cut)
-                    : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, false>(op, s, g, cut);
-}
-template <typename T, bool CENTRED, bool IN_CLUSTER>
-static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
-{
-    norm_any_far p = {};
-    p.g = g;
-    p.units = g.dim;
-    p.part = ceil_div(g.dim, cut.cluster);
-    static_cast<adze_rows &>(p.rows) = g.rows;
-    const int64_t rows = g.rows.count < 0x7fffffff / ANY_CLUSTER ? g.rows.count : 0x7fffffff / ANY_CLUSTER;
-    return launch(op, s, norm_loop<T, CENTRED, IN_CLUSTER>, rows * cut.cluster, dim3(LOOP_THREADS),
-                  launch_shape(0, (unsigned)cut.cluster), p);
 }
 
 #endif
