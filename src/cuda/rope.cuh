@@ -51,8 +51,8 @@ static inline bool rope_width_fits(const adze_rotary &r, int64_t size, int64_t w
            rope_tables_aligned(r, columns * (int64_t)adze_dtype_size(r.table_dtype));
 }
 
-/* Where the units of a head are. Returns their width. */
-static inline int rope_any_places(rope_any_params *p, bool norm)
+/* Where the units of a head are. Returns their width, which is at most `width`. */
+static inline int rope_any_places(rope_any_params *p, bool norm, int width)
 {
     const adze_rotary &r = p->r;
     const int64_t size = (int64_t)adze_dtype_size(r.dtype), half = r.rotary_dim / 2;
@@ -63,7 +63,6 @@ static inline int rope_any_places(rope_any_params *p, bool norm)
             in_place = in_place && (side.heads == 0 || side.x_stride[d] == side.out_stride[d]);
     }
     const int64_t rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
-    int width = 4;
     while (width > 1 && !rope_width_fits(r, size, width, rest))
         width /= 2;
     p->turn_step = p->table_step = width;
@@ -147,7 +146,7 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     p.by_pairs = rope_divisor_of(p.pairs);
     /* Half of what a thread can hold where there are rows enough, so that blocks are small; else little, for speed.
      */
-    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? FORM::SLOTS / 2 : 1;
+    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? FORM::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
     const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads <= 128 ? 256 / threads : 1;
@@ -158,18 +157,25 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
                   p);
 }
 
-/* A head that is longer than what 32 threads hold is a row of its own. */
+/* Whether a norm needs a row: it goes across heads, or a head is longer than what 32 threads hold. */
+static inline bool rope_needs_row(const rope_any_params &p, int width)
+{
+    return p.r.across_heads || p.pairs > 32 * 4 / width;
+}
+
 template <typename T, typename S, int KIND, int W, bool NORM, bool ROUNDS>
 static adze_status rope_pick_any(const char *op, adze_stream stream, const rope_any_params &p)
 {
     if constexpr (NORM) {
         typedef rope_any_form<T, S, KIND, W, 4 / W, true, ROUNDS> form;
-        if (p.r.across_heads || p.pairs > 32 * form::P)
-            return rope_launch_row<form>(op, stream, p);
+        if constexpr (W != 2)
+            if (rope_needs_row(p, W))
+                return rope_launch_row<form>(op, stream, p);
         if (W > 1 || p.pairs > 32)
             return rope_launch_any<form>(op, stream, p);
     }
-    return rope_launch_any<rope_any_form<T, S, KIND, W, 1, NORM, ROUNDS>>(op, stream, p);
+    return rope_launch_any < rope_any_form < T, S, KIND, W, NORM && W > 1 ? 4 / W : 1, NORM,
+           ROUNDS >> (op, stream, p);
 }
 
 template <typename T, typename S, bool NORM, bool ROUNDS>
@@ -194,7 +200,9 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_any_para
     adze_status status;
     if (rope_aligned(r, sizeof(T)) && rope_try_lean<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
         return status;
-    const int width = rope_any_places(&p, NORM);
+    int width = rope_any_places(&p, NORM, 4);
+    if (NORM && width == 2 && rope_needs_row(p, width)) /* rows have units of 4 elements or of 1 */
+        width = rope_any_places(&p, NORM, 1);
     if constexpr (sizeof(T) == 4) {
         return rope_pick_width<T, float, NORM, false>(op, stream, p, width);
     } else if (r.table_dtype == ADZE_F32) {

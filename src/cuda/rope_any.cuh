@@ -31,9 +31,9 @@ struct rope_any_form {
     typedef S_ S;
     static constexpr int KIND = KIND_, W = W_, P = P_;
     static constexpr bool NORM = NORM_, ROUNDS = ROUNDS_;
-    /* 64 bytes of a thread are on their way, in up to 8 heads. */
-    static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT > 8 ? 8 : FIT;
-    static constexpr int SLOTS = 16 / W; /* of a row: pairs of units that a thread holds */
+    /* Up to 64 bytes of a thread are on their way, in up to 8 pairs of units. */
+    static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
+    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
 };
 
 /* Division of numbers below 2^31 by one that the host knows. */
@@ -440,8 +440,7 @@ struct rope_cursor {
 
 /* A block has blockDim.y rows. */
 template <typename FORM>
-__global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1 : 2)
-    rope_any_row(const __grid_constant__ rope_any_params p)
+__global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_constant__ rope_any_params p)
 {
     typedef typename FORM::T T;
     constexpr int W = FORM::W, SLOTS = FORM::SLOTS, TOGETHER = 4 / W;
