@@ -174,8 +174,9 @@ static adze_status rope_pick_any(const char *op, adze_stream stream, const rope_
         if (W > 1 || p.pairs > 32)
             return rope_launch_any<form>(op, stream, p);
     }
-    return rope_launch_any < rope_any_form < T, S, KIND, W, NORM && W > 1 ? 4 / W : 1, NORM,
-           ROUNDS >> (op, stream, p);
+    constexpr int P = NORM ? 4 / W : 1;
+    typedef rope_any_form<T, S, KIND, W, W == 1 ? 1 : P, NORM, ROUNDS> short_form;
+    return rope_launch_any<short_form>(op, stream, p);
 }
 
 template <typename T, typename S, bool NORM, bool ROUNDS>
