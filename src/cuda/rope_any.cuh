@@ -33,6 +33,8 @@ struct rope_any_form {
     static constexpr bool NORM = NORM_, ROUNDS = ROUNDS_;
     /* Up to 64 bytes of a thread are on their way, in up to 8 pairs of units. */
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
+    /* Of a multiprocessor, at least; with 0 the compiler aims at 64 registers and spills where it rounds. */
+    static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
     static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
 };
 
@@ -364,7 +366,7 @@ __device__ __forceinline__ void rope_any_ask(const rope_any_params &p)
 }
 
 template <typename FORM>
-__global__ void __launch_bounds__(ANY_THREADS) rope_any(const __grid_constant__ rope_any_params p)
+__global__ void __launch_bounds__(ANY_THREADS, FORM::BLOCKS) rope_any(const __grid_constant__ rope_any_params p)
 {
     typedef typename FORM::T T;
     constexpr int W = FORM::W, P = FORM::P, HEADS = FORM::HEADS;
