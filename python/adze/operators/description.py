@@ -11,6 +11,7 @@ from .header import DTYPES
 _HERE = pathlib.Path(__file__).parent
 PATH = next(_HERE.glob("_adze*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it has a longer name
 _NAMES = {code: name for name, code in DTYPES.items()}
+FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an output may be asked for
 
 library = ctypes.CDLL(str(PATH))
 library.adze_describe.restype = ctypes.c_char_p
@@ -69,9 +70,9 @@ def _ops():
 OPS = _ops()
 
 
-def dtype_code(what, name, known=("float32", "float16", "bfloat16")):
-    if name not in known:
-        raise ValueError(f"adze: {what} is {name}, known are {', '.join(known)}")
+def dtype_code(what, name):
+    if name not in FLOATS:
+        raise ValueError(f"adze: {what} is {name}, known are {', '.join(FLOATS)}")
     return DTYPES[name]
 
 

@@ -7,10 +7,9 @@ import torch
 
 from . import functions
 from ._ops import add_op_namespace_prefix, ops
-from .description import OPS
+from .description import FLOATS, OPS
 from .header import DTYPES as CODES
 
-FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an op may be asked for
 DTYPES = {CODES[name]: getattr(torch, name) for name in FLOATS}
 
 

@@ -7,10 +7,11 @@ import torch
 from torch import is_grad_enabled
 
 from . import _ops, fake
+from .description import FLOATS
 from .functions import given_outputs, take_functions
 from .header import DTYPES as CODES
 
-DTYPES = {getattr(torch, name): CODES[name] for name in fake.FLOATS}
+DTYPES = {getattr(torch, name): CODES[name] for name in FLOATS}
 
 
 def _call(op):
