@@ -6,6 +6,7 @@
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
 #   make LINEINFO=1   CUDA code with line numbers, for profilers
+#   make docs         docs/ops.md and the Python constants, from include/adze.h
 #   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
 B       ?= build$(if $(SAN),/$(if $(filter thread,$(SAN)),tsan,san))
 PREFIX  ?= /usr/local
@@ -120,7 +121,7 @@ $(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/linker
 	@echo "  LD    $@"
 	$(Q)$(PY_LD) -shared $(if $(SAN),,-s) -Wl,--version-script=bind/exports.map $(LDFLAGS) $(BIND) $(B)/libadze.a -o $@ $(LIBS) -ldl
 python: $(EXT)
-	@cmp -s $< python/adze/$(<F) || { cp $< python/adze/.new.so && mv python/adze/.new.so python/adze/$(<F); }
+	@cmp -s $< python/adze/operators/$(<F) || { cp $< python/adze/operators/.new.so && mv python/adze/operators/.new.so python/adze/operators/$(<F); }
 wheel:
 	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
 	PY_LD="$$($(B)/wheel/bin/python -c 'import ziglang; print(ziglang.__path__[0])')/zig cc -target $(ARCH)-linux-gnu.2.28" \
@@ -141,8 +142,10 @@ $(B)/adze.pc: adze.pc.in $(B)/flags
 
 CUDA_CODE   = $(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))
 $(B)/src/cuda/device.cu.o: NVFLAGS += -DADZE_CUDA_CODE='"$(CUDA_CODE)"'
+# nvcc removes the list of headers when it fails: without it, an older object would seem to be up to date.
 $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
+	@rm -f $@
 	@echo "  NVCC  $<"
 	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MP -MF $(@:.o=.d) -c $< -o $@
 $(K)/src/cpu/%.o: src/cpu/%.c $(K)/kernel_flags
@@ -188,6 +191,9 @@ lint:
 	@tests/lint.sh
 format:
 	clang-format -i $$(git ls-files '*.[ch]' '*.cu' '*.cuh')
+docs: $(B)/adze
+	$< info --markdown include/adze.h > docs/ops.md
+	python3 bind/header.py > $(B)/header.py && mv $(B)/header.py python/adze/operators/header.py
 fat:
 	$(if $(filter 1,$(CUDA)),,$(error make fat needs nvcc))$(MAKE) CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" all
 cuda-compile:
@@ -216,5 +222,5 @@ install: $(if $(wildcard $(B)/adze),,all)
 
 clean:
 	rm -rf $(B)
-.PHONY: all python wheel hub hub-backend run check test lint format fat cuda-compile cuda-objects install clean
+.PHONY: all python wheel hub hub-backend run check test lint format docs fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) $(K)/src/cpu -name '*.d' 2>/dev/null)

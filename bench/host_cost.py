@@ -28,7 +28,7 @@ from compare_torch import commit, machine
 from torch.utils.cpp_extension import include_paths
 
 import adze
-from adze import _ops
+from adze.operators import _ops
 
 SOURCE = r"""
 #include <ATen/ATen.h>

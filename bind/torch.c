@@ -378,16 +378,16 @@ static int register_op(library definitions, const library *backends, int n_backe
 }
 
 /* Torch multiplies: where it lacks a function, there is no operator. */
-static int register_products(library definitions, const library *backends, int n_backends)
+static int register_fused_linear(library definitions, const library *backends, int n_backends)
 {
     for (int b = 0; b < n_backends; b++)
         if (!torch.addmm_out[b] || !torch.mm_out[b])
             return 1;
     if (!torch.aoti_torch_get_storage_offset || !torch.aoti_torch__reinterpret_tensor)
         return 1;
-    int ok = !torch.aoti_torch_library_def(definitions, adze_products_schema);
+    int ok = !torch.aoti_torch_library_def(definitions, adze_fused_linear_schema);
     for (int b = 0; ok && b < n_backends; b++)
-        ok = !torch.aoti_torch_library_impl(backends[b], "products", adze_products);
+        ok = !torch.aoti_torch_library_impl(backends[b], "fused_linear", adze_fused_linear);
     return ok;
 }
 
@@ -415,7 +415,7 @@ const char *adze_torch_register(void)
             !torch.aoti_torch_library_init_impl(namespace_name, b ? "CUDA" : "CPU", __FILE__, __LINE__, &backends[b]);
     for (int i = 0; ok && adze_ops[i]; i++)
         ok = register_op(definitions, backends, n_backends, i);
-    ok = ok && register_products(definitions, backends, n_backends);
+    ok = ok && register_fused_linear(definitions, backends, n_backends);
     if (!ok) {
         snprintf(sentence, sizeof sentence, "torch refused the operators of the namespace %s; is adze loaded twice?",
                  namespace_name);

@@ -52,7 +52,7 @@ typedef struct torch_functions {
     void (*operator_delete)(void *);
     error (*aoti_torch_get_current_cuda_stream)(int32_t, void **); /* of libtorch_cuda, where there is one */
     TORCH(DECLARE)
-    /* what products.c needs, or NULL; by 0 for the CPU and 1 for CUDA */
+    /* what fused_linear.c needs, or NULL; by 0 for the CPU and 1 for CUDA */
     error (*aoti_torch_get_storage_offset)(tensor, int64_t *);
     error (*aoti_torch__reinterpret_tensor)(tensor, int64_t, const int64_t *, const int64_t *, int64_t, tensor *);
     error (*addmm_out[2])(tensor out, tensor bias, tensor a, tensor b, double bias_times, double product_times);
@@ -72,8 +72,8 @@ static inline tensor open_cell(value v)
     return t;
 }
 
-/* products.c: an operator that torch.c registers where torch has all it needs. */
-extern const char adze_products_schema[] __attribute__((visibility("hidden")));
-void adze_products(value *stack, uint64_t n_in, uint64_t n_out) __attribute__((visibility("hidden")));
+/* fused_linear.c: an operator that torch.c registers where torch has all it needs. */
+extern const char adze_fused_linear_schema[] __attribute__((visibility("hidden")));
+void adze_fused_linear(value *stack, uint64_t n_in, uint64_t n_out) __attribute__((visibility("hidden")));
 
 #endif

@@ -5,6 +5,7 @@ sources are laid out for kernel-builder, which compiles .cpp and .cu: C files ar
 """
 
 import argparse
+import ast
 import base64
 import hashlib
 import importlib.util
@@ -29,9 +30,23 @@ ops = torch.ops.{id}
 def add_op_namespace_prefix(op_name: str):
     return f"{id}::{{op_name}}"
 """
-FRAMEWORKS = {  # variant: Python depends on, the native part's suffix, files of the package, the folder with the rest
-    "torch-stable-abi210": ([], ".abi3.so", ["ops.py", "fake.py"], "torch-ext"),
-    "tvm-ffi01": (["tvm-ffi"], ".so", ["_native.py", "tvm_ffi.py"], "tvm-ffi-ext"),
+SHARED = [f"operators/{name}.py" for name in ("header", "description", "functions")]
+FRAMEWORKS = {  # variant: Python depends on, the native part's suffix, files of the package
+    "torch-stable-abi210": ([], ".abi3.so", [*SHARED, "operators/fake.py", "operators/ops.py"]),
+    "tvm-ffi01": (["tvm-ffi"], ".so", [*SHARED, "hosts/tvm_ffi.py"]),
+}
+TORCH = "torch-stable-abi210"
+INIT_PY = """\"\"\"adze: transformer kernels for CUDA and CPUs. {doc}\"\"\"
+
+{imports}
+
+__all__ = [
+{names}
+]
+"""
+DOCS = {
+    TORCH: "Functions return new tensors, those of activations write `out`.",
+    "tvm-ffi01": "They are called through TVM FFI with NumPy arrays or torch tensors.",
 }
 C_FLAGS = ["-xc", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 CPU_FLAGS = ["-O3", "-Wno-psabi", "-fno-math-errno", "-ffp-contract=fast", "-DADZE_ISA="]
@@ -99,14 +114,56 @@ def digest(folder):
     return {"algorithm": "sha256", "files": {name: base64.b64encode(h).decode() for name, h in hashes.items()}}
 
 
+def op_names():
+    """The functions of the ops and the bits of rounding, as the header has them."""
+    spec = importlib.util.spec_from_file_location("header", PACKAGE / "operators/header.py")
+    header = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(header)
+    return [*header.OPS, *header.ROUNDING]
+
+
+def public_names(path):
+    """What a file defines at its top, but for names that begin with an underscore."""
+    names = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets]
+    return [name for name in names if not name.startswith("_")]
+
+
+def write_init(framework, folder):
+    """__init__.py: its names are written out, so that they can be read without importing anything."""
+    if framework == TORCH:
+        homes = {"": ["layers"], "activations": public_names(folder / "activations.py"), "ops": op_names()}
+    else:
+        homes = {"tvm_ffi": op_names()}
+    imports = [f"from .{home} import {', '.join(sorted(names))}" for home, names in homes.items()]
+    names = sorted(name for names in homes.values() for name in names)
+    text = INIT_PY.format(
+        doc=DOCS[framework], imports="\n".join(imports), names="\n".join(f'    "{name}",' for name in names)
+    )
+    (folder / "__init__.py").write_text(text)
+
+
+def write_python(framework, folder):
+    """The Python files of a variant, all in one folder."""
+    if framework == TORCH:
+        shutil.copytree(HUB / "torch-ext", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in FRAMEWORKS[framework][2]:
+        text = (PACKAGE / path).read_text()
+        text = re.sub(r"^from \.\.operators(\.| )", lambda found: "from ." + found[1].strip("."), text, flags=re.M)
+        (folder / pathlib.Path(path).name).write_text(text)
+    write_init(framework, folder)
+
+
 def write_variant(folder, framework, ident, backend, native):
-    depends, suffix, package, rest = FRAMEWORKS[framework]
+    depends, suffix, _ = FRAMEWORKS[framework]
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(HUB / rest, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in package:
-        text = (PACKAGE / name).read_text()
-        (folder / name).write_text(text.replace('"_adze.abi3.so"', f'"{ident}{suffix}"'))
-    if rest == "torch-ext":
+    write_python(framework, folder)
+    if framework == TORCH:
         (folder / "_ops.py").write_text(OPS_PY.format(id=ident))
     shutil.copy(native, folder / (ident + suffix))
     metadata = {
@@ -175,13 +232,12 @@ def build_toml(paths, repo_id):
 def write_repository(out, repo_id):
     for name in ("include", "src", "bind", "torch-ext", "benchmarks"):
         shutil.rmtree(out / name, ignore_errors=True)
-    shutil.copytree(HUB / "torch-ext", out / "torch-ext/adze", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in FRAMEWORKS["torch-stable-abi210"][2]:
-        shutil.copy(PACKAGE / name, out / "torch-ext/adze")
+    write_python(TORCH, out / "torch-ext/adze")
     (out / "benchmarks").mkdir()
     shutil.copy(HUB / "benchmark.py", out / "benchmarks")
     (out / "build.toml").write_text(build_toml(write_sources(out), repo_id))
     card = (HUB / "CARD.md").read_text().replace("{{ release }}", release())
+    card = card.replace("{{ ops }}", ", ".join(f"`{name}`" for name in op_names() if name.islower()))
     (out / "CARD.md").write_text(card)
     values = {"repo_id": repo_id or "ORGANISATION/adze", "version": str(VERSION)}
     (out / "README.md").write_text(re.sub(r"{{ *(\w+) *}}", lambda found: values[found[1]], card))

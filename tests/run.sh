@@ -211,7 +211,8 @@ step_sdist() {
     python3 -m venv "$work/venv" && "$work/venv/bin/pip" install -q "$work"/adze_kernels-*.whl
     version=$(awk '/define ADZE_VERSION / {printf "%d.%d.%d", $3 / 10000, $3 / 100 % 100, $3 % 100}' include/adze.h)
     cd "$work"
-    venv/bin/python -c 'import adze, adze._native, importlib.metadata, sys
+    venv/bin/python -c 'import adze, adze.operators.description, adze.patching.known_sources, importlib.metadata, sys
+assert adze.patching.known_sources.read()[1]
 distribution = importlib.metadata.distribution("adze-kernels")
 assert adze.__version__ == distribution.version == sys.argv[1], (adze.__version__, distribution.version, sys.argv[1])
 assert {url.split(",")[0] for url in distribution.metadata.get_all("Project-URL")} >= {"Homepage", "Source", "Changelog"}
@@ -230,7 +231,7 @@ step_wheel() {
     "$work/venv/bin/pip" install -q "$work"/adze_kernels-*-py3-none-manylinux_2_28_*.whl
     cd "$work"
     venv/bin/python -c 'import adze, sys; print(adze.__version__, "torch" in sys.modules)' | grep -q ' False$'
-    native=$(venv/bin/python -c 'import adze, pathlib; print(pathlib.Path(adze.__file__).with_name("_adze.abi3.so"))')
+    native=$(venv/bin/python -c 'import adze, pathlib; print(pathlib.Path(adze.__file__).with_name("operators") / "_adze.abi3.so")')
     newest=$(objdump -T "$native" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -1)
     echo "the newest symbol is of $newest"
     [ "$(printf '%s\n' "$newest" GLIBC_2.28 | sort -V | tail -1)" = GLIBC_2.28 ]
@@ -269,6 +270,7 @@ step_docs() {
     about 'generated documents are up to date'
     diff -u <(sed -n '/^| step |/,/^$/p' CONTRIBUTING.md | sed '/^$/d') <(tests/run.sh --list)
     build/adze info --markdown include/adze.h | diff -u docs/ops.md -
+    python3 bind/header.py | diff -u python/adze/operators/header.py -
     python3 bench/report.py --check
     python3 -c 'import re, textwrap
 block = re.search("```c\n(.*?)```", open("README.md").read(), re.S)[1]

@@ -18,7 +18,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "python"))
 
-from adze import scan, sources  # noqa: E402
+from adze.patching import known_sources as sources  # noqa: E402
+from adze.patching import scan  # noqa: E402
 
 RESULT, PAGE = ROOT / "python/tests/data/versions.json", ROOT / "docs/versions.md"
 SHARED = ROOT / "build/venv"
@@ -43,8 +44,8 @@ a module whose source nobody has seen is left as it is.
 rules know, those that are near to a known source and what it is, and the others. A block is also known by the
 statements in it that add a residual and norm the sum. A new version is added in three steps:
 
-1. `python -m adze.fingerprint --record` where it is installed adds it to each source of python/adze/fingerprints.json
-   that has not changed, and names those that have.
+1. `python -m adze.fingerprint --record` where it is installed adds it to each source of
+   python/adze/patching/fingerprints.json that has not changed, and names those that have.
 2. `python -m adze.fingerprint --diff FOLDER` shows how they have changed, against the version in a folder such as
    build/versions/transformers-5.22.2/lib/python3.11/site-packages. `--record --accept NAME` adds one that was
    reviewed: the rule must compute what the source computes.
@@ -115,7 +116,7 @@ def try_version(pair):
 
 
 def print_counts(package, version):
-    from adze.patching import rules_for
+    from adze.patching.frame import rules_for
 
     gc.disable()  # syntax trees have no cycles, and there are millions of nodes
     folder = site_of(ROOT / f"build/versions/{package}-{version}")

@@ -12,6 +12,7 @@ folder=$PWD/build/vllm
 mkdir -p "$folder"
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING
 export OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0
+export VLLM_DISABLE_COMPILE_CACHE=1 TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 # or a run would load the graphs of another
 torch=$(grep '^torch==' tests/requirements-models.txt)
 passed=0 failed=0 skipped=0
 say() {
@@ -56,7 +57,7 @@ ran() { # name of the run, mode, norms
     glu=$(grep -c '^glu .* -> cpu' "$folder/$1.log") norms=$(grep -c '^rms_norm .* -> cpu' "$folder/$1.log")
     echo "adze ran $glu glu, $norms rms_norm"
     [ $((glu > 0)) = "$([ "$2" = eager ] && echo 1 || echo 0)" ] &&
-        [ $((norms > 0)) = "$([ "$2" = eager ] && [ -n "$3" ] && echo 1 || echo 0)" ]
+        [ $((norms > 0)) = "$([ "$2" = eager ] && [ -n "${3-}" ] && echo 1 || echo 0)" ]
 }
 try() { # version
     local version=$1 at=$folder/$1 mode norms run name note

@@ -5,18 +5,18 @@ Importing it loads nothing: torch and the native part come with the first name t
 
 import importlib
 
+from .operators import header as _header
+
 __version__ = "0.1.0"
 _HOME = {
-    name: module
-    for module, names in {
-        "ops": "rms_norm layer_norm group_norm gated_add activation glu softmax rope qk_norm_rope rope_table "
-        "ROUND_NORM ROUND_STEPS ROUND_VALUE FLOAT_SUM",
-        "patching": "patch patched PatchHandle",
-        "verifying": "verify",
-        "inductor": "compile",
-        "graphs": "graph GraphHandle",
-    }.items()
-    for name in names.split()
+    "patch": "patching.frame",
+    "patched": "patching.frame",
+    "PatchHandle": "patching.frame",
+    "verify": "patching.verify",
+    "compile": "inductor.compile",
+    "graph": "graphs.cuda_graph",
+    "GraphHandle": "graphs.cuda_graph",
+    **dict.fromkeys([*_header.OPS, *_header.ROUNDING], "operators.ops"),
 }
 __all__ = sorted(_HOME)
 

@@ -111,7 +111,7 @@ def torch_call(call, dtype):
     """The function of adze.ops and its arguments."""
     import torch
 
-    from adze import ops
+    from adze.operators import ops
 
     args, kwargs = arguments(call, dtype, torch_of)
     for key in ("dtype", "out_dtype"):

@@ -290,7 +290,7 @@ def test_offloaded_pipelines(offload, when):
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
 def test_a_product_and_its_gelu(dtype):
     """At once it is nearer to the exact values than with a product that was rounded."""
-    from adze.patch_torch import product_gelu
+    from adze.patching.norm_act import product_gelu
 
     proj = torch.nn.Linear(256, 512, dtype=dtype).requires_grad_(False)
     x = torch.randn(2, 96, 256, dtype=dtype) * 4

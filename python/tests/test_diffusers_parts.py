@@ -9,8 +9,8 @@ pytest.importorskip("diffusers")
 
 import adze  # noqa: E402
 import diffusers_models  # noqa: E402
-from adze.beside import beside  # noqa: E402
-from adze.diffusers_blocks import _end_to_end  # noqa: E402
+from adze.patching.concat_activation import concat_activation  # noqa: E402
+from adze.patching.diffusers.blocks import _cat_tokens  # noqa: E402
 from device import here  # noqa: E402
 from diffusers_seams import output  # noqa: E402
 
@@ -71,7 +71,7 @@ def test_ltx_makes_the_mask_of_its_heads_once(monkeypatch):
 def test_parts_of_one_tensor_are_joined_without_a_copy():
     for batch in (1, 2):
         x = torch.randn(batch, 7, 16)
-        joined = _end_to_end(x[:, :3], x[:, 3:])
+        joined = _cat_tokens(x[:, :3], x[:, 3:])
         assert joined.data_ptr() == x.data_ptr()
         assert torch.equal(joined, x)
     gap, trained = torch.randn(2, 8, 16), torch.randn(1, 7, 16, requires_grad=True)
@@ -83,7 +83,7 @@ def test_parts_of_one_tensor_are_joined_without_a_copy():
         (gap[:1, :3], gap[1:, :5]),
         (trained[:, :3], trained[:, 3:]),
     ]:
-        joined = _end_to_end(first, rest)
+        joined = _cat_tokens(first, rest)
         assert joined.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
         assert torch.equal(joined, torch.cat([first, rest], dim=1))
 
@@ -93,12 +93,12 @@ def test_an_activation_beside_another_tensor(size):
     first, x = torch.randn(2, 5, size, dtype=torch.bfloat16), torch.randn(2, 5, 96, dtype=torch.bfloat16)
     expected = torch.cat([first, adze.activation(x, "gelu_pytorch_tanh")], dim=-1)
     for parts in [(first, x), (first.transpose(0, 1).contiguous().transpose(0, 1), x)]:
-        assert torch.equal(beside(*parts, "gelu_pytorch_tanh"), expected)
-    compiled = torch.compile(beside, fullgraph=True, backend="aot_eager")
+        assert torch.equal(concat_activation(*parts, "gelu_pytorch_tanh"), expected)
+    compiled = torch.compile(concat_activation, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(first, x, "gelu_pytorch_tanh"), expected)
-    torch.library.opcheck(torch.ops.adze.beside.default, (first, x, 3))
+    torch.library.opcheck(torch.ops.adze.concat_activation.default, (first, x, 3))
     with torch.enable_grad(), pytest.raises(RuntimeError, match="gradients"):
-        beside(first, x.clone().requires_grad_(), "silu")
+        concat_activation(first, x.clone().requires_grad_(), "silu")
 
 
 # ---- Projections ----

@@ -6,7 +6,14 @@ import sys
 
 import pytest
 
-from adze.fingerprint import decorated_like, described, fingerprint, fingerprint_source, undecorated, unwrapped
+from adze.patching.fingerprint import (
+    decorated_like,
+    described,
+    fingerprint,
+    fingerprint_source,
+    undecorated,
+    unwrapped,
+)
 
 BASE = "def forward(self, x, *, eps=1e-6):\n    y = x.pow(2).mean(-1, keepdim=True)\n    return x * rsqrt(y + eps)\n"
 SAME = {

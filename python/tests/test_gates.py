@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 import adze  # noqa: E402
-from adze.diffusers_blocks import _float_gated  # noqa: E402
-from adze.diffusers_norms import gated  # noqa: E402
+from adze.patching.diffusers.blocks import _float_gated  # noqa: E402
+from adze.patching.diffusers.norms import gated  # noqa: E402
 from device import Watch, default_device, generator  # noqa: E402
 
 

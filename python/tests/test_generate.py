@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import CompileConfig  # noqa: E
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.generating import keep_guards  # noqa: E402
+from adze.patching.transformers.generate import keep_guards  # noqa: E402
 from device import default_device  # noqa: E402
 
 NAMES = ["llama", "qwen3"]
@@ -95,7 +95,7 @@ def test_products_that_are_made_as_one_stay(name):
     graphs = Graphs()
     compiled_generate(model, name, graphs)
     handle.remove()
-    assert graphs.ours() == [{"products"}]
+    assert graphs.ours() == [{"fused_linear"}]
     layers = model.config.num_hidden_layers
     assert sum(target.startswith("adze") for target in graphs.targets[0]) == 2 * layers
 

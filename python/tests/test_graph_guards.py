@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import adze  # noqa: E402
-from adze import graphs  # noqa: E402
-from adze.watch import Watch  # noqa: E402
+from adze.graphs import cuda_graph as graphs  # noqa: E402
+from adze.graphs.module_state import ModuleState  # noqa: E402
 from device import default_device  # noqa: E402
 
 
@@ -285,5 +285,5 @@ def test_a_look_has_a_bounded_size():
     block = Block()
     block.options["self"] = block.options
     block.other = [block]
-    watch = Watch(block)
+    watch = ModuleState(block)
     assert watch.same() and len(watch.values) < 200

@@ -14,8 +14,8 @@ from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import adze  # noqa: E402
-from adze import inductor  # noqa: E402
-from adze.inductor import Pass, known  # noqa: E402
+from adze.inductor import compile as inductor  # noqa: E402
+from adze.inductor.compile import Pass, known  # noqa: E402
 from device import default_device, generator, here  # noqa: E402
 
 with default_device(None):
@@ -278,7 +278,7 @@ def test_an_activation_between_products_is_found(name, dtype, monkeypatch):
     args = [t.to(dtype) for t in (X, UP, DOWN, randn(128, seed=3))]
     for made in (fn, batched):
         got, want, counts = run(made, *args)
-        assert counts == {"activation between products": 1}
+        assert counts == {"activation between GEMMs": 1}
         close(got, want)
 
 
@@ -291,7 +291,7 @@ def test_an_activation_between_products_rounds_as_eager(name, dtype, monkeypatch
     values = torch.where(values.abs() <= 16, values, 0).reshape(-1, 64)
     one = torch.eye(64, dtype=dtype)
     got, want, counts = run(lambda x, one: ALONE[name](x @ one) @ one, values, one)
-    assert counts == {"activation between products": 1}
+    assert counts == {"activation between GEMMs": 1}
     close(got, want)
 
 
@@ -327,7 +327,7 @@ def test_where_an_activation_pays(monkeypatch):
     assert own.counts == {}  # of a size that is not known
     with torch._inductor.config.patch(max_autotune=True):
         assert run(fn, X, UP, DOWN)[2] == {}
-    assert run(fn, X, UP, DOWN)[2] == {"activation between products": 1}
+    assert run(fn, X, UP, DOWN)[2] == {"activation between GEMMs": 1}
 
 
 # ---- Pairs ----
@@ -475,7 +475,7 @@ def test_layers_share_one_table(name, by_hand):
 def test_the_ops_load_no_compiler():
     code = "import sys, torch, adze; adze.activation(torch.ones(8), 'silu'); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "adze.fake" in done.stdout.split() and "torch._inductor.lowering" not in done.stdout.split()
+    assert "adze.operators.fake" in done.stdout.split() and "torch._inductor.lowering" not in done.stdout.split()
 
 
 def test_inputs_have_the_strides_of_eager():

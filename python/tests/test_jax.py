@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 import ml_dtypes  # noqa: E402
 
 import adze.jax  # noqa: E402
-from adze import _native  # noqa: E402
+from adze.operators import description  # noqa: E402
 from calls import CALLS, IDS, arguments, bits, expected  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -107,6 +107,7 @@ def test_no_gradients():
         (lambda: adze.jax.rms_norm(X, out_dtype="int8"), "adze: out_dtype is int8, known are "),
         (lambda: adze.jax.rms_norm(X, rounding=2**40), "rms_norm: rounding is 1099511627776, it must fit in 32 bits"),
         (lambda: adze.jax.softmax(X, scale=0), "adze: softmax's scale is 0"),
+        (lambda: adze.jax.softmax(X, out=X), "adze: softmax writes no given outputs, as JAX arrays do not change"),
     ],
 )
 def test_refused_when_traced(call, sentence):
@@ -178,13 +179,13 @@ def test_handlers_say_what_they_are():
     class Frame(ctypes.Structure):
         _fields_ = [("size", ctypes.c_size_t), ("extensions", ctypes.c_void_p), ("rest", ctypes.c_void_p * 64)]
 
-    for op in _native.OPS:
+    for op in description.OPS:
         for suffix, traits in ("", 0), ("_cuda", 1):
             metadata = Metadata(size=ctypes.sizeof(Metadata), traits=7)
             asked = Extension(ctypes.sizeof(Extension), 1, None, ctypes.addressof(metadata))
             unknown = Extension(ctypes.sizeof(Extension), 99, ctypes.addressof(asked), None)
             frame = Frame(size=ctypes.sizeof(Frame), extensions=ctypes.addressof(unknown))
-            handler = getattr(_native.library, f"adze_xla_{op}{suffix}")
+            handler = getattr(description.library, f"adze_xla_{op}{suffix}")
             handler.restype = ctypes.c_void_p
             assert handler(ctypes.byref(frame)) is None
             assert (metadata.version.major, metadata.version.minor, metadata.traits) == (0, 1, traits)

@@ -1,8 +1,10 @@
 """The torch operators: schemas, values, errors, fakes, compile. That kernels are exact is judged in C; here it is
 whether a call arrives as it was meant."""
 
-import ctypes
 import gc
+import inspect
+import pathlib
+import re
 import resource
 import subprocess
 import sys
@@ -14,14 +16,11 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import adze  # noqa: E402
-from adze import _ops, fake, ops  # noqa: E402
+from adze.operators import _ops, description, functions, header, ops  # noqa: E402
 from device import default_device, generator  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-OPS = [
-    "rms_norm", "layer_norm", "group_norm", "gated_add", "activation", "glu", "softmax", "rope", "qk_norm_rope",
-    "rope_table",
-]  # fmt: skip
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -89,7 +88,7 @@ def overload(name):
 
 
 def test_every_overload_is_sampled():
-    registered = {f"{op}.{form}" for op in OPS for form in getattr(_ops.ops, op).overloads()}
+    registered = {f"{op}.{form}" for op in description.OPS for form in getattr(_ops.ops, op).overloads()}
     assert registered == {name for name, _, _ in samples(torch.float32)}
 
 
@@ -282,18 +281,24 @@ def test_unknown_words():
         adze.nothing  # noqa: B018
 
 
-def test_names_of_the_table():
-    """The words of ops.py are those of the library."""
-    library = ctypes.CDLL(_ops._adze.__file__)
-    library.adze_describe.restype = ctypes.c_char_p
-    described = {}
-    for line in iter(map(library.adze_describe, range(100)).__next__, None):
-        name, *fields = line.decode().split(";")
-        described[name] = [field.split() for field in fields]
-    assert sorted(described) == sorted(OPS)
-    words = {f[1]: dict(w.split("=") for w in f[2:]) for fields in described.values() for f in fields if f[2:]}
-    assert {name: str(number) for name, number in ops.ACTS.items()} == words["act"]
-    assert {name: str(number) for name, number in ops.COLUMNS.items()} == words["columns"]
+def test_every_op_has_a_function():
+    assert list(header.OPS) == list(description.OPS)
+    for name, op in description.OPS.items():
+        function = getattr(adze, name)
+        assert function.__doc__.endswith(header.OPS[name])
+        outputs = set(map(functions.parameter, op.outputs)) & set(inspect.signature(function).parameters)
+        assert len(outputs) == (0 if name == "rope_table" else len(op.outputs))
+
+
+def test_numbers_are_those_of_the_header():
+    text = subprocess.run(
+        [sys.executable, ROOT / "bind/header.py"], capture_output=True, text=True, check=True
+    ).stdout
+    assert text == pathlib.Path(header.__file__).read_text()
+    defined = dict(re.findall(r"#define ADZE_(\w+) +(\d+)", (ROOT / "include/adze.h").read_text()))
+    for name in ("ROUND_NORM", "ROUND_STEPS", "ROUND_VALUE", "FLOAT_SUM"):
+        assert getattr(adze, name) == int(defined[name])
+    assert ops.ACTS["gelu_new"] == ops.ACTS["gelu_tanh"] == 3 and ops.COLUMNS == {"once": 0, "halves": 1, "pairs": 2}
 
 
 def test_no_silent_gradients():
@@ -380,7 +385,3 @@ def test_import_needs_nothing():
     code = "import sys, adze; print(adze.__version__, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [adze.__version__, "False"]
-
-
-def test_fakes_are_for_all():
-    assert set(fake.DTYPES) == {code for code in ops.DTYPES.values() if code}

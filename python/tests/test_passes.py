@@ -7,7 +7,7 @@ from torch._inductor import config, custom_graph_pass  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import adze  # noqa: E402
-from adze import inductor  # noqa: E402
+from adze.inductor import compile as inductor  # noqa: E402
 from device import here  # noqa: E402
 
 AWARE = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)

@@ -19,10 +19,10 @@ from torch import nn  # noqa: E402
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze import patching  # noqa: E402
-from adze.fingerprint import fingerprint  # noqa: E402
-from adze.patching import Rule, _mismatch, is_adze, own_forward  # noqa: E402
-from adze.verifying import ulps  # noqa: E402
+from adze.patching import frame as patching  # noqa: E402
+from adze.patching.fingerprint import fingerprint  # noqa: E402
+from adze.patching.frame import Rule, _mismatch, is_adze, own_forward  # noqa: E402
+from adze.patching.verify import ulps  # noqa: E402
 from device import here  # noqa: E402
 
 INPUTS = models.inputs("llama")
@@ -550,6 +550,15 @@ def test_scripted_modules_are_left_alone():
 def test_importing_adze_imports_no_library():
     code = "import sys, torch, adze; adze.patch(torch.nn.LayerNorm(8)); print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_torch_modules_are_patched_without_diffusers():
+    code = (
+        "import sys, torch, adze; model = torch.nn.GroupNorm(2, 8); handle = adze.patch(model)\n"
+        "print([row.rule for row in handle.rows], 'diffusers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['group_norm'] False"
 
 
 def test_verify(llama):

@@ -11,7 +11,7 @@ hf = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 import adze  # noqa: E402
-from adze.residuals import norms_of_sums  # noqa: E402
+from adze.patching.residual_norm import norms_of_sums  # noqa: E402
 from device import Watch, generator, here  # noqa: E402
 
 RULE = "add + norm, by statements"

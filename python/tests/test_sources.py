@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from adze import scan, sources
-from adze.fingerprint import fingerprint, fingerprint_source, statements_node, structure_node
+from adze.patching import known_sources as sources
+from adze.patching import scan
+from adze.patching.fingerprint import fingerprint, fingerprint_source, statements_node, structure_node
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,7 +149,7 @@ def package(folder, text, version="9.0.0"):
 def findings(found):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from adze.patching import rules_for
+    from adze.patching.frame import rules_for
 
     return {
         f.name.partition(":")[2]: (f.kind, f.state, f.detail) for f in scan.scan(found, rules_for("transformers"))

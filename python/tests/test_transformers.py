@@ -14,9 +14,9 @@ from transformers.activations import ACT2FN  # noqa: E402
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.patch_torch import add_norm, norm_add  # noqa: E402
-from adze.patching import OPS, _Plan, own_forward  # noqa: E402
-from adze.verifying import ulps  # noqa: E402
+from adze.patching.frame import OPS, _Plan, own_forward  # noqa: E402
+from adze.patching.norm_act import add_norm, norm_add  # noqa: E402
+from adze.patching.verify import ulps  # noqa: E402
 from device import Watch, default_device, generator, here  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}

@@ -9,7 +9,7 @@ tvm_ffi = pytest.importorskip("tvm_ffi")
 import ml_dtypes  # noqa: E402
 
 import adze.tvm_ffi  # noqa: E402
-from adze import _native  # noqa: E402
+from adze.operators import description  # noqa: E402
 from calls import CALLS, IDS, arguments, bits, expected, torch_of  # noqa: E402
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
@@ -118,14 +118,14 @@ OUT = np.empty_like(X)
 )
 def test_function_refuses(op, args, sentence):
     with pytest.raises(ValueError) as raised:
-        tvm_ffi.load_module(_native.PATH).get_function(op)(*args)
+        tvm_ffi.load_module(description.PATH).get_function(op)(*args)
     assert str(raised.value).startswith(sentence)
 
 
 def test_function_takes_what_ends_early():
-    tvm_ffi.load_module(_native.PATH).get_function("activation")(OUT, tvm_ffi.from_dlpack(X), True)
+    tvm_ffi.load_module(description.PATH).get_function("activation")(OUT, tvm_ffi.from_dlpack(X), True)
     assert bits(OUT) == bits(adze.tvm_ffi.activation(X, "silu"))
-    tvm_ffi.load_module(_native.PATH).get_function("softmax")(OUT, X)
+    tvm_ffi.load_module(description.PATH).get_function("softmax")(OUT, X)
     assert bits(OUT) == bits(adze.tvm_ffi.softmax(X))
 
 
@@ -172,7 +172,7 @@ def on(array, device, index=0):
 def test_devices(error, out, x, sentence):
     """Device 63 of CUDA is one that is not there."""
     with pytest.raises(error) as raised:
-        tvm_ffi.load_module(_native.PATH).get_function("softmax")(out, x)
+        tvm_ffi.load_module(description.PATH).get_function("softmax")(out, x)
     assert str(raised.value).startswith(sentence)
 
 
@@ -181,5 +181,5 @@ def test_dense_and_offset():
     want = bits(adze.tvm_ffi.softmax(X[1:]))
     out = np.empty_like(X[1:])
     fields = {0: (ctypes.c_size_t, X.ctypes.data), 32: (ctypes.c_size_t, 0), 40: (ctypes.c_uint64, 24)}
-    tvm_ffi.load_module(_native.PATH).get_function("softmax")(on(out, 3), Edited(X[1:], fields))
+    tvm_ffi.load_module(description.PATH).get_function("softmax")(on(out, 3), Edited(X[1:], fields))
     assert bits(out) == want

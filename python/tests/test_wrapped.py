@@ -14,8 +14,8 @@ from transformers.models.qwen3 import modeling_qwen3  # noqa: E402
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.fingerprint import fingerprint, unwrapped  # noqa: E402
-from adze.patching import is_adze, own_forward  # noqa: E402
+from adze.patching.fingerprint import fingerprint, unwrapped  # noqa: E402
+from adze.patching.frame import is_adze, own_forward  # noqa: E402
 from device import here  # noqa: E402
 
 LLAMA = ["LlamaRMSNorm", "SiLUActivation", "LlamaMLP", "LlamaAttention", "LlamaDecoderLayer"]

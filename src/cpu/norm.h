@@ -1,14 +1,21 @@
 /* norm.h - rms_norm and layer_norm on the CPU. A row is read from memory and summed, then from the cache for the
    squares (layer_norm) and to be written, while the next row is brought there. A row that is made from several, or is
-   f16, becomes floats in a buffer on the way; so does once what rows share and is not of x's dtype, or is a sum. What
-   is longer than the buffer goes through it in parts, made anew each time. The buffer is on the stack where it is
-   small, for a thread's stack may be. Lanes are in the order of x's dtype. */
+   slow to read, becomes floats in a buffer on the way; so does once what rows share and is not of x's dtype, or is a
+   sum. What is longer than the buffer goes through it in parts, made anew each time. The buffer is on the stack where
+   it is small, for a thread's stack may be. Lanes are in the order of x's dtype. */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
 #include "cpu/row32.h"
 
 #include <stdlib.h>
+
+/* To read f16 without an instruction for it takes so long that what is read more than once is kept as floats. */
+#if defined(__AVX__) || defined(__aarch64__)
+#    define SLOW_TO_READ(dtype) ((void)(dtype), 0)
+#else
+#    define SLOW_TO_READ(dtype) ((dtype) == ADZE_F16)
+#endif
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
 enum {
@@ -115,7 +122,8 @@ INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, in
 /* ---- Passes ----
 
    Each is a function of its own: inlined into one, they would have their temporaries on the stack at the same time.
- */
+   A pass copies its part first: what it stores might change the one it was given, which would be read again in every
+   step. */
 
 /* n <= 32 elements from j on. */
 INLINE vf32 norm_load(norm_term term, int dtype, int64_t j, int64_t n)
@@ -165,11 +173,12 @@ INLINE void norm_make_step(const norm_part *t, int dtype, int square, int64_t j,
         row_store32(t->made, ADZE_F32, j, h, 0);
 }
 /* Makes h and adds it up, or its squares. Where x is h, a loop of its own needs no copies of registers. */
-INLINE float norm_make_as(const norm_part *t, int dtype, int square)
+INLINE float norm_make_as(const norm_part *given, int dtype, int square)
 {
+    const norm_part part = *given, *const t = &part;
     vf_total total = {0};
     int64_t j = 0;
-    for (; j + 2 * STEP <= t->n && dtype != ADZE_F16 && !t->residual; j += 2 * STEP) {
+    for (; j + 2 * STEP <= t->n && !SLOW_TO_READ(dtype) && !t->residual; j += 2 * STEP) {
         vf_total_add32(&total, 0, row_load32(t->x, dtype, j), square);
         vf_total_add32(&total, 1, row_load32(t->x, dtype, j + STEP), square);
     }
@@ -216,8 +225,9 @@ INLINE void norm_square(const norm_part *t, int dtype, int64_t j, int64_t n, vf_
         away.part[p] -= mean.part[p];
     vf_total_add32(total, half, away, 1);
 }
-INLINE float norm_squares_as(const norm_part *t, int dtype)
+INLINE float norm_squares_as(const norm_part *given, int dtype)
 {
+    const norm_part part = *given, *const t = &part;
     vf_total total = {0};
     int64_t j = 0;
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
@@ -265,8 +275,9 @@ NO_INLINE void norm_put_rest(const norm_part *t, int dtype, int out_dtype, int c
 {
     norm_put(t, dtype, out_dtype, centred, j, n);
 }
-INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int centred)
+INLINE void norm_write_as(const norm_part *given, int dtype, int out_dtype, int centred)
 {
+    const norm_part part = *given, *const t = &part;
     int64_t j = 0;
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
         norm_ahead(t, dtype, centred ? (t->n + j) / 2 : j);
@@ -276,7 +287,7 @@ INLINE void norm_write_as(const norm_part *t, int dtype, int out_dtype, int cent
             norm_put(t, dtype, out_dtype, centred, i, STEP);
     }
     for (; j < t->n; j += STEP)
-        norm_put_rest(t, dtype, out_dtype, centred, j, t->n - j < STEP ? t->n - j : STEP);
+        norm_put_rest(given, dtype, out_dtype, centred, j, t->n - j < STEP ? t->n - j : STEP);
 }
 INLINE void norm_write_any(const norm_part *t, int dtype, int out_dtype, int centred)
 {
@@ -336,7 +347,7 @@ INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space 
 INLINE int norm_makes(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
 {
     const int dtype = c->a->x.dtype;
-    if (!t->dtype || dtype == ADZE_F16 || t->dtype != dtype || plus != 0 || (table && table->dtype))
+    if (!t->dtype || SLOW_TO_READ(dtype) || t->dtype != dtype || plus != 0 || (table && table->dtype))
         return !!t->dtype;
 #if defined(__aarch64__)
     return !table && dtype == ADZE_BF16 && rows >= SHARED_ROWS && c->dim <= SPACE / 4;
@@ -355,7 +366,7 @@ INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t row
                         norm_makes(c, &a->bias, NULL, 0, rows), norm_makes(c, &a->gate, &a->gate_table, 0, rows),
                         norm_makes(c, &a->scale, &a->scale_table, 1, rows),
                         norm_makes(c, &a->shift, &a->shift_table, 0, rows)};
-    const int makes_row = a->residual.dtype || a->x.dtype == ADZE_F16;
+    const int makes_row = a->residual.dtype || SLOW_TO_READ(a->x.dtype);
     const int64_t count = makes_row + made[0] + made[1] + made[2] + made[3] + made[4];
     float *heap = NULL, *floats = space->floats;
     space->chunk = (c->dim + LINE - 1) / LINE * LINE;

@@ -169,7 +169,8 @@ template <typename T, int W, bool TIMES, typename ROWS>
 static adze_status act_launch_narrow(const char *op, adze_stream s, const act_params<ROWS> &p)
 {
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
-    if (p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS * UNITS)
+    const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS * UNITS;
+    if (large && p.units >= 32 * UNITS) /* a warp of a row, or more */
         return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
     return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
 }

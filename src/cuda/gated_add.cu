@@ -121,8 +121,10 @@ static adze_status gated_launch_narrow(adze_stream s, const gated_params<ROWS> &
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int UNITS = VEC<T> / W;
-    if (p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * THREADS * UNITS * 2)
-        return p.table ? gated_launch<T, W, UNITS, true, half>(s, p) : gated_launch<T, W, UNITS, false, half>(s, p);
+    const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * THREADS * UNITS * 2;
+    if (large && p.units >= 32 * UNITS && !p.table) /* a warp of a row, or more */
+        return p.gate_f32 ? gated_launch<T, W, UNITS, false, half>(s, p)
+                          : gated_launch<T, W, UNITS, false, false>(s, p);
     return gated_launch<T, W, 2, true, half>(s, p);
 }
 

@@ -28,7 +28,11 @@ constexpr int SLICE_THREADS = 256;
 template <bool NARROW>
 constexpr int SLICE_UNITS = NARROW ? 16 : 8;
 template <bool NARROW>
-constexpr int SLICE_BLOCKS = NARROW ? 4 : 2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int SLICE_BLOCKS = 2; /* with more, registers would not do */
+#else
+constexpr int SLICE_BLOCKS = NARROW ? 3 : 2;
+#endif
 
 struct tile_params {
     const void *x, *weight, *bias;
@@ -458,14 +462,15 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
 constexpr int HELD_MOST = 21, HELD_NARROW = 16;
 constexpr int held_threads(int units, bool last)
 {
-    return units == HELD_MOST || (units != 8 && units > 2 && !last) ? 512
-           : units == 2                                             ? 128
-           : last && units == 8                                     ? 320
-                                                                    : 384;
+    return units == HELD_MOST || (units == 4 && !last) ? 512 : units == 2 ? 128 : last && units == 8 ? 320 : 384;
 }
 constexpr int held_blocks(int units)
 {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+    return units > 8 ? 1 : units == 2 ? 6 : 2;
+#else
     return units == HELD_MOST ? 1 : units == 2 ? 6 : 2;
+#endif
 }
 template <typename T, int W, int UNITS, bool LAST>
 __global__ void __launch_bounds__(held_threads(UNITS, LAST), held_blocks(UNITS))

@@ -1,9 +1,9 @@
 /* norm.cuh - rms_norm and layer_norm on CUDA: the choice between norm_registers, for the calls that models make, and
-   norm_any, for any other. */
+   norm_any.cu, for any other. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
-#include "norm_any.cuh"
+#include "norm_call.cuh"
 #include "norm_registers.cuh"
 #include "norm_shapes.cuh"
 
@@ -151,78 +151,6 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                                          round_norm);
 }
 
-/* How norm_any takes a call of elements of `size` bytes in units of `width` elements. */
-static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width)
-{
-    const int sm_count = adze_cuda_sm_count(s.device);
-    const int most_blocks =
-        adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
-    norm_cut cut = {};
-    cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
-    cut.units = g.dim / width;
-    cut.cluster = cut.rows = 1;
-    /* Units of a block alone, and of one in a cluster, at most. */
-    const int64_t held = any_held(width, size, cut.modulated, false) / width;
-    const int64_t threads = any_threads(cut.modulated, false), joined_threads = any_threads(cut.modulated, true);
-    const int64_t joined = joined_threads * any_held(width, size, cut.modulated, true) / width;
-    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * joined : threads * held);
-    if (!cut.held) {
-        cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
-        return cut;
-    }
-    /* A few rows have many threads, so that each waits for little; long rows have more than a block's. */
-    const bool few = g.rows.count <= 4 * (int64_t)sm_count;
-    const int64_t each = few ? ANY_FEW / width : held;
-    if (g.dim <= ANY_LANES * ANY_SHORT && !(few && g.dim > ANY_LANES * ANY_SHORT / 2)) {
-        cut.threads = ANY_LANES;
-        cut.turns = (int)ceil_div(cut.units, ANY_LANES);
-        cut.rows = 128 / ANY_LANES;
-        return cut;
-    }
-    if (cut.units > threads * (g.rows.count < sm_count ? each : held) && most_blocks > 1) {
-        /* in as many blocks as it takes, or as there is room for */
-        cut.cluster = 2;
-        while (cut.cluster < most_blocks &&
-               (cut.units > cut.cluster * joined ||
-                (cut.units > cut.cluster * joined_threads * each && g.rows.count * cut.cluster < 2 * sm_count)))
-            cut.cluster *= 2;
-    }
-    const int64_t part = ceil_div(cut.units, cut.cluster), most = cut.cluster > 1 ? joined_threads : threads;
-    const int64_t warps = std::min(ceil_div(part, 32 * each), most / 32);
-    cut.threads = warps * 32;
-    cut.turns = (int)ceil_div(part, cut.threads);
-    cut.many = cut.turns > ANY_FEW / width;
-    cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
-    return cut;
-}
-template <typename T, int W, bool CENTRED>
-static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g)
-{
-    const norm_cut cut = norm_cut_for(g, s, sizeof(T), W);
-    if constexpr (W == VEC<T>)
-        if (!cut.held) /* narrower units are held in more threads */
-            return norm_launch_any < T, sizeof(T) < 4 ? 2 : 1, CENTRED > (op, s, g);
-    if (!cut.held)
-        return cut.cluster > 1 ? norm_launch_loop<T, CENTRED, true>(op, s, g, cut)
-                               : norm_launch_loop<T, CENTRED, false>(op, s, g, cut);
-    return cut.modulated ? norm_launch_width<T, W, CENTRED, true>(op, s, g, cut)
-                         : norm_launch_width<T, W, CENTRED, false>(op, s, g, cut);
-}
-
-template <typename T, bool CENTRED>
-static adze_status norm_choose(const char *op, adze_stream s, const norm_params &g)
-{
-    const adze_status status = g.width == 16 ? norm_in_registers<T, CENTRED>(op, s, g) : ADZE_NO_KERNEL;
-    if (status != ADZE_NO_KERNEL)
-        return status;
-    if (g.width == 16)
-        return norm_launch_any<T, VEC<T>, CENTRED>(op, s, g);
-    if constexpr (sizeof(T) < 4)
-        if (g.width > 1)
-            return norm_launch_any<T, 2, CENTRED>(op, s, g);
-    return norm_launch_any<T, 1, CENTRED>(op, s, g);
-}
-
 template <bool CENTRED>
 static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args *a)
 {
@@ -249,11 +177,12 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     p.weight_offset = a->weight_offset;
     p.inverse_dim = 1 / (float)p.dim;
     p.rounding = a->rounding;
-    switch (a->x.dtype) {
-    case ADZE_F32: return norm_choose<float, CENTRED>(op, s, p);
-    case ADZE_F16: return norm_choose<f16, CENTRED>(op, s, p);
-    default: return norm_choose<bf16, CENTRED>(op, s, p);
-    }
+    p.centred = CENTRED;
+    const auto registers = a->x.dtype == ADZE_F32   ? norm_in_registers<float, CENTRED>
+                           : a->x.dtype == ADZE_F16 ? norm_in_registers<f16, CENTRED>
+                                                    : norm_in_registers<bf16, CENTRED>;
+    const adze_status status = p.width == 16 ? registers(op, s, p) : ADZE_NO_KERNEL;
+    return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(op, s, &p, a->x.dtype) : status;
 }
 
 #endif

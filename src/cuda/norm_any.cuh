@@ -13,6 +13,7 @@
 
 #include "cluster.cuh"
 #include "launch.cuh"
+#include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
@@ -24,20 +25,6 @@ constexpr int ANY_GROUP = 4;                      /* units that a warp leaves ou
 constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
 constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
 
-enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
-enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
-
-struct norm_params {
-    const void *data[NORM_TENSORS]; /* NULL: absent */
-    const void *weight, *bias;
-    int64_t dim;
-    float eps, weight_offset, inverse_dim;
-    int32_t rounding;
-    uint32_t is_f32; /* by tensor: it is f32 where x is not */
-    bool weight_f32, bias_f32;
-    int width; /* elements that can be read at a time in all tensors: 16 for vectors of 16 bytes */
-    adze_rows rows;
-};
 template <typename ROWS>
 struct norm_any_params {
     norm_params g;
@@ -99,7 +86,7 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
 struct norm_piece {
     /* Units of which the parameters are fetched together, and those that a warp leaves out together. */
-    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED ? 4 : 8) / W;
+    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED || UNITS * W > 16 ? 4 : 8) / W;
     static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
     typedef param_unit<T, W> param;
     const norm_any_params<ROWS> &p;
@@ -108,8 +95,11 @@ struct norm_piece {
     int units; /* that the thread has */
     int most;  /* that a thread of its warp has */
 
+    /* What is fetched before it is used, as far as registers allow: what a call is likely to have. */
+    static constexpr bool EARLY_WEIGHT = !MODULATED, EARLY_BIAS = !MODULATED && UNITS * W <= 16;
     struct params {
-        param weight[CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
+        param weight[EARLY_WEIGHT ? CHUNK : 1], bias[EARLY_BIAS ? CHUNK : 1];
+        param scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
     };
 
     /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
@@ -186,6 +176,18 @@ struct norm_piece {
             }
         };
         f32 ? apply(std::true_type()) : apply(std::false_type());
+    }
+    /* The same with a vector that all rows share, which has been fetched if EARLY. */
+    template <int FROM, bool EARLY, int N, typename F>
+    __device__ __forceinline__ void with_flat(const param (&given)[N], const void *flat, bool f32, F work) const
+    {
+        if constexpr (EARLY) {
+            with(given, f32, work);
+        } else {
+            param own[CHUNK];
+            fetch_param<FROM>(start(flat, f32), f32, own);
+            with(own, f32, work);
+        }
     }
     __device__ __forceinline__ static void round_all(bool condition, float (&y)[CHUNK][W])
     {
@@ -284,14 +286,13 @@ struct norm_piece {
         });
         return sum;
     }
-    template <bool CENTRED>
     __device__ __forceinline__ float squares(const float (&h)[UNITS][W], float mean) const
     {
         float sum = 0;
         each([&](int u) {
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                const float d = CENTRED ? (u < units ? h[u][j] - mean : 0) : h[u][j];
+                const float d = u < units ? h[u][j] - mean : 0;
                 sum += d * d;
             }
         });
@@ -301,8 +302,12 @@ struct norm_piece {
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
-        if (p.g.weight)
-            fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
+        if constexpr (EARLY_WEIGHT)
+            if (p.g.weight)
+                fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
+        if constexpr (EARLY_BIAS)
+            if (p.g.bias)
+                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, to.bias);
         if constexpr (MODULATED) {
             if (p.g.data[SCALE])
                 fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
@@ -329,20 +334,17 @@ struct norm_piece {
                     y[c][j] = (h[FROM + c][j] - mean) * factor;
             round_all(p.g.rounding & ADZE_ROUND_NORM, y);
             if (p.g.weight)
-                with(given.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
+                with_flat<FROM, EARLY_WEIGHT>(given.weight, p.g.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
 #pragma unroll
                     for (int j = 0; j < W; j++)
                         y[c][j] *= f[j] + p.g.weight_offset;
                 });
-            if (p.g.bias) {
-                param bias[CHUNK];
-                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, bias);
-                with(bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
+            if (p.g.bias)
+                with_flat<FROM, EARLY_BIAS>(given.bias, p.g.bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
 #pragma unroll
                     for (int j = 0; j < W; j++)
                         y[c][j] += f[j];
                 });
-            }
             if constexpr (MODULATED)
                 modulate<FROM>(y, given, has_scale, has_shift, steps);
             const char *const to = start(OUT);
@@ -413,32 +415,34 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32
             prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Elements that a thread holds, many or few. A thread with many has 64 bytes in flight, which is what the memory
-   needs with as many threads as their registers allow. Parameters of a modulation take registers, above all in wide
-   units. */
+/* Elements that a thread holds, many or few. Many are 64 bytes, which the memory needs in flight with as many threads
+   as their registers allow. With a modulation few do: scale and shift are in flight beside x. In clusters, rows that
+   are too long for few elements have threads with many. */
+constexpr int ANY_FEW = 8;
 constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
-    const bool wide = modulated && width * size == 16;
-    return (in_cluster ? !wide : size < 4 && !modulated) ? 32 : 16;
+    const bool vectors = width * size == 16; /* with their parameters they take many registers */
+    if (in_cluster)
+        return modulated && vectors ? 16 : 32;
+    return modulated ? ANY_FEW : size < 4 && !vectors ? 32 : 16;
 }
-constexpr int ANY_FEW = 8;
 /* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
-constexpr int any_threads(bool modulated, bool in_cluster)
+constexpr int any_threads(int width, int elements, bool modulated)
 {
-    return modulated && !in_cluster ? 256 : 512;
+    return modulated && width < 8 && elements == ANY_FEW ? 1024 : 512;
 }
-constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
+constexpr int any_blocks(int width, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return in_cluster ? 1 : modulated ? (width == 8 ? 2 : 3) : elements > 8 ? 2 : 3;
+    return modulated || (in_cluster && width >= 4) ? 1 : 2;
 #else
     return 1;
 #endif
 }
 
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
-template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(MODULATED, IN_CLUSTER), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
+__global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
@@ -464,16 +468,16 @@ __global__ void __launch_bounds__(any_threads(MODULATED, IN_CLUSTER), any_blocks
     if (IN_CLUSTER)
         cluster_wait();
     float mean = 0;
-    if constexpr (CENTRED)
+    if (p.g.centred)
         mean = any_total<0>(piece.sum(h), shared) * p.g.inverse_dim;
-    const float square = any_total<1>(piece.template squares<CENTRED>(h, mean), shared);
+    const float square = any_total<1>(piece.squares(h, mean), shared);
     if (!writes)
         return;
     piece.forget();
     piece.write(h, params, mean, rsqrtf(square * p.g.inverse_dim + p.g.eps));
 }
 
-template <typename T, bool CENTRED, bool IN_CLUSTER>
+template <typename T, bool IN_CLUSTER>
 __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_far p)
 {
     typedef norm_piece<T, 1, 32, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
@@ -497,15 +501,15 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
                 work();
             }
         };
-        if constexpr (CENTRED) {
+        if (p.g.centred) {
             pass(false, [&] { sum += piece.sum(h); });
             if (IN_CLUSTER)
                 cluster_wait();
             mean = any_total<0>(sum, shared) * p.g.inverse_dim;
             sum = 0;
         }
-        pass(false, [&] { sum += piece.template squares<CENTRED>(h, mean); });
-        if (IN_CLUSTER && !CENTRED)
+        pass(false, [&] { sum += piece.squares(h, mean); });
+        if (IN_CLUSTER && !p.g.centred)
             cluster_wait();
         const float factor = rsqrtf(any_total<1>(sum, shared) * p.g.inverse_dim + p.g.eps);
         pass(true, [&] {
@@ -520,54 +524,6 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
     }
     if constexpr (IN_CLUSTER)
         cluster_wait();
-}
-
-/* How a call is cut: `threads` of a row, with `turns` units each, in each of `cluster` blocks, which have `rows`
-   rows. `held`: in registers at all. `many`: a thread holds many elements. */
-struct norm_cut {
-    bool held, many, modulated;
-    int cluster, turns;
-    int64_t units, threads, rows;
-};
-template <typename T, int W, bool CENTRED, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
-{
-    norm_any_near p = {};
-    const int64_t vectors = ceil_div(cut.units * W, VEC<T>), threads = cut.threads * cut.rows;
-    p.g = g;
-    p.units = cut.units;
-    p.part = ceil_div(cut.units, cut.cluster);
-    p.turns = cut.turns;
-    p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
-                               ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
-    p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
-    return launch(op, s, norm_any<T, W, CENTRED, LANES, UNITS, MODULATED, IN_CLUSTER>,
-                  grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
-                  launch_shape(0, (unsigned)cut.cluster), p);
-}
-template <typename T, int W, bool CENTRED, bool MODULATED>
-static adze_status norm_launch_width(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
-{
-    constexpr int MANY = any_held(W, sizeof(T), MODULATED, false) / W, FEW = ANY_FEW / W;
-    constexpr int JOINED = any_held(W, sizeof(T), MODULATED, true) / W;
-    if (cut.threads == ANY_LANES)
-        return norm_launch_held<T, W, CENTRED, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
-    if (cut.cluster > 1)
-        return norm_launch_held<T, W, CENTRED, 32, JOINED, MODULATED, true>(op, s, g, cut);
-    return cut.many ? norm_launch_held<T, W, CENTRED, 32, MANY, MODULATED, false>(op, s, g, cut)
-                    : norm_launch_held<T, W, CENTRED, 32, FEW, MODULATED, false>(op, s, g, cut);
-}
-template <typename T, bool CENTRED, bool IN_CLUSTER>
-static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
-{
-    norm_any_far p = {};
-    p.g = g;
-    p.units = g.dim;
-    p.part = ceil_div(g.dim, cut.cluster);
-    static_cast<adze_rows &>(p.rows) = g.rows;
-    const int64_t rows = g.rows.count < 0x7fffffff / ANY_CLUSTER ? g.rows.count : 0x7fffffff / ANY_CLUSTER;
-    return launch(op, s, norm_loop<T, CENTRED, IN_CLUSTER>, rows * cut.cluster, dim3(LOOP_THREADS),
-                  launch_shape(0, (unsigned)cut.cluster), p);
 }
 
 #endif

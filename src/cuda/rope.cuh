@@ -51,19 +51,19 @@ static inline bool rope_width_fits(const adze_rotary &r, int64_t size, int64_t w
            rope_tables_aligned(r, columns * (int64_t)adze_dtype_size(r.table_dtype));
 }
 
-/* Where the units of a head are. Returns their width. */
-static inline int rope_any_places(rope_any_params *p, bool norm)
+/* Where the units of a head are. Returns their width, which is at most `width`. */
+static inline int rope_any_places(rope_any_params *p, bool norm, int width)
 {
     const adze_rotary &r = p->r;
-    const int64_t size = (int64_t)adze_dtype_size(r.dtype), half = r.rotary_dim / 2;
+    const int64_t size = (int64_t)adze_dtype_size(r.dtype);
+    const int32_t half = (int32_t)(r.rotary_dim / 2);
     bool in_place = true;
     for (const adze_rotary_side &side : r.side) {
         in_place = in_place && (side.heads == 0 || side.x == side.out);
         for (int d = 0; d < 3; d++)
             in_place = in_place && (side.heads == 0 || side.x_stride[d] == side.out_stride[d]);
     }
-    const int64_t rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
-    int width = 4;
+    const int32_t rest = in_place && !norm ? 0 : (int32_t)(r.head_dim - r.rotary_dim);
     while (width > 1 && !rope_width_fits(r, size, width, rest))
         width /= 2;
     p->turn_step = p->table_step = width;
@@ -76,12 +76,12 @@ static inline int rope_any_places(rope_any_params *p, bool norm)
         p->turn_step = 2, p->turn_apart = 1;
         p->table_step = r.once ? 1 : 2, p->table_apart = r.once ? 0 : 1;
     } else {
-        p->turn_seconds = r.rotary_dim / width / 2;
-        p->turning = r.rotary_dim / width - p->turn_seconds;
+        p->turn_seconds = half / width;
+        p->turning = 2 * half / width - p->turn_seconds;
         p->turn_apart = p->turning * width;
     }
     p->rest_seconds = rest / width / 2;
-    const int64_t rest_pairs = rest / width - p->rest_seconds;
+    const int32_t rest_pairs = rest / width - p->rest_seconds;
     p->rest_apart = rest_pairs * width;
     p->pairs = p->turning + rest_pairs;
     for (int k = 0; k < 2; k++)
@@ -107,7 +107,7 @@ static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_
     const adze_rotary_side &q = r.side[0], &k = r.side[1], &main = q.heads ? q : k;
     const int64_t tokens = r.batch * r.seq;
     const int sm_count = adze_cuda_sm_count(stream.device);
-    p.width = ceil_div(p.pairs, FORM::P);
+    p.width = (int32_t)ceil_div(p.pairs, FORM::P);
     if (FORM::NORM)
         for (p.width = 1; p.width * FORM::P < p.pairs;)
             p.width *= 2;
@@ -141,35 +141,42 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     }
     const int64_t pairs = heads * p.pairs;
     p.count = r.batch * r.seq * (p.groups[0] + p.groups[1]);
-    p.far = p.count > 0x7fffffff || p.pairs > 0x7fffffff;
+    p.far = p.count > 0x7fffffff;
     p.by_inner = rope_divisor_of(p.groups[0] + p.groups[1]);
     p.by_seq = rope_divisor_of(r.seq);
-    p.by_pairs = rope_divisor_of(p.pairs);
     /* Half of what a thread can hold where there are rows enough, so that blocks are small; else little, for speed.
      */
-    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? FORM::SLOTS / 2 : 1;
+    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? FORM::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
     const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads <= 128 ? 256 / threads : 1;
-    p.step_heads = threads / p.pairs, p.step_pairs = threads % p.pairs;
+    p.step_heads = (int32_t)(threads / p.pairs), p.step_pairs = (int32_t)(threads % p.pairs);
     p.twice = pairs > threads * FORM::SLOTS;
     p.ask = rope_any_ask(p, sm_count, rows * pairs, FORM::W * sizeof(typename FORM::T), threads * rows);
     return launch(op, stream, rope_any_row<FORM>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
                   p);
 }
 
-/* A head that is longer than what 32 threads hold is a row of its own. */
+/* Whether a norm needs a row: it goes across heads, or a head is longer than what 32 threads hold. */
+static inline bool rope_needs_row(const rope_any_params &p, int width)
+{
+    return p.r.across_heads || p.pairs > 32 * 4 / width;
+}
+
 template <typename T, typename S, int KIND, int W, bool NORM, bool ROUNDS>
 static adze_status rope_pick_any(const char *op, adze_stream stream, const rope_any_params &p)
 {
     if constexpr (NORM) {
         typedef rope_any_form<T, S, KIND, W, 4 / W, true, ROUNDS> form;
-        if (p.r.across_heads || p.pairs > 32 * form::P)
-            return rope_launch_row<form>(op, stream, p);
+        if constexpr (W != 2)
+            if (rope_needs_row(p, W))
+                return rope_launch_row<form>(op, stream, p);
         if (W > 1 || p.pairs > 32)
             return rope_launch_any<form>(op, stream, p);
     }
-    return rope_launch_any<rope_any_form<T, S, KIND, W, 1, NORM, ROUNDS>>(op, stream, p);
+    constexpr int P = NORM ? 4 / W : 1;
+    typedef rope_any_form<T, S, KIND, W, W == 1 ? 1 : P, NORM, ROUNDS> short_form;
+    return rope_launch_any<short_form>(op, stream, p);
 }
 
 template <typename T, typename S, bool NORM, bool ROUNDS>
@@ -194,7 +201,9 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_any_para
     adze_status status;
     if (rope_aligned(r, sizeof(T)) && rope_try_lean<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
         return status;
-    const int width = rope_any_places(&p, NORM);
+    int width = rope_any_places(&p, NORM, 4);
+    if (NORM && width == 2 && rope_needs_row(p, width)) /* rows have units of 4 elements or of 1 */
+        width = rope_any_places(&p, NORM, 1);
     if constexpr (sizeof(T) == 4) {
         return rope_pick_width<T, float, NORM, false>(op, stream, p, width);
     } else if (r.table_dtype == ADZE_F32) {
@@ -214,6 +223,11 @@ static adze_status rope_run(const char *op, adze_stream stream, const adze_qk_no
     const adze_rotary &r = p.r;
     if (r.batch * r.seq * (r.side[0].heads + r.side[1].heads) * r.head_dim == 0)
         return ADZE_OK;
+    constexpr int64_t most = 0x3fffffff; /* kernels count the elements of a head, and heads, in 32 bits */
+    if (r.head_dim > most || r.side[0].heads > most || r.side[1].heads > most)
+        return adze_fail(
+            ADZE_BAD_ARG, "%s: head_dim is %lld, with %lld and %lld heads; CUDA has at most %lld of each", op,
+            (long long)r.head_dim, (long long)r.side[0].heads, (long long)r.side[1].heads, (long long)most);
     /* A norm of one head that is too long for a warp is a norm across heads. */
     if (NORM && r.side[0].heads <= 1 && r.side[1].heads <= 1 &&
         r.head_dim * (int64_t)adze_dtype_size(r.dtype) > 32 * 2 * 16)

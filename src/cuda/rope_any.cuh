@@ -31,9 +31,9 @@ struct rope_any_form {
     typedef S_ S;
     static constexpr int KIND = KIND_, W = W_, P = P_;
     static constexpr bool NORM = NORM_, ROUNDS = ROUNDS_;
-    /* 64 bytes of a thread are on their way, in up to 8 heads. */
-    static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT > 8 ? 8 : FIT;
-    static constexpr int SLOTS = 16 / W; /* of a row: pairs of units that a thread holds */
+    /* Up to 64 bytes of a thread are on their way, in up to 8 pairs of units. */
+    static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
+    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
 };
 
 /* Division of numbers below 2^31 by one that the host knows. */
@@ -56,17 +56,17 @@ struct rope_any_params {
     adze_rotary r;
     float inverse[2];                   /* 1 / elements of a norm, by side */
     int64_t count;                      /* threads with work; of rope_any_row: rows */
-    int64_t width;                      /* threads of a head */
-    int64_t pairs;                      /* of units of a head */
-    int64_t turning;                    /* of them, those that rotate */
-    int64_t turn_seconds, rest_seconds; /* of both kinds, those that have a second unit */
-    int64_t turn_apart, rest_apart;     /* from a first unit to its second, in elements */
-    int64_t table_apart;                /* the same in a table */
+    int32_t width;                      /* threads of a head */
+    int32_t pairs;                      /* of units of a head */
+    int32_t turning;                    /* of them, those that rotate */
+    int32_t turn_seconds, rest_seconds; /* of both kinds, those that have a second unit */
+    int32_t turn_apart, rest_apart;     /* from a first unit to its second, in elements */
+    int32_t table_apart;                /* the same in a table */
     int32_t turn_step, table_step;      /* from one pair to the next */
     int32_t each;                       /* heads of a thread */
     int64_t groups[2];                  /* of heads; of rope_any_row: rows of a token */
-    int64_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
-    rope_divisor by_width, by_inner, by_seq, by_pairs;
+    int32_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
+    rope_divisor by_width, by_inner, by_seq;
     int32_t far;            /* indices need more than 31 bits */
     int32_t tokens_inner;   /* neighbouring threads have neighbouring tokens rather than heads */
     int32_t twice;          /* rope_any_row: rows do not fit in registers and are read twice */
@@ -86,17 +86,17 @@ __device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const r
 
 /* A pair of units in a head. */
 struct rope_place {
-    int64_t at, apart;
+    int32_t at, apart;
     bool there, second, turns;
 };
 template <int W>
-__device__ __forceinline__ rope_place rope_find(const rope_any_params &p, int64_t pair)
+__device__ __forceinline__ rope_place rope_find(const rope_any_params &p, int32_t pair)
 {
     rope_place place;
     place.there = pair < p.pairs;
     place.turns = pair < p.turning;
-    const int64_t rest = pair - p.turning;
-    place.at = place.turns ? pair * p.turn_step : p.r.rotary_dim + rest * W;
+    const int32_t rest = pair - p.turning;
+    place.at = place.turns ? pair * p.turn_step : (int32_t)p.r.rotary_dim + rest * W;
     place.apart = place.turns ? p.turn_apart : p.rest_apart;
     place.second = place.turns ? pair < p.turn_seconds : rest < p.rest_seconds;
     return place;
@@ -118,14 +118,14 @@ struct rope_any_columns {
     typedef typename FORM::S S;
     static constexpr int W = FORM::W, N = FORM::KIND == PAIRS_ONCE ? W / 2 : W;
     unit<S, N> cos[2], sin[2];
-    __device__ __forceinline__ static int64_t column(const rope_any_params &p, const rope_place &place, int64_t pair,
+    __device__ __forceinline__ static int32_t column(const rope_any_params &p, const rope_place &place, int32_t pair,
                                                      int i)
     {
         if (FORM::KIND == PAIR_OF_UNITS)
             return pair * p.table_step + i * p.table_apart;
-        return (place.at + i * place.apart) * N / W;
+        return (place.at + i * place.apart) / (W / N);
     }
-    __device__ __forceinline__ void fetch(const rope_any_params &p, const rope_place &place, int64_t pair, int64_t b,
+    __device__ __forceinline__ void fetch(const rope_any_params &p, const rope_place &place, int32_t pair, int64_t b,
                                           int64_t s)
     {
         const S *cos_row = (const S *)p.r.cos + b * p.r.cos_stride[0] + s * p.r.cos_stride[1];
@@ -137,7 +137,7 @@ struct rope_any_columns {
                 sin[i].fetch(sin_row + column(p, place, pair, i));
             }
     }
-    __device__ __forceinline__ static void ask(const rope_any_params &p, const rope_place &place, int64_t pair,
+    __device__ __forceinline__ static void ask(const rope_any_params &p, const rope_place &place, int32_t pair,
                                                int64_t b, int64_t s)
     {
         const S *cos_row = (const S *)p.r.cos + b * p.r.cos_stride[0] + s * p.r.cos_stride[1];
@@ -318,15 +318,17 @@ struct rope_rows {
 /* What a thread of rope_any has: a token, and every `groups`th head of q or of k from the first on. Threads without
    work have no head and stay: the shuffles want them. */
 struct rope_any_share {
-    int64_t lane, b, s, first, groups, left;
+    int64_t b, s, first, groups, left;
+    int32_t lane;
     bool k;
 
     __device__ __forceinline__ rope_any_share(const rope_any_params &p, uint32_t block)
     {
         const int64_t thread = (int64_t)block * ANY_THREADS + threadIdx.x;
         const bool works = thread < p.count;
-        int64_t inner;
-        const int64_t item = rope_divide(p, p.by_width, works ? thread : 0, &lane);
+        int64_t inner, rest;
+        const int64_t item = rope_divide(p, p.by_width, works ? thread : 0, &rest);
+        lane = (int32_t)rest;
         const int64_t outer = rope_divide(p, p.by_inner, item, &inner);
         const int64_t group = p.tokens_inner ? outer : inner;
         b = 0, s = p.tokens_inner ? inner : outer;
@@ -380,7 +382,7 @@ __global__ void __launch_bounds__(ANY_THREADS) rope_any(const __grid_constant__ 
     unit<T, W> x[HEADS][P][2];
 #pragma unroll
     for (int q = 0; q < P; q++) {
-        const int64_t pair = share.lane + q * p.width;
+        const int32_t pair = share.lane + q * p.width;
         place[q] = rope_find<W>(p, pair);
         if (share.left <= 0)
             place[q].there = false;
@@ -410,7 +412,7 @@ __global__ void __launch_bounds__(ANY_THREADS) rope_any(const __grid_constant__ 
                 if (share.has(h) && place[q].there)
                     scale[h] += rope_unit_squares<T, W>(x[h][q]);
         }
-        for (int mask = (int)p.width / 2; mask; mask /= 2)
+        for (int mask = p.width / 2; mask; mask /= 2)
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
                 scale[h] += __shfl_xor_sync(~0u, scale[h], mask);
@@ -429,7 +431,7 @@ __global__ void __launch_bounds__(ANY_THREADS) rope_any(const __grid_constant__ 
 
 /* A pair of units in a row, and the thread's next one. */
 struct rope_cursor {
-    int64_t head, pair;
+    int32_t head, pair;
     __device__ __forceinline__ void next(const rope_any_params &p)
     {
         head += p.step_heads, pair += p.step_pairs;
@@ -440,14 +442,12 @@ struct rope_cursor {
 
 /* A block has blockDim.y rows. */
 template <typename FORM>
-__global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1 : 2)
-    rope_any_row(const __grid_constant__ rope_any_params p)
+__global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_constant__ rope_any_params p)
 {
     typedef typename FORM::T T;
-    constexpr int W = FORM::W, SLOTS = FORM::SLOTS, TOGETHER = 4 / W;
+    constexpr int W = FORM::W, SLOTS = FORM::SLOTS, TOGETHER = W == 4 ? 1 : 2;
     __shared__ alignas(16) float part[ROW_THREADS / 32][32];
-    rope_cursor start;
-    start.head = rope_divide(p, p.by_pairs, threadIdx.x, &start.pair);
+    const rope_cursor start = {(int32_t)threadIdx.x / p.pairs, (int32_t)threadIdx.x % p.pairs};
     pdl_launch_next();
     for (int64_t block = blockIdx.x; block * blockDim.y < p.count; block += gridDim.x) {
         const int64_t row = block * blockDim.y + threadIdx.y;
@@ -462,7 +462,7 @@ __global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1
         const T *from = rows.from + first * rows.from_head;
         T *to = rows.to + first * rows.to_head;
         const int64_t all = !p.r.across_heads ? 1 : k ? p.r.side[1].heads : p.r.side[0].heads;
-        const int64_t heads = row < p.count ? all : 0;
+        const int32_t heads = row < p.count ? (int32_t)all : 0;
 
         /* Tables and weights are read after the sum, for the registers; they are on their way to the cache by then.
          */
@@ -474,13 +474,15 @@ __global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1
             }
             if (start.head == 0 && place.turns)
                 rope_any_columns<FORM>::ask(p, place, start.pair, b, s);
-            rope_any_weight<T, W>::ask(p, k, place, start.head * p.r.head_dim + place.at);
+            rope_any_weight<T, W>::ask(p, k, place, (int64_t)start.head * p.r.head_dim + place.at);
         }
         if (block == blockIdx.x)
             pdl_wait();
 
         unit<T, W> x[SLOTS][2];
         const auto fetch = [&](rope_cursor at) {
+            /* The places of what is written are found anew: kept from here on, they would not fit in registers. */
+            asm volatile("" : "+r"(at.head), "+r"(at.pair));
 #pragma unroll
             for (int i = 0; i < SLOTS; i++, at.next(p))
                 if (at.head < heads)
@@ -506,7 +508,7 @@ __global__ void __launch_bounds__(ROW_THREADS, sizeof(typename FORM::T) == 4 ? 1
                 rope_any_columns<FORM> columns[TOGETHER];
                 rope_any_weight<T, W> weight[TOGETHER];
                 rope_place place[TOGETHER];
-                int64_t head[TOGETHER];
+                int32_t head[TOGETHER];
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++, at.next(p)) {
                     head[j] = at.head;

@@ -1,0 +1,257 @@
+"""adze.graph: a module's forward as CUDA graphs, one per shape of its inputs."""
+
+import threading
+import warnings
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .module_state import ModuleState
+
+WARMUP = 3  # calls before a capture: allocators, autotuners and lazily loaded kernels settle
+MOST_WASTED = 8  # changes of a module in a row, each before its graphs paid: then it runs as it is
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_one_capture = threading.RLock()  # a capture waits for the device, which another capture forbids
+
+
+_capturing = threading.local()
+
+
+def keep(*tensors):
+    """Lets the graph that this thread captures hold tensors that it reads; False when adze.graph captures none."""
+    kept = getattr(_capturing, "kept", None)
+    if kept is None:
+        return False
+    kept.extend(tensors)
+    return True
+
+
+def capture():
+    """What stands for the capture that goes on: None when there is none, False when it is not adze.graph's."""
+    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        return None
+    kept = getattr(_capturing, "kept", None)
+    return False if kept is None else kept
+
+
+class Refused(RuntimeError):
+    """Why a graph cannot stand for a call."""
+
+
+class _Order:
+    """Keeps replays in order when they come from several streams: they share buffers and memory."""
+
+    def __init__(self):
+        self.stream, self.done = None, torch.cuda.Event()
+
+    def begin(self):
+        stream = torch.cuda.current_stream()
+        if self.stream is not None and stream != self.stream:
+            stream.wait_event(self.done)
+        self.stream = stream
+
+    def end(self):
+        self.done.record(self.stream)
+
+
+class _Captured:
+    """One graph, the buffers it reads and the outputs it writes."""
+
+    def __init__(self, call, args, before):
+        """before: another graph of the same module, whose memory this one may share, or None."""
+        self.replays = 0
+        self.order = _Order() if before is None else before.order
+        self.order.begin()
+        leaves, self.spec = pytree.tree_flatten(args)
+        self.inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(self.inputs, self.spec)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARMUP):
+                outputs = call(*args, **kwargs)
+        torch.cuda.current_stream().wait_stream(side)
+        refuse_objects(outputs)
+        del outputs
+        self.graph = torch.cuda.CUDAGraph()
+        self.kept = _capturing.kept = []
+        pool = None if before is None else before.graph.pool()
+        try:
+            # Other threads may go on; what they allocate is not part of this graph.
+            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                self.outputs = call(*args, **kwargs)
+        finally:
+            _capturing.kept = None
+        self.order.end()
+
+    def replay(self, leaves):
+        self.replays += 1
+        self.order.begin()
+        for own, given in zip(self.inputs, leaves, strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given)
+        self.graph.replay()
+        outputs = pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, self.outputs)
+        self.order.end()
+        return outputs
+
+
+def refuse_objects(outputs):
+    """Raises for outputs that a replay could only hand out again, such as a cache: each caller must have its own."""
+    for leaf in pytree.tree_leaves(outputs):
+        if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+            name = type(leaf).__name__
+            hint = "; call it with use_cache=False" if "Cache" in name else ""
+            raise Refused(f"it returns a {name}, and each replay would return the same one{hint}")
+
+
+def _on_gpu(tensor):
+    return tensor.device.type == "cuda"
+
+
+def _capture(module, args, before):
+    stream = torch.cuda.current_stream()
+    try:
+        with torch.no_grad():
+            return _Captured(module, args, before)
+    except Refused:
+        raise
+    except (RuntimeError, NotImplementedError):
+        _leave_capture(stream)
+        raise
+
+
+def _leave_capture(stream):
+    """After a capture that failed: torch then leaves its stream the current one, and the generator counting for it,
+    so that the next random number would be an error."""
+    torch.cuda.set_stream(stream)
+    torch.cuda.synchronize()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
+class GraphHandle:
+    """What adze.graph returns: call it like the module, or switch it off and on. The module itself is not changed.
+
+    Threads may share it: one call at a time goes through its graphs."""
+
+    def __init__(self, module, limit):
+        self.module, self.limit = module, limit
+        self.enabled, self.captured, self.refused = True, {}, {}
+        self.lock, self.state = threading.RLock(), None
+        self.wasted = 0  # changes of the module in a row, each before a graph was replayed as often as it was run
+
+    def _given(self, leaves):
+        """What of the inputs must be the same for a graph to stand for a call; None where none can."""
+        parts = []
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                if not isinstance(leaf, _PLAIN):
+                    return None  # a cache or another object that a graph would freeze
+                parts.append((type(leaf), leaf))  # 1 and True are equal
+            elif not _on_gpu(leaf):
+                return None
+            else:
+                parts.append((tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device))
+        return parts
+
+    def _needs_gradient(self, leaves):
+        if not torch.is_grad_enabled():
+            return False
+        own = [t for owner in self.state.weights for t in owner.values()]
+        return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*leaves, *own))
+
+    def _key(self, parts, spec):
+        weights = tuple(t.data_ptr() for own in self.state.weights for t in own.values() if t is not None)
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        return (*parts, spec, weights, autocast, torch.is_inference_mode_enabled())
+
+    def _look(self):
+        """Drops graphs of what the module was before. False where it changes so often that none pays."""
+        if self.state is None:
+            self.state = ModuleState(self.module)
+        elif not self.state.same():
+            paid = any(graph.replays > WARMUP for graph in self.captured.values())
+            self.wasted = 0 if paid or not self.captured else self.wasted + 1
+            self._drop()
+            if self.wasted == MOST_WASTED:
+                warnings.warn(
+                    f"adze.graph: the {type(self.module).__name__} changed {MOST_WASTED} times in a row before its "
+                    "graphs were of use; it runs as it is until reset()",
+                    stacklevel=4,
+                )
+            self.state.record()
+        return self.wasted < MOST_WASTED
+
+    def _graph(self, args, kwargs, leaves, spec, parts):
+        """The graph that stands for a call, or None: the module is to run."""
+        if not self._look() or self._needs_gradient(leaves):
+            return None
+        key = self._key(parts, spec)
+        if key in self.refused:
+            return None
+        if key not in self.captured:
+            if len(self.captured) >= self.limit:
+                return None
+            before = next(iter(self.captured.values()), None)
+            try:
+                with _one_capture:
+                    captured = _capture(self.module, (args, kwargs), before)
+            except (RuntimeError, NotImplementedError) as error:  # a module that cannot be captured runs as it is
+                self.refused[key] = str(error)
+                if isinstance(error, Refused):
+                    warnings.warn(f"adze.graph runs the {type(self.module).__name__} as it is: {error}", stacklevel=4)
+                self.state.ran()
+                return None
+            self.state.ran()
+            self.captured[key] = captured
+        return self.captured[key]
+
+    def __call__(self, *args, **kwargs):
+        if self.enabled and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            parts = self._given(leaves)
+            if parts is not None:
+                with self.lock:
+                    captured = self._graph(args, kwargs, leaves, spec, parts)
+                    if captured is not None:
+                        return captured.replay(leaves)
+        return self.module(*args, **kwargs)
+
+    def disable(self):
+        self.enabled = False
+
+    def enable(self):
+        self.enabled = True
+
+    def reset(self):
+        """Drops the graphs and their memory."""
+        with self.lock:
+            self._drop()
+            self.state, self.wasted = None, 0
+
+    def _drop(self):
+        self.captured.clear()
+        self.refused.clear()
+
+    def report(self):
+        lines = [f"{len(self.captured)} graphs, {len(self.refused)} calls that run as they are"]
+        lines += [f"refused: {reason.splitlines()[0]}" for reason in self.refused.values()]
+        if self.wasted >= MOST_WASTED:
+            lines.append("the module changes too often: it runs as it is until reset()")
+        return "\n".join(lines)
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+
+def graph(module, limit=16):
+    """A callable like `module` that replays a CUDA graph for each shape it has seen, up to `limit` of them.
+
+    For steps that are bound by launches. Inputs are copied into the graph's buffers and outputs out of them. New
+    shapes beyond the limit, inputs off the GPU, caches, and calls that need a gradient run the module itself, and so
+    does a module that returns a cache. Weights that move (offloading, a new dtype) make a new graph; weights that
+    change in place are seen by the old one. Before each call the module's attributes, hooks, forwards and submodules
+    are compared with those of the capture: after a change (an adapter, a patch that is disabled) graphs are made
+    anew."""
+    return GraphHandle(module, limit)

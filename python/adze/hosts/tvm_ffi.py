@@ -1,0 +1,104 @@
+"""The ops as functions of NumPy arrays and torch tensors, called through TVM FFI: adze.h says what each one computes.
+
+Outputs are new, of the library of the first tensor, or the caller's. Tensors may be any view whose last dimension is
+contiguous. On CUDA a call runs on the stream that is current for its tensors.
+"""
+
+import ctypes
+import functools
+import sys
+
+import numpy as np
+import tvm_ffi
+
+from ..operators import description
+from ..operators.functions import given_outputs, take_functions
+
+_CODES = {"bfloat16": 4, "float8_e4m3fn": 10}  # DLPack's
+_CODE_AT = 20  # in a DLTensor, after data, device and ndim
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Renamed:
+    """An array whose dtype NumPy does not export: exported as integers, which then get the dtype's own code."""
+
+    def __init__(self, array):
+        self.array, self.code = array.view(f"u{array.itemsize}"), _CODES[array.dtype.name]
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self):
+        capsule = self.array.__dlpack__()
+        ctypes.c_uint8.from_address(_capsule_pointer(capsule, b"dltensor") + _CODE_AT).value = self.code
+        return capsule
+
+
+def _torch_of(tensor):
+    """The torch module if this is a tensor of it, or None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and isinstance(tensor, torch.Tensor) else None
+
+
+def _dtype_name(dtype):
+    name = dtype if isinstance(dtype, str) else str(dtype)
+    return (
+        name.removeprefix("torch.") if isinstance(dtype, str) or name.startswith("torch.") else np.dtype(dtype).name
+    )
+
+
+def _empty(like, dtype, shape):
+    torch = _torch_of(like)
+    if torch:
+        return like.new_empty(shape, dtype=getattr(torch, dtype))
+    if dtype in _CODES:
+        import ml_dtypes
+
+        return np.empty(shape, getattr(ml_dtypes, dtype))
+    return np.empty(shape, dtype)
+
+
+def _argument(op, name, tensor, is_out):
+    """A tensor as TVM FFI takes it. An array that may not be written can be read from a copy alone."""
+    torch = _torch_of(tensor)
+    if torch:
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise RuntimeError(
+                "adze has no gradients: call under torch.no_grad() or torch.inference_mode(), or detach the inputs"
+            )
+        return tensor
+    if not isinstance(tensor, np.ndarray):
+        raise TypeError(f"{op}: {name} is a {type(tensor).__name__}, it must be a NumPy array or a torch tensor")
+    if not is_out and not tensor.flags.writeable:
+        tensor = tensor.copy()
+    return _Renamed(tensor) if tensor.dtype.name in _CODES else tensor
+
+
+@functools.cache
+def _function(op):
+    return tvm_ffi.load_module(description.PATH).get_function(op)
+
+
+def _run(op, args, out=None, second=None, more=False):
+    """The caller's outputs; where the first is not given, all that the call returns are made here."""
+    given, numbers = description.split(op, args)
+    outs = given_outputs(op, out, second)
+    arguments = {name: _argument(op.name, name, t, False) for name, t in given.items()}
+    if not outs:
+        described = tuple(description.Tensor(n, _dtype_name(t.dtype), tuple(t.shape)) for n, t in given.items())
+        returned, _ = description.returns(op.name, described, tuple(numbers.items()))
+        like = next(iter(given.values()))
+        outs = {o.name: _empty(like, o.dtype, o.shape) for o in returned if more or o.name != op.optional}
+    arguments |= {name: _argument(op.name, name, t, True) for name, t in outs.items()}
+    _function(op.name)(*(arguments.get(name) for name in op.tensors), *(numbers[name] for name in op.numbers))
+    return next(iter(outs.values())) if len(outs) == 1 else tuple(outs.values())
+
+
+def dtype_code(what, dtype, x=None):
+    name = _dtype_name(dtype)
+    return 0 if x is not None and _dtype_name(x.dtype) == name else description.dtype_code(what, name)
+
+
+take_functions(globals(), lambda op: functools.partial(_run, op))

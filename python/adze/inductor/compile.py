@@ -1,0 +1,248 @@
+"""adze under torch.compile: a pass over Inductor's graph that replaces whole chains by one kernel each.
+
+An opaque kernel in place of one small op costs more than it gives: Inductor can no longer fuse through it, and
+outside of CUDA graphs each call of a foreign operator costs host time. A chain that is replaced as a whole
+(residual + norm, norm + modulation, qk-norm + rope, gate * activation) leaves nothing behind to fuse, and is where
+these kernels are faster. Lone norms, activations and elementwise work stay with Inductor, but for large activations
+between two matrix products, which nothing could be fused with.
+"""
+
+import functools
+import hashlib
+import pathlib
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch._inductor import config, custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ..operators import fake
+from ..operators._ops import ops
+from ..operators.functions import ACTS
+from ..operators.ops import ROUND_NORM, ROUND_STEPS
+from . import chains, rope
+from .chains import Chain
+
+_Aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # as of torch 2.11
+
+
+def _root(h, eps):
+    return torch.rsqrt(h.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _rms(h, eps):
+    f = h.to(torch.float32)
+    return f * _root(f, eps)
+
+
+# The orders in which models multiply by the weight; weight_offset and rounding that keep each.
+ORDERS = {
+    "gemma": (lambda h, w, eps: (_rms(h, eps) * (1.0 + w.float())).type_as(h), (1.0, 0)),
+    "llama": (lambda h, w, eps: w * _rms(h, eps).to(h.dtype), (0.0, ROUND_NORM)),
+    "once": (lambda h, w, eps: (w * _rms(h, eps)).to(h.dtype), (0.0, 0)),
+    "torch": (lambda h, w, eps: F.rms_norm(h, (h.shape[-1],), w, eps), (0.0, 0)),
+}
+# Norms without weight, as modulated ones are: the op, and how models write it.
+BARE = [
+    ("layer_norm", ops.layer_norm, lambda h, eps: F.layer_norm(h, (h.shape[-1],), None, None, eps)),
+    ("rms_norm", ops.rms_norm, lambda h, eps: _rms(h, eps).to(h.dtype)),
+    ("rms_norm", ops.rms_norm, lambda h, eps: (h * _root(h, eps)).to(h.dtype)),
+]
+GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
+# Devices on which an activation between two products pays, from so many elements on.
+ALONE = {"cuda": 4 << 20}
+PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")}
+
+
+def _norm_args(
+    x, residual=None, weight=None, bias=None, gate=None, scale=None, shift=None, eps=0.0, offset=0.0, rounding=0
+):
+    """The positional arguments of rms_norm and layer_norm."""
+    rows = (*chains.parted(gate), *chains.parted(scale), *chains.parted(shift))
+    return (x, residual, weight, bias, *rows, eps, offset, rounding)
+
+
+def _residual_rms_norm(order):
+    formula, (offset, rounding) = ORDERS[order]
+
+    def search(x, residual, weight, eps):
+        h = residual + x
+        return formula(h, weight, eps), h
+
+    def call(x, residual, weight, eps):
+        return ops.rms_norm, _norm_args(x, residual, weight, eps=eps, offset=offset, rounding=rounding)
+
+    return Chain(f"residual, rms_norm ({order})", search, call, "x x weight")
+
+
+def _residual_layer_norm():
+    def search(x, residual, weight, bias, eps):
+        h = residual + x
+        return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
+
+    def call(x, residual, weight, bias, eps):
+        return ops.layer_norm, _norm_args(x, residual, weight, bias, eps=eps)
+
+    return Chain("residual, layer_norm", search, call, "x x weight weight")
+
+
+def _modulated(name, op, norm):
+    def search(x, scale, shift, eps):
+        return norm(x, eps) * (1 + scale) + shift
+
+    def call(x, scale, shift, eps):
+        return op, _norm_args(x, scale=scale, shift=shift, eps=eps, rounding=ROUND_STEPS)
+
+    return Chain(f"{name}, modulation", search, call, "x row row")
+
+
+def _gated_modulated(name, op, norm):
+    def search(x, residual, gate, scale, shift, eps):
+        h = residual + gate * x
+        return norm(h, eps) * (1 + scale) + shift, h
+
+    def call(x, residual, gate, scale, shift, eps):
+        return op, _norm_args(x, residual, None, None, gate, scale, shift, eps, rounding=ROUND_STEPS)
+
+    return Chain(f"gate, residual, {name}, modulation", search, call, "x x row row row")
+
+
+def _residual_modulated(name, op, norm):
+    def search(x, residual, scale, shift, eps):
+        h = residual + x
+        return norm(h, eps) * (1 + scale) + shift, h
+
+    def call(x, residual, scale, shift, eps):
+        return op, _norm_args(x, residual, scale=scale, shift=shift, eps=eps, rounding=ROUND_STEPS)
+
+    return Chain(f"residual, {name}, modulation", search, call, "x x row row")
+
+
+def _glu(name):
+    def search(x, value):
+        return GATES[name](x) * value
+
+    def call(x, value):
+        return ops.glu, (x, value, ACTS[name], 0, ROUND_STEPS)
+
+    return Chain(f"{name}, product", search, call, "x x")
+
+
+def _goes_into_products(node):
+    return bool(node.users) and all(
+        user.target in PRODUCTS or (fake.is_view(user) and _goes_into_products(user)) for user in node.users
+    )
+
+
+def _alone(x, out):
+    """Whether Inductor would make a kernel of the activation alone, and one that is slower than ours. With autotuned
+    products it may be part of the product's kernel."""
+    value = x.meta["val"]
+    if value.dtype not in (torch.float16, torch.bfloat16) or not isinstance(value.numel(), int):
+        return False
+    if value.numel() < ALONE.get(value.device.type, float("inf")) or config.max_autotune or config.max_autotune_gemm:
+        return False
+    while fake.is_view(x):
+        x = x.args[0]
+    return x.target in PRODUCTS and _goes_into_products(out)
+
+
+def _activation(name):
+    def search(x):
+        return GATES[name](x)
+
+    def call(x):
+        return ops.activation, (x, ACTS[name])
+
+    return Chain("activation between GEMMs", search, call, "x", _alone)
+
+
+@functools.cache
+def known():
+    """Chains and their patterns, longest first: what one takes, a shorter one cannot."""
+    made = [make(*norm) for make in (_gated_modulated, _residual_modulated, _modulated) for norm in BARE]
+    made += [_residual_rms_norm(order) for order in ORDERS] + [_residual_layer_norm()]
+    made += [make(name) for make in (_glu, _activation) for name in GATES]
+    return [(chain, chains.patterns(chain)) for chain in made]
+
+
+class Pass(CustomGraphPass):
+    """For torch._inductor.config.post_grad_custom_pre_pass, or adze.compile, which sets it.
+
+    counts says what was replaced, by the name of the chain."""
+
+    def __init__(self, devices=("cuda",)):
+        self.devices, self.counts = tuple(devices), {}
+
+    def __call__(self, graph):
+        chains.rejoin(graph, self.devices)
+        for chain, traced in known():
+            self._count(chain.name, chains.replace(graph, chain, traced, self.devices))
+        for name, count in rope.replace(graph, self.devices).items():
+            self._count(name, count)
+        graph.lint()
+
+    def _count(self, name, count):
+        if count:
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def uuid(self):
+        """Inductor keeps compiled graphs by this: another source of the pass makes other graphs."""
+        digest = hashlib.sha256(repr((self.devices, ALONE)).encode())
+        for module in (__file__, chains.__file__, fake.__file__, rope.__file__):
+            digest.update(pathlib.Path(module).read_bytes())
+        return digest.hexdigest()
+
+
+def _passes(given):
+    """The passes that a user has given to Inductor: none, one, or, in torch 2.13 and newer, several."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+class _Chained(CustomGraphPass):
+    """A user's passes, and adze's after them: it finds what they leave."""
+
+    def __init__(self, passes):
+        self.passes = passes
+
+    def __call__(self, graph):
+        for each in self.passes:
+            each(graph)
+
+    def uuid(self):
+        """None, which keeps a graph out of Inductor's cache, where a pass has none."""
+        ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.passes]
+        return None if None in ids else ids
+
+
+if _Aware is not None:
+
+    class _ChainedAware(_Chained, _Aware):
+        """The same where one of them is told whether the graph is for inference."""
+
+        def __call__(self, graph, is_inference):
+            for each in self.passes:
+                each(graph, is_inference) if isinstance(each, _Aware) else each(graph)
+
+
+def _chained(passes):
+    if len(passes) == 1:
+        return passes[0]
+    aware = _Aware is not None and any(isinstance(each, _Aware) for each in passes)
+    return (_ChainedAware if aware else _Chained)(passes)
+
+
+def compile(model, *, devices=("cuda",), options=None, mode=None, **kwargs):
+    """torch.compile with the pass. The result's adze_pass.counts says what was replaced, after the first call; a
+    graph that Inductor takes from its cache is not counted again. A post_grad_custom_pre_pass of your own, in options
+    or in torch._inductor.config, runs before it."""
+    own, name = Pass(devices), "post_grad_custom_pre_pass"
+    settings = dict(torch._inductor.list_mode_options(mode) if mode else {})
+    settings.update(options or {})
+    settings[name] = _chained([*_passes(settings.get(name, getattr(config, name))), own])
+    compiled = torch.compile(model, options=settings, **kwargs)
+    compiled.__dict__["adze_pass"] = own  # a compiled module would hand the attribute on to the model
+    return compiled

@@ -1,0 +1,129 @@
+"""What each operator returns, for tensors that have a shape and no data: torch.compile and torch.export ask here.
+Inductor also learns here that calls share their inputs."""
+
+import sys
+
+import torch
+
+from . import functions
+from ._ops import add_op_namespace_prefix, ops
+from .description import OPS
+from .header import DTYPES as CODES
+
+FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an op may be asked for
+DTYPES = {CODES[name]: getattr(torch, name) for name in FLOATS}
+
+
+def dense(like, shape=None, dtype=None):
+    """Outputs are contiguous, whatever the strides of the inputs."""
+    refuse_gradients(like)
+    share_inputs()
+    return like.new_empty(like.shape if shape is None else shape, dtype=dtype or like.dtype)
+
+
+def refuse_gradients(*tensors):
+    """There are no backward kernels: an error now, instead of gradients that are silently missing."""
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+        raise RuntimeError(
+            "adze has no gradients: call under torch.no_grad() or torch.inference_mode(), or detach the inputs"
+        )
+
+
+def _like(op, output):
+    """The input that an output is like: k_out is like k, others are like the first one."""
+    name = output.removesuffix("_out")
+    return name if name in op.arguments else op.arguments[0]
+
+
+def fake(op, more):
+    """The fake function of an op's form that returns its outputs; more: its optional one too."""
+    function = getattr(functions, op.name, None)
+    shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
+    names = [name for name in op.outputs if more or op.tensors[name] == "out"]
+    default = dtype and getattr(torch, dtype)
+    absent = {name: 0 if name in op.numbers else None for name in op.arguments}
+
+    def returned(*args, **kwargs):
+        given = {**absent, **dict(zip(op.arguments, args)), **kwargs}  # noqa: B905  trailing arguments have defaults
+        asked = DTYPES.get(given.get("out_dtype"), default)
+        made = []
+        for name in names:
+            like = given[_like(op, name)]
+            made.append(dense(like, shape and shape(**given), asked if op.tensors[name] == "out" else None))
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return returned
+
+
+def nothing(*args, **kwargs):
+    """The form that writes the caller's outputs."""
+    share_inputs()
+
+
+_library = torch.library.Library(add_op_namespace_prefix("").split("::")[0], "FRAGMENT")
+
+
+def operator(schema, compute, shape):
+    """An operator written in Python, for the CPU and CUDA; shape gives what it returns for tensors without data."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, compute, device)
+    torch.library.register_fake(add_op_namespace_prefix(name), shape, lib=_library)
+    return getattr(ops, name).default
+
+
+# ---- Inductor ----
+
+
+def is_view(node):
+    return getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default
+
+
+def _shared(node):
+    """Whether something else reads a node of the graph, or what it is a view of."""
+    while isinstance(node, torch.fx.Node) and len(node.users) == 1:
+        if not is_view(node):
+            return False
+        node = node.args[0]
+    return isinstance(node, torch.fx.Node)
+
+
+def _constrain(node, *args, **kwargs):
+    """The arguments of a call, in the strides that they have in eager. Inductor brings values into strides by a copy
+    for each reader, which computes all that was not computed yet: one that others read too is computed first."""
+    lowering = sys.modules["torch._inductor.lowering"]
+    names = [argument.name for argument in node.target._schema.arguments]
+    sources = {**dict(zip(names, node.args)), **node.kwargs}  # noqa: B905  trailing arguments have defaults
+    if "eager_input_vals" in node.meta:
+        positional, named = node.meta["eager_input_vals"]
+        eager = {**dict(zip(names, positional)), **named}  # noqa: B905
+    else:  # a pass made the call
+        eager = {name: a.meta.get("val") for name, a in sources.items() if isinstance(a, torch.fx.Node)}
+
+    def constrain(name, value):
+        if not isinstance(value, lowering.TensorBox) or not isinstance(eager.get(name), torch.Tensor):
+            return value
+        if _shared(sources[name]):
+            value.realize()
+        return lowering.ir.ExternKernel.require_exact_strides(value, eager[name].stride())
+
+    placed = tuple(constrain(name, value) for name, value in zip(names, args))  # noqa: B905
+    return placed, {name: constrain(name, value) for name, value in kwargs.items()}
+
+
+def share_inputs():
+    """Tells Inductor, once, where it is loaded: it asks for fakes before it lowers a graph."""
+    lowering = sys.modules.get("torch._inductor.lowering")
+    make_fallback = getattr(lowering, "make_fallback", None)
+    if make_fallback is None or ops.rope.default in lowering.lowerings:
+        return
+    for name in OPS:
+        make_fallback(getattr(ops, name), _constrain, warn=False)
+
+
+for name, op in OPS.items():
+    torch.library.register_fake(add_op_namespace_prefix(name), fake(op, False))
+    if op.optional:
+        torch.library.register_fake(add_op_namespace_prefix(f"{name}.{op.optional}"), fake(op, True))
+    torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)

@@ -1,0 +1,151 @@
+"""The ops, one function each: adze.h says what each one computes, and in which order it rounds.
+
+Every host (PyTorch, JAX, TVM FFI) has these functions. A function brings its arguments into the order of the op's
+fields and hands them to the host's own call of the op. take_functions() says what a host defines for it.
+"""
+
+import inspect
+import types
+
+from .description import OPS
+from .header import OPS as COMMENTS
+from .header import ROUNDING
+
+ops = dtype_code = None  # of a host: see take_functions()
+ACTS = OPS["activation"].words["act"]
+COLUMNS = OPS["rope_table"].words["columns"]
+
+
+def word(words, name, what):
+    """The value of a number that has names, such as act="silu"."""
+    if name not in words:
+        raise ValueError(f"adze: {what} is {name!r}, known are {', '.join(words)}")
+    return words[name]
+
+
+def returns(shape=None, dtype=None):
+    """For ops whose outputs are not like their first input: the shape as a function of the op's arguments, whose
+    sizes may be symbols, and the dtype where out_dtype is 0."""
+
+    def with_rule(function):
+        function.shape, function.dtype = shape, dtype
+        return function
+
+    return with_rule
+
+
+def rms_norm(x, weight=None, *, residual=None, bias=None, gate=None, gate_table=None, scale=None, scale_table=None,
+             shift=None, shift_table=None, eps=1e-6, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
+             out=None, sum_out=None):  # fmt: skip
+    """h = residual + gate * x; out = h / rms(h) * (weight + weight_offset) * (1 + scale) + shift.
+
+    With a residual the result is (out, h), unless need_sum is False."""
+    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
+            rounding, code)  # fmt: skip
+    return ops.rms_norm(args, out, sum_out, need_sum and residual is not None)
+
+
+def layer_norm(x, weight=None, bias=None, *, residual=None, gate=None, gate_table=None, scale=None, scale_table=None,
+               shift=None, shift_table=None, eps=1e-5, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
+               out=None, sum_out=None):  # fmt: skip
+    """The same as rms_norm, with the mean taken away first."""
+    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
+            rounding, code)  # fmt: skip
+    return ops.layer_norm(args, out, sum_out, need_sum and residual is not None)
+
+
+def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channels_last=False, rounding=0, out=None):
+    """act(group_norm(x)) of [batch, channels, ...], or [batch, ..., channels] when channels_last."""
+    code = 0 if act is None else word(ACTS, act, "act")
+    return ops.group_norm((x, weight, bias, eps, groups, int(channels_last), code, rounding), out)
+
+
+def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
+    """residual + (gate + gate_table) * x; out may be x or residual."""
+    return ops.gated_add((x, residual, gate, gate_table, rounding), out)
+
+
+def activation(x, act, *, out=None):
+    """act(x), by any of the names that Hugging Face uses."""
+    return ops.activation((x, word(ACTS, act, "act")), out)
+
+
+@returns(shape=lambda x, value, **_: x.shape if value is not None else (*x.shape[:-1], x.shape[-1] // 2))
+def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out=None):
+    """act(x) * value; without value, x holds the gate and the value (or the value first) in each row."""
+    return ops.glu((x, value, word(ACTS, act, "act"), int(value_first), rounding), out)
+
+
+def softmax(x, mask=None, *, scale=1.0, out=None):
+    """softmax(x * scale + mask) over the last dimension."""
+    if not scale:
+        raise ValueError("adze: softmax's scale is 0")
+    return ops.softmax((x, mask, scale), out)
+
+
+def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
+    """q and k rotated by the angles of cos and sin; q alone when k is None."""
+    args = (q, k, cos, sin, int(interleaved), rotary_dim, int(heads_first), rounding)
+    return ops.rope(args, q_out, k_out, k is not None)
+
+
+def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=0.0, across_heads=False,
+                 interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):  # fmt: skip
+    """rope of rms_norm(q) and rms_norm(k), per head or across all heads."""
+    args = (q, k, q_weight, k_weight, cos, sin, eps, weight_offset, int(across_heads), int(interleaved), rotary_dim,
+            int(heads_first), rounding)  # fmt: skip
+    return ops.qk_norm_rope(args, q_out, k_out, k is not None)
+
+
+@returns(
+    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)), dtype="float32"
+)
+def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
+    """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""
+    if not scale:
+        raise ValueError("adze: rope_table's scale is 0")
+    code = 0 if dtype is None else dtype_code("dtype", dtype)
+    return ops.rope_table((pos, freq, axis, scale, word(COLUMNS, columns, "columns"), int(double_angle), code))
+
+
+# ---- For hosts ----
+
+
+def parameter(output):
+    """The parameter of a function that an output is given by."""
+    return output if output.endswith("out") else f"{output}_out"
+
+
+def given_outputs(op, *outs):
+    """The caller's outputs by name. Raises where one is given without the first."""
+    given = {name: out for name, out in zip(op.outputs, outs, strict=False) if out is not None}
+    if given and op.outputs[0] not in given:
+        raise ValueError(f"adze: {parameter(next(iter(given)))} is given without {parameter(op.outputs[0])}")
+    return given
+
+
+def take_functions(host, call, outputs=True):
+    """Adds the functions and the bits of rounding to a host's globals, and makes them its __all__.
+
+    call(op) gives the host's call of an op: a function (args, out=None, second=None, more=False) of the op's inputs
+    and numbers, the caller's outputs, and whether its optional output is asked for. The host has a function
+    dtype_code(what, dtype, x=None), too: the number of a dtype in adze.h, 0 for that of x; what is the argument's
+    name. outputs: whether the host can write the caller's outputs. The code of a function stays as it is here, and
+    finds these names in the host."""
+    names = [name for name in OPS if name in globals()]
+    made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
+    host.update(ops=made, ACTS=ACTS, COLUMNS=COLUMNS, word=word, __all__=[*names, *ROUNDING], **ROUNDING)
+    for name in names:
+        source = globals()[name]
+        function = types.FunctionType(source.__code__, host, name, source.__defaults__)
+        function.__kwdefaults__, function.__module__ = source.__kwdefaults__, host["__name__"]
+        function.__doc__ = f"{source.__doc__}\n\n{COMMENTS.get(name, '')}".rstrip()
+        if not outputs:
+            unused = set(map(parameter, OPS[name].outputs))
+            signature = inspect.signature(source)
+            function.__signature__ = signature.replace(
+                parameters=[p for p in signature.parameters.values() if p.name not in unused]
+            )
+        host[name] = function

@@ -1,0 +1,62 @@
+"""include/adze.h for Python: constants, and what it says of each op. `make docs` writes this file."""
+
+ROUNDING = {
+    "ROUND_NORM": 1,
+    "ROUND_STEPS": 2,
+    "ROUND_VALUE": 4,
+    "FLOAT_SUM": 8,
+}
+DTYPES = {
+    "float32": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "float8_e4m3fn": 4,
+    "int8": 5,
+    "int32": 7,
+    "int64": 8,
+    "bool": 9,
+    "float64": 10,
+}
+OPS = {
+    "rms_norm": """\
+rms_norm:   n = h / sqrt(mean(h^2) + eps)
+layer_norm: n = (h - mean(h)) / sqrt(mean((h - mean(h))^2) + eps)        means over the last dimension
+both:       h   = residual + (gate + gate_table) * x        (absent residual: h = x; absent gate: factor 1)
+            sum = h
+            out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
+The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
+of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
+shift + shift_table and the sum is rounded to x's dtype.""",
+    "layer_norm": """\
+rms_norm:   n = h / sqrt(mean(h^2) + eps)
+layer_norm: n = (h - mean(h)) / sqrt(mean((h - mean(h))^2) + eps)        means over the last dimension
+both:       h   = residual + (gate + gate_table) * x        (absent residual: h = x; absent gate: factor 1)
+            sum = h
+            out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
+The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
+of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
+shift + shift_table and the sum is rounded to x's dtype.""",
+    "group_norm": """\
+group_norm: out = act((x - mean) / sqrt(variance + eps) * weight[c] + bias[c]), mean and variance over one
+batch entry's group of channels / groups neighbouring channels and all its positions""",
+    "gated_add": """\
+gated_add: out = residual + (gate + gate_table) * x, the sum of a norm without the norm. ADZE_ROUND_STEPS rounds
+gate + gate_table and the product to x's dtype.""",
+    "activation": """\
+activation: out = act(x)""",
+    "glu": """\
+glu: out = act(gate) * value. With a value tensor, x is the gate; without, x holds both halves of each row.
+ADZE_ROUND_STEPS rounds act(gate) to x's dtype.""",
+    "softmax": """\
+softmax: out[i] = exp(y[i] - max(y)) / sum(exp(y - max(y))), y = x * scale + mask, over the last dimension""",
+    "rope": """\
+rope: of each pair (a at i, b at j), out[i] = a * cos[i] - b * sin[i], out[j] = b * cos[j] + a * sin[j];
+elements from rotary_dim on are copied. A table of rotary_dim / 2 columns has one angle per pair.
+ADZE_ROUND_STEPS rounds each product and the sum to q's dtype.""",
+    "qk_norm_rope": """\
+qk_norm_rope: rope of rms_norm(q) * (q_weight + weight_offset), and the same of k""",
+    "rope_table": """\
+rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin; NaN for angles beyond 2^31. An axis[i]
+that is not 0 to axes - 1 is refused on the CPU and gives columns of NaN on CUDA, whose memory is not read before
+the kernel runs.""",
+}

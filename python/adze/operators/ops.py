@@ -1,0 +1,41 @@
+"""The ops as functions of torch tensors (functions.py).
+
+Outputs are new and contiguous, or the caller's. Tensors may be any view whose last dimension is contiguous.
+"""
+
+import torch
+from torch import is_grad_enabled
+
+from . import _ops, fake
+from .functions import given_outputs, take_functions
+from .header import DTYPES as CODES
+
+DTYPES = {getattr(torch, name): CODES[name] for name in fake.FLOATS}
+
+
+def _call(op):
+    packet = getattr(_ops.ops, op.name)
+    default, into = packet.default, packet.out  # an attribute of torch.ops takes longer than a call
+    with_more = getattr(packet, op.optional) if op.optional else None
+
+    def call(args, out=None, second=None, more=False):
+        if is_grad_enabled():
+            fake.refuse_gradients(*args)
+        if out is None and second is None:
+            return with_more(*args) if more else default(*args)
+        outs = given_outputs(op, out, second)
+        into(*args, **outs)
+        return out if second is None else (out, second)
+
+    return call
+
+
+def dtype_code(what, dtype, x=None):
+    if x is not None and dtype == x.dtype:
+        return 0
+    if dtype not in DTYPES:
+        raise ValueError(f"adze: {what} is {dtype}, known are {', '.join(map(str, DTYPES))}")
+    return DTYPES[dtype]
+
+
+take_functions(globals(), _call)

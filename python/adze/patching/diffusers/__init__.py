@@ -1,0 +1,1 @@
+"""Rules for diffusers' modules (rules.py lists them)."""

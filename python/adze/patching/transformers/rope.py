@@ -1,0 +1,202 @@
+"""Rules for the rotary positions of transformers: a part of any attention, and whole attentions that norm q and k."""
+
+import sys
+
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ...operators import ops
+from ...operators.ops import ROUND_STEPS
+from ..fingerprint import fingerprint, unwrapped
+from ..frame import Rule, clone, known, plain, shim, usable
+from ..fused_linear import fused_linears, mark_fused
+from ..known_sources import by_hash, hashes
+
+_HALF = "llama:rotate_half"  # cat((-x2, x1)) of the halves
+_PAIRS = "glm:rotate_half cohere:rotate_half"  # the same of neighbours
+
+
+def _rotatable(q, k, cos, sin, unsqueeze_dim):
+    if unsqueeze_dim not in (1, 2) or q.dim() != 4 or cos.dim() != 3:
+        return False
+    return usable(q, k, cos, sin) and (k is None or k.dtype == q.dtype)
+
+
+def _tokens_first(x):
+    """Whether x, of [batch, heads, tokens, dim], lies in memory as a projection wrote it: with the heads of a token
+    together. An attention's result lies as its queries do, and is then not copied for the next projection."""
+    return x.stride(2) > x.stride(1) and x.shape[2] > 1
+
+
+def _rotation(interleaved=False, columns="all", steps=True, casts=False):
+    """Makes a function in the place of apply_rotary_pos_emb, of the original and the numerics.
+
+    columns: which of a table's the original uses: "all", the "first" half, or all, which are "half" as many as it
+    rotates. steps: it does not go to float by itself, and so rounds each step if the table is of q's dtype. casts: it
+    gives the result q's dtype if the table is not."""
+
+    def make(fallback, match):
+        def rotate(q, k, cos, sin, unsqueeze_dim):
+            if (steps and not casts and cos.dtype != q.dtype) or not _rotatable(q, k, cos, sin, unsqueeze_dim):
+                return None
+            width = cos.shape[-1]
+            rounding = ROUND_STEPS if match and steps and cos.dtype == q.dtype else 0
+            if columns == "first":
+                cos, sin = cos[..., : width // 2], sin[..., : width // 2]
+            options = {"rotary_dim": 2 * width if columns == "half" else width, "rounding": rounding}
+            tokens_first = unsqueeze_dim == 1 and _tokens_first(q) and (k is None or _tokens_first(k))
+            if not tokens_first:
+                return ops.rope(q, k, cos, sin, interleaved=interleaved, heads_first=unsqueeze_dim == 1, **options)
+            k = None if k is None else k.transpose(1, 2)
+            turned = ops.rope(q.transpose(1, 2), k, cos, sin, interleaved=interleaved, **options)
+            return turned.transpose(1, 2) if k is None else tuple(x.transpose(1, 2) for x in turned)
+
+        def of_two(q, k, cos, sin, unsqueeze_dim=1):
+            rotated = rotate(q, k, cos, sin, unsqueeze_dim)
+            return fallback(q, k, cos, sin, unsqueeze_dim) if rotated is None else rotated
+
+        def of_one(x, cos, sin, unsqueeze_dim=1):
+            rotated = rotate(x, None, cos, sin, unsqueeze_dim)
+            return fallback(x, cos, sin, unsqueeze_dim) if rotated is None else rotated
+
+        return of_one if fallback.__code__.co_argcount == 4 else of_two
+
+    return make
+
+
+def _attended(self, q, k, v, mask, cache, eager, tokens, **kwargs):
+    """What the attentions of transformers do after the rotation."""
+    if cache is not None:
+        k, v = cache.update(k, v, self.layer_idx)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+    dropout = self.attention_dropout if self.training else 0.0
+    out, weights = attend(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
+    return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+
+
+# Attentions that do no more than project, rotate and attend, and the options that say how far a token sees there.
+_ONLY_ROTATE = {
+    "llama:LlamaAttention.forward": lambda self: {},
+    "mistral:MistralAttention.forward": lambda self: {"sliding_window": getattr(self.config, "sliding_window", None)},
+    "qwen2:Qwen2Attention.forward": lambda self: {"sliding_window": self.sliding_window},
+}
+
+
+def _of_one_product(module, ctx, rotate, windows):
+    """The forward of such an attention, with queries, keys and values from one product."""
+    eager = ctx.original.__globals__["eager_attention_forward"]
+    project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
+
+    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+        tokens = hidden_states.shape[:-1]
+        projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
+        q, k = rotate(q, k, *position_embeddings)
+        return _attended(self, q, k, v, attention_mask, past_key_values, eager, tokens, **windows(self), **kwargs)
+
+    forward.__defaults__ = ctx.original.__defaults__
+    return mark_fused(forward, project)
+
+
+def _rope(make):
+    """Builds a clone of a forward, whatever it is, that sees another apply_rotary_pos_emb among its globals."""
+
+    def build(module, ctx):
+        home = sys.modules[ctx.original.__globals__["__name__"]]
+        apply = make(unwrapped(home.apply_rotary_pos_emb), ctx.match)
+        windows = None if ctx.match else by_hash(_ONLY_ROTATE).get(fingerprint(ctx.original))
+        if windows is not None:
+            return _of_one_product(module, ctx, apply, windows)
+        return clone(ctx.original, shim(home, ctx.numerics, {"apply_rotary_pos_emb": apply}))
+
+    return build
+
+
+def _functions(apply, **called):
+    """Of the sources of apply_rotary_pos_emb and of what it calls: their names."""
+    called = {f"apply_rotary_pos_emb/{name}": hashes(names) for name, names in called.items()}
+    return {**known(apply_rotary_pos_emb=apply), **called}
+
+
+def _rope_rule(make, *functions, **called):
+    return Rule("rope", "rope", _functions(*functions, **called), _rope(make))
+
+
+def _qk_norm_rope(heads_first):
+    """An attention that norms q and k per head, with heads first or not, and rotates them."""
+
+    def build(module, ctx):
+        q_facts, k_facts = ctx.facts(module.q_norm, "norm"), ctx.facts(module.k_norm, "norm")
+        if isinstance(q_facts, str) or q_facts != k_facts:
+            return f"q_norm: {q_facts}; k_norm: {k_facts}"
+        if q_facts.op != "rms_norm" or q_facts.weight is not True or q_facts.dtype == "weight":
+            return f"q_norm is a {q_facts.op} that does not fit"
+        names = ctx.original.__globals__
+        eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
+        norm, rounding = q_facts, q_facts.rounding | ROUND_STEPS  # also when fast: it takes no longer
+        project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
+
+        def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+            tokens = hidden_states.shape[:-1]
+            projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+            cos, sin = position_embeddings
+            q_norm, k_norm = self.q_norm, self.k_norm
+            if (
+                plain(q_norm, norm.cls)
+                and plain(k_norm, norm.cls)
+                and cos.dtype == q.dtype
+                and _rotatable(q, k, cos, sin, 2)
+                and usable(q, q_norm.weight, k_norm.weight)
+                and q_norm.weight.dtype == k_norm.weight.dtype
+                and norm.eps_of(q_norm) == norm.eps_of(k_norm)
+                and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
+            ):
+                q, k = ops.qk_norm_rope(
+                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps_of(q_norm),
+                    weight_offset=norm.weight_offset, rotary_dim=cos.shape[-1], rounding=rounding,
+                )  # fmt: skip
+                q, k = q.transpose(1, 2), k.transpose(1, 2)
+            else:
+                if heads_first:
+                    q, k = q_norm(q.transpose(1, 2)), k_norm(k.transpose(1, 2))
+                else:
+                    q, k = q_norm(q).transpose(1, 2), k_norm(k).transpose(1, 2)
+                q, k = rotate(q, k, cos, sin)
+            return _attended(
+                self, q, k, v.transpose(1, 2), attention_mask, past_key_values, eager, tokens,
+                sliding_window=self.sliding_window, **kwargs,
+            )  # fmt: skip
+
+        forward.__defaults__ = ctx.original.__defaults__
+        return mark_fused(forward, project)
+
+    return build
+
+
+def _qk_norm_rope_rule(forward, heads_first):
+    functions = _functions("llama:apply_rotary_pos_emb", rotate_half=_HALF)
+    return Rule("qk_norm_rope", "fuse", {**known(forward=forward), **functions}, _qk_norm_rope(heads_first))
+
+
+_FIRST = _rotation(interleaved=True, columns="first")
+_FIRST_IN_FLOAT = _rotation(interleaved=True, columns="first", steps=False)
+
+ROPES = [
+    _qk_norm_rope_rule("qwen3:Qwen3Attention.forward", heads_first=False),
+    _qk_norm_rope_rule("gemma3:Gemma3Attention.forward", heads_first=True),
+    _rope_rule(_rotation(), "llama:apply_rotary_pos_emb", rotate_half=_HALF),
+    _rope_rule(
+        _rotation(),
+        "gpt_neox:apply_rotary_pos_emb phi3:apply_rotary_pos_emb nemotron:apply_rotary_pos_emb",
+        rotate_half=_HALF,
+    ),
+    _rope_rule(_rotation(), "gemma3n:apply_rotary_pos_emb", rotate_half=_HALF),  # and Gemma 4: of one tensor
+    _rope_rule(_rotation(casts=True), "olmo:apply_rotary_pos_emb", rotate_half=_HALF),
+    _rope_rule(_rotation(steps=False), "modernbert:apply_rotary_pos_emb", rotate_half=_HALF),  # and ESM
+    _rope_rule(_FIRST, "glm:apply_rotary_pos_emb helium:apply_rotary_pos_emb", rotate_half=_PAIRS),
+    _rope_rule(_FIRST_IN_FLOAT, "ernie4_5:apply_rotary_pos_emb", rotate_half=_PAIRS),
+    _rope_rule(_rotation(interleaved=True, steps=False), "cohere:apply_rotary_pos_emb", rotate_half=_PAIRS),
+    _rope_rule(
+        _rotation(columns="half"), "gpt_oss:apply_rotary_pos_emb", _apply_rotary_emb="gpt_oss:_apply_rotary_emb"
+    ),
+]

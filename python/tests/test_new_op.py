@@ -1,0 +1,127 @@
+"""The guide "Adding an op" of docs/architecture.md, followed: scale_add comes into a copy of the tree from
+tests/scale_add, and is then in the program, PyTorch, JAX, TVM FFI and the Hub package."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PARTS = ROOT / "tests/scale_add"
+NEW = {"ops.c": "src/ops/scale_add.c", "cpu.c": "src/cpu/scale_add.c", "check.c": "check/scale_add.c"}
+CHANGED = ("include/adze.h", "src/kernel.h", "python/adze/operators/functions.py")
+WRITTEN = ("docs/ops.md", "python/adze/operators/header.py")
+ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+VALUES = "x, y, want = [[1.0, 2.0, 3.0]], [[0.5, 0.5, 0.5]], [[2.5, 4.5, 6.5]]\n"
+
+
+def run(*command, folder, path=""):
+    env = {**ENV, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def insert(path, before, text):
+    whole = path.read_text()
+    assert whole.count(before) == 1
+    path.write_text(whole.replace(before, text + before))
+
+
+def make(tree, *targets):
+    """Kernels of other ops are those of the build that is there: they do not use what the new op has changed."""
+    old = [word for header in ("include/adze.h", "src/kernel.h") for word in ("-o", header)]
+    run("make", "-j2", *old, "CUDA=0", "B=build/new", "K=build", f"HUB_PY={sys.executable}", *targets, folder=tree)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    for tool in ("make", "cc"):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not here")
+    tree = tmp_path_factory.mktemp("new_op") / "adze"
+    unwanted = shutil.ignore_patterns("build", "dist", ".git", "__pycache__", "*.so", "*.egg-info", "results")
+    shutil.copytree(ROOT, tree, ignore=unwanted)
+    (tree / "build/src").mkdir(parents=True)
+    if (ROOT / "build/kernel_flags").exists():
+        shutil.copy2(ROOT / "build/kernel_flags", tree / "build")
+        shutil.copytree(ROOT / "build/src/cpu", tree / "build/src/cpu")
+    for source, target in NEW.items():
+        shutil.copy(PARTS / source, tree / target)
+    insert(tree / "include/adze.h", "/* ---- Rotary positions ---- */", (PARTS / "adze.h").read_text() + "\n")
+    insert(tree / "src/kernel.h", "X(rope_table)\n", "X(scale_add) ")
+    function = (PARTS / "function.py").read_text()
+    insert(tree / "python/adze/operators/functions.py", "# ---- For hosts ----", f"{function}\n\n")
+    make(tree, "docs", "python")
+    make(tree, f"HUB={tree / 'hub-package'}", "hub-backend")
+    return tree
+
+
+def test_the_guide_names_what_is_touched(tree):
+    touched = set()
+    for path in tree.rglob("*"):
+        own = path.relative_to(tree)
+        if path.is_file() and own.parts[0] not in ("build", "hub-package") and path.suffix != ".so":
+            if not (ROOT / own).exists() or (ROOT / own).read_bytes() != path.read_bytes():
+                touched.add(str(own))
+    assert touched == {*NEW.values(), *CHANGED, *WRITTEN}
+    guide = re.search(r"## Adding an op\n(.*?)\n## ", (ROOT / "docs/architecture.md").read_text(), re.S)[1]
+    for path in touched:
+        assert path in guide or f"{pathlib.Path(path).parent}/" in guide, path
+
+
+def test_program(tree):
+    assert re.search(r"^scale_add +cpu|^scale_add .* cpu", run("build/new/adze", "info", folder=tree), re.M)
+    checked = run("build/new/adze", "check", "scale_add", "--device", "cpu", folder=tree)
+    assert re.search(r"^[1-9]\d* passed, 0 failed", checked.splitlines()[-1])
+    assert "## scale_add" in (tree / "docs/ops.md").read_text()
+
+
+TORCH = (
+    VALUES
+    + """
+import torch, adze
+x, y = torch.tensor(x), torch.tensor(y)
+with torch.no_grad():
+    assert adze.scale_add(x, y, a=2.0).tolist() == want
+    assert torch.ops.adze.scale_add(x, y, 2.0).tolist() == want
+    assert adze.scale_add(x, y, a=2.0, out=y) is y and y.tolist() == want
+    torch.library.opcheck(torch.ops.adze.scale_add.default, (x, y, 2.0))
+assert adze.scale_add.__doc__.endswith("scale_add: out = a * x + y")
+"""
+)
+JAX = VALUES + "import adze.jax; assert adze.jax.scale_add(x, y, a=2.0).tolist() == want"
+TVM_FFI = (
+    VALUES
+    + """
+import adze.tvm_ffi, numpy as np
+assert adze.tvm_ffi.scale_add(np.array(x, "f4"), np.array(y, "f4"), a=2.0).tolist() == want
+"""
+)
+HUB = (
+    VALUES
+    + """
+import pathlib, kernels, torch
+kernel = kernels.get_local_kernel(pathlib.Path("hub-package"))
+with torch.no_grad():
+    assert kernel.scale_add(torch.tensor(x), torch.tensor(y), a=2.0).tolist() == want
+assert "scale_add" in kernel.__all__
+assert "`scale_add`" in pathlib.Path("hub-package/README.md").read_text()
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "module, code",
+    [("torch", TORCH), ("jax", JAX), ("tvm_ffi", TVM_FFI), ("kernels", HUB)],
+    ids=("torch", "jax", "tvm_ffi", "hub"),
+)
+def test_host(tree, module, code):
+    if importlib.util.find_spec(module) is None or (module == "kernels" and not importlib.util.find_spec("torch")):
+        pytest.skip(f"{module} is not here")
+    run(sys.executable, "-c", code, folder=tree, path=tree / "python")

@@ -1,0 +1,134 @@
+/* rms_norm and layer_norm on CUDA, any call: how rows are cut for norm_any.cuh. */
+#include "norm_any.cuh"
+
+#include <algorithm>
+
+/* How a call is cut: `threads` of a row, with `turns` units each, in each of `cluster` blocks, which have `rows`
+   rows. `held`: in registers at all. `many`: a thread holds many elements. */
+struct norm_cut {
+    bool held, many, modulated;
+    int cluster, turns;
+    int64_t units, threads, rows;
+};
+template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
+static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
+{
+    norm_any_near p = {};
+    const int64_t vectors = ceil_div(cut.units * W, VEC<T>), threads = cut.threads * cut.rows;
+    p.g = g;
+    p.units = cut.units;
+    p.part = ceil_div(cut.units, cut.cluster);
+    p.turns = cut.turns;
+    p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
+                               ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
+    p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
+    return launch(op, s, norm_any<T, W, LANES, UNITS, MODULATED, IN_CLUSTER>,
+                  grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
+                  launch_shape(0, (unsigned)cut.cluster), p);
+}
+template <typename T, int W, bool MODULATED>
+static adze_status norm_launch_width(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
+{
+    constexpr int MANY = any_held(W, sizeof(T), MODULATED, false) / W, FEW = ANY_FEW / W;
+    constexpr int JOINED = any_held(W, sizeof(T), MODULATED, true) / W;
+    if (cut.threads == ANY_LANES)
+        return norm_launch_held<T, W, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
+    if (cut.cluster > 1)
+        return cut.many ? norm_launch_held<T, W, 32, JOINED, MODULATED, true>(op, s, g, cut)
+                        : norm_launch_held<T, W, 32, FEW, MODULATED, true>(op, s, g, cut);
+    return cut.many ? norm_launch_held<T, W, 32, MANY, MODULATED, false>(op, s, g, cut)
+                    : norm_launch_held<T, W, 32, FEW, MODULATED, false>(op, s, g, cut);
+}
+template <typename T, bool IN_CLUSTER>
+static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
+{
+    norm_any_far p = {};
+    p.g = g;
+    p.units = g.dim;
+    p.part = ceil_div(g.dim, cut.cluster);
+    static_cast<adze_rows &>(p.rows) = g.rows;
+    const int64_t rows = g.rows.count < 0x7fffffff / ANY_CLUSTER ? g.rows.count : 0x7fffffff / ANY_CLUSTER;
+    return launch(op, s, norm_loop<T, IN_CLUSTER>, rows * cut.cluster, dim3(LOOP_THREADS),
+                  launch_shape(0, (unsigned)cut.cluster), p);
+}
+
+/* How norm_any takes a call of elements of `size` bytes in units of `width` elements. */
+static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width)
+{
+    const int sm_count = adze_cuda_sm_count(s.device);
+    const int most_blocks =
+        adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
+    norm_cut cut = {};
+    cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
+    cut.units = g.dim / width;
+    cut.cluster = cut.rows = 1;
+    /* Units of a block alone, of one in a cluster with few of them in a thread, and with many: at most. */
+    const int64_t held = any_held(width, size, cut.modulated, false),
+                  joined = any_held(width, size, cut.modulated, true);
+    const int64_t few_threads = any_threads(width, ANY_FEW, cut.modulated);
+    const int64_t alone = any_threads(width, (int)held, cut.modulated) * held / width;
+    const int64_t part_few = few_threads * ANY_FEW / width;
+    const int64_t part_many = any_threads(width, (int)joined, cut.modulated) * joined / width;
+    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
+    if (!cut.held) {
+        cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
+        return cut;
+    }
+    /* A few rows have many threads, so that each waits for little; long rows have more than a block's. */
+    const bool few = g.rows.count <= 4 * (int64_t)sm_count;
+    if (g.dim <= ANY_LANES * ANY_SHORT && !(few && g.dim > ANY_LANES * ANY_SHORT / 2)) {
+        cut.threads = ANY_LANES;
+        cut.turns = (int)ceil_div(cut.units, ANY_LANES);
+        cut.rows = 128 / ANY_LANES;
+        return cut;
+    }
+    if (most_blocks > 1 && cut.units > (g.rows.count < sm_count ? part_few : alone)) {
+        /* in as many blocks as it takes, or as there is room for */
+        cut.cluster = 2;
+        while (cut.cluster < most_blocks &&
+               (cut.units > cut.cluster * part_many ||
+                (cut.units > cut.cluster * part_few && (cut.modulated || g.rows.count * cut.cluster < 2 * sm_count))))
+            cut.cluster *= 2;
+    }
+    const int64_t part = ceil_div(cut.units, cut.cluster);
+    cut.many = part > part_few || (!few && !cut.modulated && part > 32 * ANY_FEW / width);
+    const int64_t each = !cut.many ? ANY_FEW : cut.cluster > 1 ? joined : held;
+    const int64_t most = cut.many ? any_threads(width, (int)each, cut.modulated) : few_threads;
+    const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), most / 32);
+    cut.threads = warps * 32;
+    cut.turns = (int)ceil_div(part, cut.threads);
+    cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
+    return cut;
+}
+template <typename T, int W>
+static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g)
+{
+    const norm_cut cut = norm_cut_for(g, s, sizeof(T), W);
+    if constexpr (W == VEC<T>)
+        if (!cut.held) /* narrower units are held in more threads */
+            return norm_launch_any<T, (sizeof(T) < 4 ? 2 : 1)>(op, s, g);
+    if (!cut.held)
+        return cut.cluster > 1 ? norm_launch_loop<T, true>(op, s, g, cut) : norm_launch_loop<T, false>(op, s, g, cut);
+    return cut.modulated ? norm_launch_width<T, W, true>(op, s, g, cut)
+                         : norm_launch_width<T, W, false>(op, s, g, cut);
+}
+
+template <typename T>
+static adze_status norm_any_as(const char *op, adze_stream s, const norm_params &g)
+{
+    if (g.width == 16)
+        return norm_launch_any<T, VEC<T>>(op, s, g);
+    if constexpr (sizeof(T) < 4)
+        if (g.width > 1)
+            return norm_launch_any<T, 2>(op, s, g);
+    return norm_launch_any<T, 1>(op, s, g);
+}
+
+extern "C" adze_status adze_norm_any_cuda(const char *op, adze_stream s, const norm_params *g, int dtype)
+{
+    switch (dtype) {
+    case ADZE_F32: return norm_any_as<float>(op, s, *g);
+    case ADZE_F16: return norm_any_as<f16>(op, s, *g);
+    default: return norm_any_as<bf16>(op, s, *g);
+    }
+}

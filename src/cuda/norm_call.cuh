@@ -1,0 +1,25 @@
+/* norm_call.cuh - a call of rms_norm or layer_norm as their CUDA kernels take it. */
+#ifndef ADZE_CUDA_NORM_CALL_CUH
+#define ADZE_CUDA_NORM_CALL_CUH
+
+#include "kernel.h"
+
+enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
+enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
+
+struct norm_params {
+    const void *data[NORM_TENSORS]; /* NULL: absent */
+    const void *weight, *bias;
+    int64_t dim;
+    float eps, weight_offset, inverse_dim;
+    int32_t rounding;
+    uint32_t is_f32; /* by tensor: it is f32 where x is not */
+    bool weight_f32, bias_f32;
+    bool centred; /* layer_norm */
+    int width;    /* elements that can be read at a time in all tensors: 16 for vectors of 16 bytes */
+    adze_rows rows;
+};
+/* norm_any.cu: any call, of x of a dtype. */
+extern "C" adze_status adze_norm_any_cuda(const char *op, adze_stream s, const norm_params *g, int dtype);
+
+#endif
