@@ -25,6 +25,9 @@ int adze_cli_options(const char *command, const char *help, const adze_option *o
                      char **argv, int *status);
 void adze_cli_version(void);
 
+/* file.c: the text of a file, at most 16 MiB of it, which the caller frees; NULL when it cannot be read. */
+char *adze_cli_read(const char *path);
+
 /* machine.c: what the machine is called. Texts are empty where nothing is known. */
 typedef struct adze_machine {
     char cpu[128], isa[32], gpu[128], driver[64], clocks[128];

@@ -48,18 +48,6 @@ static void print_machine(void)
 
 /* ---- docs/ops.md, from the field tables and the comments of the header ---- */
 
-static char *read_file(const char *path)
-{
-    enum { MOST = 1 << 20 };
-    FILE *f = fopen(path, "r");
-    char *text = f ? calloc(1, MOST + 1) : NULL;
-    if (text && fread(text, 1, MOST, f) == 0)
-        text[0] = '\0';
-    if (f)
-        fclose(f);
-    return text;
-}
-
 /* The args struct of an op: from its brace on. `typedef adze_norm_args adze_rms_norm_args;` leads to another's. */
 static const char *find_struct(const char *header, const char *op)
 {
@@ -160,7 +148,7 @@ static void print_sources(const char *header, const char *op)
 
 static int print_markdown(const char *path)
 {
-    char *header = strstr(path, "include/adze.h") ? read_file(path) : NULL;
+    char *header = strstr(path, "include/adze.h") ? adze_cli_read(path) : NULL;
     if (!header) {
         fprintf(stderr, "adze info: '%s' cannot be read, or is not .../include/adze.h\n", path);
         return 2;

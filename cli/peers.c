@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECORD_MAX = 1 << 24 };
-
 /* One row of the record: what was called, and how long each implementation took. */
 typedef struct recorded {
     char op[64], dtype[8], line[512];
@@ -63,17 +61,6 @@ static void add_peers(adze_report *report, const recorded *r)
         }
 }
 
-static char *read_file(const char *path)
-{
-    FILE *f = fopen(path, "r");
-    char *text = f ? calloc(1, RECORD_MAX + 1) : NULL;
-    if (text && fread(text, 1, RECORD_MAX, f) == 0)
-        text[0] = '\0';
-    if (f)
-        fclose(f);
-    return text;
-}
-
 /* Whether the record is one, of this machine. */
 static int is_ours(const adze_report *report, const char *json, const char *path)
 {
@@ -92,7 +79,7 @@ static int is_ours(const adze_report *report, const char *json, const char *path
 
 int adze_peers_read(adze_report *report, const char *path)
 {
-    char *json = read_file(path), torch[64] = "", commit[64] = "", date[32] = "";
+    char *json = adze_cli_read(path), torch[64] = "", commit[64] = "", date[32] = "";
     int good = 0;
     if (!json)
         fprintf(stderr, "adze bench: '%s' cannot be read\n", path);

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 
-# A quick look at a machine with other work to do may find a call faster than the memory it measured a moment before.
+# On a machine with other work, a quick run may measure a call that is faster than the ceiling of a moment before.
 NOISE = "a call cannot be faster than memory is"
 
 

@@ -1,5 +1,5 @@
 /* scale_add: what is checked and what is timed. */
-#include "check.h"
+#include "suite.h"
 
 static const char *const good[] = {
     "x=$[2,5,256] y=$[2,5,256] a=0.5",
