@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "expect.h"
+
 void *__libc_malloc(size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 void __libc_free(void *block);
@@ -31,16 +33,6 @@ void free(void *block)
     if (watched && block)
         kept--;
     __libc_free(block);
-}
-
-static int passed, failed;
-
-static void expect(int ok, const char *what)
-{
-    if (ok)
-        passed++;
-    else
-        printf("FAIL %s\n", what), failed++;
 }
 
 enum { ROWS = 4, LONG = 20000, GROUPS = 32, CHANNELS = 64, POSITIONS = 32768 };
@@ -203,6 +195,5 @@ int main(void)
     check_common_rows();
     check_long_rows();
     check_groups();
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, 0);
-    return failed != 0;
+    return expect_report();
 }
