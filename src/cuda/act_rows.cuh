@@ -30,6 +30,7 @@ struct act_params {
 };
 typedef act_params<near_rows<ACT_TENSORS>> act_near;
 typedef act_params<far_rows<ACT_TENSORS>> act_far;
+typedef act_params<flat_rows<ACT_TENSORS>> act_flat;
 
 /* y, times v if TIMES: with STEPS y is rounded before. */
 template <bool TIMES, bool STEPS, bool TILED, typename T, int W, int UNITS>
@@ -146,6 +147,49 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     }
 }
 
+/* Short rows: the units of all rows are counted through, so that every lane has some. */
+template <typename T, int W, bool TIMES, int UNITS>
+__global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__ act_flat p)
+{
+    const uint32_t first = blockIdx.x * (uint32_t)(ACT_THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    pdl_wait();
+    unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (first + u * 32 < p.rows.count) {
+            const auto place = p.rows.split(first + u * 32);
+            g[u].fetch((const T *)p.gate + p.rows.template offset<W>(place, GATE));
+            if constexpr (TIMES)
+                v[u].fetch((const T *)p.value + p.rows.template offset<W>(place, VALUE));
+        }
+    pdl_launch_next();
+    float y[UNITS * W];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        float part[W];
+        g[u].get(part);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[u * W + j] = part[j];
+    }
+    act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        float part[W], factor[W];
+        if constexpr (TIMES)
+            v[u].get(factor);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            part[j] = TIMES && !p.steps ? y[u * W + j] * factor[j] : y[u * W + j];
+        unit<T, W> result;
+        result.set(part);
+        if (TIMES && p.steps)
+            result.multiply(v[TIMES ? u : 0]);
+        if (first + u * 32 < p.rows.count)
+            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+    }
+}
+
 /* Few and small blocks when there is little to do, so that every SM takes part. */
 template <typename T, int W, bool TIMES, int UNITS, bool REST, typename ROWS>
 static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p, int most)
@@ -165,14 +209,22 @@ static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p,
 }
 
 /* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
-template <typename T, int W, bool TIMES, typename ROWS>
-static adze_status act_launch_narrow(const char *op, adze_stream s, const act_params<ROWS> &p)
+template <typename T, int W, bool TIMES>
+static adze_status act_launch_narrow(const char *op, adze_stream s, const act_near &p)
 {
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
-    const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS * UNITS;
-    if (large && p.units >= 32 * UNITS) /* a warp of a row, or more */
-        return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
-    return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
+    const int64_t full = (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS;
+    if (p.units * p.rows.count <= full * UNITS)
+        return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
+    if (p.units < 32 * UNITS && rows_are_flat(p.rows, p.units)) {
+        constexpr int SHORT_UNITS = VEC<T> / W;
+        act_flat flat = {};
+        flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
+        flat.rows = rows_flat(p.rows, p.units);
+        return launch(op, s, act_short<T, W, TIMES, SHORT_UNITS>,
+                      ceil_div(flat.rows.count, ACT_THREADS * SHORT_UNITS), dim3(ACT_THREADS), 0, flat);
+    }
+    return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
 }
 
 template <typename T, bool TIMES>

@@ -23,6 +23,7 @@ struct gated_params {
 };
 typedef gated_params<near_rows<TENSORS>> gated_near;
 typedef gated_params<far_rows<TENSORS>> gated_far;
+typedef gated_params<flat_rows<TENSORS>> gated_flat;
 
 /* The product is a float before the sum, as the CPU and torch have it: it may not become one instruction with it. */
 template <typename T, int W>
@@ -103,6 +104,38 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     }
 }
 
+/* Short rows without a table: the units of all rows are counted through, so that every lane has some. */
+template <typename T, int W, int UNITS, bool WIDE>
+__global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ gated_flat p)
+{
+    const uint32_t first = blockIdx.x * (uint32_t)(THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    unit<T, W> a[UNITS], b[UNITS];
+    param_unit<T, W> g[UNITS];
+    pdl_launch_next();
+    pdl_wait();
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (first + u * 32 < p.rows.count) {
+            const auto place = p.rows.split(first + u * 32);
+            a[u].fetch((const T *)p.x + p.rows.template offset<W>(place, X));
+            b[u].fetch((const T *)p.residual + p.rows.template offset<W>(place, RESIDUAL));
+            g[u].fetch(p.gate, WIDE, p.rows.template offset<W>(place, GATE));
+        }
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (first + u * 32 < p.rows.count) {
+            float xs[W], residuals[W], gates[W];
+            const float none[W] = {};
+            a[u].get(xs);
+            b[u].get(residuals);
+            g[u].get(WIDE, gates);
+            gated<T, W>(p.steps, false, xs, residuals, gates, none);
+            unit<T, W> result;
+            result.set(gates);
+            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+        }
+}
+
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE, typename ROWS>
 static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
 {
@@ -116,16 +149,23 @@ static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
 }
 
 /* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
-template <typename T, int W, typename ROWS>
-static adze_status gated_launch_narrow(adze_stream s, const gated_params<ROWS> &p)
+template <typename T, int W>
+static adze_status gated_launch_narrow(adze_stream s, const gated_near &p)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int UNITS = VEC<T> / W;
-    const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * THREADS * UNITS * 2;
-    if (large && p.units >= 32 * UNITS && !p.table) /* a warp of a row, or more */
-        return p.gate_f32 ? gated_launch<T, W, UNITS, false, half>(s, p)
-                          : gated_launch<T, W, UNITS, false, false>(s, p);
-    return gated_launch<T, W, 2, true, half>(s, p);
+    if (p.units * p.rows.count <= (int64_t)adze_cuda_sm_count(s.device) * THREADS * UNITS * 2)
+        return gated_launch<T, W, 2, true, half>(s, p);
+    if (p.table)
+        return gated_launch<T, W, UNITS, true, half>(s, p);
+    if (p.units < 32 * UNITS && rows_are_flat(p.rows, p.units)) {
+        gated_flat flat = {};
+        flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
+        flat.rows = rows_flat(p.rows, p.units);
+        const auto kernel = p.gate_f32 ? gated_short<T, W, UNITS, half> : gated_short<T, W, UNITS, false>;
+        return launch("gated_add", s, kernel, ceil_div(flat.rows.count, THREADS * UNITS), dim3(THREADS), 0, flat);
+    }
+    return p.gate_f32 ? gated_launch<T, W, UNITS, false, half>(s, p) : gated_launch<T, W, UNITS, false, false>(s, p);
 }
 
 template <typename T>

@@ -91,7 +91,10 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
             cut.cluster *= 2;
     }
     const int64_t part = ceil_div(cut.units, cut.cluster);
-    cut.many = part > part_few || (!few && !cut.modulated && part > 32 * ANY_FEW / width);
+    /* Many elements a thread where there are rows enough for threads that fill the card. */
+    const int64_t warps_many = ceil_div(part * width, 32 * held) * cut.cluster * g.rows.count;
+    cut.many = part > part_few ||
+               (!cut.modulated && part > 32 * ANY_FEW / width && warps_many >= (int64_t)sm_count * SM_THREADS / 64);
     const int64_t each = !cut.many ? ANY_FEW : cut.cluster > 1 ? joined : held;
     const int64_t most = cut.many ? any_threads(width, (int)each, cut.modulated) : few_threads;
     const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), most / 32);

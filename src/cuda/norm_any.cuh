@@ -96,10 +96,8 @@ struct norm_piece {
     int most;  /* that a thread of its warp has */
 
     /* What is fetched before it is used, as far as registers allow: what a call is likely to have. */
-    static constexpr bool EARLY_WEIGHT = !MODULATED, EARLY_BIAS = !MODULATED && UNITS * W <= 16;
     struct params {
-        param weight[EARLY_WEIGHT ? CHUNK : 1], bias[EARLY_BIAS ? CHUNK : 1];
-        param scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
+        param weight[MODULATED ? 1 : CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
     };
 
     /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
@@ -177,17 +175,13 @@ struct norm_piece {
         };
         f32 ? apply(std::true_type()) : apply(std::false_type());
     }
-    /* The same with a vector that all rows share, which has been fetched if EARLY. */
-    template <int FROM, bool EARLY, int N, typename F>
-    __device__ __forceinline__ void with_flat(const param (&given)[N], const void *flat, bool f32, F work) const
+    /* The same with a vector that all rows share and that is fetched here. */
+    template <int FROM, typename F>
+    __device__ __forceinline__ void with_flat(const void *flat, bool f32, F work) const
     {
-        if constexpr (EARLY) {
-            with(given, f32, work);
-        } else {
-            param own[CHUNK];
-            fetch_param<FROM>(start(flat, f32), f32, own);
-            with(own, f32, work);
-        }
+        param own[CHUNK];
+        fetch_param<FROM>(start(flat, f32), f32, own);
+        with(own, f32, work);
     }
     __device__ __forceinline__ static void round_all(bool condition, float (&y)[CHUNK][W])
     {
@@ -302,12 +296,9 @@ struct norm_piece {
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
-        if constexpr (EARLY_WEIGHT)
+        if constexpr (!MODULATED)
             if (p.g.weight)
                 fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
-        if constexpr (EARLY_BIAS)
-            if (p.g.bias)
-                fetch_param<FROM>(start(p.g.bias, p.g.bias_f32), p.g.bias_f32, to.bias);
         if constexpr (MODULATED) {
             if (p.g.data[SCALE])
                 fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
@@ -333,14 +324,19 @@ struct norm_piece {
                 for (int j = 0; j < W; j++)
                     y[c][j] = (h[FROM + c][j] - mean) * factor;
             round_all(p.g.rounding & ADZE_ROUND_NORM, y);
-            if (p.g.weight)
-                with_flat<FROM, EARLY_WEIGHT>(given.weight, p.g.weight, p.g.weight_f32, [&](int c, float(&f)[W]) {
+            const auto times_weight = [&](int c, float(&f)[W]) {
 #pragma unroll
-                    for (int j = 0; j < W; j++)
-                        y[c][j] *= f[j] + p.g.weight_offset;
-                });
+                for (int j = 0; j < W; j++)
+                    y[c][j] *= f[j] + p.g.weight_offset;
+            };
+            if (p.g.weight) {
+                if constexpr (MODULATED)
+                    with_flat<FROM>(p.g.weight, p.g.weight_f32, times_weight);
+                else
+                    with(given.weight, p.g.weight_f32, times_weight);
+            }
             if (p.g.bias)
-                with_flat<FROM, EARLY_BIAS>(given.bias, p.g.bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
+                with_flat<FROM>(p.g.bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
 #pragma unroll
                     for (int j = 0; j < W; j++)
                         y[c][j] += f[j];
@@ -431,10 +427,10 @@ constexpr int any_threads(int width, int elements, bool modulated)
 {
     return modulated && width < 8 && elements == ANY_FEW ? 1024 : 512;
 }
-constexpr int any_blocks(int width, bool modulated, bool in_cluster)
+constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return modulated || (in_cluster && width >= 4) ? 1 : 2;
+    return modulated || (in_cluster && width >= 4) ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
 #else
     return 1;
 #endif
@@ -442,7 +438,7 @@ constexpr int any_blocks(int width, bool modulated, bool in_cluster)
 
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, MODULATED, IN_CLUSTER))
+__global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;

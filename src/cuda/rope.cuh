@@ -121,9 +121,9 @@ static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_
     p.count = threads(p.each);
     p.far = p.count > 0x7fffffff;
     p.tokens_inner = main.heads > 1 && r.seq > 1 && llabs(main.x_stride[1]) < llabs(main.x_stride[2]);
-    p.by_width = rope_divisor_of(p.width);
-    p.by_inner = rope_divisor_of(p.tokens_inner ? tokens : p.groups[0] + p.groups[1]);
-    p.by_seq = rope_divisor_of(r.seq);
+    p.by_width = divisor_of(p.width);
+    p.by_inner = divisor_of(p.tokens_inner ? tokens : p.groups[0] + p.groups[1]);
+    p.by_seq = divisor_of(r.seq);
     p.ask =
         rope_any_ask(p, sm_count, ANY_THREADS * p.each * FORM::P, FORM::W * sizeof(typename FORM::T), ANY_THREADS);
     return launch(op, stream, rope_any<FORM>, ceil_div(p.count, ANY_THREADS), dim3(ANY_THREADS), 0, p);
@@ -142,8 +142,8 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     const int64_t pairs = heads * p.pairs;
     p.count = r.batch * r.seq * (p.groups[0] + p.groups[1]);
     p.far = p.count > 0x7fffffff;
-    p.by_inner = rope_divisor_of(p.groups[0] + p.groups[1]);
-    p.by_seq = rope_divisor_of(r.seq);
+    p.by_inner = divisor_of(p.groups[0] + p.groups[1]);
+    p.by_seq = divisor_of(r.seq);
     /* Half of what a thread can hold where there are rows enough, so that blocks are small; else little, for speed.
      */
     int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? FORM::SLOTS : 1;

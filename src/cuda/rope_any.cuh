@@ -38,22 +38,6 @@ struct rope_any_form {
     static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
 };
 
-/* Division of numbers below 2^31 by one that the host knows. */
-struct rope_divisor {
-    uint32_t factor, shift;
-    int64_t by;
-};
-static inline rope_divisor rope_divisor_of(int64_t by)
-{
-    rope_divisor d = {0, 31, by};
-    if (by > 0x7fffffff)
-        return d;
-    while ((int64_t)1 << (d.shift - 31) < by)
-        d.shift++;
-    d.factor = (uint32_t)((((uint64_t)1 << d.shift) + (uint64_t)by - 1) / (uint64_t)by);
-    return d;
-}
-
 struct rope_any_params {
     adze_rotary r;
     float inverse[2];                   /* 1 / elements of a norm, by side */
@@ -68,7 +52,7 @@ struct rope_any_params {
     int32_t each;                       /* heads of a thread */
     int64_t groups[2];                  /* of heads; of rope_any_row: rows of a token */
     int32_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
-    rope_divisor by_width, by_inner, by_seq;
+    divisor by_width, by_inner, by_seq;
     int32_t far;            /* indices need more than 31 bits */
     int32_t tokens_inner;   /* neighbouring threads have neighbouring tokens rather than heads */
     int32_t twice;          /* rope_any_row: rows do not fit in registers and are read twice */
@@ -78,10 +62,9 @@ struct rope_any_params {
 };
 
 /* n / d and the rest. */
-__device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const rope_divisor &d, int64_t n,
-                                               int64_t *rest)
+__device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const divisor &d, int64_t n, int64_t *rest)
 {
-    const int64_t quotient = p.far ? divide(n, d.by) : (int64_t)((uint64_t)(uint32_t)n * d.factor >> d.shift);
+    const int64_t quotient = p.far ? divide(n, d.by) : (int64_t)divide((uint32_t)n, d);
     *rest = n - quotient * d.by;
     return quotient;
 }

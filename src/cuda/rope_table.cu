@@ -34,20 +34,13 @@ __device__ __forceinline__ void table_sincos(double angle, float *cosine, float 
     *cosine = (q + 1) & 2 ? -c_turned : c_turned;
 }
 
-/* An element of 4 or 8 bytes as it lies there: it is converted when all are on their way. */
-__device__ __forceinline__ uint64_t table_fetch(const void *from, bool wide, int64_t at)
-{
-    return wide ? ((const uint64_t *)from)[at] : ((const uint32_t *)from)[at];
-}
-__device__ __forceinline__ double table_position(const table_params &p, uint64_t bits)
+__device__ __forceinline__ double table_position(const table_params &p, int64_t at)
 {
     if (p.pos_dtype == ADZE_I64)
-        return (double)(int64_t)bits;
-    return p.pos_dtype == ADZE_I32 ? (double)(int32_t)bits : (double)__uint_as_float((uint32_t)bits);
-}
-__device__ __forceinline__ double table_freq(const table_params &p, uint64_t bits)
-{
-    return p.freq_dtype == ADZE_F64 ? __longlong_as_double((int64_t)bits) : (double)__uint_as_float((uint32_t)bits);
+        return (double)((const int64_t *)p.pos)[at];
+    if (p.pos_dtype == ADZE_I32)
+        return ((const int32_t *)p.pos)[at];
+    return ((const float *)p.pos)[at];
 }
 
 /* N neighbouring elements of a table. */
@@ -99,34 +92,15 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
         const int64_t i = (item - row * pieces) * W;
         const row_index index = row_split(p.rows, row);
         const int64_t pos_at = row_offset(p.rows, POS, index);
-        const bool wide = p.pos_dtype == ADZE_I64;
-        uint64_t freq[W], pos[W];
-        uint32_t axis[W];
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            freq[j] = table_fetch(p.freq, p.freq_dtype == ADZE_F64, i + j);
-        double position[W];
-        if (p.axis) {
-            /* A negative axis is beyond all axes too, and what is beyond them is NaN. */
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                axis[j] = (uint32_t)p.axis[i + j];
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                pos[j] = table_fetch(p.pos, wide, pos_at + min(axis[j], p.axes - 1));
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                position[j] = axis[j] < p.axes ? table_position(p, pos[j]) : (double)__int_as_float(0x7fffffff);
-        } else {
-            pos[0] = table_fetch(p.pos, wide, pos_at);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                position[j] = table_position(p, pos[0]);
-        }
         float cosine[W], sine[W];
 #pragma unroll
         for (int j = 0; j < W; j++) {
-            double angle = position[j] * table_freq(p, freq[j]);
+            const double freq =
+                p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
+            /* A negative axis is beyond all axes too, and what is beyond them is NaN. */
+            const uint32_t axis = p.axis ? (uint32_t)p.axis[i + j] : 0;
+            double angle = table_position(p, pos_at + min(axis, p.axes - 1)) * freq;
+            angle = axis < p.axes ? angle : (double)__int_as_float(0x7fffffff);
             if (!p.double_angle)
                 angle = (float)angle;
             table_sincos(angle, &cosine[j], &sine[j]);

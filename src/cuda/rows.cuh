@@ -19,6 +19,26 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b)
     return rest < 0 ? times - 1 : rest >= b ? times + 1 : times;
 }
 
+/* Division of numbers below 2^31 by one that the host knows. */
+struct divisor {
+    uint32_t factor, shift;
+    int64_t by;
+};
+static inline divisor divisor_of(int64_t by)
+{
+    divisor d = {0, 31, by};
+    if (by > 0x7fffffff)
+        return d;
+    while ((int64_t)1 << (d.shift - 31) < by)
+        d.shift++;
+    d.factor = (uint32_t)((((uint64_t)1 << d.shift) + (uint64_t)by - 1) / (uint64_t)by);
+    return d;
+}
+__device__ __forceinline__ uint32_t divide(uint32_t n, const divisor &d)
+{
+    return (uint32_t)((uint64_t)n * d.factor >> d.shift);
+}
+
 /* A row's index in each of the merged dimensions: found once, used for every tensor. */
 struct row_index {
     int64_t at[4];
@@ -102,6 +122,41 @@ struct near_rows {
             at[t] = inner * stride[t] + middle * outer[1][t] + far * outer[0][t];
     }
 };
+
+/* Short rows in one dimension, whose units are counted through: unit n of all of them. */
+template <int N>
+struct flat_rows {
+    uint32_t count; /* of units */
+    divisor units;  /* of a row */
+    int64_t stride[N];
+    struct place {
+        uint32_t row, unit;
+    };
+    __device__ __forceinline__ place split(uint32_t n) const
+    {
+        const uint32_t row = divide(n, units);
+        return {row, n - row * (uint32_t)units.by};
+    }
+    template <int W>
+    __device__ __forceinline__ int64_t offset(const place &at, int t) const
+    {
+        return at.row * stride[t] + at.unit * W;
+    }
+};
+/* Host: whether rows of `units` units can be counted through, and as such. */
+template <int N>
+static inline bool rows_are_flat(const near_rows<N> &rows, int64_t units)
+{
+    return rows.size[1] == 0 && units * rows.count <= 0x7fffffff;
+}
+template <int N>
+static flat_rows<N> rows_flat(const near_rows<N> &rows, int64_t units)
+{
+    flat_rows<N> flat = {(uint32_t)(units * rows.count), divisor_of(units), {}};
+    for (int t = 0; t < N; t++)
+        flat.stride[t] = rows.stride[t];
+    return flat;
+}
 
 /* Any rows. */
 template <int N>
