@@ -423,14 +423,13 @@ constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
     return modulated ? ANY_FEW : size < 4 && !vectors ? 32 : 16;
 }
 /* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
-constexpr int any_threads(int width, int elements, bool modulated)
-{
-    return modulated && width < 8 && elements == ANY_FEW ? 1024 : 512;
-}
+constexpr int ANY_THREADS = 512;
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return modulated || (in_cluster && width >= 4) ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
+    if (modulated)
+        return elements == ANY_FEW && width < 8 ? 2 : 1;
+    return in_cluster && width >= 4 ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
 #else
     return 1;
 #endif
@@ -438,7 +437,7 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+__global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_near p)
 {
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
