@@ -32,7 +32,7 @@ int adze_arm_features(uint64_t hwcap)
     return (hwcap & sve) == sve ? ADZE_CPU_SVE : 0;
 }
 
-static int ask_features(void)
+static int query_features(void)
 {
 #if defined(__x86_64__)
     uint32_t a, b, c, d, ebx7 = 0, ecx1 = 0, low = 0, high = 0;
@@ -56,7 +56,7 @@ int adze_cpu_features(void)
 {
     static _Atomic int known; /* CPUID takes long in a virtual machine */
     if (!known)
-        known = ask_features() | 1 << 30;
+        known = query_features() | 1 << 30;
     return known & ~(1 << 30);
 }
 

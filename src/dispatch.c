@@ -87,7 +87,7 @@ static void read_settings(void)
     settings.trace = !trace || !*trace || strcmp(trace, "0") == 0 ? 0 : 1 + (strcmp(trace, "dispatch") == 0);
     if (kernel && *kernel)
         read_kernel(kernel);
-    if (adze_threads_asked() < 0)
+    if (adze_threads_requested() < 0)
         snprintf(settings.wrong, sizeof settings.wrong,
                  "ADZE_THREADS is '%.40s', it must be 1 to %d, or 0 for the default", getenv("ADZE_THREADS"),
                  ADZE_THREADS_MAX);

@@ -38,7 +38,7 @@ static struct {
           .done = PTHREAD_COND_INITIALIZER};
 
 static _Atomic(adze_parallel_for_fn) host_parallel_for;
-static atomic_int threads_asked; /* of adze_set_threads; 0: the default */
+static atomic_int threads_requested; /* of adze_set_threads; 0: the default */
 static int threads_default;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -51,7 +51,7 @@ adze_status adze_set_threads(int32_t threads)
 {
     ADZE_REQUIRE(threads >= 0 && threads <= ADZE_THREADS_MAX, ADZE_BAD_ARG,
                  "set_threads: threads is %d, it must be 1 to %d, or 0 for the default", threads, ADZE_THREADS_MAX);
-    atomic_store(&threads_asked, threads);
+    atomic_store(&threads_requested, threads);
     return ADZE_OK;
 }
 
@@ -66,7 +66,7 @@ static void after_fork(void)
     pool.done = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 
-int adze_threads_asked(void)
+int adze_threads_requested(void)
 {
     const char *text = getenv("ADZE_THREADS");
     char *end;
@@ -78,7 +78,7 @@ int adze_threads_asked(void)
 
 static void count_threads(void)
 {
-    threads_default = adze_threads_asked();
+    threads_default = adze_threads_requested();
     if (threads_default <= 0)
         threads_default = adze_cpu_count();
     pthread_atfork(NULL, NULL, after_fork);
@@ -87,8 +87,8 @@ static void count_threads(void)
 int adze_thread_count(void)
 {
     pthread_once(&once, count_threads);
-    const int asked = atomic_load(&threads_asked);
-    return asked ? asked : threads_default;
+    const int requested = atomic_load(&threads_requested);
+    return requested ? requested : threads_default;
 }
 
 static void drain(task *t)

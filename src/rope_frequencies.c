@@ -229,9 +229,9 @@ adze_status adze_rope_fractions(int32_t dim, double theta, double *freq, int32_t
     for (int32_t i = 0; i < zeros; i++)
         freq[i] = axis[i] = 0;
     for (int32_t i = 0; i < steps; i++) {
-        /* Even steps from 0 to 1, counted from the nearer end; from the far one with one rounding, as torch does. */
-        const int near = i < steps / 2 || steps == 1;
-        const float exponent = near ? step * (float)i : fmaf(-step, (float)(steps - 1 - i), 1);
+        /* Even steps from 0 to 1, counted from the nearer end. From the other end torch rounds once. */
+        const int first_half = i < steps / 2 || steps == 1;
+        const float exponent = first_half ? step * (float)i : fmaf(-step, (float)(steps - 1 - i), 1);
         const float times_pi = power(theta, exponent) * (float)PI;
         for (int32_t a = 0; a < 3; a++) {
             freq[zeros + 3 * i + a] = times_pi / 2;

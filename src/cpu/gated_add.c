@@ -31,7 +31,7 @@ typedef struct gated_sum { /* gate + table, and what it was made from */
     float floats[PIECE] __attribute__((aligned(64)));
 } gated_sum;
 
-INLINE vf16 gated_side(const adze_tensor *t, const char *data, int64_t i, int64_t n, int dtype)
+INLINE vf16 gated_load(const adze_tensor *t, const char *data, int64_t i, int64_t n, int dtype)
 {
     return t->dtype == ADZE_F32 ? row_load_part(data, ADZE_F32, i, n) : row_load_part(data, dtype, i, n);
 }
@@ -41,8 +41,8 @@ INLINE void gated_make(const gated_call *c, gated_sum *sum, const char *gate, co
         return;
     for (int64_t i = 0; i < n; i += LANES) {
         const int64_t left = n - i < LANES ? n - i : LANES;
-        vf16 y = gated_side(c->tensors[GATE], gate, i, left, dtype);
-        const vf16 more = gated_side(c->tensors[GATE_TABLE], table, i, left, dtype);
+        vf16 y = gated_load(c->tensors[GATE], gate, i, left, dtype);
+        const vf16 more = gated_load(c->tensors[GATE_TABLE], table, i, left, dtype);
         for (int p = 0; p < VF_PARTS; p++)
             y.part[p] += more.part[p];
         row_store(sum->floats, ADZE_F32, i, c->steps ? row_round(dtype, y) : y);

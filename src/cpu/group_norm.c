@@ -9,13 +9,13 @@
 #include <stdlib.h>
 
 enum {
-    CHUNK = 4096,  /* elements of a chunk, channels first */
-    BLOCK = 32,    /* positions of a chunk, channels last */
-    TILE = 512,    /* channels of a chunk, channels last */
-    PIECE = 32768, /* elements of a part, while there are few parts */
-    PARTS = 64,    /* of a group */
-    SHARES = 2048, /* parts summed before any is written, */
-    NEAR = 512,    /* or without memory for them */
+    CHUNK = 4096,       /* elements of a chunk, channels first */
+    BLOCK = 32,         /* positions of a chunk, channels last */
+    TILE = 512,         /* channels of a chunk, channels last */
+    PIECE = 32768,      /* elements of a part, while there are few parts */
+    PARTS = 64,         /* of a group */
+    SHARES = 2048,      /* parts summed before any is written, */
+    STACK_SHARES = 512, /* or without memory for them */
 };
 
 typedef struct share { /* what is known of a part, or of a group */
@@ -369,9 +369,9 @@ ADZE_CPU_KERNEL(group_norm)
         adze_parallel_for(all, row_grain(c.count), group_body, &c);
         return ADZE_OK;
     }
-    share near[NEAR], *const heap = all * c.parts > NEAR ? malloc(SHARES * sizeof *heap) : NULL;
-    c.shares = heap ? heap : near;
-    c.most = heap ? SHARES : NEAR;
+    share on_stack[STACK_SHARES], *const heap = all * c.parts > STACK_SHARES ? malloc(SHARES * sizeof *heap) : NULL;
+    c.shares = heap ? heap : on_stack;
+    c.most = heap ? SHARES : STACK_SHARES;
     const int64_t wave = group_wave(&c);
     for (c.first = 0; c.first < all; c.first = c.last) {
         c.last = min_of(c.first + wave, all);

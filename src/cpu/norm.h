@@ -19,11 +19,11 @@
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
 enum {
-    NEAR = 6144,      /* floats on a thread's stack, for a part of a row and of each operand that is made */
-    SPACE = 65536,    /* floats at most, from the heap */
-    SHARED_ROWS = 4,  /* that have a bf16 weight made once, on NEON */
-    STEP = 2 * LANES, /* elements at a time */
-    LINE = 64         /* a part is a multiple of it */
+    STACK_FLOATS = 6144, /* floats on a thread's stack, for a part of a row and of each operand that is made */
+    SPACE = 65536,       /* floats at most, from the heap */
+    SHARED_ROWS = 4,     /* that have a bf16 weight made once, on NEON */
+    STEP = 2 * LANES,    /* elements at a time */
+    LINE = 64            /* a part is a multiple of it */
 };
 
 typedef struct norm_call {
@@ -34,16 +34,16 @@ typedef struct norm_call {
     int stream_out, stream_sum;
 } norm_call;
 
-typedef struct norm_side { /* an operand as floats, and what they were made from */
+typedef struct norm_cached { /* an operand as floats, and what they were made from */
     const char *data, *table;
     float *floats; /* NULL: it is used as it is */
-} norm_side;
+} norm_cached;
 
 typedef struct norm_space { /* of a thread */
     float *row;             /* NULL: x is h already */
     int64_t chunk;          /* elements of a part of a row */
-    norm_side weight, bias, gate, scale, shift;
-    float floats[NEAR] __attribute__((aligned(64)));
+    norm_cached weight, bias, gate, scale, shift;
+    float floats[STACK_FLOATS] __attribute__((aligned(64)));
 } norm_space;
 
 typedef struct norm_term { /* an operand of a part: floats that were made of it, or elements of x's dtype */
@@ -97,13 +97,13 @@ NO_INLINE void norm_round(float *y, int64_t n, int dtype)
 
 /* data + table + plus, n elements of a row; `steps` rounds both sums to x's dtype. Rows that share an operand have it
    made once. */
-INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, int dtype, const char *table,
+INLINE norm_term norm_operand(norm_cached *cached, int x_dtype, const char *data, int dtype, const char *table,
                               int table_dtype, int64_t n, float plus, int steps)
 {
-    if (!data || !side->floats)
+    if (!data || !cached->floats)
         return (norm_term){data, 0};
-    if (side->data != data || side->table != table) {
-        float *const y = side->floats;
+    if (cached->data != data || cached->table != table) {
+        float *const y = cached->floats;
         norm_floats(y, data, dtype, x_dtype, n, 0, table ? -0.0f : plus);
         if (table) {
             norm_floats(y, table, table_dtype, x_dtype, n, 1, 0);
@@ -113,10 +113,10 @@ INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, in
         }
         if (plus != 0)
             norm_round(y, n, steps ? x_dtype : 0);
-        side->data = data;
-        side->table = table;
+        cached->data = data;
+        cached->table = table;
     }
-    return (norm_term){(const char *)side->floats, 1};
+    return (norm_term){(const char *)cached->floats, 1};
 }
 
 /* ---- Passes ----
@@ -315,17 +315,17 @@ INLINE const char *norm_at(const norm_call *c, const char *const *row, int t, in
 {
     return row[t] ? row[t] + i * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2) : NULL;
 }
-INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_side *side, int t, int64_t i, int64_t n,
-                           float plus)
+INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_cached *cached, int t, int64_t i,
+                           int64_t n, float plus)
 {
-    return norm_operand(side, c->a->x.dtype, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
+    return norm_operand(cached, c->a->x.dtype, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
                         c->tensors[t + 1]->dtype, n, plus, c->a->rounding & ADZE_ROUND_STEPS);
 }
-INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_side *side, int64_t i, int64_t n,
+INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_cached *cached, int64_t i, int64_t n,
                              float plus)
 {
     const char *data = t->dtype ? (const char *)t->data + i * (t->dtype == ADZE_F32 ? 4 : 2) : NULL;
-    return norm_operand(side, c->a->x.dtype, data, t->dtype, NULL, 0, n, plus, 0);
+    return norm_operand(cached, c->a->x.dtype, data, t->dtype, NULL, 0, n, plus, 0);
 }
 INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
 {
@@ -361,7 +361,7 @@ INLINE int norm_makes(const norm_call *c, const adze_tensor *t, const adze_tenso
 INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t rows)
 {
     const adze_norm_args *a = c->a;
-    norm_side *const sides[] = {&space->weight, &space->bias, &space->gate, &space->scale, &space->shift};
+    norm_cached *const all_cached[] = {&space->weight, &space->bias, &space->gate, &space->scale, &space->shift};
     const int made[] = {norm_makes(c, &a->weight, NULL, a->weight_offset, rows),
                         norm_makes(c, &a->bias, NULL, 0, rows), norm_makes(c, &a->gate, &a->gate_table, 0, rows),
                         norm_makes(c, &a->scale, &a->scale_table, 1, rows),
@@ -370,16 +370,16 @@ INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t row
     const int64_t count = makes_row + made[0] + made[1] + made[2] + made[3] + made[4];
     float *heap = NULL, *floats = space->floats;
     space->chunk = (c->dim + LINE - 1) / LINE * LINE;
-    if (count * space->chunk > NEAR) {
+    if (count * space->chunk > STACK_FLOATS) {
         const int64_t most = count * space->chunk < SPACE ? count * space->chunk : SPACE;
         heap = aligned_alloc(LINE, (size_t)most * sizeof *heap);
-        space->chunk = (heap ? most : NEAR) / count / LINE * LINE;
+        space->chunk = (heap ? most : STACK_FLOATS) / count / LINE * LINE;
         floats = heap ? heap : floats;
     }
     space->row = makes_row ? floats : NULL;
     floats += makes_row ? space->chunk : 0;
     for (int s = 0; s < 5; s++) {
-        *sides[s] = (norm_side){NULL, NULL, made[s] ? floats : NULL};
+        *all_cached[s] = (norm_cached){NULL, NULL, made[s] ? floats : NULL};
         floats += made[s] ? space->chunk : 0;
     }
     return heap;

@@ -17,7 +17,7 @@ enum { ROPE_PAIRS = 512, ROPE_TOKENS = 16, ROPE_FLOATS = 8 * ROPE_PAIRS };
 
 typedef struct rope_call {
     adze_rotary r;
-    int stream[2];      /* by side */
+    int stream[2];      /* of q and k */
     int64_t most;       /* pairs of a token's tables at a time, a multiple of the lanes */
     int64_t slots_mask; /* tokens whose tables are kept, less one; a power of 2 less one */
 } rope_call;
@@ -317,19 +317,20 @@ INLINE void rope_head(const rope_call *c, rope_space *space, int k, int64_t b, i
                       int normed)
 {
     const adze_rotary *r = &c->r;
-    const adze_rotary_side *side = &r->side[k];
+    const adze_rotary_tensor *tensor = &r->qk[k];
     const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
-    const int64_t x_at = b * side->x_stride[0] + s * side->x_stride[1] + h * side->x_stride[2];
-    const int64_t out_at = b * side->out_stride[0] + s * side->out_stride[1] + h * side->out_stride[2];
-    rope_row row = {.x = (const char *)side->x + x_at * size,
-                    .out = (char *)side->out + out_at * size,
+    const int64_t x_at = b * tensor->x_stride[0] + s * tensor->x_stride[1] + h * tensor->x_stride[2];
+    const int64_t out_at = b * tensor->out_stride[0] + s * tensor->out_stride[1] + h * tensor->out_stride[2];
+    rope_row row = {.x = (const char *)tensor->x + x_at * size,
+                    .out = (char *)tensor->out + out_at * size,
                     .stream = c->stream[k],
                     .scale = scale};
     if (normed && !r->across_heads)
         row.scale = rope_norm(r, row.x, 0, 1);
-    if (normed && side->weight) {
-        row.weight_f32 = side->weight_dtype == ADZE_F32;
-        row.weight = (const char *)side->weight + (r->across_heads ? h * r->head_dim : 0) * (row.weight_f32 ? 4 : 2);
+    if (normed && tensor->weight) {
+        row.weight_f32 = tensor->weight_dtype == ADZE_F32;
+        row.weight =
+            (const char *)tensor->weight + (r->across_heads ? h * r->head_dim : 0) * (row.weight_f32 ? 4 : 2);
     }
     rope_write(c, &row, space, b, s, normed);
 }
@@ -345,18 +346,19 @@ INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int norm
         n = end - t < c->slots_mask + 1 ? end - t : c->slots_mask + 1; /* more would make each other's tables anew */
         n = r->seq - first < n ? r->seq - first : n;
         for (int k = 0; k < 2; k++) {
-            const adze_rotary_side *side = &r->side[k];
+            const adze_rotary_tensor *tensor = &r->qk[k];
             const int across = normed && r->across_heads;
-            if (!across && llabs(side->x_stride[1]) < llabs(side->x_stride[2])) {
-                for (int64_t h = 0; h < side->heads; h++)
+            if (!across && llabs(tensor->x_stride[1]) < llabs(tensor->x_stride[2])) {
+                for (int64_t h = 0; h < tensor->heads; h++)
                     for (int64_t s = first; s < first + n; s++)
                         rope_head(c, &space, k, b, s, h, 1, normed);
                 continue;
             }
-            for (int64_t s = first; s < first + n && side->heads; s++) {
-                const char *token = (const char *)side->x + (b * side->x_stride[0] + s * side->x_stride[1]) * size;
-                const float scale = across ? rope_norm(r, token, side->x_stride[2], side->heads) : 1;
-                for (int64_t h = 0; h < side->heads; h++)
+            for (int64_t s = first; s < first + n && tensor->heads; s++) {
+                const char *token =
+                    (const char *)tensor->x + (b * tensor->x_stride[0] + s * tensor->x_stride[1]) * size;
+                const float scale = across ? rope_norm(r, token, tensor->x_stride[2], tensor->heads) : 1;
+                for (int64_t h = 0; h < tensor->heads; h++)
                     rope_head(c, &space, k, b, s, h, scale, normed);
             }
         }
@@ -381,7 +383,7 @@ INLINE adze_status rope_run(const adze_qk_norm_rope_args *a, adze_range_fn body)
     c.most = c.r.rotary_dim / 2 < ROPE_PAIRS ? rope_padded(c.r.rotary_dim / 2) : ROPE_PAIRS;
     while (c.slots_mask < ROPE_TOKENS - 1 && 2 * (c.slots_mask + 1) * 4 * c.most <= ROPE_FLOATS)
         c.slots_mask = 2 * c.slots_mask + 1;
-    const int64_t width = (c.r.side[0].heads + c.r.side[1].heads) * c.r.head_dim;
+    const int64_t width = (c.r.qk[0].heads + c.r.qk[1].heads) * c.r.head_dim;
     adze_parallel_for(width ? c.r.batch * c.r.seq : 0, row_grain(width), body, &c);
     return ADZE_OK;
 }

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-enum { X, OUT, MASK, SOFTMAX_TENSORS, NEAR = 6144, KEPT = 32768 };
+enum { X, OUT, MASK, SOFTMAX_TENSORS, STACK_FLOATS = 6144, KEPT = 32768 };
 
 typedef struct softmax_call {
     const adze_softmax_args *a;
@@ -101,10 +101,10 @@ INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dty
 
 INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int dtype, int mask)
 {
-    float near[NEAR], *heap = NULL;
-    if (c->dim > NEAR && c->dim <= KEPT)
+    float on_stack[STACK_FLOATS], *heap = NULL;
+    if (c->dim > STACK_FLOATS && c->dim <= KEPT)
         heap = malloc((size_t)((c->dim + LANES - 1) / LANES * LANES) * sizeof *heap); /* whole vectors are stored */
-    float *const kept = c->dim <= NEAR ? near : heap;
+    float *const kept = c->dim <= STACK_FLOATS ? on_stack : heap;
     const int64_t size = dtype == ADZE_F32 ? 4 : 2, mask_size = mask == ADZE_F32 ? 4 : 2;
     for (int64_t r = begin; r < end; r++) {
         const softmax_row row = {(const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,

@@ -24,12 +24,13 @@ struct act_params {
     uint32_t pieces; /* of a row */
     int32_t act;
     bool steps;
-    uint32_t ask; /* the first blocks, which ask ahead for what they read */
-    bool late;    /* the next kernel starts after the loads: before, many blocks of it would be in their way */
+    uint32_t prefetch_blocks; /* the first blocks, which ask ahead for what they read */
+    bool launch_after_loads;  /* the next kernel starts after the loads: before, many blocks of it would be in their
+                                 way */
     ROWS rows;
 };
-typedef act_params<near_rows<ACT_TENSORS>> act_near;
-typedef act_params<far_rows<ACT_TENSORS>> act_far;
+typedef act_params<simple_rows<ACT_TENSORS>> act_simple;
+typedef act_params<general_rows<ACT_TENSORS>> act_general;
 typedef act_params<flat_rows<ACT_TENSORS>> act_flat;
 
 /* y, times v if TIMES: with STEPS y is rounded before. */
@@ -69,12 +70,12 @@ __device__ __forceinline__ int64_t act_locate(const act_params<ROWS> &p, uint32_
 }
 
 template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, typename ROWS>
-__device__ __forceinline__ void act_ask(const act_params<ROWS> &p)
+__device__ __forceinline__ void act_prefetch(const act_params<ROWS> &p)
 {
     int64_t piece, start[ACT_TENSORS];
-    if (!p.late)
+    if (!p.launch_after_loads)
         pdl_launch_next();
-    act_locate<UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
+    act_locate<UNITS, SINGLE>(p, opaque(blockIdx.x), &piece, start);
     if (threadIdx.x > 0)
         return;
     const int most = UNITS * (int)blockDim.x, units = p.units - piece < most ? (int)(p.units - piece) : most;
@@ -96,8 +97,8 @@ template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, bool REST, type
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params<ROWS> p)
 {
     constexpr bool TILED = SINGLE && W < VEC<T>;
-    if (blockIdx.x < p.ask)
-        act_ask<T, W, TIMES, UNITS, SINGLE>(p);
+    if (blockIdx.x < p.prefetch_blocks)
+        act_prefetch<T, W, TIMES, UNITS, SINGLE>(p);
     int64_t piece, start[ACT_TENSORS];
     const bool valid = act_locate<UNITS, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE] + piece * W;
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     T *out = (T *)p.out + start[OUT] + piece * W;
     int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     asm volatile("" : "+r"(units)); /* found before the wait: the compiler would move it behind */
-    if (!p.late)
+    if (!p.launch_after_loads)
         pdl_launch_next();
     pdl_wait();
     if (!valid)
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
                 v[u].fetch(value + at * W);
         }
     }
-    if (p.late)
+    if (p.launch_after_loads)
         pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -199,10 +200,10 @@ static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p,
     if (W < VEC<T> && split.rows == 1)
         split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
-    p.late = split.blocks > 2 * sm_count;
+    p.launch_after_loads = split.blocks > 2 * sm_count;
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
-    p.ask = asking_blocks(sm_count, reads * p.units * W / VEC<T> * p.rows.count / 2,
-                          ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
+    p.prefetch_blocks = prefetch_blocks(sm_count, reads * p.units * W / VEC<T> * p.rows.count / 2,
+                                        ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
     const auto kernel = REST || split.rows == 1 ? act_rows<T, W, TIMES, UNITS, true, REST, ROWS>
                                                 : act_rows<T, W, TIMES, UNITS, false, REST, ROWS>;
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
@@ -210,7 +211,7 @@ static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p,
 
 /* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
 template <typename T, int W, bool TIMES>
-static adze_status act_launch_narrow(const char *op, adze_stream s, const act_near &p)
+static adze_status act_launch_narrow(const char *op, adze_stream s, const act_simple &p)
 {
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
     const int64_t full = (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS;
@@ -228,14 +229,14 @@ static adze_status act_launch_narrow(const char *op, adze_stream s, const act_ne
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, act_far g, int64_t dim, int width)
+static adze_status act_launch_as(const char *op, adze_stream s, act_general g, int64_t dim, int width)
 {
     g.units = dim;
-    if (!rows_are_near(g.rows))
+    if (!rows_are_simple(g.rows))
         return act_launch<T, 1, TIMES, VEC<T>, false>(op, s, g, ACT_THREADS);
-    act_near p = {};
+    act_simple p = {};
     p.gate = g.gate, p.value = g.value, p.out = g.out, p.act = g.act, p.steps = g.steps;
-    p.rows = rows_near(g.rows, {GATE, OUT, VALUE});
+    p.rows = rows_simple(g.rows, {GATE, OUT, VALUE});
     p.units = dim / VEC<T>;
     p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
     const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024;
@@ -264,7 +265,7 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_far p = {};
+    act_general p = {};
     p.gate = t[GATE].data, p.value = t[VALUE].data, p.out = t[OUT].data, p.act = act, p.steps = steps != 0;
     adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)

@@ -23,7 +23,7 @@ const cuda_module *adze_cuda_modules;
 }
 
 /* PDL needs sm_90 and code that was compiled for it: PTX of an older architecture has no dependency wait. */
-static void ask()
+static void query_devices()
 {
     int count = 0, current = 0;
     const char *pdl = getenv("ADZE_PDL");
@@ -58,7 +58,7 @@ static int has_wait(int device)
 
 extern "C" int adze_cuda_count(void)
 {
-    pthread_once(&once, ask);
+    pthread_once(&once, query_devices);
     return machine.count;
 }
 extern "C" int adze_cuda_sm(int device)

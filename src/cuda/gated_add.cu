@@ -21,8 +21,8 @@ struct gated_params {
     bool gate_f32, table_f32, steps;
     ROWS rows;
 };
-typedef gated_params<near_rows<TENSORS>> gated_near;
-typedef gated_params<far_rows<TENSORS>> gated_far;
+typedef gated_params<simple_rows<TENSORS>> gated_simple;
+typedef gated_params<general_rows<TENSORS>> gated_general;
 typedef gated_params<flat_rows<TENSORS>> gated_flat;
 
 /* The product is a float before the sum, as the CPU and torch have it: it may not become one instruction with it. */
@@ -150,7 +150,7 @@ static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
 
 /* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
 template <typename T, int W>
-static adze_status gated_launch_narrow(adze_stream s, const gated_near &p)
+static adze_status gated_launch_narrow(adze_stream s, const gated_simple &p)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int UNITS = VEC<T> / W;
@@ -169,17 +169,17 @@ static adze_status gated_launch_narrow(adze_stream s, const gated_near &p)
 }
 
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, gated_far g, int64_t dim, int width)
+static adze_status gated_launch_as(adze_stream s, gated_general g, int64_t dim, int width)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int VECTOR = VEC<T>;
     g.units = dim;
-    if (!rows_are_near(g.rows))
+    if (!rows_are_simple(g.rows))
         return gated_launch<T, 1, VECTOR, true, half>(s, g);
-    gated_near p = {};
+    gated_simple p = {};
     p.x = g.x, p.residual = g.residual, p.gate = g.gate, p.table = g.table, p.out = g.out;
     p.gate_f32 = g.gate_f32, p.table_f32 = g.table_f32, p.steps = g.steps;
-    p.rows = rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
+    p.rows = rows_simple(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
     if (width == 16) {
         p.units = dim / VECTOR;
         if (p.gate_f32 || p.table_f32)
@@ -202,7 +202,7 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     const adze_gated_add_args *a = (const adze_gated_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->out, &a->gate, &a->gate_table};
     const int64_t dim = a->x.shape[a->x.rank - 1];
-    gated_far p = {};
+    gated_general p = {};
     adze_rows_init(&p.rows, &a->x, TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;

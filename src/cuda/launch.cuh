@@ -68,14 +68,15 @@ __device__ __forceinline__ void prefetch_bytes(const void *at, int bytes)
 /* The same number, of which the compiler does not know that it is: what is made of it is made anew. Code that asks
    ahead finds its addresses so, from its block's index: shared with those that follow, they would cost a kernel
    registers and the order of its loads, also in the blocks that ask for nothing. */
-__device__ __forceinline__ uint32_t anew(uint32_t v)
+__device__ __forceinline__ uint32_t opaque(uint32_t v)
 {
     asm volatile("" : "+r"(v));
     return v;
 }
 
-constexpr int64_t SM_THREADS = 2048;         /* of a multiprocessor, at most */
-constexpr int64_t ASK_LEAST = 8 * 1024 / 16; /* vectors for each multiprocessor: a call with no more asks for all */
+constexpr int64_t SM_THREADS = 2048; /* of a multiprocessor, at most */
+constexpr int64_t PREFETCH_MIN =
+    8 * 1024 / 16; /* vectors for each multiprocessor: a call with no more asks for all */
 
 /* Host: blocks that start together, if threads are their limit. */
 static inline int64_t blocks_at_once(int sm_count, int64_t threads)
@@ -83,13 +84,14 @@ static inline int64_t blocks_at_once(int sm_count, int64_t threads)
     return SM_THREADS / threads * sm_count;
 }
 /* Host: how many blocks ask for `vectors` vectors, of which each block has its part: at least for
-   ASK_LEAST and at most for `most` KB for each multiprocessor, and no more blocks than start at once. As measured on
-   an H200: with more, a kernel is slower where the one before it has just made x, or what it asked for is still on
+   PREFETCH_MIN and at most for `most` KB for each multiprocessor, and no more blocks than start at once. As measured
+   on an H200: with more, a kernel is slower where the one before it has just made x, or what it asked for is still on
    its way. */
-static inline uint32_t asking_blocks(int sm_count, int64_t vectors, int64_t block_vectors, int64_t threads, int most)
+static inline uint32_t prefetch_blocks(int sm_count, int64_t vectors, int64_t block_vectors, int64_t threads,
+                                       int most)
 {
-    const int64_t part = vectors / sm_count, ask_most = most * 1024 / 16;
-    const int64_t share = part < ASK_LEAST ? ASK_LEAST : part > ask_most ? ask_most : part;
+    const int64_t part = vectors / sm_count, limit = most * 1024 / 16;
+    const int64_t share = part < PREFETCH_MIN ? PREFETCH_MIN : part > limit ? limit : part;
     const int64_t blocks = share * sm_count / block_vectors, at_once = blocks_at_once(sm_count, threads);
     return (uint32_t)(blocks < 1 ? 1 : blocks < at_once ? blocks : at_once);
 }

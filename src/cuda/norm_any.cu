@@ -13,15 +13,15 @@ struct norm_cut {
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-    norm_any_near p = {};
+    norm_any_simple p = {};
     const int64_t vectors = ceil_div(cut.units * W, VEC<T>), threads = cut.threads * cut.rows;
     p.g = g;
     p.units = cut.units;
     p.part = ceil_div(cut.units, cut.cluster);
     p.turns = cut.turns;
-    p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
-                               ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
-    p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
+    p.prefetch_blocks = prefetch_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
+                                        ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
+    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
     return launch(op, s, norm_any<T, W, LANES, UNITS, MODULATED, IN_CLUSTER>,
                   grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
                   launch_shape(0, (unsigned)cut.cluster), p);
@@ -42,7 +42,7 @@ static adze_status norm_launch_width(const char *op, adze_stream s, const norm_p
 template <typename T, bool IN_CLUSTER>
 static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-    norm_any_far p = {};
+    norm_any_general p = {};
     p.g = g;
     p.units = g.dim;
     p.part = ceil_div(g.dim, cut.cluster);
@@ -69,7 +69,7 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     const int64_t alone = any_threads(width, (int)held, cut.modulated) * held / width;
     const int64_t part_few = few_threads * ANY_FEW / width;
     const int64_t part_many = any_threads(width, (int)joined, cut.modulated) * joined / width;
-    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
+    cut.held = rows_are_simple(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
     if (!cut.held) {
         cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
         return cut;

@@ -28,14 +28,14 @@ constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block 
 template <typename ROWS>
 struct norm_any_params {
     norm_params g;
-    int64_t units;     /* of a row */
-    int64_t part;      /* of them in each block of a cluster */
-    int32_t turns;     /* units of a thread */
-    uint32_t prefetch; /* the first blocks, which prefetch what they read */
+    int64_t units;            /* of a row */
+    int64_t part;             /* of them in each block of a cluster */
+    int32_t turns;            /* units of a thread */
+    uint32_t prefetch_blocks; /* the first blocks, which prefetch what they read */
     ROWS rows;
 };
-typedef norm_any_params<near_rows<NORM_TENSORS>> norm_any_near;
-typedef norm_any_params<far_rows<NORM_TENSORS>> norm_any_far;
+typedef norm_any_params<simple_rows<NORM_TENSORS>> norm_any_simple;
+typedef norm_any_params<general_rows<NORM_TENSORS>> norm_any_general;
 
 /* All W values as a store and a load would leave them. */
 template <typename T, int W>
@@ -394,9 +394,9 @@ struct norm_piece {
 
 /* The first thread of a row prefetches what the block reads of it: `units` units from `first` on. */
 template <typename T, int W, bool MODULATED>
-__device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32_t r, int first, int units)
+__device__ __forceinline__ void norm_any_prefetch(const norm_any_simple &p, uint32_t r, int first, int units)
 {
-    const norm_piece<T, W, 1, 1, MODULATED, near_rows<NORM_TENSORS>, int> piece = {
+    const norm_piece<T, W, 1, 1, MODULATED, simple_rows<NORM_TENSORS>, int> piece = {
         p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1), first, 0, 0};
     const int bytes = units * W * (int)sizeof(T), wide = units * W * (int)sizeof(float);
     prefetch_bytes(piece.start(X), bytes);
@@ -439,9 +439,9 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 /* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
-    norm_any(const __grid_constant__ norm_any_near p)
+    norm_any(const __grid_constant__ norm_any_simple p)
 {
-    typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
+    typedef norm_piece<T, W, LANES, UNITS, MODULATED, simple_rows<NORM_TENSORS>, int> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* waited for before the first store: all blocks are there */
@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_block
     const int begin = IN_CLUSTER ? cluster_rank() * (int)p.part : 0;
     const int end = IN_CLUSTER ? min((int)p.units, begin + (int)p.part) : (int)p.units;
     pdl_launch_next();
-    if (blockIdx.x < p.prefetch && threadIdx.x == 0)
+    if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0)
         norm_any_prefetch<T, W, MODULATED>(p, r, begin, end - begin);
     /* Beyond the last row, that one again without a store: shuffles and barriers want all threads. */
     const bool writes = r < p.rows.count;
@@ -474,9 +474,9 @@ __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_block
 }
 
 template <typename T, bool IN_CLUSTER>
-__global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_far p)
+__global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_general p)
 {
-    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
+    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, general_rows<NORM_TENSORS>, int64_t> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     const int64_t blocks = IN_CLUSTER ? cluster_size() : 1;
     const int64_t begin = IN_CLUSTER ? cluster_rank() * p.part : 0;

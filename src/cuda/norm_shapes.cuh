@@ -119,7 +119,7 @@ constexpr norm_shape TABLED_GATED[] = {
     {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
 };
 /* With f32 beside halves, as Wan has it. */
-constexpr norm_shape FLOAT_SIDES[] = {
+constexpr norm_shape FLOAT_PARAMS[] = {
     {0, 5, true, false, 448, 0, ANY, 512, 2240, 0},
     {0, 3, true, false, 448, 0, ANY, 1, 1344, 0},
     {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
@@ -151,34 +151,34 @@ constexpr norm_shape RARE[] = {
 
 /* clang-format on */
 
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
+template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA>
 constexpr const auto &norm_shapes()
 {
-    if constexpr (FORM == PLAIN && sizeof(T) == 4)
+    if constexpr (FUSION == PLAIN && sizeof(T) == 4)
         return SINGLE;
-    else if constexpr (FORM == PLAIN && CENTRED)
+    else if constexpr (FUSION == PLAIN && CENTRED)
         return LAYER;
-    else if constexpr (FORM == PLAIN && EXTRA)
+    else if constexpr (FUSION == PLAIN && EXTRA)
         return RMS;
-    else if constexpr (FORM == PLAIN)
+    else if constexpr (FUSION == PLAIN)
         return BARE_RMS;
-    else if constexpr (FORM == ADDED)
+    else if constexpr (FUSION == ADDED)
         return RMS_ADDED;
-    else if constexpr (FORM == RESIDUAL_SUM && !EXTRA)
+    else if constexpr (FUSION == RESIDUAL_SUM && !EXTRA)
         return BARE_SUM;
-    else if constexpr (FORM == RESIDUAL_SUM && CENTRED)
+    else if constexpr (FUSION == RESIDUAL_SUM && CENTRED)
         return LAYER_SUM;
-    else if constexpr (FORM == RESIDUAL_SUM)
+    else if constexpr (FUSION == RESIDUAL_SUM)
         return RMS_SUM;
-    else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4 && FORM == BLOCK)
+    else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4 && FUSION == BLOCK)
         return TABLED_GATED<ROUND>;
     else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4)
         return TABLED;
-    else if constexpr (!EXTRA && CENTRED && FORM == MODULATED && sizeof(T) < sizeof(S))
-        return FLOAT_SIDES;
-    else if constexpr (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FORM == BLOCK)))
+    else if constexpr (!EXTRA && CENTRED && FUSION == MODULATED && sizeof(T) < sizeof(S))
+        return FLOAT_PARAMS;
+    else if constexpr (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FUSION == BLOCK)))
         return RARE;
-    else if constexpr (FORM == MODULATED)
+    else if constexpr (FUSION == MODULATED)
         return MODULATION;
     else
         return GATED;

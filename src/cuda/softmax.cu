@@ -13,7 +13,8 @@
 #include "softmax_any.cuh"
 
 template <typename T, bool MASKED, int LANES, int UNITS>
-__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const __grid_constant__ softmax_lean p)
+__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
+    softmax_lanes(const __grid_constant__ softmax_row_params p)
 {
     constexpr int W = VEC<T>;
     const int lane = (int)threadIdx.x % LANES;
@@ -58,10 +59,11 @@ constexpr int SHARED_THREADS = 512;
 
 template <typename T, bool MASKED, int ELEMENTS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_blocks<T, MASKED, ELEMENTS>)
-    softmax_block(const __grid_constant__ softmax_lean p)
+    softmax_block(const __grid_constant__ softmax_row_params p)
 {
     constexpr int W = VEC<T>, UNITS = ELEMENTS / W;
-    constexpr bool LATE = ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
+    constexpr bool LAUNCH_AFTER_LOADS =
+        ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
@@ -69,14 +71,14 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
-    if (!LATE)
+    if (!LAUNCH_AFTER_LOADS)
         pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
     T *out = (T *)p.out + at[OUT];
     float y[UNITS][W], sum[2] = {0, 0};
     const float most =
-        warp_max<32>(softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y));
+        warp_max<32>(softmax_read<T, MASKED, UNITS, LAUNCH_AFTER_LOADS>(x, mask, p.scale, thread, threads, units, y));
     const float from = softmax_from(most);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
@@ -105,7 +107,7 @@ __device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b)
    of -x (`flip` is the sign), and is taken from x before the scale. For sm_90 and newer. */
 template <typename T, int THREADS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
-    softmax_shared(const __grid_constant__ softmax_lean p)
+    softmax_shared(const __grid_constant__ softmax_row_params p)
 {
 #if __CUDA_ARCH__ >= 900
     constexpr int W = VEC<T>;
@@ -264,7 +266,7 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 
 /* A row in a block, or in a cluster. */
 template <typename T, bool MASKED, int ELEMENTS>
-static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
+static adze_status softmax_launch_block(adze_stream s, softmax_row_params p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
@@ -276,7 +278,7 @@ static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int block
 }
 /* The fewest blocks to a row that leave several rows to a multiprocessor. */
 template <typename T>
-static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
+static adze_status softmax_launch_shared(adze_stream s, softmax_row_params p)
 {
     const int64_t rows = p.rows.count, bytes = (int64_t)p.units * 16;
     unsigned blocks = 1;
@@ -291,7 +293,7 @@ static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
     return launch("softmax", s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
 }
 template <typename T, bool MASKED, int LANES, int ELEMENTS>
-static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
+static adze_status softmax_launch_lanes(adze_stream s, const softmax_row_params &p)
 {
     return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
@@ -310,14 +312,14 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, int wi
     /* elements that a block can hold: 16 in each thread, 32, and as they are held at most */
     const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
     const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
-    softmax_lean p = {};
+    softmax_row_params p = {};
     p.x = g.x, p.mask = g.mask, p.out = g.out;
     p.scale = g.scale, p.by = (float)(g.scale * LOG2_E);
-    const bool few = rows <= some, near = rows_are_near(g.rows) && isfinite(p.by), aligned = width == 16;
+    const bool few = rows <= some, simple = rows_are_simple(g.rows) && isfinite(p.by), aligned = width == 16;
     const bool wide_mask = sizeof(T) < 4 && MASKED && g.mask_f32, any = !aligned || wide_mask;
-    if (!near || (any ? !softmax_any_holds(s, dim, rows, MASKED) : dim > most * blocks))
+    if (!simple || (any ? !softmax_any_holds(s, dim, rows, MASKED) : dim > most * blocks))
         return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
-    p.rows = rows_near(g.rows, {X, OUT, MASK});
+    p.rows = rows_simple(g.rows, {X, OUT, MASK});
     p.dim = (int32_t)dim;
     p.units = (int32_t)(dim / W);
     if (any) {

@@ -58,8 +58,8 @@ template <typename T, typename M, int W, int UNITS, int STEP>
 struct softmax_units {
     float y[UNITS][W];
 
-    /* Scaled and masked; gives the largest, -inf where there is nothing. LATE: as in softmax_read. */
-    template <bool LATE>
+    /* Scaled and masked; gives the largest, -inf where there is nothing. LAUNCH_AFTER_LOADS: as in softmax_read. */
+    template <bool LAUNCH_AFTER_LOADS>
     __device__ __forceinline__ float read(const T *x, const M *mask, float scale, int left)
     {
         unit<T, W> raw[UNITS];
@@ -74,7 +74,7 @@ struct softmax_units {
                 hide[u].fetch(mask_at(mask, u * STEP * W));
             }
         }
-        if (LATE)
+        if (LAUNCH_AFTER_LOADS)
             pdl_launch_next();
         float max = -INFINITY;
 #pragma unroll
@@ -120,7 +120,8 @@ struct softmax_units {
 };
 
 template <typename T, typename M, int W, int LANES, int ELEMENTS>
-__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_any_lanes(const __grid_constant__ softmax_lean p)
+__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
+    softmax_any_lanes(const __grid_constant__ softmax_row_params p)
 {
     const int lane = (int)threadIdx.x % LANES, left = p.units - lane;
     const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
@@ -150,9 +151,10 @@ constexpr int any_blocks = 1;
 
 template <typename T, typename M, int W, int ELEMENTS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
-    softmax_any_block(const __grid_constant__ softmax_lean p)
+    softmax_any_block(const __grid_constant__ softmax_row_params p)
 {
-    constexpr bool LATE = ELEMENTS <= 16; /* there are few blocks, and the next kernel's would be in their way */
+    constexpr bool LAUNCH_AFTER_LOADS =
+        ELEMENTS <= 16; /* there are few blocks, and the next kernel's would be in their way */
     constexpr int UNITS = ELEMENTS / W;
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * BLOCK_THREADS / 32];
     if constexpr (IN_CLUSTER)
@@ -161,11 +163,11 @@ __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
     const int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * (32 * UNITS) + lane, left = units - own;
-    if (!LATE)
+    if (!LAUNCH_AFTER_LOADS)
         pdl_launch_next();
     pdl_wait();
     softmax_units<T, M, W, UNITS, 32> row;
-    const float most = warp_max<32>(row.template read<LATE>(
+    const float most = warp_max<32>(row.template read<LAUNCH_AFTER_LOADS>(
         (const T *)p.x + at[X] + own * W, mask_at((const M *)p.mask, at[MASK] + own * W), p.scale, left));
     const softmax_share mine = {most, warp_sum<32>(row.powers(softmax_from(most)))};
     if constexpr (IN_CLUSTER)
@@ -177,13 +179,13 @@ __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
 /* ---- The host ---- */
 
 template <typename T, typename M, int W, int LANES, int ELEMENTS>
-static adze_status softmax_launch_any_lanes(adze_stream s, const softmax_lean &p)
+static adze_status softmax_launch_any_lanes(adze_stream s, const softmax_row_params &p)
 {
     return launch("softmax", s, softmax_any_lanes<T, M, W, LANES, ELEMENTS>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 template <typename T, typename M, int W, int ELEMENTS>
-static adze_status softmax_launch_any_block(adze_stream s, const softmax_lean &p)
+static adze_status softmax_launch_any_block(adze_stream s, const softmax_row_params &p)
 {
     const dim3 threads((unsigned)ceil_div(p.units, 32 * ELEMENTS / W) * 32);
     return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, false>, p.rows.count, threads, 0, p);
@@ -191,7 +193,7 @@ static adze_status softmax_launch_any_block(adze_stream s, const softmax_lean &p
 /* A row in a cluster: of the fewest blocks, a power of two, that have at most 16 elements for each of BLOCK_THREADS
    threads, or of more while there are multiprocessors without a block. */
 template <typename T, typename M, int W, int ELEMENTS>
-static adze_status softmax_launch_any_cluster(adze_stream s, softmax_lean p, int64_t some)
+static adze_status softmax_launch_any_cluster(adze_stream s, softmax_row_params p, int64_t some)
 {
     const int64_t rows = p.rows.count;
     unsigned blocks = 2;
@@ -212,7 +214,7 @@ static bool softmax_any_holds(adze_stream s, int64_t dim, int64_t rows, bool mas
 /* Few elements a thread where there are few rows, so that more threads are at work; many where there are many, for a
    thread's other work is the same. A mask wants registers too: 32 elements only where 16 do not hold the row. */
 template <typename T, typename M, int W>
-static adze_status softmax_launch_any(adze_stream s, softmax_lean p)
+static adze_status softmax_launch_any(adze_stream s, softmax_row_params p)
 {
     constexpr bool MASKED = has_mask<M>;
     const int64_t rows = p.rows.count, dim = p.dim, sms = adze_cuda_sm_count(s.device), some = 2 * sms;

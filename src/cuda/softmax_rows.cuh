@@ -33,13 +33,13 @@ struct softmax_params {
 };
 
 /* The same as the kernels take it that hold a row: a mask has the dtype that the kernel was made for. */
-struct softmax_lean {
+struct softmax_row_params {
     const void *x, *mask;
     void *out;
     int32_t dim;
     int32_t units, part; /* of a row, and of them in each block of a cluster */
     float scale, by;     /* by: scale times log2(e), rounded once */
-    near_rows<SOFTMAX_TENSORS> rows;
+    simple_rows<SOFTMAX_TENSORS> rows;
 };
 
 constexpr double LOG2_E = 1.4426950408889634;
@@ -69,7 +69,7 @@ __device__ __forceinline__ float softmax_result<f16>(float t)
 /* Where this block's row begins in each tensor, or its part of the row, whose first unit of W elements is
    `first`, and how many units it has. */
 template <int W, bool IN_CLUSTER>
-__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
+__device__ __forceinline__ int softmax_place(const softmax_row_params &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
 {
     *first = 0;
     if constexpr (!IN_CLUSTER) {
@@ -86,8 +86,8 @@ __device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at
 }
 
 /* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
-   LATE: the next kernel may start once the loads are on their way, not before. */
-template <typename T, bool MASKED, int UNITS, bool LATE>
+   LAUNCH_AFTER_LOADS: the next kernel may start once the loads are on their way, not before. */
+template <typename T, bool MASKED, int UNITS, bool LAUNCH_AFTER_LOADS>
 __device__ __forceinline__ float softmax_read(const T *x, const T *mask, float scale, int thread, int threads,
                                               int units, float (&y)[UNITS][VEC<T>])
 {
@@ -105,7 +105,7 @@ __device__ __forceinline__ float softmax_read(const T *x, const T *mask, float s
                 hide[u].fetch(mask + (thread + u * threads) * W);
         }
     }
-    if (LATE)
+    if (LAUNCH_AFTER_LOADS)
         pdl_launch_next();
     float max = -INFINITY;
 #pragma unroll

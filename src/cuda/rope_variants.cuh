@@ -1,14 +1,14 @@
-/* rope_forms.cuh - the forms in which rope_lean and rope_across are compiled, and which calls take which. */
-#ifndef ADZE_CUDA_ROPE_FORMS_CUH
-#define ADZE_CUDA_ROPE_FORMS_CUH
+/* rope_variants.cuh - the forms in which rope_fast and rope_across are compiled, and which calls take which. */
+#ifndef ADZE_CUDA_ROPE_VARIANTS_CUH
+#define ADZE_CUDA_ROPE_VARIANTS_CUH
 
-#include "rope_lean.cuh"
+#include "rope_fast.cuh"
 
 #include <stdlib.h>
 
 /* The forms: table dtype (T or f32), pairs, columns once, rounding. Models of Hugging Face round every step and have
    tables of T; the others have f32. */
-#define ROPE_FORMS(X)                                                                                                \
+#define ROPE_VARIANTS(X)                                                                                             \
     X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
     X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
     X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM)                                                                      \
@@ -17,7 +17,7 @@
     X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
     X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
     X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
-#define QK_NORM_ROPE_FORMS(X)                                                                                        \
+#define QK_NORM_ROPE_VARIANTS(X)                                                                                     \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
     X(float, ADZE_ROPE_HALF, true, 0)                                                                                \
@@ -25,23 +25,23 @@
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
-#define ACROSS_FORMS(X)                                                                                              \
+#define ACROSS_VARIANTS(X)                                                                                           \
     X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
 
 /* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
 template <typename T>
-static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
+static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
 {
     constexpr int64_t W = VEC<T>, most = 0x7fffffff;
     bool in_place = true;
-    for (const adze_rotary_side &side : r.side) {
-        if (side.heads == 0)
+    for (const adze_rotary_tensor &tensor : r.qk) {
+        if (tensor.heads == 0)
             continue;
-        in_place = in_place && side.x == side.out;
+        in_place = in_place && tensor.x == tensor.out;
         for (int d = 0; d < 3; d++)
-            in_place = in_place && side.x_stride[d] == side.out_stride[d];
+            in_place = in_place && tensor.x_stride[d] == tensor.out_stride[d];
     }
     const int64_t turning = r.rotary_dim / 2 / W, rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
     const int64_t lanes = turning + rest / 2 / W;
@@ -49,25 +49,25 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
     while (width < lanes)
         width *= 2;
     const int64_t slip = width ? (65536 + width - 1) / width * width - 65536 : 0;
-    bool lean = turning > 0 && r.rotary_dim % (2 * W) == 0 && rest % (2 * W) == 0 &&
-                lanes <= (r.across_heads ? ACROSS_THREADS : LEAN_THREADS) && slip * ACROSS_THREADS < 65536 &&
-                r.batch * r.seq * (r.side[0].heads + r.side[1].heads) <= most / 2;
+    bool fits = turning > 0 && r.rotary_dim % (2 * W) == 0 && rest % (2 * W) == 0 &&
+                lanes <= (r.across_heads ? ACROSS_THREADS : FAST_THREADS) && slip * ACROSS_THREADS < 65536 &&
+                r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) <= most / 2;
     if (norm)
-        lean = lean && (r.across_heads ? r.rotary_dim == r.head_dim : width <= 32);
+        fits = fits && (r.across_heads ? r.rotary_dim == r.head_dim : width <= 32);
     for (int k = 0; k < 2; k++) {
-        const adze_rotary_side &side = r.side[k];
-        rope_lean_side &to = p->side[k];
-        if (side.heads == 0)
+        const adze_rotary_tensor &tensor = r.qk[k];
+        rope_fast_tensor &to = p->qk[k];
+        if (tensor.heads == 0)
             continue;
-        lean = lean && side.heads <= most / r.head_dim;
-        lean = lean && llabs(side.x_stride[2]) <= most / (side.heads + 8) - r.head_dim &&
-               llabs(side.out_stride[2]) <= most / (side.heads + 8) - r.head_dim;
-        lean = lean && (!norm || (side.weight ? side.weight_dtype == r.dtype : r.weight_offset == 0));
-        to.x = side.x, to.out = side.out, to.weight = side.weight;
+        fits = fits && tensor.heads <= most / r.head_dim;
+        fits = fits && llabs(tensor.x_stride[2]) <= most / (tensor.heads + 8) - r.head_dim &&
+               llabs(tensor.out_stride[2]) <= most / (tensor.heads + 8) - r.head_dim;
+        fits = fits && (!norm || (tensor.weight ? tensor.weight_dtype == r.dtype : r.weight_offset == 0));
+        to.x = tensor.x, to.out = tensor.out, to.weight = tensor.weight;
         for (int d = 0; d < 2; d++)
-            to.x_stride[d] = side.x_stride[d], to.out_stride[d] = side.out_stride[d];
-        to.x_head = (int32_t)side.x_stride[2], to.out_head = (int32_t)side.out_stride[2];
-        to.heads = (int32_t)side.heads;
+            to.x_stride[d] = tensor.x_stride[d], to.out_stride[d] = tensor.out_stride[d];
+        to.x_head = (int32_t)tensor.x_stride[2], to.out_head = (int32_t)tensor.out_stride[2];
+        to.heads = (int32_t)tensor.heads;
     }
     p->cos = r.cos, p->sin = r.sin;
     for (int d = 0; d < 2; d++)
@@ -81,16 +81,16 @@ static bool rope_lean_of(const adze_rotary &r, bool norm, rope_lean_params *p)
     p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
     p->eps = r.eps;
     p->weight_offset = r.weight_offset;
-    return lean;
+    return fits;
 }
 
-template <typename T, typename FORM, int HEADS>
-static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
+template <typename T, typename TRAITS, int HEADS>
+static adze_status rope_launch_fast(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
 {
-    constexpr int most = HEADS == 1 ? LEAN_THREADS : LEAN_THREADS / 2;
-    for (auto &side : p.side)
-        side.groups = (side.heads + HEADS - 1) / HEADS;
-    const int groups = p.side[0].groups + p.side[1].groups;
+    constexpr int most = HEADS == 1 ? FAST_THREADS : FAST_THREADS / 2;
+    for (auto &tensor : p.qk)
+        tensor.groups = (tensor.heads + HEADS - 1) / HEADS;
+    const int groups = p.qk[0].groups + p.qk[1].groups;
     for (p.part_groups = groups; p.part_groups * p.width > most && p.part_groups > 1; p.parts_log2++)
         p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
     const int64_t token_threads = p.part_groups * p.width, sm_count = adze_cuda_sm_count(stream.device);
@@ -98,69 +98,70 @@ static adze_status rope_launch_lean(const char *op, adze_stream stream, rope_lea
     p.pack = token_threads <= 64 && tokens > 4 * sm_count ? (uint32_t)(128 / token_threads) : 1;
     p.inverse_part = (uint32_t)((65536 + p.part_groups - 1) / p.part_groups);
     const int64_t vectors = 2 * HEADS * p.lanes, threads = (p.pack * token_threads + 31) / 32 * 32;
-    p.ask = asking_blocks((int)sm_count, tokens * groups * vectors, p.pack * p.part_groups * vectors, threads, 24);
-    return launch(op, stream, rope_lean<T, FORM, HEADS>, ceil_div(tokens, p.pack) << p.parts_log2,
+    p.prefetch_blocks =
+        prefetch_blocks((int)sm_count, tokens * groups * vectors, p.pack * p.part_groups * vectors, threads, 24);
+    return launch(op, stream, rope_fast<T, TRAITS, HEADS>, ceil_div(tokens, p.pack) << p.parts_log2,
                   dim3((unsigned)threads), 0, p);
 }
 
 /* One head a thread while the card has room for all threads, for f32, whose heads are twice as long, and for parts of
    heads that few models have; else two. */
-template <typename T, typename FORM>
-static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
+template <typename T, typename TRAITS>
+static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
 {
-    const int64_t threads = tokens * (p.side[0].heads + p.side[1].heads) * p.lanes;
-    if constexpr (sizeof(T) < 4 && (!FORM::REST || (!FORM::NORM && FORM::STEPS)))
+    const int64_t threads = tokens * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
+    if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
         if (threads > SM_THREADS * adze_cuda_sm_count(stream.device))
-            return rope_launch_lean<T, FORM, 2>(op, stream, p, tokens);
-    return rope_launch_lean<T, FORM, 1>(op, stream, p, tokens);
+            return rope_launch_fast<T, TRAITS, 2>(op, stream, p, tokens);
+    return rope_launch_fast<T, TRAITS, 1>(op, stream, p, tokens);
 }
 
-template <typename T, typename FORM>
-static adze_status rope_launch_across(const char *op, adze_stream stream, rope_lean_params p, int64_t tokens)
+template <typename T, typename TRAITS>
+static adze_status rope_launch_across(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
 {
-    const int heads = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
+    const int heads = p.qk[0].heads > p.qk[1].heads ? p.qk[0].heads : p.qk[1].heads;
     const dim3 threads((unsigned)(heads * p.lanes + 31) / 32 * 32);
-    const int64_t vectors = 2 * (p.side[0].heads + p.side[1].heads) * p.lanes;
-    p.ask = asking_blocks(adze_cuda_sm_count(stream.device), tokens * vectors, vectors, threads.x, 16);
-    if constexpr (wide_tables<T, FORM>)
+    const int64_t vectors = 2 * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
+    p.prefetch_blocks = prefetch_blocks(adze_cuda_sm_count(stream.device), tokens * vectors, vectors, threads.x, 16);
+    if constexpr (wide_tables<T, TRAITS>)
         if (heads > 1 && (int)threads.x <= across_threads<true>)
-            return launch(op, stream, rope_across<T, FORM, true>, tokens, threads, 0, p);
-    return launch(op, stream, rope_across<T, FORM, false>, tokens, threads, 0, p);
+            return launch(op, stream, rope_across<T, TRAITS, true>, tokens, threads, 0, p);
+    return launch(op, stream, rope_across<T, TRAITS, false>, tokens, threads, 0, p);
 }
 
 /* Whether a call has a form. Floats are not rounded. Tables of T with a column per element may have both halves in
    one place. */
-template <typename T, typename FORM>
-static bool rope_has_form(const adze_rotary &r, bool norm)
+template <typename T, typename TRAITS>
+static bool rope_is_variant(const adze_rotary &r, bool norm)
 {
-    constexpr bool f32_table = sizeof(typename FORM::S) == 4;
+    constexpr bool f32_table = sizeof(typename TRAITS::S) == 4;
     const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
-    return FORM::PAIRS == r.pairs && FORM::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
-           (FORM::ONCE == (r.once != 0) || (!FORM::ONCE && !FORM::INTERLEAVED && !f32_table)) &&
-           (sizeof(T) == 4 || (FORM::ROUND & ~NO_NORM) == round) &&
-           (FORM::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
+    return TRAITS::PAIRS == r.pairs && TRAITS::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
+           (TRAITS::ONCE == (r.once != 0) || (!TRAITS::ONCE && !TRAITS::INTERLEAVED && !f32_table)) &&
+           (sizeof(T) == 4 || (TRAITS::ROUND & ~NO_NORM) == round) &&
+           (TRAITS::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
 }
 
 /* Takes a call, if it is one of those; false: it is not. */
 template <typename T, bool NORM>
-static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
+static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
                           bool const_tables, adze_status *status)
 {
-    rope_lean_params p = {};
-    if (!rope_lean_of<T>(r, NORM, &p))
+    rope_fast_params p = {};
+    if (!rope_fast_init<T>(r, NORM, &p))
         return false;
     const int64_t tokens = r.batch * r.seq;
-    const int most = p.side[0].heads > p.side[1].heads ? p.side[0].heads : p.side[1].heads;
-    p.side[0].inverse = inverse[0], p.side[1].inverse = inverse[1];
+    const int most = p.qk[0].heads > p.qk[1].heads ? p.qk[0].heads : p.qk[1].heads;
+    p.qk[0].inverse = inverse[0], p.qk[1].inverse = inverse[1];
     p.const_tables = const_tables;
     if (r.across_heads && most > ACROSS_THREADS / p.lanes)
         return false;
 #define TRY(kernel, rest, table, pairs, once, round)                                                                 \
     {                                                                                                                \
-        typedef rope_form<table, pairs, once, round, rest> form;                                                     \
-        if constexpr (sizeof(T) < 4 || !(form::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                        \
-            if (rope_has_form<T, form>(r, NORM)) {                                                                   \
-                *status = kernel<T, form>(op, stream, p, tokens);                                                    \
+        typedef rope_traits<table, pairs, once, round, rest> traits;                                                 \
+        if constexpr (sizeof(T) < 4 || !(traits::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                      \
+            if (rope_is_variant<T, traits>(r, NORM)) {                                                               \
+                *status = kernel<T, traits>(op, stream, p, tokens);                                                  \
                 return true;                                                                                         \
             }                                                                                                        \
     }
@@ -170,16 +171,16 @@ static bool rope_try_lean(const char *op, adze_stream stream, const adze_rotary 
     const bool rest = p.turning < p.lanes;
     if constexpr (!NORM) {
         if (rest) {
-            ROPE_FORMS(TRY_REST)
+            ROPE_VARIANTS(TRY_REST)
         } else {
-            ROPE_FORMS(TRY_HEADS)
+            ROPE_VARIANTS(TRY_HEADS)
         }
     } else if (r.across_heads) {
-        ACROSS_FORMS(TRY_ACROSS)
+        ACROSS_VARIANTS(TRY_ACROSS)
     } else if (rest) {
-        QK_NORM_ROPE_FORMS(TRY_REST)
+        QK_NORM_ROPE_VARIANTS(TRY_REST)
     } else {
-        QK_NORM_ROPE_FORMS(TRY_HEADS)
+        QK_NORM_ROPE_VARIANTS(TRY_HEADS)
     }
 #undef TRY_ACROSS
 #undef TRY_REST
