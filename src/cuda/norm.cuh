@@ -21,7 +21,7 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_registers_par
                          : threads > 32                      ? 2
                                                              : 4;
     const dim3 block = LANES ? dim3((unsigned)(threads * rows)) : dim3((unsigned)threads, (unsigned)rows);
-    /* Half of x is asked for. Where there is a residual, that is asked for instead, but in small calls both are. */
+    /* Half of x is prefetched. With a residual, the residual is prefetched instead; small calls prefetch both. */
     const int64_t all = p.rows.count * (int64_t)p.vectors;
     const bool prefetch_x = !has_residual<FUSION> || all <= PREFETCH_MIN * sm_count;
     p.prefetch_blocks = prefetch_x ? prefetch_blocks(sm_count, all / 2, rows * p.vectors, threads * rows,
@@ -32,7 +32,7 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_registers_par
     return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);
 }
 
-/* In the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
+/* Launches the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
 template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int I = 0>
 static adze_status norm_launch_as(const char *op, adze_stream s, const norm_registers_params<FUSION> &p)
 {
@@ -48,7 +48,7 @@ static adze_status norm_launch_as(const char *op, adze_stream s, const norm_regi
     return ADZE_NO_KERNEL;
 }
 
-/* A call as norm_registers takes it: `which` names the general call's tensors in the form's order. */
+/* The parameters of norm_registers: `which` lists the call's tensors in the order of the fusion. */
 template <norm_fusion FUSION>
 static norm_registers_params<FUSION> norm_call_of(const norm_params &g, int width,
                                                   const int (&which)[row_tensors<FUSION>], const void *flat0,
@@ -84,7 +84,7 @@ static adze_status norm_modulated(const char *op, adze_stream s, const norm_para
                           : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p);
 }
 
-/* Nothing modulates. */
+/* No modulation. */
 template <typename T, bool CENTRED, norm_fusion FUSION>
 static adze_status norm_plain(const char *op, adze_stream s, const norm_registers_params<FUSION> &p, bool round)
 {
@@ -95,7 +95,7 @@ static adze_status norm_plain(const char *op, adze_stream s, const norm_register
                  : norm_launch_as<T, T, CENTRED, FUSION, false, true>(op, s, p);
 }
 
-/* Whether a table is one vector for all rows. */
+/* Whether a table is one vector that all rows share. */
 static bool norm_flat(const norm_params &g, int t)
 {
     bool flat = true;
@@ -104,12 +104,12 @@ static bool norm_flat(const norm_params &g, int t)
     return flat;
 }
 
-/* In norm_registers, if that has the form; else ADZE_NO_KERNEL. */
+/* Runs norm_registers, if it has this fusion; else ADZE_NO_KERNEL. */
 template <typename T, bool CENTRED>
 static adze_status norm_in_registers(const char *op, adze_stream s, const norm_params &g)
 {
     const void *const *d = g.data;
-    constexpr bool half = sizeof(T) < 4; /* rounding a float to a float is no step */
+    constexpr bool half = sizeof(T) < 4; /* rounding f32 to f32 has no effect */
     const bool steps = half && g.rounding & ADZE_ROUND_STEPS, round_norm = half && g.rounding & ADZE_ROUND_NORM;
     const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
     const bool f32_gate = !d[GATE] || g.is_f32 >> GATE & 1;
@@ -138,7 +138,7 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
         return ADZE_NO_KERNEL;
     if constexpr (half && CENTRED)
         if (d[GATE] && f32_gate && !steps && !round_norm && g.weight_f32 && g.bias_f32) {
-            norm_params as_modulation = g; /* whose strides are 0 */
+            norm_params as_modulation = g; /* weight and bias are a scale and a shift with strides of 0 */
             as_modulation.data[SCALE] = g.weight, as_modulation.data[SHIFT] = g.bias;
             return norm_modulated<T, float, true, false>(op, s, as_modulation, g.weight_offset);
         }

@@ -21,7 +21,7 @@
 #include <type_traits>
 
 constexpr int ANY_CLUSTER = 8;                    /* blocks, at most */
-constexpr int ANY_GROUP = 4;                      /* units that a warp leaves out together */
+constexpr int ANY_GROUP = 4;                      /* units that a warp skips together */
 constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
 constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
 
@@ -30,8 +30,8 @@ struct norm_any_params {
     norm_params g;
     int64_t units;            /* of a row */
     int64_t part;             /* of them in each block of a cluster */
-    int32_t turns;            /* units of a thread */
-    uint32_t prefetch_blocks; /* the first blocks, which prefetch what they read */
+    int32_t thread_units;     /* units of a thread */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
     ROWS rows;
 };
 typedef norm_any_params<simple_rows<NORM_TENSORS>> norm_any_simple;
@@ -85,7 +85,7 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
 /* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
 struct norm_piece {
-    /* Units of which the parameters are fetched together, and those that a warp leaves out together. */
+    /* How many units fetch their parameters together, and how many a warp skips together. */
     static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED || UNITS * W > 16 ? 4 : 8) / W;
     static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
     typedef param_unit<T, W> param;
@@ -95,19 +95,19 @@ struct norm_piece {
     int units; /* that the thread has */
     int most;  /* that a thread of its warp has */
 
-    /* What is fetched before it is used, as far as registers allow: what a call is likely to have. */
+    /* Parameters that are loaded ahead of their use, as far as registers allow: those a call is likely to have. */
     struct params {
         param weight[MODULATED ? 1 : CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
     };
 
-    /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
-    __device__ __forceinline__ void take(int thread, I begin, I end, int turns)
+    /* Gives a thread of a row its share of units begin..end-1: `thread_units` units, LANES apart. */
+    __device__ __forceinline__ void take(int thread, I begin, I end, int thread_units)
     {
-        const I from = begin + (I)(thread / LANES) * (LANES * turns), lane = thread % LANES;
+        const I from = begin + (I)(thread / LANES) * (LANES * thread_units), lane = thread % LANES;
         first = from + lane;
         const I own = (end - first + LANES - 1) / LANES, of_warp = (end - from + LANES - 1) / LANES;
-        units = own < 0 ? 0 : own < turns ? (int)own : turns;
-        most = of_warp < 0 ? 0 : of_warp < turns ? (int)of_warp : turns;
+        units = own < 0 ? 0 : own < thread_units ? (int)own : thread_units;
+        most = of_warp < 0 ? 0 : of_warp < thread_units ? (int)of_warp : thread_units;
     }
     __device__ __forceinline__ bool is_f32(int t) const { return sizeof(T) < 4 && p.g.is_f32 >> t & 1; }
     /* Where the thread's first unit lies in a tensor. */
@@ -120,7 +120,8 @@ struct norm_piece {
     {
         return (const char *)flat + (int64_t)first * W * (int64_t)(f32 ? sizeof(float) : sizeof(T));
     }
-    /* Addresses are computed again after this, rather than held in registers. */
+    /* Makes the offset opaque to the optimizer: addresses are recomputed after this, rather than held in registers.
+     */
     __device__ __forceinline__ void forget()
     {
         if constexpr (sizeof place.first() == 4)
@@ -128,7 +129,7 @@ struct norm_piece {
         else
             asm volatile("" : "+l"(place.first()));
     }
-    /* work(u) for units FROM..TO-1; a warp leaves out a group of which none of its threads has a unit. */
+    /* work(u) for units FROM..TO-1; a warp skips a group of units if none of its threads has one. */
     template <int FROM = 0, int TO = UNITS, typename F>
     __device__ __forceinline__ void each(F work) const
     {
@@ -175,7 +176,7 @@ struct norm_piece {
         };
         f32 ? apply(std::true_type()) : apply(std::false_type());
     }
-    /* The same with a vector that all rows share and that is fetched here. */
+    /* The same with a vector that all rows share, loaded here. */
     template <int FROM, typename F>
     __device__ __forceinline__ void with_flat(const void *flat, bool f32, F work) const
     {
@@ -191,7 +192,7 @@ struct norm_piece {
                 round_unit<T>(y[c]);
         }
     }
-    /* One of scale, shift and gate with its table, if any, of which `own` has been fetched. */
+    /* One of scale, shift and gate plus its table, if any; `own` has been loaded. */
     template <int FROM>
     __device__ __forceinline__ void with_table(int t, const param (&own)[CHUNK], float (&f)[CHUNK][W]) const
     {
@@ -211,7 +212,7 @@ struct norm_piece {
             round_all(p.g.rounding & ADZE_ROUND_STEPS, f);
         }
     }
-    /* x, through the gate, and the residual, in units FROM... */
+    /* Loads x and the residual of units FROM.. and applies the gate. */
     template <int FROM = 0>
     __device__ __forceinline__ void add_residual(float (&h)[UNITS][W], bool store_sum) const
     {
@@ -256,7 +257,7 @@ struct norm_piece {
             add_residual<FROM + CHUNK>(h, store_sum);
         }
     }
-    /* What is normalised; units that the thread does not have are 0. */
+    /* The value to normalise; 0 in units that the thread does not have. */
     __device__ __forceinline__ void read(float (&h)[UNITS][W], bool store_sum) const
     {
         unit<T, W> x[UNITS];
@@ -292,7 +293,7 @@ struct norm_piece {
         });
         return sum;
     }
-    /* What multiplies units FROM.. and is added to them. */
+    /* The scale and shift of units FROM... */
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
@@ -306,7 +307,8 @@ struct norm_piece {
                 fetch_param<FROM>(start(SHIFT), is_f32(SHIFT), to.shift);
         }
     }
-    /* From what is normalised to what is stored, in units FROM... The parameters of the first have been fetched. */
+    /* Normalises, applies the parameters and stores units FROM... The parameters of the first units have been
+       loaded. */
     template <int FROM = 0>
     __device__ __forceinline__ void write(const float (&h)[UNITS][W], params &given, float mean, float factor) const
     {
@@ -411,18 +413,18 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_simple &p, uint
             prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Elements that a thread holds, many or few. Many are 64 bytes, which the memory needs in flight with as many threads
-   as their registers allow. With a modulation few do: scale and shift are in flight beside x. In clusters, rows that
-   are too long for few elements have threads with many. */
+/* Elements that a thread holds, many or few. Many are 64 bytes: at the occupancy that their registers allow, the
+   memory needs as many in flight. With a modulation few suffice, since the loads of scale and shift are in flight
+   with those of x. In clusters, rows that are too long for few elements have threads with many. */
 constexpr int ANY_FEW = 8;
 constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
-    const bool vectors = width * size == 16; /* with their parameters they take many registers */
+    const bool vectors = width * size == 16; /* vectors and their parameters need many registers */
     if (in_cluster)
         return modulated && vectors ? 16 : 32;
     return modulated ? ANY_FEW : size < 4 && !vectors ? 32 : 16;
 }
-/* Threads of a block, at most, and blocks of a multiprocessor, at least: these bound the registers. */
+/* Launch bounds, which limit the registers: threads of a block, at most, and blocks per SM, at least. */
 constexpr int any_threads(int width, int elements, bool modulated)
 {
     return modulated && width < 8 && elements == ANY_FEW ? 1024 : 512;
@@ -436,7 +438,7 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 #endif
 }
 
-/* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
+/* LANES 32: a row has whole warps. LANES below 32: a row has that many lanes of a warp. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_simple p)
@@ -444,7 +446,7 @@ __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_block
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, simple_rows<NORM_TENSORS>, int> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     const uint32_t block = IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x;
     const uint32_t r = block * blockDim.y + threadIdx.y;
     const int begin = IN_CLUSTER ? cluster_rank() * (int)p.part : 0;
@@ -452,15 +454,15 @@ __global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_block
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0)
         norm_any_prefetch<T, W, MODULATED>(p, r, begin, end - begin);
-    /* Beyond the last row, that one again without a store: shuffles and barriers want all threads. */
+    /* Threads beyond the last row repeat it without a store: shuffles and barriers need all threads. */
     const bool writes = r < p.rows.count;
     piece_type piece = {p, p.rows.split(writes ? r : p.rows.count - 1), 0, 0, 0};
-    piece.take((int)threadIdx.x, begin, end, p.turns);
+    piece.take((int)threadIdx.x, begin, end, p.thread_units);
     float h[UNITS][W];
     typename piece_type::params params;
     pdl_wait();
     piece.read(h, writes);
-    piece.template fetch_params<0>(params); /* before the sum is known */
+    piece.template fetch_params<0>(params); /* in flight before the sum is known */
     if (IN_CLUSTER)
         cluster_wait();
     float mean = 0;
@@ -514,7 +516,7 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
             piece.write(h, params, mean, factor);
         });
         if constexpr (IN_CLUSTER)
-            cluster_arrive(); /* shared is used again */
+            cluster_arrive(); /* shared memory is reused */
         else
             __syncthreads();
     }

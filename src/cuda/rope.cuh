@@ -66,24 +66,24 @@ static inline int rope_any_places(rope_any_params *p, bool norm, int width)
     const int32_t rest = in_place && !norm ? 0 : (int32_t)(r.head_dim - r.rotary_dim);
     while (width > 1 && !rope_width_fits(r, size, width, rest))
         width /= 2;
-    p->turn_step = p->table_step = width;
+    p->rotated_step = p->table_step = width;
     if (r.pairs == ADZE_ROPE_HALF) {
-        p->turning = p->turn_seconds = half / width;
-        p->turn_apart = half;
+        p->rotating = p->rotated_seconds = half / width;
+        p->rotated_apart = half;
         p->table_apart = r.once ? 0 : half;
     } else if (width == 1) {
-        p->turning = p->turn_seconds = half;
-        p->turn_step = 2, p->turn_apart = 1;
+        p->rotating = p->rotated_seconds = half;
+        p->rotated_step = 2, p->rotated_apart = 1;
         p->table_step = r.once ? 1 : 2, p->table_apart = r.once ? 0 : 1;
     } else {
-        p->turn_seconds = half / width;
-        p->turning = 2 * half / width - p->turn_seconds;
-        p->turn_apart = p->turning * width;
+        p->rotated_seconds = half / width;
+        p->rotating = 2 * half / width - p->rotated_seconds;
+        p->rotated_apart = p->rotating * width;
     }
     p->rest_seconds = rest / width / 2;
     const int32_t rest_pairs = rest / width - p->rest_seconds;
     p->rest_apart = rest_pairs * width;
-    p->pairs = p->turning + rest_pairs;
+    p->pairs = p->rotating + rest_pairs;
     for (int k = 0; k < 2; k++)
         p->weight_wide[k] = (uintptr_t)r.qk[k].weight % (width * (r.qk[k].weight_dtype == ADZE_F32 ? 4 : size)) == 0;
     return width;

@@ -40,18 +40,18 @@ struct rope_any_traits {
 
 struct rope_any_params {
     adze_rotary r;
-    float inverse[2];                   /* 1 / elements of a norm, of q and k */
-    int64_t count;                      /* threads with work; of rope_any_row: rows */
-    int32_t width;                      /* threads of a head */
-    int32_t pairs;                      /* of units of a head */
-    int32_t turning;                    /* of them, those that rotate */
-    int32_t turn_seconds, rest_seconds; /* of both kinds, those that have a second unit */
-    int32_t turn_apart, rest_apart;     /* from a first unit to its second, in elements */
-    int32_t table_apart;                /* the same in a table */
-    int32_t turn_step, table_step;      /* from one pair to the next */
-    int32_t each;                       /* heads of a thread */
-    int64_t groups[2];                  /* of heads; of rope_any_row: rows of a token */
-    int32_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
+    float inverse[2];                      /* 1 / elements of a norm, of q and k */
+    int64_t count;                         /* threads with work; of rope_any_row: rows */
+    int32_t width;                         /* threads of a head */
+    int32_t pairs;                         /* of units of a head */
+    int32_t rotating;                      /* of them, those that rotate */
+    int32_t rotated_seconds, rest_seconds; /* of both kinds, those that have a second unit */
+    int32_t rotated_apart, rest_apart;     /* from a first unit to its second, in elements */
+    int32_t table_apart;                   /* the same in a table */
+    int32_t rotated_step, table_step;      /* from one pair to the next */
+    int32_t each;                          /* heads of a thread */
+    int64_t groups[2];                     /* of heads; of rope_any_row: rows of a token */
+    int32_t step_heads, step_pairs;        /* rope_any_row: from a pair of units of a thread to its next */
     divisor by_width, by_inner, by_seq;
     int32_t wide_index;       /* indices need more than 31 bits */
     int32_t tokens_inner;     /* neighbouring threads have neighbouring tokens rather than heads */
@@ -72,18 +72,18 @@ __device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const d
 /* A pair of units in a head. */
 struct rope_place {
     int32_t at, apart;
-    bool there, second, turns;
+    bool there, second, rotates;
 };
 template <int W>
 __device__ __forceinline__ rope_place rope_find(const rope_any_params &p, int32_t pair)
 {
     rope_place place;
     place.there = pair < p.pairs;
-    place.turns = pair < p.turning;
-    const int32_t rest = pair - p.turning;
-    place.at = place.turns ? pair * p.turn_step : (int32_t)p.r.rotary_dim + rest * W;
-    place.apart = place.turns ? p.turn_apart : p.rest_apart;
-    place.second = place.turns ? pair < p.turn_seconds : rest < p.rest_seconds;
+    place.rotates = pair < p.rotating;
+    const int32_t rest = pair - p.rotating;
+    place.at = place.rotates ? pair * p.rotated_step : (int32_t)p.r.rotary_dim + rest * W;
+    place.apart = place.rotates ? p.rotated_apart : p.rest_apart;
+    place.second = place.rotates ? pair < p.rotated_seconds : rest < p.rest_seconds;
     return place;
 }
 
@@ -259,7 +259,7 @@ rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_an
         a = round_if(steps, x0 * a_cos) - round_if(steps, y0 * a_sin);
         b = round_if(steps, y0 * b_cos) + round_if(steps, x0 * b_sin);
     };
-    if (place.turns) {
+    if (place.rotates) {
         float cos[2][W], sin[2][W];
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -344,7 +344,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
 #pragma unroll 1
         for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
             prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-        if (place.turns)
+        if (place.rotates)
             rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
     }
 }
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(ANY_THREADS, TRAITS::BLOCKS) rope_any(const __
         place[q] = rope_find<W>(p, pair);
         if (share.left <= 0)
             place[q].there = false;
-        if (place[q].there && place[q].turns)
+        if (place[q].there && place[q].rotates)
             columns[q].fetch(p, place[q], pair, share.b, share.s);
         if (TRAITS::NORM && place[q].there)
             weight[q].fetch(p, share.k, place[q], place[q].at);
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
                 const T *at = from + start.head * rows.from_head + place.at;
                 prefetch(at), prefetch(at + (place.second ? place.apart : 0));
             }
-            if (start.head == 0 && place.turns)
+            if (start.head == 0 && place.rotates)
                 rope_any_columns<TRAITS>::prefetch_columns(p, place, start.pair, b, s);
             rope_any_weight<T, W>::prefetch_weight(p, k, place, (int64_t)start.head * p.r.head_dim + place.at);
         }
@@ -500,7 +500,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
                     head[j] = at.head;
                     place[j] = rope_find<W>(p, at.pair);
                     if (head[j] < heads) {
-                        if (place[j].turns)
+                        if (place[j].rotates)
                             columns[j].fetch(p, place[j], at.pair, b, s);
                         weight[j].fetch(p, k, place[j], head[j] * p.r.head_dim + place[j].at);
                     }

@@ -41,7 +41,7 @@ struct rope_share {
     rope_token token;
     int lane, first;
     int heads; /* Lanes of a group that is not there have no heads and stay: the shuffles want them. */
-    bool k, turns;
+    bool k, rotates;
     int at, apart, x_head; /* its elements in a head, and from their first half to the second; from head to head */
     const T *from;
 
@@ -68,8 +68,8 @@ struct rope_share {
         first *= HEADS;
         const bool works = there && group < p.part_groups && (!TRAITS::NORM || lane < p.lanes);
         heads = works ? (k ? p.qk[1].heads : p.qk[0].heads) - first : 0;
-        turns = (!TRAITS::REST && !TRAITS::NORM) || lane < p.turning;
-        at = turns ? lane * W : 2 * (p.half + (lane - p.turning) * W), apart = turns ? p.half : W;
+        rotates = (!TRAITS::REST && !TRAITS::NORM) || lane < p.rotating;
+        at = rotates ? lane * W : 2 * (p.half + (lane - p.rotating) * W), apart = rotates ? p.half : W;
         x_head = k ? p.qk[1].x_head : p.qk[0].x_head;
         from = (const T *)(k ? p.qk[1].x : p.qk[0].x) + token.b * (k ? p.qk[1].x_stride[0] : p.qk[0].x_stride[0]) +
                token.s * (k ? p.qk[1].x_stride[1] : p.qk[0].x_stride[1]) + (int64_t)first * x_head + at;
@@ -86,7 +86,7 @@ __device__ __forceinline__ void rope_prefetch(const rope_fast_params &p)
     for (int h = 0; h < HEADS; h++)
         if (h < t.heads)
             prefetch(t.from + h * t.x_head), prefetch(t.from + h * t.x_head + t.apart);
-    if (t.lane == (int)threadIdx.x && t.turns)
+    if (t.lane == (int)threadIdx.x && t.rotates)
         rope_columns<T, TRAITS>::prefetch_columns(p, t.token.b, t.token.s, t.lane);
     if (TRAITS::NORM)
         rope_prefetch_weights<T, false>(p, block);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
     if (blockIdx.x < p.prefetch_blocks)
         rope_prefetch<T, TRAITS, HEADS>(p);
     const rope_share<T, TRAITS, HEADS> share(p, blockIdx.x);
-    const auto [token, lane, first, heads, k, turns, at, apart, x_head, from] = share;
+    const auto [token, lane, first, heads, k, rotates, at, apart, x_head, from] = share;
     const auto [b, s] = token;
     const int out_head = k ? p.qk[1].out_head : p.qk[0].out_head;
     pdl_launch_next();
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
     rope_columns<T, TRAITS> tables;
     rope_vector<T> x[HEADS][2];
     rope_vector<T> weight[2];
-    if (turns)
+    if (rotates)
         tables.read(p, b, s, lane);
     if (TRAITS::NORM && heads > 0)
         rope_read_weight<T>(k ? p.qk[1].weight : p.qk[0].weight, at, apart, weight);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
                 weight[0].keep(), weight[1].keep();
                 scale = rsqrtf(sum[h] * p.qk[0].inverse + p.eps);
             }
-            rope_finish<T, TRAITS>(p, tables, weight, scale, !TRAITS::REST || turns, x[h]);
+            rope_finish<T, TRAITS>(p, tables, weight, scale, !TRAITS::REST || rotates, x[h]);
             x[h][0].write(to + h * out_head);
             x[h][1].write(to + h * out_head + apart);
         }

@@ -43,14 +43,14 @@ static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
         for (int d = 0; d < 3; d++)
             in_place = in_place && tensor.x_stride[d] == tensor.out_stride[d];
     }
-    const int64_t turning = r.rotary_dim / 2 / W, rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
-    const int64_t lanes = turning + rest / 2 / W;
+    const int64_t rotating = r.rotary_dim / 2 / W, rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
+    const int64_t lanes = rotating + rest / 2 / W;
     int64_t width = norm && !r.across_heads ? 1 : lanes;
     while (width < lanes)
         width *= 2;
-    const int64_t slip = width ? (65536 + width - 1) / width * width - 65536 : 0;
-    bool fits = turning > 0 && r.rotary_dim % (2 * W) == 0 && rest % (2 * W) == 0 &&
-                lanes <= (r.across_heads ? ACROSS_THREADS : FAST_THREADS) && slip * ACROSS_THREADS < 65536 &&
+    const int64_t excess = width ? (65536 + width - 1) / width * width - 65536 : 0;
+    bool fits = rotating > 0 && r.rotary_dim % (2 * W) == 0 && rest % (2 * W) == 0 &&
+                lanes <= (r.across_heads ? ACROSS_THREADS : FAST_THREADS) && excess * ACROSS_THREADS < 65536 &&
                 r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) <= most / 2;
     if (norm)
         fits = fits && (r.across_heads ? r.rotary_dim == r.head_dim : width <= 32);
@@ -75,7 +75,7 @@ static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
     p->seq = r.batch > 1 ? (uint32_t)r.seq : 0;
     p->width = (int32_t)width;
     p->lanes = (int32_t)lanes;
-    p->turning = (int32_t)turning;
+    p->rotating = (int32_t)rotating;
     p->inverse_width = width ? (uint32_t)((65536 + width - 1) / width) : 0;
     p->half = (int32_t)(r.rotary_dim / 2);
     p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
@@ -168,7 +168,7 @@ static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary 
 #define TRY_HEADS(...)  TRY(rope_pick_heads, false, __VA_ARGS__)
 #define TRY_REST(...)   TRY(rope_pick_heads, true, __VA_ARGS__)
 #define TRY_ACROSS(...) TRY(rope_launch_across, false, __VA_ARGS__)
-    const bool rest = p.turning < p.lanes;
+    const bool rest = p.rotating < p.lanes;
     if constexpr (!NORM) {
         if (rest) {
             ROPE_VARIANTS(TRY_REST)

@@ -36,7 +36,7 @@ struct rope_fast_params {
     uint32_t seq;           /* 0: there is one batch */
     int32_t width;          /* threads of a head */
     int32_t lanes;          /* of them, those with elements of it */
-    int32_t turning;        /* of them, those that rotate; the others copy */
+    int32_t rotating;       /* of them, those that rotate; the others copy */
     uint32_t inverse_width; /* 65536 / width, rounded up: exact for the threads of a block */
     int32_t half;           /* from a thread's first elements to its second */
     int32_t table_half;     /* the same in a table */
@@ -235,7 +235,7 @@ __device__ __forceinline__ void rope_read_weight(const void *row, int at, int ap
 /* From what was read to what is written, in place. Lanes that do not turn have elements that are not rotated. */
 template <typename T, typename TRAITS>
 __device__ __forceinline__ void rope_finish(const rope_fast_params &p, rope_columns<T, TRAITS> &t,
-                                            const rope_vector<T> (&weight)[2], float scale, bool turns,
+                                            const rope_vector<T> (&weight)[2], float scale, bool rotates,
                                             rope_vector<T> (&x)[2])
 {
     constexpr int W = VEC<T>;
@@ -252,13 +252,13 @@ __device__ __forceinline__ void rope_finish(const rope_fast_params &p, rope_colu
             for (int j = 0; j < rope_vector<T>::COUNT; j++)
                 x[i].word[j] = pair_mul<T>(x[i].word[j], weight[i].word[j]);
         }
-        if (turns)
+        if (rotates)
             rope_rotate_words<T, TRAITS>(t, x[0], x[1]);
     } else if constexpr (!TRAITS::NORM && TRAITS::STEPS) {
-        if (turns)
+        if (rotates)
             rope_rotate_words<T, TRAITS>(t, x[0], x[1]);
     } else {
-        if (!TRAITS::NORM && !turns)
+        if (!TRAITS::NORM && !rotates)
             return;
         float f[2][W];
 #pragma unroll
@@ -282,10 +282,10 @@ __device__ __forceinline__ void rope_finish(const rope_fast_params &p, rope_colu
             }
         }
         if constexpr (TRAITS::STEPS) {
-            if (turns)
+            if (rotates)
                 rope_rotate_words<T, TRAITS>(t, x[0], x[1]);
         } else {
-            if (turns)
+            if (rotates)
                 rope_rotate_floats<T, TRAITS>(t, f[0], f[1]);
             x[0].pack(f[0]);
             x[1].pack(f[1]);
