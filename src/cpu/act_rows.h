@@ -6,7 +6,7 @@
 #include "cpu/act.h"
 #include "cpu/row32.h"
 
-enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096, AHEAD = 1024 };
+enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096, PREFETCH_DISTANCE = 1024 };
 
 typedef struct act_call {
     adze_tensor tensors[ACT_TENSORS]; /* value may be absent */
@@ -40,9 +40,9 @@ INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype
 {
     int64_t i = 0;
     for (; i + 2 * LANES <= n; i += 2 * LANES) {
-        row_ahead(data[GATE], dtype, i + AHEAD);
+        row_prefetch(data[GATE], dtype, i + PREFETCH_DISTANCE);
         if (times)
-            row_ahead(data[VALUE], dtype, i + AHEAD);
+            row_prefetch(data[VALUE], dtype, i + PREFETCH_DISTANCE);
         act_step(c, data, i, 2 * LANES, dtype, act, times);
     }
     if (i < n)

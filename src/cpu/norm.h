@@ -48,14 +48,14 @@ typedef struct norm_space { /* of a thread */
 
 typedef struct norm_term { /* an operand of a part: floats that were made of it, or elements of x's dtype */
     const char *data;      /* NULL: absent */
-    int made;
+    int converted;
 } norm_term;
 
 typedef struct norm_part { /* of a row: n elements, from what its passes need; absent pointers are NULL */
     const char *x, *residual;
     const char *next_x, *next_residual; /* the same part of the next row */
     char *out, *sum;
-    float *made; /* where h becomes floats; NULL: x is h already */
+    float *converted; /* where h becomes floats; NULL: x is h already */
     norm_term weight, bias, gate, scale, shift;
     int64_t n;
     float mean, rstd;
@@ -128,11 +128,11 @@ INLINE norm_term norm_operand(norm_cached *cached, int x_dtype, const char *data
 /* n <= 32 elements from j on. */
 INLINE vf32 norm_load(norm_term term, int dtype, int64_t j, int64_t n)
 {
-    return term.made ? row_load32(term.data, ADZE_F32, j) : row_load32_part(term.data, dtype, j, n);
+    return term.converted ? row_load32(term.data, ADZE_F32, j) : row_load32_part(term.data, dtype, j, n);
 }
 INLINE vf32 norm_h(const norm_part *t, int dtype, int64_t j, int64_t n)
 {
-    return t->made ? row_load32(t->made, ADZE_F32, j) : row_load32_part(t->x, dtype, j, n);
+    return t->converted ? row_load32(t->converted, ADZE_F32, j) : row_load32_part(t->x, dtype, j, n);
 }
 INLINE vf32 norm_times(vf32 y, norm_term factor, int dtype, int64_t j, int64_t n)
 {
@@ -169,8 +169,8 @@ INLINE void norm_make_step(const norm_part *t, int dtype, int square, int64_t j,
 {
     const vf32 h = norm_sum(t, dtype, j, n);
     vf_total_add32(total, half, h, square);
-    if (t->made)
-        row_store32(t->made, ADZE_F32, j, h, 0);
+    if (t->converted)
+        row_store32(t->converted, ADZE_F32, j, h, 0);
 }
 /* Makes h and adds it up, or its squares. Where x is h, a loop of its own needs no copies of registers. */
 INLINE float norm_make_as(const norm_part *given, int dtype, int square)
@@ -208,12 +208,12 @@ NO_INLINE float norm_make_squares(const norm_part *t, int dtype)
 }
 
 /* Asks for 32 elements of the next row. */
-INLINE void norm_ahead(const norm_part *t, int dtype, int64_t i)
+INLINE void norm_prefetch(const norm_part *t, int dtype, int64_t i)
 {
     if (t->next_x)
-        row_ahead(t->next_x, dtype, i);
+        row_prefetch(t->next_x, dtype, i);
     if (t->next_residual)
-        row_ahead(t->next_residual, dtype, i);
+        row_prefetch(t->next_residual, dtype, i);
 }
 
 /* The sum of (h - mean)^2. This pass asks for the first half of the next row, the one that writes for the other. */
@@ -231,7 +231,7 @@ INLINE float norm_squares_as(const norm_part *given, int dtype)
     vf_total total = {0};
     int64_t j = 0;
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
-        norm_ahead(t, dtype, j / 2);
+        norm_prefetch(t, dtype, j / 2);
         norm_square(t, dtype, j, STEP, &total, 0);
         norm_square(t, dtype, j + STEP, STEP, &total, 1);
     }
@@ -280,9 +280,9 @@ INLINE void norm_write_as(const norm_part *given, int dtype, int out_dtype, int 
     const norm_part part = *given, *const t = &part;
     int64_t j = 0;
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
-        norm_ahead(t, dtype, centred ? (t->n + j) / 2 : j);
+        norm_prefetch(t, dtype, centred ? (t->n + j) / 2 : j);
         if (!centred)
-            norm_ahead(t, dtype, j + STEP);
+            norm_prefetch(t, dtype, j + STEP);
         for (int64_t i = j; i < j + 2 * STEP; i += STEP)
             norm_put(t, dtype, out_dtype, centred, i, STEP);
     }
@@ -339,12 +339,12 @@ INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space 
     t->bias = norm_shared(c, &c->a->bias, &space->bias, i, t->n, 0);
     t->scale = norm_pair(c, row, &space->scale, SCALE, i, t->n, 1);
     t->shift = norm_pair(c, row, &space->shift, SHIFT, i, t->n, 0);
-    t->made = space->row;
+    t->converted = space->row;
 }
 
 /* Whether an operand becomes floats: one that is a sum, or not elements of x's dtype. To widen bf16 takes NEON as
    long as a product does: the rows of a range share the floats of a weight. */
-INLINE int norm_makes(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
+INLINE int norm_converts(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
 {
     const int dtype = c->a->x.dtype;
     if (!t->dtype || SLOW_TO_READ(dtype) || t->dtype != dtype || plus != 0 || (table && table->dtype))
@@ -362,12 +362,12 @@ INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t row
 {
     const adze_norm_args *a = c->a;
     norm_cached *const all_cached[] = {&space->weight, &space->bias, &space->gate, &space->scale, &space->shift};
-    const int made[] = {norm_makes(c, &a->weight, NULL, a->weight_offset, rows),
-                        norm_makes(c, &a->bias, NULL, 0, rows), norm_makes(c, &a->gate, &a->gate_table, 0, rows),
-                        norm_makes(c, &a->scale, &a->scale_table, 1, rows),
-                        norm_makes(c, &a->shift, &a->shift_table, 0, rows)};
-    const int makes_row = a->residual.dtype || SLOW_TO_READ(a->x.dtype);
-    const int64_t count = makes_row + made[0] + made[1] + made[2] + made[3] + made[4];
+    const int converted[] = {
+        norm_converts(c, &a->weight, NULL, a->weight_offset, rows), norm_converts(c, &a->bias, NULL, 0, rows),
+        norm_converts(c, &a->gate, &a->gate_table, 0, rows), norm_converts(c, &a->scale, &a->scale_table, 1, rows),
+        norm_converts(c, &a->shift, &a->shift_table, 0, rows)};
+    const int converts_row = a->residual.dtype || SLOW_TO_READ(a->x.dtype);
+    const int64_t count = converts_row + converted[0] + converted[1] + converted[2] + converted[3] + converted[4];
     float *heap = NULL, *floats = space->floats;
     space->chunk = (c->dim + LINE - 1) / LINE * LINE;
     if (count * space->chunk > STACK_FLOATS) {
@@ -376,11 +376,11 @@ INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t row
         space->chunk = (heap ? most : STACK_FLOATS) / count / LINE * LINE;
         floats = heap ? heap : floats;
     }
-    space->row = makes_row ? floats : NULL;
-    floats += makes_row ? space->chunk : 0;
+    space->row = converts_row ? floats : NULL;
+    floats += converts_row ? space->chunk : 0;
     for (int s = 0; s < 5; s++) {
-        *all_cached[s] = (norm_cached){NULL, NULL, made[s] ? floats : NULL};
-        floats += made[s] ? space->chunk : 0;
+        *all_cached[s] = (norm_cached){NULL, NULL, converted[s] ? floats : NULL};
+        floats += converted[s] ? space->chunk : 0;
     }
     return heap;
 }
@@ -423,7 +423,7 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
                     t.sum = NULL;
                 if (pass == first)
                     sum += centred ? norm_make_sum(&t, dtype) : norm_make_squares(&t, dtype);
-                else if (!kept && t.made)
+                else if (!kept && t.converted)
                     norm_make_sum(&t, dtype);
                 if (pass == SQUARE && centred)
                     sum += norm_squares(&t, dtype);

@@ -91,7 +91,7 @@ INLINE void row_store32(void *row, int dtype, int64_t i, vf32 f, int stream)
     }
 }
 /* Asks for them. */
-INLINE void row_ahead(const char *row, int dtype, int64_t i)
+INLINE void row_prefetch(const char *row, int dtype, int64_t i)
 {
     const char *at = row + i * (dtype == ADZE_F32 ? 4 : 2);
     __builtin_prefetch(at);

@@ -12,7 +12,7 @@ __device__ __forceinline__ float reciprocal(float v)
     return r;
 }
 
-/* 2^v to two float units; what is below the smallest normal float is lost. */
+/* 2^v to two float units; results below the smallest normal float are flushed to zero. */
 __device__ __forceinline__ float power_of_two(float v)
 {
     float p;
@@ -76,7 +76,7 @@ __device__ __forceinline__ float act_relu(float x)
     return x <= 0 ? 0 : x;
 }
 
-/* act(x) of N values at once: the branch is taken once. */
+/* act(x) of N values: one branch for all of them. */
 template <int N, bool SHORT = false>
 __device__ __forceinline__ void act_all(int act, float (&x)[N])
 {

@@ -1,10 +1,10 @@
 /* norm_registers.cuh - the calls of rms_norm and layer_norm that models make, on CUDA.
 
-   A row is held in registers, packed, from the one time it is read until it is written: VECTORS 16-byte vectors in
-   each of its threads. LANES > 0: so many lanes of a warp share a row; LANES 0: the threads of a block with the same
-   threadIdx.y do. A block has several rows, because a card starts blocks more slowly than it could finish them. All
-   loads of a thread are issued before the first is used; what multiplies the row later (the weight, or scale and
-   shift) is on its way before the sum is known. */
+   A row is read once and held in registers, packed, until it is written: VECTORS 16-byte vectors in each of its
+   threads. LANES > 0: that many lanes of a warp share a row; LANES 0: the threads of a block with the same
+   threadIdx.y do. A block has several rows, because the GPU launches blocks more slowly than it could finish them.
+   All loads of a thread are issued before the first is used. The loads of what multiplies the row later (the weight,
+   or scale and shift) are in flight before the sum is known. */
 #ifndef ADZE_CUDA_NORM_REGISTERS_CUH
 #define ADZE_CUDA_NORM_REGISTERS_CUH
 
@@ -17,10 +17,10 @@ constexpr int NORM_ROWS = 8; /* of a block, at most, where LANES is 0 */
 
 enum norm_fusion {
     PLAIN,        /* weight and bias, if any */
-    ADDED,        /* a weight, and then a residual is added: each is rounded */
-    RESIDUAL_SUM, /* weight and bias, if any, of the sum with a residual */
+    ADDED,        /* a weight, then a residual is added; each result is rounded */
+    RESIDUAL_SUM, /* weight and bias, if any, after the sum with a residual */
     MODULATED,    /* scale and shift, with or without tables */
-    BLOCK         /* a residual before them, with or without a gate */
+    BLOCK         /* MODULATED after the sum with a residual, with or without a gate */
 };
 template <norm_fusion FUSION>
 constexpr bool adds = FUSION == RESIDUAL_SUM || FUSION == BLOCK;
@@ -29,9 +29,14 @@ constexpr bool has_residual = adds<FUSION> || FUSION == ADDED;
 template <norm_fusion FUSION>
 constexpr bool modulates = FUSION == MODULATED || FUSION == BLOCK;
 
-/* The tensors of a form that have rows, in order, and its vectors that all rows share. */
-enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* then scale, shift, gate, without the residual's in MODULATED */
-enum { WEIGHT, BIAS };                          /* of forms that do not modulate */
+/* The tensors of a fusion that have rows, in order, and its vectors that all rows share. */
+enum {
+    X_ROW,
+    OUT_ROW,
+    RESIDUAL_ROW,
+    SUM_ROW
+};                     /* scale, shift and gate follow; MODULATED has no RESIDUAL_ROW and SUM_ROW */
+enum { WEIGHT, BIAS }; /* of fusions without modulation */
 enum { SCALE_TABLE_AT, SHIFT_TABLE_AT, GATE_TABLE_AT };
 template <norm_fusion FUSION>
 constexpr int scale_row = FUSION == BLOCK ? 4 : 2;
@@ -46,13 +51,12 @@ struct norm_registers_params {
     const void *row[row_tensors<FUSION>];
     const void *flat[3];
     int32_t vectors;
-    float eps, inverse_dim, weight_offset; /* added to a weight, or to a scale in float */
-    uint32_t prefetch_blocks,
-        prefetch_residual_blocks; /* the first blocks, which ask ahead for x, and for a residual */
+    float eps, inverse_dim, weight_offset;              /* added to a weight, or to a scale in float */
+    uint32_t prefetch_blocks, prefetch_residual_blocks; /* the first blocks of the grid prefetch */
     simple_rows<row_tensors<FUSION>> rows;
 };
 
-/* The VECTORS vectors of a thread, all at once. */
+/* Issues the loads of all VECTORS vectors of a thread. */
 template <bool FULL, typename T, int VECTORS>
 __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void *data, int thread, int threads,
                                            int vectors)
@@ -130,8 +134,8 @@ __device__ __forceinline__ float norm_total(float v, float (&part)[32])
         return row_sum(v, part);
 }
 
-/* The blocks of launch bounds: as measured on compute capability 9.0, and as compilers for others can do without
-   spilling. */
+/* The minimum blocks per SM of the launch bounds: as measured on compute capability 9.0, and without spills on
+   others. */
 constexpr int norm_room(int blocks, int vectors)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -144,7 +148,7 @@ constexpr int norm_room(int blocks, int vectors)
 }
 
 /* Where row r of each tensor begins. Threads beyond the last row repeat it and write nothing: shuffles and barriers
-   want them all. */
+   need them all. */
 template <typename T, typename S, norm_fusion FUSION>
 __device__ __forceinline__ void norm_locate(const norm_registers_params<FUSION> &p, uint32_t r,
                                             const void *(&row)[row_tensors<FUSION>])
@@ -157,8 +161,8 @@ __device__ __forceinline__ void norm_locate(const norm_registers_params<FUSION> 
                  at[t] * (int64_t)(modulates<FUSION> && t >= scale_row<FUSION> ? sizeof(S) : sizeof(T));
 }
 
-/* Asks ahead for x, and for what all rows share, or the first of those that share it. BLOCK, which reads more than it
-   has registers for, is slower with it. */
+/* Prefetches x and the parameters that all rows share; of parameters that some rows share, the first vector. BLOCK
+   does not prefetch: it reads more than it has registers for, and was slower with it. */
 template <typename T, typename S, norm_fusion FUSION, int LANES, int VECTORS, bool FULL>
 __device__ __forceinline__ void norm_prefetch(const norm_registers_params<FUSION> &p)
 {
@@ -183,10 +187,10 @@ __device__ __forceinline__ void norm_prefetch(const norm_registers_params<FUSION
             prefetch_row(p.flat[f], p.vectors * param_vectors);
 }
 
-/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
-   step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
-   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. MOST
-   threads of a block and BLOCKS of a multiprocessor bound the registers. */
+/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each step
+   of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
+   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum, which costs registers and hides
+   latency. MOST threads per block and BLOCKS per SM bound the registers. */
 template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int LANES, int VECTORS,
           bool FULL, bool EARLY, int MOST, int BLOCKS>
 __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
@@ -207,7 +211,7 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     norm_locate<T, S, FUSION>(p, r, row);
     const int vectors = p.vectors;
     pdl_launch_next();
-    /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
+    /* The preceding kernel has just written x, but the residual is older and may have left L2. */
     if (has_residual<FUSION> && thread == 0 && blockIdx.x < p.prefetch_residual_blocks)
         prefetch_row(row[RESIDUAL_ROW], vectors);
     pdl_wait();
@@ -291,7 +295,7 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         sum = norm_total<LANES>(sum, part[!LANES][LANES ? 0 : in_block]);
         keep_packed(x);
     }
-    if constexpr (FUSION == MODULATED && EARLY) /* which leaves no registers to keep where out is */
+    if constexpr (FUSION == MODULATED && EARLY) /* registers are too few to keep the address of out */
         norm_locate<T, S, FUSION>(p, opaque(r), row);
     const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
 #pragma unroll

@@ -1,5 +1,5 @@
-/* rope.cuh - which kernel a call of rope or qk_norm_rope takes, and how it is launched: rope_fast.cuh has what models
-   call most, rope_any.cuh all else. */
+/* rope.cuh - which kernel a call of rope or qk_norm_rope takes, and its launch: rope_fast.cuh has the calls that
+   models make most, rope_any.cuh all others. */
 #ifndef ADZE_CUDA_ROPE_CUH
 #define ADZE_CUDA_ROPE_CUH
 
@@ -31,7 +31,7 @@ static inline bool rope_tables_aligned(const adze_rotary &r, int64_t bytes)
     return aligned;
 }
 
-/* Whether the lean kernels can read all of it in vectors of 16 bytes. */
+/* Whether rope_fast and rope_across can read all of it in 16-byte vectors. */
 static inline bool rope_aligned(const adze_rotary &r, int64_t size)
 {
     bool aligned = r.rotary_dim * size % 32 == 0 && r.head_dim * size % 16 == 0 && rope_qk_aligned(r, size, 16) &&
@@ -89,7 +89,7 @@ static inline int rope_any_places(rope_any_params *p, bool norm, int width)
     return width;
 }
 
-/* The first blocks ask ahead; a block has `pairs` pairs of units of `bytes` bytes. */
+/* How many blocks prefetch; a block has `pairs` pairs of units of `bytes` bytes. */
 static inline uint32_t rope_any_prefetch_blocks(const rope_any_params &p, int sm_count, int64_t pairs, int64_t bytes,
                                                 int64_t threads)
 {
@@ -111,7 +111,7 @@ static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_
     if (TRAITS::NORM)
         for (p.width = 1; p.width * TRAITS::P < p.pairs;)
             p.width *= 2;
-    /* More heads in a thread, while there are enough threads. */
+    /* More heads per thread, as long as there are enough threads. */
     const auto threads = [&](int64_t each) {
         return tokens * p.width * (ceil_div(q.heads, each) + ceil_div(k.heads, each));
     };
@@ -144,8 +144,7 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     p.wide_index = p.count > 0x7fffffff;
     p.by_inner = divisor_of(p.groups[0] + p.groups[1]);
     p.by_seq = divisor_of(r.seq);
-    /* Half of what a thread can hold where there are rows enough, so that blocks are small; else little, for speed.
-     */
+    /* With enough rows, half of what a thread can hold, so that blocks are small; else little, for latency. */
     int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? TRAITS::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
@@ -158,7 +157,7 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
                   0, p);
 }
 
-/* Whether a norm needs a row: it goes across heads, or a head is longer than what 32 threads hold. */
+/* Whether a norm needs rope_any_row: it goes across heads, or a head is longer than 32 threads can hold. */
 static inline bool rope_needs_row(const rope_any_params &p, int width)
 {
     return p.r.across_heads || p.pairs > 32 * 4 / width;

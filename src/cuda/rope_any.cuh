@@ -1,13 +1,12 @@
 /* rope_any.cuh - rope and qk_norm_rope on CUDA for every call: any head dim, rotary dim, rounding, stride and
-   address. Calls that models make most take rope_fast.cuh instead.
+   alignment. The calls that models make most take rope_fast.cuh instead.
 
-   A thread has pairs of units of W elements of a head: the unit at i of the rotated elements and the one half of them
-   further, or two of those that are not rotated. W is the widest that all tensors allow. Everything is fetched as it
-   lies in memory before the first of it is used.
-   rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several heads, and
-   the tables and the weight of these pairs serve all heads. A norm is a sum over the threads of a head, by shuffles.
-   rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. It stays in
-   registers while the block adds; a row with more elements than that is read twice. */
+   A thread has pairs of units of W elements of a head: two units whose elements rotate, half of rotary_dim apart, or
+   two that do not rotate. W is the widest that all tensors allow. All loads are issued, packed, before the first is
+   used. rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several
+   heads, so that it loads tables and weight once for all of them. A norm is a sum over the threads of a head, by
+   shuffles. rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. The row
+   stays in registers during the block's reduction; a row that does not fit is read twice. */
 #ifndef ADZE_CUDA_ROPE_ANY_CUH
 #define ADZE_CUDA_ROPE_ANY_CUH
 
@@ -19,21 +18,21 @@
 
 constexpr int ANY_THREADS = 256, ROW_THREADS = 512;
 
-/* Where the other element of a pair is, and what the tables have for a unit. A pair whose elements are in the
-   thread's two units has a column of each; a unit of whole pairs has a column for each pair, or one for each element.
- */
+/* Where the other element of a pair is, and how many table columns a unit has. If the elements of a pair are in the
+   thread's two units, each unit has its own columns. A unit of whole pairs has a column per pair, or one per
+   element. */
 enum { PAIR_OF_UNITS, PAIRS_ONCE, PAIRS_EACH };
 
-/* What of a call is compiled. S: of the tables. ROUNDS: the call's rounding is not 0. */
+/* What is known of a call at compile time. S: dtype of the tables. ROUNDS: the call's rounding is not 0. */
 template <typename T_, typename S_, int KIND_, int W_, int P_, bool NORM_, bool ROUNDS_>
 struct rope_any_traits {
     typedef T_ T;
     typedef S_ S;
     static constexpr int KIND = KIND_, W = W_, P = P_;
     static constexpr bool NORM = NORM_, ROUNDS = ROUNDS_;
-    /* Up to 64 bytes of a thread are on their way, in up to 8 pairs of units. */
+    /* A thread has up to 64 bytes in flight, in up to 8 pairs of units. */
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
-    /* Of a multiprocessor, at least; with 0 the compiler aims at 64 registers and spills where it rounds. */
+    /* Minimum blocks per SM; with 0 the compiler aims at 64 registers and spills where it rounds. */
     static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
     static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
 };
@@ -58,10 +57,10 @@ struct rope_any_params {
     int32_t twice;            /* rope_any_row: rows do not fit in registers and are read twice */
     int32_t const_tables;     /* tables and weights may be read before the dependency wait */
     int32_t weight_wide[2];   /* weights can be read in whole units */
-    uint32_t prefetch_blocks; /* the first blocks, which ask ahead for what they read */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
 };
 
-/* n / d and the rest. */
+/* n / d and the remainder. */
 __device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const divisor &d, int64_t n, int64_t *rest)
 {
     const int64_t quotient = p.wide_index ? divide(n, d.by) : (int64_t)divide((uint32_t)n, d);
@@ -144,7 +143,7 @@ struct rope_any_columns {
     }
 };
 
-/* The weights of a pair of units, as they lie in memory; without weights they are ones. */
+/* The weights of a pair of units, packed; without weights they are ones. */
 template <typename T, int W>
 struct rope_any_weight {
     uint32_t word[2][W];
@@ -231,7 +230,7 @@ __device__ __forceinline__ float rope_unit_squares(const unit<T, W> (&x)[2])
     return sum;
 }
 
-/* From what was fetched to what is written. */
+/* Normalises, rotates and stores a pair of units. */
 template <typename TRAITS>
 __device__ __forceinline__ void
 rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_any_columns<TRAITS> &t,
@@ -283,7 +282,7 @@ rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_an
         x[1].put(head + place.at + place.apart);
 }
 
-/* The elements of q or k of a token, and where they go. */
+/* Where a token's heads of q or k are, in the input and in the output. */
 template <typename T>
 struct rope_rows {
     const T *from;
@@ -301,8 +300,8 @@ struct rope_rows {
     }
 };
 
-/* What a thread of rope_any has: a token, and every `groups`th head of q or of k from the first on. Threads without
-   work have no head and stay: the shuffles want them. */
+/* The work of a thread of rope_any: a token, and every `groups`th head of q or of k from the first on. Threads
+   without work have no heads but stay: the shuffles need them. */
 struct rope_any_share {
     int64_t b, s, first, groups, left;
     int32_t lane;
@@ -450,8 +449,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
         const int64_t all = !p.r.across_heads ? 1 : k ? p.r.qk[1].heads : p.r.qk[0].heads;
         const int32_t heads = row < p.count ? (int32_t)all : 0;
 
-        /* Tables and weights are read after the sum, for the registers; they are on their way to the cache by then.
-         */
+        /* Tables and weights are loaded after the sum, to save registers; they have been prefetched by then. */
         if (start.head < heads) {
             const rope_place place = rope_find<W>(p, start.pair);
             if (blockIdx.x < p.prefetch_blocks) {
@@ -467,7 +465,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
 
         unit<T, W> x[SLOTS][2];
         const auto fetch = [&](rope_cursor at) {
-            /* The places of what is written are found anew: kept from here on, they would not fit in registers. */
+            /* The output addresses are recomputed: they would not fit in registers from here on. */
             asm volatile("" : "+r"(at.head), "+r"(at.pair));
 #pragma unroll
             for (int i = 0; i < SLOTS; i++, at.next(p))
@@ -513,7 +511,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
             }
         }
         if ((block + gridDim.x) * blockDim.y < p.count)
-            __syncthreads(); /* part is used again */
+            __syncthreads(); /* part is reused */
     }
 }
 

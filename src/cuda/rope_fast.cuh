@@ -1,13 +1,13 @@
-/* rope_fast.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: of a form (pairs, tables, rounding)
-   that is compiled. Whatever is a mode is a constant of the kernel.
+/* rope_fast.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: those whose pairs, tables and
+   rounding are a compiled variant (rope_variants.cuh). Every mode is a compile-time constant.
 
    A thread has the W elements at i and the W at i + rotary_dim / 2 of a head: whole pairs of either kind, which use
-   the same tables in every head. A block has a token or a part of it, so that the token is the same for all threads,
-   or several tokens of few and short heads. rope_fast: a thread has HEADS heads of q or of k; all its loads are
-   issued before the first is used. A norm is a sum over the lanes of a head, by shuffles: a head then has a power of
-   2 of threads, of which some may have nothing to do. Where a part of a head is rotated, further lanes have the rest.
-   rope_across: one norm over all heads of a token; a thread has a head of q and the same head of k, held packed while
-   the block adds. */
+   the same tables in every head. A block has a token or a part of one, so that the token is uniform over its
+   threads, or several tokens of few and short heads. rope_fast: a thread has HEADS heads of q or of k; all its loads
+   are issued before the first is used. A norm is a sum over the lanes of a head, by shuffles: a head then has a
+   power of 2 of threads, of which some may idle. Where only a part of a head is rotated, further lanes have the
+   rest. rope_across: one norm over all heads of a token; a thread has a head of q and the same head of k, held
+   packed during the block's reduction. */
 #ifndef ADZE_CUDA_ROPE_FAST_CUH
 #define ADZE_CUDA_ROPE_FAST_CUH
 
@@ -25,7 +25,7 @@ __device__ __forceinline__ rope_token rope_locate(const rope_fast_params &p, uin
     return {b, token - b * p.seq};
 }
 
-/* Asks ahead for the weights, which all tokens share: of one head, or of all. */
+/* Prefetches the weights, which all tokens share: of one head, or of all. */
 template <typename T, bool ACROSS>
 __device__ __forceinline__ void rope_prefetch_weights(const rope_fast_params &p, uint32_t block)
 {
@@ -35,12 +35,12 @@ __device__ __forceinline__ void rope_prefetch_weights(const rope_fast_params &p,
             prefetch_row(p.qk[k].weight, 2 * p.half / VEC<T> * (ACROSS ? p.qk[k].heads : 1));
 }
 
-/* What a thread of rope_fast has of a block: HEADS heads of q or of k, from the first on. */
+/* The work of a thread of rope_fast: HEADS heads of q or of k, from the first on. */
 template <typename T, typename TRAITS, int HEADS>
 struct rope_share {
     rope_token token;
     int lane, first;
-    int heads; /* Lanes of a group that is not there have no heads and stay: the shuffles want them. */
+    int heads; /* 0 in lanes without work, which stay: the shuffles need them */
     bool k, rotates;
     int at, apart, x_head; /* its elements in a head, and from their first half to the second; from head to head */
     const T *from;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void rope_prefetch(const rope_fast_params &p)
         rope_prefetch_weights<T, false>(p, block);
 }
 
-/* Blocks of a multiprocessor, at least (0: left to the compiler), where many registers would hold nothing. */
+/* Minimum blocks per SM (0: left to the compiler), where more registers would not help. */
 template <typename TRAITS, int HEADS>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int rope_blocks = TRAITS::NORM &&HEADS > 1 ? 2 : 0;
@@ -158,15 +158,15 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
         }
 }
 
-/* Two blocks a multiprocessor, where their registers suffice. */
+/* Two blocks per SM, where there are enough registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860 && __CUDA_ARCH__ < 900
 #    define ACROSS_BLOCKS 1
 #else
 #    define ACROSS_BLOCKS 2
 #endif
 
-/* Tables of float with a column per element take half of a thread's registers. TABLES_AFTER_SUM: they are read after
-   the sum; all heads share them, and so they are near. */
+/* f32 tables with a column per element take half of a thread's registers. TABLES_AFTER_SUM loads them after the sum
+   instead: all heads share them, so that they are in the cache. */
 template <typename T, typename TRAITS>
 constexpr bool wide_tables = sizeof(typename TRAITS::S) > sizeof(T) && !TRAITS::ONCE;
 template <bool TABLES_AFTER_SUM>

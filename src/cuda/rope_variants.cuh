@@ -1,4 +1,4 @@
-/* rope_variants.cuh - the forms in which rope_fast and rope_across are compiled, and which calls take which. */
+/* rope_variants.cuh - the variants of rope_fast and rope_across that are compiled, and which calls take which. */
 #ifndef ADZE_CUDA_ROPE_VARIANTS_CUH
 #define ADZE_CUDA_ROPE_VARIANTS_CUH
 
@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-/* The forms: table dtype (T or f32), pairs, columns once, rounding. Models of Hugging Face round every step and have
-   tables of T; the others have f32. */
+/* Table dtype (T or f32), pairs, whether the table has one column per pair, rounding. Models of Hugging Face round
+   every step and have tables of T; the others have f32 tables. */
 #define ROPE_VARIANTS(X)                                                                                             \
     X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
     X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
@@ -30,7 +30,8 @@
     X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
     X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
 
-/* The call as the lean kernels take it; false: they do not. Its form is for the caller to see. */
+/* The parameters of a call for rope_fast or rope_across; false if they cannot take it. The caller checks the
+   variant. */
 template <typename T>
 static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
 {
@@ -104,8 +105,8 @@ static adze_status rope_launch_fast(const char *op, adze_stream stream, rope_fas
                   dim3((unsigned)threads), 0, p);
 }
 
-/* One head a thread while the card has room for all threads, for f32, whose heads are twice as long, and for parts of
-   heads that few models have; else two. */
+/* One head per thread while the GPU has room for all threads, for f32, whose heads are twice as long, and for
+   partial rotation, which few models have; else two. */
 template <typename T, typename TRAITS>
 static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
 {
@@ -129,8 +130,8 @@ static adze_status rope_launch_across(const char *op, adze_stream stream, rope_f
     return launch(op, stream, rope_across<T, TRAITS, false>, tokens, threads, 0, p);
 }
 
-/* Whether a call has a form. Floats are not rounded. Tables of T with a column per element may have both halves in
-   one place. */
+/* Whether a call is of a variant. f32 is not rounded. Tables of T with a column per element also serve calls with a
+   column per pair: both halves then read the same columns. */
 template <typename T, typename TRAITS>
 static bool rope_is_variant(const adze_rotary &r, bool norm)
 {
@@ -142,7 +143,7 @@ static bool rope_is_variant(const adze_rotary &r, bool norm)
            (TRAITS::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
 }
 
-/* Takes a call, if it is one of those; false: it is not. */
+/* Launches a call if it is of a variant; false if it is not. */
 template <typename T, bool NORM>
 static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
                           bool const_tables, adze_status *status)

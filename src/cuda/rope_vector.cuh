@@ -1,5 +1,5 @@
-/* rope_vector.cuh - what a thread of rope_fast and rope_across has of a head, of the tables and of a weight, and what
-   becomes of it. */
+/* rope_vector.cuh - a thread's vectors of a head, of the tables and of a weight in rope_fast and rope_across, and
+   the arithmetic on them. */
 #ifndef ADZE_CUDA_ROPE_VECTOR_CUH
 #define ADZE_CUDA_ROPE_VECTOR_CUH
 
@@ -10,8 +10,8 @@
 
 constexpr int FAST_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
-/* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
-   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied. */
+/* What is known of a call at compile time. S: dtype of the tables; ONCE: they have one column per pair; ROUND: the
+   call's rounding, with NO_NORM for rope; REST: elements beyond rotary_dim are normalised or copied. */
 constexpr int NO_NORM = 8;
 template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false>
 struct rope_traits {
@@ -46,10 +46,10 @@ struct rope_fast_params {
     uint32_t inverse_part;  /* 65536 / part_groups, rounded up */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
     float eps, weight_offset;
-    uint32_t prefetch_blocks; /* the first blocks, which ask ahead for what they read */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
 };
 
-/* N neighbouring elements of 4 bytes or more, as they were loaded. */
+/* N contiguous elements of 4 bytes or more, still packed. */
 template <typename T, int N>
 struct rope_words {
     static constexpr int COUNT = N * (int)sizeof(T) / 4;
@@ -125,7 +125,7 @@ struct rope_columns {
     static constexpr int W = VEC<T>, N = TRAITS::ONCE && TRAITS::INTERLEAVED ? W / 2 : W;
     static constexpr int SETS = TRAITS::ONCE && !TRAITS::INTERLEAVED ? 1 : 2;
     rope_words<S, N> cos[SETS], sin[SETS];
-    /* use(set, cos, sin): where they are. */
+    /* Calls use(set, cos, sin) with their addresses. */
     template <typename F>
     __device__ __forceinline__ static void at(const rope_fast_params &p, uint32_t b, uint32_t s, int lane, F use)
     {
@@ -162,8 +162,8 @@ struct rope_columns {
     }
 };
 
-/* Rotates x and y, the thread's two sets. A model that rounds every step computes in T: the products of two T are
-   exact in float, so rounding them once is the same. */
+/* Rotates x and y, the thread's two vectors. A model that rounds every step computes in T: products of two T are
+   exact in float, so that one rounding gives the same. */
 template <typename T, typename TRAITS>
 __device__ __forceinline__ void rope_rotate_words(const rope_columns<T, TRAITS> &t, rope_vector<T> &x,
                                                   rope_vector<T> &y)
@@ -224,7 +224,7 @@ __device__ __forceinline__ float rope_squares(const rope_vector<T> (&x)[2])
     return sum[0] + sum[1];
 }
 
-/* What a thread has of a weight: ones, where there is none. */
+/* Loads a thread's part of a weight: ones, if there is none. */
 template <typename T>
 __device__ __forceinline__ void rope_read_weight(const void *row, int at, int apart, rope_vector<T> (&weight)[2])
 {
@@ -232,7 +232,7 @@ __device__ __forceinline__ void rope_read_weight(const void *row, int at, int ap
     weight[1].read_if(row, (const T *)row + at + apart);
 }
 
-/* From what was read to what is written, in place. Lanes that do not turn have elements that are not rotated. */
+/* Normalises and rotates in place. Lanes with `rotates` false have elements that are not rotated. */
 template <typename T, typename TRAITS>
 __device__ __forceinline__ void rope_finish(const rope_fast_params &p, rope_columns<T, TRAITS> &t,
                                             const rope_vector<T> (&weight)[2], float scale, bool rotates,

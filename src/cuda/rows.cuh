@@ -4,8 +4,8 @@
 
 #include "kernel.h"
 
-/* 1 / v to the last bits of a double, and a / b of whole numbers for 0 <= a < 2^52: the compiler's own are calls of
-   functions, and a call costs the registers around it. */
+/* 1 / v to nearly the last bit of a double, and a / b of integers for 0 <= a < 2^52: the compiler's own are function
+   calls, around which registers spill. */
 __device__ __forceinline__ double inverse(double v)
 {
     double r;
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t divide(uint32_t n, const divisor &d)
     return (uint32_t)((uint64_t)n * d.factor >> d.shift);
 }
 
-/* A row's index in each of the merged dimensions: found once, used for every tensor. */
+/* A row's index in each of the merged dimensions: computed once, used for every tensor. */
 struct row_index {
     int64_t at[4];
     __device__ __forceinline__ int64_t &first() { return at[0]; }
@@ -49,7 +49,7 @@ __device__ __forceinline__ row_index row_split(const adze_rows &rows, int64_t ro
     row_index index = {{row, 0, 0, 0}};
     if (rows.rank == 1)
         return index;
-    if (rows.count <= 0x7fffffff) { /* division of 32 bits is several times cheaper */
+    if (rows.count <= 0x7fffffff) { /* 32-bit division is several times cheaper */
         uint32_t rest = (uint32_t)row;
 #pragma unroll
         for (int d = 3; d > 0; d--)
@@ -82,15 +82,15 @@ __device__ __forceinline__ int64_t row_offset(const adze_rows &rows, int tensor,
     return offset;
 }
 
-/* The rows of N tensors when there are at most 2^31 in up to three dimensions, as those of models are: a kernel finds
-   its row before its first load, and the general way above takes longer than the load. */
+/* The rows of N tensors when there are at most 2^31 in up to three dimensions, as in models. A kernel finds its row
+   before its first load, and the general way above takes longer than the load. */
 template <int N>
 struct simple_rows {
     uint32_t count;
     uint32_t size[2]; /* of the inner dimensions, when there are 3; size[1] alone when there are 2 */
     int64_t stride[N], outer[2][N];
 
-    /* A row, found once, and where it begins in each tensor. */
+    /* A row's index in each dimension, computed once for all tensors. */
     struct place {
         uint32_t inner, middle, outermost;
         __device__ __forceinline__ uint32_t &first() { return inner; }
@@ -123,7 +123,7 @@ struct simple_rows {
     }
 };
 
-/* Short rows in one dimension, whose units are counted through: unit n of all of them. */
+/* Short rows in one dimension, whose units are numbered consecutively: unit n of all rows. */
 template <int N>
 struct flat_rows {
     uint32_t count; /* of units */
@@ -143,7 +143,7 @@ struct flat_rows {
         return at.row * stride[t] + at.unit * W;
     }
 };
-/* Host: whether rows of `units` units can be counted through, and as such. */
+/* Host: whether rows of `units` units can be numbered so, and the rows in this form. */
 template <int N>
 static inline bool rows_are_flat(const simple_rows<N> &rows, int64_t units)
 {
@@ -158,7 +158,7 @@ static flat_rows<N> rows_flat(const simple_rows<N> &rows, int64_t units)
     return flat;
 }
 
-/* Any rows. */
+/* Rows of any number in any dimensions. */
 template <int N>
 struct general_rows : adze_rows {
     typedef row_index place;
@@ -173,7 +173,8 @@ struct general_rows : adze_rows {
     }
 };
 
-/* What a kernel takes that walks rows W elements at a time: vectors of near rows, or single elements of any. */
+/* The rows of a kernel that reads W elements at a time: simple rows for vectors, general rows for single elements.
+ */
 template <int W, int N>
 struct rows_choice {
     typedef simple_rows<N> type;
@@ -185,7 +186,7 @@ struct rows_choice<1, N> {
 template <int W, int N>
 using rows_for = typename rows_choice<W, N>::type;
 
-/* Host: whether the rows are near, and those of the tensors that `which` names. */
+/* Host: whether rows are simple, and the simple rows of the tensors that `which` lists. */
 static inline bool rows_are_simple(const adze_rows &rows)
 {
     return rows.count <= 0x7fffffff && rows.rank <= 3;
@@ -207,8 +208,8 @@ static simple_rows<N> rows_simple(const adze_rows &rows, const int (&which)[N])
     return simple;
 }
 
-/* Host: how many elements of a tensor's rows can be read at a time: 1, 2 or 4, or 16 if a vector of 16 bytes can be,
-   or the tensor is absent. */
+/* Host: how many elements of a tensor's rows one load may have: 1, 2 or 4, or 16 if 16-byte vectors are aligned or
+   the tensor is absent. */
 static inline int rows_width(const adze_tensor *t, int64_t dim)
 {
     if (t->dtype == ADZE_NONE)

@@ -1,15 +1,15 @@
-/* softmax on CUDA. A row is read once, all loads of a thread before the first is used, and stays in registers until
-   it is written.
+/* softmax on CUDA. A row is read once, with all loads of a thread issued before the first is used, and stays in
+   registers until it is written.
 
-   softmax_lanes: a row belongs to LANES lanes of a warp, and a block has several. softmax_block: a row belongs to a
-   block, or to a cluster of blocks with a part each. Every warp takes the maximum of its own elements and the sum of
-   their powers relative to it; one barrier later each warp puts all these pairs together, and what it holds needs one
-   factor. In a cluster the pairs are written into the shared memory of all its blocks, so that the same one barrier
-   does and no block waits for another before it ends. softmax_shared: the same for long rows of 16 bits without a
-   mask, which lie in shared memory as they were read, so that a multiprocessor has several rows, and one is loaded
-   while another is stored. Powers are then computed twice. softmax_loop: any call, rows of any length, in blocks or
-   clusters too; maximum and sum are found together in a first pass, the second reads the row again.
-   softmax_any.cuh has the kernels for rows that no 16-byte vectors fit. */
+   softmax_lanes: a row belongs to LANES lanes of a warp, and a block has several rows. softmax_block: a row belongs
+   to a block, or to a cluster of blocks with a part each. Every warp computes the maximum of its own elements and
+   the sum of their exponentials relative to it. After one barrier each warp combines all these pairs and scales its
+   elements by one factor. In a cluster the pairs are written into the shared memory of all its blocks: the same
+   barrier suffices, and no block waits for another before it exits. softmax_shared: the same for long rows of 16-bit
+   elements without a mask, which stay packed in shared memory, so that an SM has several rows and loads one while it
+   stores another. Exponentials are then computed twice. softmax_loop: any call, rows of any length, in blocks or
+   clusters too; a first pass computes maximum and sum together, a second reads the row again. softmax_any.cuh has
+   the kernels for rows that are not aligned for 16-byte vectors. */
 #include "softmax_any.cuh"
 
 template <typename T, bool MASKED, int LANES, int UNITS>
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
         softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
 }
 
-/* Threads of a block, at most, and the blocks of sixteen elements a thread that a multiprocessor has room for. */
+/* Threads of a block, at most, and how many blocks with sixteen elements per thread an SM has room for. */
 template <typename T, bool MASKED, int ELEMENTS>
 constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) ? LONG_THREADS : BLOCK_THREADS;
 template <typename T, bool MASKED, int ELEMENTS>
@@ -50,7 +50,7 @@ template <typename T, bool MASKED, int ELEMENTS>
 constexpr int softmax_blocks = ELEMENTS == 32             ? 1
                                : MASKED && sizeof(T) == 4 ? 2
                                                           : 3;
-/* Threads of softmax_shared on a multiprocessor, at least: this bounds its registers. */
+/* Threads of softmax_shared per SM, at least: this bounds its registers. */
 constexpr int SHARED_THREADS = 1536;
 #else
 constexpr int softmax_blocks = 1;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_
 {
     constexpr int W = VEC<T>, UNITS = ELEMENTS / W;
     constexpr bool LAUNCH_AFTER_LOADS =
-        ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
+        ELEMENTS == 16; /* blocks are few, and those of the next kernel would compete with them */
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
@@ -103,8 +103,8 @@ __device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b)
     const P y = __hmax2(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
     return *reinterpret_cast<const uint32_t *>(&y);
 }
-/* A thread works on what it has brought into shared memory itself. The maximum is that of x, or for a negative scale
-   of -x (`flip` is the sign), and is taken from x before the scale. For sm_90 and newer. */
+/* A thread works on what it has loaded into shared memory itself. The maximum is that of x, or for a negative scale
+   of -x (`flip` is the sign), and is taken before the scale. For sm_90 and newer. */
 template <typename T, int THREADS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
     softmax_shared(const __grid_constant__ softmax_row_params p)
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, ONE_BLOCK) softmax_loop(const _
                 y[j] = power(y[j] - all.max) * inverse;
             store<T, W>((T *)p.out + row.out + i, y);
         }
-        if constexpr (IN_CLUSTER) { /* shares are used again */
+        if constexpr (IN_CLUSTER) { /* shares are reused */
             cluster_arrive();
             cluster_wait();
         } else {
@@ -276,7 +276,7 @@ static adze_status softmax_launch_block(adze_stream s, softmax_row_params p, int
                       {0, (unsigned)blocks}, p);
     return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, false>, rows, threads, 0, p);
 }
-/* The fewest blocks to a row that leave several rows to a multiprocessor. */
+/* The fewest blocks per row that leave room for several rows per SM. */
 template <typename T>
 static adze_status softmax_launch_shared(adze_stream s, softmax_row_params p)
 {
@@ -299,9 +299,9 @@ static adze_status softmax_launch_lanes(adze_stream s, const softmax_row_params 
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
-/* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
-   or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows in shared memory
-   where they can. A cluster only for what a block cannot hold, or for few rows. */
+/* As measured on an H200: 16 elements per thread when there are few rows, so that more threads work, or when a mask
+   needs registers too; else 32, so that more bytes are in flight. Longer rows use shared memory where possible.
+   Clusters are for rows that do not fit in a block, and for few rows. */
 template <typename T, bool MASKED>
 static adze_status softmax_launch(adze_stream s, const softmax_params &g, int width)
 {
@@ -309,7 +309,7 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, int wi
     const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
     const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
     const bool in_shared = !MASKED && sizeof(T) == 2 && blocks > 1;
-    /* elements that a block can hold: 16 in each thread, 32, and as they are held at most */
+    /* elements that a block can hold: with 16 per thread, with 32, and at most */
     const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
     const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
     softmax_row_params p = {};

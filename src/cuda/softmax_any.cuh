@@ -1,9 +1,10 @@
-/* softmax_any.cuh - softmax of rows at any address, and of rows of 16 bits with a mask of f32.
+/* softmax_any.cuh - softmax of rows at any address, and of rows of 16-bit elements with an f32 mask.
 
-   A thread has units of W elements, which all tensors allow; neighbouring lanes have neighbouring units. The lanes of
-   a row, or the warps of its blocks, have a run of it each: from unit to unit of a thread is then a number that the
-   compiler knows, and so are the offsets of its loads. All are loaded before the first is used, and a row is read
-   once. softmax_any_lanes: a row belongs to LANES lanes. softmax_any_block: to a block or a cluster of blocks. */
+   A thread has units of W elements, the widest that all tensors allow; neighbouring lanes have neighbouring units.
+   The lanes of a row, or the warps of its blocks, have a contiguous run each: the stride between units of a thread
+   is then a compile-time constant, and so are the offsets of its loads. All loads are issued before the first is
+   used, and a row is read once. softmax_any_lanes: a row belongs to LANES lanes. softmax_any_block: to a block or a
+   cluster of blocks. */
 #ifndef ADZE_CUDA_SOFTMAX_ANY_CUH
 #define ADZE_CUDA_SOFTMAX_ANY_CUH
 
@@ -53,12 +54,13 @@ __device__ __forceinline__ const void *mask_at(const void *, int64_t)
     return nullptr;
 }
 
-/* What a thread has of a row: unit u is there where u * STEP < left, counted from the thread's first. */
+/* A thread's part of a row: unit u exists where u * STEP < left, counted from the thread's first. */
 template <typename T, typename M, int W, int UNITS, int STEP>
 struct softmax_units {
     float y[UNITS][W];
 
-    /* Scaled and masked; gives the largest, -inf where there is nothing. LAUNCH_AFTER_LOADS: as in softmax_read. */
+    /* Loads, scales and masks; returns the maximum, -inf without elements. LAUNCH_AFTER_LOADS: as in softmax_read.
+     */
     template <bool LAUNCH_AFTER_LOADS>
     __device__ __forceinline__ float read(const T *x, const M *mask, float scale, int left)
     {
@@ -90,7 +92,7 @@ struct softmax_units {
         }
         return max;
     }
-    /* Makes powers relative to `from` of all, and gives their sum. */
+    /* Replaces all elements by exponentials relative to `from` and returns their sum. */
     __device__ __forceinline__ float powers(float from)
     {
         float sum[2] = {0, 0};
@@ -105,7 +107,7 @@ struct softmax_units {
     }
     __device__ __forceinline__ void write(T *out, int left, float factor)
     {
-        asm volatile("" : "+r"(left)); /* so that no register holds what was found for the loads until here */
+        asm volatile("" : "+r"(left)); /* opaque: recomputed here rather than kept in registers since the loads */
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             if (u * STEP < left) {
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
         row.write((T *)p.out + at[OUT] + lane * W, left, inverse);
 }
 
-/* The blocks of BLOCK_THREADS threads that a multiprocessor has room for: this bounds the registers. */
+/* Blocks of BLOCK_THREADS threads per SM: this bounds the registers. */
 template <typename M, int ELEMENTS>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 constexpr int any_blocks = ELEMENTS == 32                  ? (has_mask<M> ? 1 : 2)
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
     softmax_any_block(const __grid_constant__ softmax_row_params p)
 {
     constexpr bool LAUNCH_AFTER_LOADS =
-        ELEMENTS <= 16; /* there are few blocks, and the next kernel's would be in their way */
+        ELEMENTS <= 16; /* blocks are few, and those of the next kernel would compete with them */
     constexpr int UNITS = ELEMENTS / W;
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * BLOCK_THREADS / 32];
     if constexpr (IN_CLUSTER)
@@ -190,8 +192,8 @@ static adze_status softmax_launch_any_block(adze_stream s, const softmax_row_par
     const dim3 threads((unsigned)ceil_div(p.units, 32 * ELEMENTS / W) * 32);
     return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, false>, p.rows.count, threads, 0, p);
 }
-/* A row in a cluster: of the fewest blocks, a power of two, that have at most 16 elements for each of BLOCK_THREADS
-   threads, or of more while there are multiprocessors without a block. */
+/* A row in a cluster of the fewest blocks, a power of two, with at most 16 elements for each of BLOCK_THREADS
+   threads; of more blocks while SMs would idle. */
 template <typename T, typename M, int W, int ELEMENTS>
 static adze_status softmax_launch_any_cluster(adze_stream s, softmax_row_params p, int64_t some)
 {
@@ -211,8 +213,8 @@ static bool softmax_any_holds(adze_stream s, int64_t dim, int64_t rows, bool mas
     return dim <= BLOCK_THREADS * (clusters ? 32 * CLUSTER : masked ? 16 : 32);
 }
 
-/* Few elements a thread where there are few rows, so that more threads are at work; many where there are many, for a
-   thread's other work is the same. A mask wants registers too: 32 elements only where 16 do not hold the row. */
+/* Few elements per thread where there are few rows, so that more threads work; many where there are many, since a
+   thread's overhead is constant. A mask needs registers too: 32 elements only where 16 do not hold the row. */
 template <typename T, typename M, int W>
 static adze_status softmax_launch_any(adze_stream s, softmax_row_params p)
 {
