@@ -16,7 +16,7 @@ typedef enum adze_kind {
     ADZE_OPTIONAL,     /* an input that may be absent */
     ADZE_OUT,          /* always there */
     ADZE_OUT_IF,       /* must be there exactly when outputs() gives it a dtype */
-    ADZE_OUT_OPTIONAL, /* the same, but the caller may do without it */
+    ADZE_OUT_OPTIONAL, /* the same, but the caller may leave it out */
     ADZE_FLOAT,
     ADZE_INT
 } adze_kind;

@@ -1,5 +1,4 @@
-/* dispatch.c - copy and check the arguments, take the first kernel that accepts, run it; errors; the trace
- * line. */
+/* dispatch.c - copies and checks the arguments, runs the first kernel that accepts them; errors; traces. */
 #include "kernel.h"
 
 #include <math.h>
@@ -50,7 +49,7 @@ static struct {
     int trace;         /* 1: a line per call; 2: also why earlier kernels were passed over */
     const adze_op *op; /* of ADZE_KERNEL, "op:row"; NULL without it */
     const adze_kernel *forced;
-    char wrong[224]; /* what every call says: a setting names something that is not there */
+    char wrong[224]; /* the error of every call, when a setting names what does not exist */
 } settings;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
 
@@ -354,7 +353,7 @@ __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op 
     size_t at = known;
     while (!caller[at])
         at++;
-    if (at < op->args_size) { /* what no field of the table has at the end of the struct is an int32_t reserved */
+    if (at < op->args_size) { /* the only bytes here that no field has are an int32_t reserved */
         int32_t reserved;
         memcpy(&reserved, caller + at / sizeof reserved * sizeof reserved, sizeof reserved);
         return adze_fail(ADZE_BAD_ARG, "%s: reserved is %d, it must be 0", op->name, reserved);
@@ -366,8 +365,7 @@ __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op 
         op->name, at, size, ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100, op->args_size);
 }
 
-/* Copies the caller's struct, of whatever version, and checks all that can be checked before a kernel is
- * chosen. */
+/* Copies the caller's struct, of any version, and checks all that does not depend on the kernel. */
 static adze_status take_args(const adze_op *op, const void *caller, char *args)
 {
     const size_t size = caller ? ((const adze_call *)caller)->size : 0;

@@ -58,8 +58,7 @@ adze_status adze_cuda_prepare(int device);
 /* parallel.c */
 void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *context);
 int adze_thread_count(void);
-int adze_threads_requested(
-    void); /* by ADZE_THREADS: 0 when it is absent or asks for the default, -1 when it is wrong */
+int adze_threads_requested(void); /* by ADZE_THREADS; 0: default, -1: invalid */
 enum { ADZE_THREADS_MAX = 256 };
 
 /* cpus.c */

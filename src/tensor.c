@@ -9,7 +9,7 @@ typedef struct format {
     const char *name;
     size_t size;
     double smallest; /* normal number */
-    double spacing;  /* from 1 to the next number; 0: there is no point */
+    double spacing;  /* from 1 to the next number; 0: an integer dtype */
     double max;
 } format;
 
@@ -135,7 +135,7 @@ void adze_put(const adze_tensor *t, int64_t at, double value)
         ((uint16_t *)t->data)[at] = (uint16_t)(bits >> 16);
         break;
     }
-    default: /* a dtype without bytes of its own has nowhere to put it */
+    default: /* a dtype without a size has no elements to write */
         if (adze_dtype_size(t->dtype))
             ((int8_t *)t->data)[at] = (int8_t)value;
         break;

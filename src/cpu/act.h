@@ -1,11 +1,12 @@
-/* act.h - exp and the activations, a register at a time. Accuracies are in float units, 2^-23 relative. */
+/* act.h - exp and the activations, one vector register at a time. Accuracies are in float units, 2^-23 relative. */
 #ifndef ADZE_CPU_ACT_H
 #define ADZE_CPU_ACT_H
 
 #include "cpu/row.h"
 
-/* The addend of vf_fma, a constant. NEON's instruction replaces its addend: a copy in a register would take as long
-   as a product, a load takes no time of the pipes that multiply. So it is loaded each time, and volatile says so. */
+/* The addend of vf_fma, a constant. NEON's instruction overwrites its addend: a register copy would take as long as
+   a multiplication, while a load does not use the multiply pipes. So it is loaded each time, which volatile
+   enforces. */
 #if defined(__aarch64__)
 #    define VF_ADDEND(f)                                                                                             \
         __extension__({                                                                                              \
@@ -22,7 +23,7 @@ INLINE vf exp_whole(vf x)
 {
     return vf_fma(x, vf_all(0x1.715476p+0f), VF_ADDEND(EXP_BIAS));
 }
-/* x - n ln 2; the product with the first part of ln 2 is exact. */
+/* x - n ln 2; the product with the high part of ln 2 is exact. */
 INLINE vf exp_rest(vf x, vf whole)
 {
     const vf n = whole - EXP_BIAS;
@@ -69,7 +70,7 @@ INLINE vf act_times_sigmoid(vf x, vf z)
     const vf e = exp_within(vf_minus_abs_to(z, 104));
     return vf_over(vf_by_sign(x, x * e, x), 1 + e);
 }
-/* a b + c, rounded once, where a target can. */
+/* a b + c, rounded once where the target has FMA. */
 #if defined(__AVX2__) || defined(__aarch64__)
 #    define VF_FUSES 1
 INLINE vf vf_fused(vf a, vf b, vf c)
@@ -135,7 +136,7 @@ INLINE vf act_gelu(vf x, int is_short)
 #if defined(__AVX512F__)
     const __mmask16 plus = _mm512_cmpge_epi32_mask((__m512i)x, _mm512_setzero_si512());
     return x * (vf)_mm512_mask_sub_ps((__m512)tail, plus, (__m512)vf_all(1), (__m512)tail);
-#else /* -|x| times tail, or tail - 1: a select less */
+#else /* -|x| times tail, or times tail - 1: this saves a select */
     return vf_minus_abs(x) * (tail - (vf)((((vu)x >> 31) - 1u) & (vu)vf_all(1)));
 #endif
 }

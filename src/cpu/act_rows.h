@@ -1,5 +1,5 @@
 /* act_rows.h - activation and glu on the CPU: out = act(gate), or act(gate) * value, in one pass. Rows are cut into
-   pieces of PIECE elements, which threads share. */
+   pieces of PIECE elements, which are distributed over threads. */
 #ifndef ADZE_CPU_ACT_ROWS_H
 #define ADZE_CPU_ACT_ROWS_H
 
@@ -31,7 +31,7 @@ INLINE void act_step(const act_call *c, char *const *data, int64_t i, int64_t n,
     }
     row_store32_part(data[OUT], dtype, i, y, n, c->stream);
 }
-/* The same of any dtype and activation, at the end of a row: no loop has a second copy of it. */
+/* The tail of a row, for any dtype and activation. It is not inlined, so that each loop has only one copy. */
 NO_INLINE void act_rest(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
 {
     act_step(c, data, i, n, dtype, act, times);

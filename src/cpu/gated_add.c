@@ -1,5 +1,5 @@
-/* gated_add on the CPU: one pass. Rows are cut into pieces of PIECE elements, which threads share. A gate with a
-   table becomes floats first, once for pieces in a row that share both. */
+/* gated_add on the CPU, in one pass. Rows are cut into pieces of PIECE elements, which are distributed over threads.
+   Gate + table is computed in float first, once for consecutive pieces that share both. */
 #include "cpu/row.h"
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS, PIECE = 4096 };
@@ -11,7 +11,7 @@ typedef struct gated_call {
     int steps, stream;
 } gated_call;
 
-/* The product is a float before the sum, as in the norms: it may not become one instruction with it. */
+/* The product is rounded to float before the sum, as in the norms: it must not be contracted to an FMA. */
 INLINE vf16 uncontracted(vf16 v)
 {
     for (int p = 0; p < VF_PARTS; p++) {

@@ -1,8 +1,10 @@
-/* norm.h - rms_norm and layer_norm on the CPU. A row is read from memory and summed, then from the cache for the
-   squares (layer_norm) and to be written, while the next row is brought there. A row that is made from several, or is
-   slow to read, becomes floats in a buffer on the way; so does once what rows share and is not of x's dtype, or is a
-   sum. What is longer than the buffer goes through it in parts, made anew each time. The buffer is on the stack where
-   it is small, for a thread's stack may be. Lanes are in the order of x's dtype. */
+/* norm.h - rms_norm and layer_norm on the CPU.
+
+   A row is read from memory and summed, then read from the cache for the squares (layer_norm) and for the output,
+   while the next row is prefetched. h is converted to floats in a buffer where it is a sum of several tensors or
+   slow to read. Parameters that rows share are converted once where they are sums or not of x's dtype. Rows longer
+   than the buffer go through it in parts, which are computed again for each pass. A small buffer is on the stack,
+   since a thread's stack may be small. Lanes are in the order of x's dtype (row32.h). */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
@@ -10,7 +12,7 @@
 
 #include <stdlib.h>
 
-/* To read f16 without an instruction for it takes so long that what is read more than once is kept as floats. */
+/* Without F16C, reading f16 is so slow that rows read more than once are kept as floats. */
 #if defined(__AVX__) || defined(__aarch64__)
 #    define SLOW_TO_READ(dtype) ((void)(dtype), 0)
 #else
@@ -19,9 +21,9 @@
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
 enum {
-    STACK_FLOATS = 6144, /* floats on a thread's stack, for a part of a row and of each operand that is made */
+    STACK_FLOATS = 6144, /* floats on a thread's stack, for a part of a row and of each converted operand */
     SPACE = 65536,       /* floats at most, from the heap */
-    SHARED_ROWS = 4,     /* that have a bf16 weight made once, on NEON */
+    SHARED_ROWS = 4,     /* rows from which on a bf16 weight is converted once, on NEON */
     STEP = 2 * LANES,    /* elements at a time */
     LINE = 64            /* a part is a multiple of it */
 };
@@ -34,9 +36,9 @@ typedef struct norm_call {
     int stream_out, stream_sum;
 } norm_call;
 
-typedef struct norm_cached { /* an operand as floats, and what they were made from */
+typedef struct norm_cached { /* an operand converted to floats, and its source */
     const char *data, *table;
-    float *floats; /* NULL: it is used as it is */
+    float *floats; /* NULL: it is not converted */
 } norm_cached;
 
 typedef struct norm_space { /* of a thread */
@@ -46,16 +48,16 @@ typedef struct norm_space { /* of a thread */
     float floats[STACK_FLOATS] __attribute__((aligned(64)));
 } norm_space;
 
-typedef struct norm_term { /* an operand of a part: floats that were made of it, or elements of x's dtype */
+typedef struct norm_term { /* an operand of a part: converted floats, or elements of x's dtype */
     const char *data;      /* NULL: absent */
     int converted;
 } norm_term;
 
-typedef struct norm_part { /* of a row: n elements, from what its passes need; absent pointers are NULL */
+typedef struct norm_part { /* n elements of a row; absent pointers are NULL */
     const char *x, *residual;
     const char *next_x, *next_residual; /* the same part of the next row */
     char *out, *sum;
-    float *converted; /* where h becomes floats; NULL: x is h already */
+    float *converted; /* h in floats; NULL: x is h already */
     norm_term weight, bias, gate, scale, shift;
     int64_t n;
     float mean, rstd;
@@ -95,8 +97,8 @@ NO_INLINE void norm_round(float *y, int64_t n, int dtype)
         row_store32(y, ADZE_F32, j, row_round32(ADZE_BF16, row_load32(y, ADZE_F32, j)), 0);
 }
 
-/* data + table + plus, n elements of a row; `steps` rounds both sums to x's dtype. Rows that share an operand have it
-   made once. */
+/* data + table + plus, n elements of a row; `steps` rounds both sums to x's dtype. Rows that share an operand
+   convert it once. */
 INLINE norm_term norm_operand(norm_cached *cached, int x_dtype, const char *data, int dtype, const char *table,
                               int table_dtype, int64_t n, float plus, int steps)
 {
@@ -121,9 +123,8 @@ INLINE norm_term norm_operand(norm_cached *cached, int x_dtype, const char *data
 
 /* ---- Passes ----
 
-   Each is a function of its own: inlined into one, they would have their temporaries on the stack at the same time.
-   A pass copies its part first: what it stores might change the one it was given, which would be read again in every
-   step. */
+   Each is a separate function: inlined into one, their temporaries would be on the stack at the same time. A pass
+   copies its part first: a store might alias the given one, which would then be reloaded in every step. */
 
 /* n <= 32 elements from j on. */
 INLINE vf32 norm_load(norm_term term, int dtype, int64_t j, int64_t n)
@@ -172,7 +173,7 @@ INLINE void norm_make_step(const norm_part *t, int dtype, int square, int64_t j,
     if (t->converted)
         row_store32(t->converted, ADZE_F32, j, h, 0);
 }
-/* Makes h and adds it up, or its squares. Where x is h, a loop of its own needs no copies of registers. */
+/* Computes h and sums it, or its squares. Where x is h, a specialised loop avoids register copies. */
 INLINE float norm_make_as(const norm_part *given, int dtype, int square)
 {
     const norm_part part = *given, *const t = &part;
@@ -207,7 +208,7 @@ NO_INLINE float norm_make_squares(const norm_part *t, int dtype)
     return norm_make_any(t, dtype, 1);
 }
 
-/* Asks for 32 elements of the next row. */
+/* Prefetches 32 elements of the next row. */
 INLINE void norm_prefetch(const norm_part *t, int dtype, int64_t i)
 {
     if (t->next_x)
@@ -216,7 +217,8 @@ INLINE void norm_prefetch(const norm_part *t, int dtype, int64_t i)
         row_prefetch(t->next_residual, dtype, i);
 }
 
-/* The sum of (h - mean)^2. This pass asks for the first half of the next row, the one that writes for the other. */
+/* The sum of (h - mean)^2. This pass prefetches the first half of the next row, the pass that writes the other half.
+ */
 INLINE void norm_square(const norm_part *t, int dtype, int64_t j, int64_t n, vf_total *total, int half)
 {
     const vf32 mean = vf32_first(dtype, t->mean, n);
@@ -270,7 +272,7 @@ INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, 
         y = norm_plus(y, t->shift, dtype, j, n);
     row_store32_part(t->out, out_dtype, j, vf32_order(y, dtype, out_dtype), n, t->stream_out);
 }
-/* The same of any dtype, at the end of a row: no loop has a second copy of it. */
+/* The tail of a row, for any dtype. It is not inlined, so that each loop has only one copy. */
 NO_INLINE void norm_put_rest(const norm_part *t, int dtype, int out_dtype, int centred, int64_t j, int64_t n)
 {
     norm_put(t, dtype, out_dtype, centred, j, n);
@@ -342,8 +344,8 @@ INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space 
     t->converted = space->row;
 }
 
-/* Whether an operand becomes floats: one that is a sum, or not elements of x's dtype. To widen bf16 takes NEON as
-   long as a product does: the rows of a range share the floats of a weight. */
+/* Whether an operand is converted to floats: one that is a sum, or not of x's dtype. On NEON widening bf16 takes as
+   long as a multiplication, so that the rows of a range share a converted weight. */
 INLINE int norm_converts(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
 {
     const int dtype = c->a->x.dtype;
@@ -356,7 +358,7 @@ INLINE int norm_converts(const norm_call *c, const adze_tensor *t, const adze_te
     return 0;
 #endif
 }
-/* Divides the buffer. What was taken from the heap is returned, or NULL; without memory, parts of a row are smaller.
+/* Divides the buffer among its users. Returns the heap memory, or NULL. Without memory, parts of a row are smaller.
  */
 INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t rows)
 {

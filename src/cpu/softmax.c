@@ -1,6 +1,6 @@
-/* softmax on the CPU. A row is read for its maximum, again from the cache for the sum of its exponentials, and these
-   are kept for the last pass, on the stack or for longer rows on the heap; what is longer still computes them again.
- */
+/* softmax on the CPU. A row is read for its maximum, then from the cache for the sum of its exponentials. These are
+   kept for the last pass, on the stack or for longer rows on the heap; rows that are longer still compute them
+   again. */
 #include "cpu/act.h"
 
 #include <stdlib.h>

@@ -116,7 +116,7 @@ __device__ __forceinline__ void group_store(const group_params &p, const group_s
                                             int n, float2 stats)
 {
 #pragma unroll 1
-    for (int k = 0; k < n; k++) { /* not unrolled over the elements: this keeps the code small */
+    for (int k = 0; k < n; k++) { /* v shifts down one register per iteration: unrolled code would be large */
         float f[1], weight[1] = {1}, bias[1] = {0};
         v[0].get(f);
         const group_place place = group_find(p, start, threadIdx.x + k * blockDim.x);

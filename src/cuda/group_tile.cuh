@@ -391,7 +391,7 @@ __device__ __forceinline__ void tile_store(const tile_params &p, unit<T, W> (&v)
         }
     } else {
 #pragma unroll 1
-        for (int k = 0; k < n; k++) { /* not unrolled over the units: this keeps the code small */
+        for (int k = 0; k < n; k++) { /* v shifts down one register per iteration: unrolled code would be large */
             write(v[0], out), out += step;
 #pragma unroll
             for (int i = 0; i + 1 < UNITS; i++)

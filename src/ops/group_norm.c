@@ -72,7 +72,7 @@ static void group_finish(group_sums *s, float eps)
     s->scale = adze_rsqrt(adze_add(variance, adze_exact(eps)));
 }
 
-/* One walk over all elements of x, in the order of the output. */
+/* One pass over all elements of x, in the order of the output. */
 typedef enum group_step { SUM, SQUARE, WRITE } group_step;
 
 static void group_pass(const adze_group_norm_args *a, group_sums *sums, adze_value *out, group_step step)
