@@ -1,4 +1,4 @@
-/* device.c - what this machine is: CPU features, the cache, and CUDA's answers when CUDA is not built in. */
+/* device.c - what this machine has: CPU features and cache, and the answers about CUDA when it is not built in. */
 #include "kernel.h"
 
 #include <unistd.h>
@@ -56,7 +56,7 @@ static int query_features(void)
 
 int adze_cpu_features(void)
 {
-    static _Atomic int known; /* CPUID takes long in a virtual machine */
+    static _Atomic int known; /* CPUID is slow in a virtual machine */
     if (!known)
         known = query_features() | 1 << 30;
     return known & ~(1 << 30);

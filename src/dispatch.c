@@ -106,8 +106,7 @@ static const adze_tensor *tensor_at(const adze_field *f, const char *args)
     return (const void *)(args + f->offset);
 }
 
-/* The span of a view in elements, low and high included; 0 when it leaves the address space. Sizes are above
- * 0. */
+/* The span of a view in elements, low and high included; 0 when it leaves the address space. Sizes are positive. */
 static inline int span(const adze_tensor *t, int64_t *low, int64_t *high)
 {
     const int64_t limit = INT64_MAX / 64;
@@ -204,7 +203,7 @@ static int folds(const adze_tensor *t)
     return 0;
 }
 
-/* The inputs that an output may be, for a sentence. */
+/* The inputs that an output may be, as text for an error. */
 static const char *may_be_text(const adze_op *op, const adze_field *f, char *text, size_t size)
 {
     int n = snprintf(text, size, f->may_be[0] ? "it may only be the same view as" : "it needs memory of its own");
@@ -275,8 +274,7 @@ static adze_status check_outputs(const adze_op *op, const char *args, const exte
     return ADZE_OK;
 }
 
-/* A tensor as `adze run` reads it: dtype[size:stride,...], then where it lies when that is not a fresh
- * 64-byte line. */
+/* A tensor as `adze run` reads it: dtype[size:stride,...], then its place, unless that is a new 64-byte line. */
 static void trace_tensor(const adze_op *op, const char *args, const adze_field *f)
 {
     const adze_tensor *t = tensor_at(f, args);
@@ -346,7 +344,7 @@ static adze_status check_inputs(const adze_op *op, const void *args)
     return op->validate(args);
 }
 
-/* The first byte from `known` on that a caller has set. */
+/* Reports the first byte from `known` on that a caller has set. */
 __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op *op, const char *caller, size_t known,
                                                                   size_t size)
 {

@@ -30,7 +30,7 @@ static struct {
     pid_t process; /* the process that started the workers */
     pthread_t worker[ADZE_THREADS_MAX];
     task task;
-    _Atomic uint64_t state; /* PLACEs that are free, workers AT_WORK */
+    _Atomic uint64_t state; /* free PLACEs, and workers AT_WORK */
     atomic_int stopping;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,

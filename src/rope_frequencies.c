@@ -75,7 +75,8 @@ static adze_status dynamic(const adze_rope_spec *s, int64_t seq_len, double *fre
     return ADZE_OK;
 }
 
-/* Wavelengths beyond the old context are stretched by factor, short ones are kept, and those between are blended. */
+/* Wavelengths beyond the original context are scaled by factor, short ones are kept, and those between are
+   interpolated. */
 static adze_status llama3(const adze_rope_spec *s, double *freq)
 {
     ADZE_CHECK(need("llama3", "factor", s->factor));
@@ -106,7 +107,7 @@ static double magnitude(double factor, double mscale)
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-/* The column whose wave turns so many times within the old context. */
+/* The column that makes so many rotations within the original context. */
 static double turning_column(const adze_rope_spec *s, double turns)
 {
     return s->rotary_dim * log((double)s->original_max_position_embeddings / (turns * 2 * PI)) /

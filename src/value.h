@@ -60,8 +60,8 @@ static inline adze_value adze_summed(int64_t n, double sum, double magnitude, do
 {
     return (adze_value){sum, error + ADZE_U * adze_sum_depth(n) * (magnitude + error)};
 }
-/* a rounded to a dtype. When float error leaves the neighbour open, the bound covers both; otherwise it is
- * zero. */
+/* a rounded to a dtype. When float error leaves open which neighbour it is, the bound covers both; otherwise it is
+   zero. */
 static inline adze_value adze_rounded(int dtype, adze_value a)
 {
     const double v = adze_round_to(dtype, a.v);

@@ -17,7 +17,7 @@
 #    define VF_ADDEND(f) vf_all(f)
 #endif
 
-/* x / ln 2 to a whole number n, as BIAS + n: a float whose low bits are n + 191. */
+/* x / ln 2 rounded to an integer n, as BIAS + n: a float whose low bits are n + 191. */
 #define EXP_BIAS (0x1.8p23f + 191)
 INLINE vf exp_whole(vf x)
 {
@@ -86,8 +86,8 @@ INLINE vf vf_fused(vf a, vf b, vf c)
 #else
 #    define VF_FUSES 0
 #endif
-/* The normal distribution's integral up to m <= 0: exp(-m^2 / 2) times a polynomial in (3 + m) / (3 - m) over 3 - m,
-   good to 3 units. -m^2 / 2 is n ln 2 - r / 2. */
+/* The normal CDF at m <= 0: exp(-m^2 / 2) times a polynomial in (3 + m) / (3 - m) over 3 - m, good to 3 units. -m^2
+   / 2 is n ln 2 - r / 2. */
 INLINE vf normal_tail(vf m)
 {
     const vf whole = vf_fma(m * m, vf_all(-0x1.715476p-1f), VF_ADDEND(EXP_BIAS)), n = whole - EXP_BIAS;
@@ -109,8 +109,8 @@ INLINE vf normal_tail(vf m)
     g = vf_fma(g, t, VF_ADDEND(0x1.754a74p-1f));
     return g * w * e;
 }
-/* The same of an m with at most 12 bits, whose square is a float. r has 0x1.62e43cp+0 in place of 2 ln 2;
-   upper / lower makes up for it, and is off by 1.7 units. */
+/* The normal CDF at an m of at most 12 bits, whose square is exact in float. r uses 0x1.62e43cp+0 instead of 2 ln 2;
+   upper / lower compensates for it and is off by 1.7 units. */
 INLINE vf normal_tail_of_short(vf m)
 {
     const vf square = m * m;
@@ -129,7 +129,7 @@ INLINE vf normal_tail_of_short(vf m)
     lower = vf_fma(lower, m, VF_ADDEND(0x1.aea808p+4f));
     return vf_over(upper * exp_parts(whole, r, -0.5f), lower);
 }
-/* x times the normal distribution's integral up to x: x tail, or x (1 - tail) where x has no minus. */
+/* x times the normal CDF at x: x tail, or x (1 - tail) where x is not negative. */
 INLINE vf act_gelu(vf x, int is_short)
 {
     const vf m = vf_minus_abs_to(x, 14.25f), tail = is_short ? normal_tail_of_short(m) : normal_tail(m);

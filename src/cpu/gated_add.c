@@ -26,7 +26,7 @@ INLINE vf16 uncontracted(vf16 v)
     return v;
 }
 
-typedef struct gated_sum { /* gate + table, and what it was made from */
+typedef struct gated_sum { /* gate + table, and its source */
     const char *gate, *table;
     float floats[PIECE] __attribute__((aligned(64)));
 } gated_sum;

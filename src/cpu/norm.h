@@ -183,7 +183,8 @@ INLINE float norm_make_as(const norm_part *given, int dtype, int square)
         vf_total_add32(&total, 0, row_load32(t->x, dtype, j), square);
         vf_total_add32(&total, 1, row_load32(t->x, dtype, j + STEP), square);
     }
-    for (; j + 2 * STEP <= t->n; j += 2 * STEP) { /* written out: a set that is a variable stays in memory */
+    for (; j + 2 * STEP <= t->n;
+         j += 2 * STEP) { /* unrolled by hand: with a variable index the accumulators would stay in memory */
         norm_make_step(t, dtype, square, j, STEP, &total, 0);
         norm_make_step(t, dtype, square, j + STEP, STEP, &total, 1);
     }
@@ -312,7 +313,7 @@ NO_INLINE void norm_write_centred(const norm_part *t, int dtype, int out_dtype)
 
 /* ---- Rows ---- */
 
-/* Elements from i on of tensor t, of a row that is given by its first ones; NULL when absent. */
+/* Elements of tensor t from i on, where `row` has its first elements; NULL when absent. */
 INLINE const char *norm_at(const norm_call *c, const char *const *row, int t, int64_t i)
 {
     return row[t] ? row[t] + i * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2) : NULL;

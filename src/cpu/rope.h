@@ -95,7 +95,7 @@ case KEY(dtype, weight, norm, value):                                           
 /* Where n pairs are: their first and their second elements, in the source and in the head. Interleaved pairs are one
    set of 2 n elements. */
 typedef struct rope_part {
-    const void *source; /* x, or the floats made from it */
+    const void *source; /* x, or the floats converted from it */
     const float *cos, *sin;
     int64_t from[2], to[2], n;
     int64_t second; /* where the second set's tables are, after the first's */
@@ -169,7 +169,7 @@ case KEY(dtype, pairs, steps): rope_rotate_as(p, row, normed ? ADZE_F32 : dtype,
 #undef KEY
 }
 
-/* n floats to elements from i on. */
+/* Stores n floats to elements from i on. */
 NO_INLINE void rope_put(char *out, int dtype, int64_t i, int64_t n, const float *y)
 {
     for (int64_t j = 0; j < n; j += LANES) {
@@ -183,7 +183,7 @@ NO_INLINE void rope_put(char *out, int dtype, int64_t i, int64_t n, const float 
     }
 }
 
-/* n columns of a table from i on as floats. */
+/* Loads n columns of a table from i on as floats. */
 INLINE void rope_columns_as(const char *table, int dtype, int64_t i, int64_t n, float *to)
 {
     int64_t j = 0;

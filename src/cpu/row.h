@@ -88,7 +88,7 @@ INLINE vf vf_by_sign(vf x, vf a, vf b)
     return vf_select((vi)x < 0, a, b);
 #endif
 }
-INLINE vf vf_fma(vf a, vf b, vf c) /* contracted where the target can */
+INLINE vf vf_fma(vf a, vf b, vf c) /* an FMA where the target has one */
 {
     return a * b + c;
 }
@@ -123,7 +123,7 @@ INLINE vf16 vf16_minus(vf16 v, float f)
     return vf16_sub(v, vf16_all(f));
 }
 typedef float vf4 __attribute__((vector_size(16)));
-INLINE float vf_sum(vf v) /* halves are added until one lane is left */
+INLINE float vf_sum(vf v) /* pairwise: halves are added until one lane is left */
 {
 #if defined(__AVX512F__)
     const __m256 high = (__m256)_mm512_extractf64x4_pd((__m512d)v, 1);
@@ -209,7 +209,7 @@ typedef struct half16 {
 #endif
 
 #if !defined(__AVX__) && !defined(__aarch64__)
-INLINE half8 half8_pack(vi low, vi high) /* of numbers of 16 bits with a sign */
+INLINE half8 half8_pack(vi low, vi high) /* of signed 16-bit integers */
 {
 #    if defined(__x86_64__)
     return (half8)_mm_packs_epi32((__m128i)low, (__m128i)high);

@@ -66,12 +66,13 @@ INLINE void softmax_add(const softmax_call *c, const softmax_row *row, int dtype
     if (kept)
         row_store(kept, ADZE_F32, i, terms);
 }
-/* The sum of exp(y - max), in 32 lanes; `kept` takes the terms. */
+/* The sum of exp(y - max), in 32 lanes; the terms are stored in `kept`. */
 INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max, float *kept)
 {
     vf_total total = {0};
     int64_t i = 0;
-    for (; i + 2 * LANES <= c->dim; i += 2 * LANES) { /* written out: a set that is a variable stays in memory */
+    for (; i + 2 * LANES <= c->dim;
+         i += 2 * LANES) { /* unrolled by hand: with a variable index the accumulators would stay in memory */
         softmax_add(c, row, dtype, mask, max, kept, i, LANES, &total, 0);
         softmax_add(c, row, dtype, mask, max, kept, i + LANES, LANES, &total, 1);
     }

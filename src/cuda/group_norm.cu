@@ -45,7 +45,7 @@ struct group_start {
     int64_t row, at;       /* of x; an element of the row */
     int64_t channel, into; /* channels first: the row's, and which row of it; last: the group's first */
 };
-/* (a + b) / size and the rest, for a < size and b < 2^30. */
+/* (a + b) / size and the remainder, for a < size and b < 2^30. */
 __device__ __forceinline__ int64_t step_over(int64_t a, uint32_t b, int64_t size, int64_t &rest)
 {
     int64_t times;
@@ -403,7 +403,7 @@ static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
     }
 }
 
-/* The call in units of W elements of T; false: they do not fit it. */
+/* Runs the call in units of W elements of T; false if they do not fit it. */
 template <typename T, int W>
 static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status *status)
 {

@@ -1,13 +1,12 @@
 /* norm_any.cuh - any call of rms_norm and layer_norm, on CUDA: all options, any alignment, rows of any length.
 
-   A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x threads
-   share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any holds a row in registers, as
-   floats: UNITS units in each thread, neighbours in neighbouring lanes, from the one time it is read. IN_CLUSTER: the
-   blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many to
-   count in 32 bits, and reads them again for each pass. Options are branches on the call's parameters, the same in
-   all threads and around the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their
-   tables, or an output of another dtype.
- */
+   A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x
+   threads share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any reads a row once and
+   holds it in registers, as floats: UNITS units in each thread, neighbours in neighbouring lanes. IN_CLUSTER: the
+   blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many for
+   a 32-bit index, and reads them again for each pass. Options are uniform branches on the call's parameters, outside
+   the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their tables, or an output of
+   another dtype. */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
 
@@ -37,7 +36,7 @@ struct norm_any_params {
 typedef norm_any_params<simple_rows<NORM_TENSORS>> norm_any_simple;
 typedef norm_any_params<general_rows<NORM_TENSORS>> norm_any_general;
 
-/* All W values as a store and a load would leave them. */
+/* Rounds all W values to T and back. */
 template <typename T, int W>
 __device__ __forceinline__ void round_unit(float (&f)[W])
 {
@@ -394,7 +393,7 @@ struct norm_piece {
     }
 };
 
-/* The first thread of a row prefetches what the block reads of it: `units` units from `first` on. */
+/* The first thread of a row prefetches the block's part of it: `units` units from `first` on. */
 template <typename T, int W, bool MODULATED>
 __device__ __forceinline__ void norm_any_prefetch(const norm_any_simple &p, uint32_t r, int first, int units)
 {

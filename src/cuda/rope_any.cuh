@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(ANY_THREADS, TRAITS::BLOCKS) rope_any(const __
                                         to + h * (share.groups * rows.to_head));
 }
 
-/* A pair of units in a row, and the thread's next one. */
+/* Iterates over a thread's pairs of units in a row. */
 struct rope_cursor {
     int32_t head, pair;
     __device__ __forceinline__ void next(const rope_any_params &p)

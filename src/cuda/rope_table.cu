@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
         for (int j = 0; j < W; j++) {
             const double freq =
                 p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
-            /* A negative axis is beyond all axes too, and what is beyond them is NaN. */
+            /* A negative axis is out of range too; out of range gives NaN. */
             const uint32_t axis = p.axis ? (uint32_t)p.axis[i + j] : 0;
             double angle = table_position(p, pos_at + min(axis, p.axes - 1)) * freq;
             angle = axis < p.axes ? angle : (double)__int_as_float(0x7fffffff);

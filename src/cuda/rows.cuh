@@ -19,7 +19,7 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b)
     return rest < 0 ? times - 1 : rest >= b ? times + 1 : times;
 }
 
-/* Division of numbers below 2^31 by one that the host knows. */
+/* Division of integers below 2^31 by a divisor that the host knows. */
 struct divisor {
     uint32_t factor, shift;
     int64_t by;

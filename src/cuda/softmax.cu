@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
     constexpr int W = VEC<T>;
     const int lane = (int)threadIdx.x % LANES;
     const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
-    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
+    /* All lanes of a warp take part in the shuffles: those beyond the last row repeat it and write nothing. */
     const bool writes = r < p.rows.count;
     int64_t at[SOFTMAX_TENSORS];
     p.rows.locate(writes ? r : p.rows.count - 1, at);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * THREADS / 32];
     const int thread = (int)threadIdx.x;
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);

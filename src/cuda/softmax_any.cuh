@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
 {
     const int lane = (int)threadIdx.x % LANES, left = p.units - lane;
     const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
-    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
+    /* All lanes of a warp take part in the shuffles: those beyond the last row repeat it and write nothing. */
     const bool writes = r < p.rows.count;
     int64_t at[SOFTMAX_TENSORS];
     p.rows.locate(writes ? r : p.rows.count - 1, at);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
     constexpr int UNITS = ELEMENTS / W;
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * BLOCK_THREADS / 32];
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);

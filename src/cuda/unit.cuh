@@ -39,7 +39,7 @@ struct unit {
     }
     __device__ __forceinline__ void get(float (&f)[W]) const
     {
-        /* through a vector, of which the compiler drops what is not used */
+        /* loaded into a vector, whose unused elements the compiler drops */
         packed<T> wide = {};
         float all[VEC<T>];
         if constexpr (sizeof v == 8)

@@ -47,7 +47,7 @@ static inline adze_value act_sigmoid(adze_value z)
     return z.v < 0 ? adze_mul(e, inverse) : inverse;
 }
 
-/* The normal distribution's integral up to x. The tail from |x| on is good to six float units. */
+/* The normal CDF at x. The tail beyond |x| is good to six float units. */
 static inline adze_value act_normal(adze_value x)
 {
     const double a = fabs(x.v), near = fmax(a - x.e, 0);

@@ -7,7 +7,7 @@
 
 static const adze_word rope_pairs[] = {{"half", ADZE_ROPE_HALF}, {"interleaved", ADZE_ROPE_INTERLEAVED}, {NULL, 0}};
 
-/* One of k's dimensions against q's; `at` counts from the last. */
+/* Checks that one of k's dimensions is q's; `at` counts from the last. */
 static adze_status rope_same(const char *op, const char *what, const adze_tensor *q, const adze_tensor *k, int at)
 {
     const int64_t has = k->shape[k->rank - at], due = q->shape[q->rank - at];
