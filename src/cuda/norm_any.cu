@@ -65,10 +65,8 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     /* The most units of a block: alone, in a cluster with few per thread, in a cluster with many per thread. */
     const int64_t held = any_held(width, size, cut.modulated, false),
                   joined = any_held(width, size, cut.modulated, true);
-    const int64_t few_threads = any_threads(width, ANY_FEW, cut.modulated);
-    const int64_t alone = any_threads(width, (int)held, cut.modulated) * held / width;
-    const int64_t part_few = few_threads * ANY_FEW / width;
-    const int64_t part_many = any_threads(width, (int)joined, cut.modulated) * joined / width;
+    const int64_t alone = ANY_THREADS * held / width, part_few = ANY_THREADS * ANY_FEW / width;
+    const int64_t part_many = ANY_THREADS * joined / width;
     cut.held = rows_are_simple(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
     if (!cut.held) {
         cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
@@ -97,8 +95,7 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     cut.many = part > part_few ||
                (!cut.modulated && part > 32 * ANY_FEW / width && warps_many >= (int64_t)sm_count * SM_THREADS / 64);
     const int64_t each = !cut.many ? ANY_FEW : cut.cluster > 1 ? joined : held;
-    const int64_t most = cut.many ? any_threads(width, (int)each, cut.modulated) : few_threads;
-    const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), most / 32);
+    const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), (int64_t)ANY_THREADS / 32);
     cut.threads = warps * 32;
     cut.thread_units = (int)ceil_div(part, cut.threads);
     cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;

@@ -424,14 +424,13 @@ constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
     return modulated ? ANY_FEW : size < 4 && !vectors ? 32 : 16;
 }
 /* Launch bounds, which limit the registers: threads of a block, at most, and blocks per SM, at least. */
-constexpr int any_threads(int width, int elements, bool modulated)
-{
-    return modulated && width < 8 && elements == ANY_FEW ? 1024 : 512;
-}
+constexpr int ANY_THREADS = 512;
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return modulated || (in_cluster && width >= 4) ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
+    if (modulated)
+        return elements == ANY_FEW && width < 8 ? 2 : 1;
+    return in_cluster && width >= 4 ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
 #else
     return 1;
 #endif
@@ -439,7 +438,7 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 
 /* LANES 32: a row has whole warps. LANES below 32: a row has that many lanes of a warp. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(any_threads(W, UNITS *W, MODULATED), any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+__global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_simple p)
 {
     typedef norm_piece<T, W, LANES, UNITS, MODULATED, simple_rows<NORM_TENSORS>, int> piece_type;

@@ -92,6 +92,9 @@ constexpr norm_shape LAYER_SUM[] = {
     {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
 };
 constexpr norm_shape MODULATION[] = {
+    {4, 1, false, true, 512, 0, ANY, 1, 4, 8},
+    {8, 2, false, true, 512, 0, ANY, 5, 16, 8},
+    {16, 2, false, true, 512, 0, ANY, 17, 32, 8},
     {0, 3, true, true, 256, 3, FEW, 1, 384, 0},
     {0, 3, true, true, 256, 4, ANY, 384, 384, 0},
     {0, 4, true, true, 256, 3, ANY, 1, 512, 0},

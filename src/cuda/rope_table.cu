@@ -80,7 +80,8 @@ __device__ __forceinline__ void table_store(const table_params &p, T *row, int64
     }
 }
 
-template <typename T, int W>
+/* AXES: each frequency has an axis of the position. */
+template <typename T, int W, bool AXES>
 __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constant__ table_params p)
 {
     const int64_t pieces = p.n / W, count = p.rows.count * pieces;
@@ -98,9 +99,10 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
             const double freq =
                 p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
             /* A negative axis is out of range too; out of range gives NaN. */
-            const uint32_t axis = p.axis ? (uint32_t)p.axis[i + j] : 0;
-            double angle = table_position(p, pos_at + min(axis, p.axes - 1)) * freq;
-            angle = axis < p.axes ? angle : (double)__int_as_float(0x7fffffff);
+            const uint32_t axis = AXES ? (uint32_t)p.axis[i + j] : 0;
+            double angle = table_position(p, pos_at + (AXES ? min(axis, p.axes - 1) : 0)) * freq;
+            if (AXES && axis >= p.axes)
+                angle = (double)__int_as_float(0x7fffffff);
             if (!p.double_angle)
                 angle = (float)angle;
             table_sincos(angle, &cosine[j], &sine[j]);
@@ -115,11 +117,11 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
 template <typename T>
 static adze_status table_launch(adze_stream stream, const table_params &p, bool aligned)
 {
-    if (aligned)
-        return launch("rope_table", stream, table_rows<T, TABLE_W>,
-                      grid_for(p.rows.count * (p.n / TABLE_W), TABLE_THREADS), dim3(TABLE_THREADS), 0, p);
-    return launch("rope_table", stream, table_rows<T, 1>, grid_for(p.rows.count * p.n, TABLE_THREADS),
-                  dim3(TABLE_THREADS), 0, p);
+    const auto wide = p.axis ? table_rows<T, TABLE_W, true> : table_rows<T, TABLE_W, false>;
+    const auto single = p.axis ? table_rows<T, 1, true> : table_rows<T, 1, false>;
+    const int64_t items = p.rows.count * (aligned ? p.n / TABLE_W : p.n);
+    return launch("rope_table", stream, aligned ? wide : single, grid_for(items, TABLE_THREADS), dim3(TABLE_THREADS),
+                  0, p);
 }
 
 extern "C" adze_status adze_rope_table_cuda(adze_stream stream, const void *args)
