@@ -92,12 +92,12 @@ INLINE vf normal_tail(vf m)
 {
     const vf whole = vf_fma(m * m, vf_all(-0x1.715476p-1f), VF_ADDEND(EXP_BIAS)), n = whole - EXP_BIAS;
 #if VF_FUSES
-    const vf near = vf_fused(m, m, n * 0x1.62e4p+0f);
+    const vf rough = vf_fused(m, m, n * 0x1.62e4p+0f);
 #else /* m^2 in two parts, the first of them exact */
     const vf high = (vf)(((vu)m + 0x800u) & 0xfffff000u);
-    const vf near = high * high + n * 0x1.62e4p+0f + (m - high) * (m + high);
+    const vf rough = high * high + n * 0x1.62e4p+0f + (m - high) * (m + high);
 #endif
-    const vf e = exp_parts(whole, vf_fma(n, vf_all(0x1.7f7d1cp-19f), near), -0.5f) * EXP_UNIT;
+    const vf e = exp_parts(whole, vf_fma(n, vf_all(0x1.7f7d1cp-19f), rough), -0.5f) * EXP_UNIT;
     const vf w = vf_over(vf_all(1), 3 - m), t = 1 - 6 * w;
     vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), VF_ADDEND(-0x1.d81ad4p-11f));
     g = vf_fma(g, t, VF_ADDEND(0x1.19e984p-10f));
