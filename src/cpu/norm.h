@@ -3,8 +3,9 @@
    A row is read from memory and summed, then read from the cache for the squares (layer_norm) and for the output,
    while the next row is prefetched. h is converted to floats in a buffer where it is a sum of several tensors or
    slow to read. Parameters that rows share are converted once where they are sums or not of x's dtype. Rows longer
-   than the buffer go through it in parts, which are computed again for each pass. A small buffer is on the stack,
-   since a thread's stack may be small. Lanes are in the order of x's dtype (row32.h). */
+   than the buffer go through it in parts, which are computed again for each pass. The buffer is on the
+   stack only while it is small: the host's threads may have small stacks. Lanes are in the order of x's dtype
+   (row32.h). */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
@@ -183,8 +184,7 @@ INLINE float norm_make_as(const norm_part *given, int dtype, int square)
         vf_total_add32(&total, 0, row_load32(t->x, dtype, j), square);
         vf_total_add32(&total, 1, row_load32(t->x, dtype, j + STEP), square);
     }
-    for (; j + 2 * STEP <= t->n;
-         j += 2 * STEP) { /* unrolled by hand: with a variable index the accumulators would stay in memory */
+    for (; j + 2 * STEP <= t->n; j += 2 * STEP) { /* unrolled: indexed accumulators would be in memory */
         norm_make_step(t, dtype, square, j, STEP, &total, 0);
         norm_make_step(t, dtype, square, j + STEP, STEP, &total, 1);
     }

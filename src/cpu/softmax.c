@@ -71,8 +71,7 @@ INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtyp
 {
     vf_total total = {0};
     int64_t i = 0;
-    for (; i + 2 * LANES <= c->dim;
-         i += 2 * LANES) { /* unrolled by hand: with a variable index the accumulators would stay in memory */
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES) { /* unrolled: indexed accumulators would be in memory */
         softmax_add(c, row, dtype, mask, max, kept, i, LANES, &total, 0);
         softmax_add(c, row, dtype, mask, max, kept, i + LANES, LANES, &total, 1);
     }

@@ -383,9 +383,7 @@ __device__ __forceinline__ void tile_store(const tile_params &p, unit<T, W> (&v)
     if constexpr (ACT >= 0) {
 #pragma unroll
         for (int k = 0; k < UNITS; k++, out += step) {
-            asm volatile(
-                ""
-                : "+l"(out)); /* keeps the compiler from computing all addresses up front: each takes two registers */
+            asm volatile("" : "+l"(out)); /* addresses one at a time: each takes two registers */
             if (k < n)
                 write(v[k], out);
         }

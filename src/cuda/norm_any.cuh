@@ -119,8 +119,7 @@ struct norm_piece {
     {
         return (const char *)flat + (int64_t)first * W * (int64_t)(f32 ? sizeof(float) : sizeof(T));
     }
-    /* Makes the offset opaque to the optimizer: addresses are recomputed after this, rather than held in registers.
-     */
+    /* Makes the offset opaque: addresses are recomputed after this, rather than held in registers. */
     __device__ __forceinline__ void forget()
     {
         if constexpr (sizeof place.first() == 4)

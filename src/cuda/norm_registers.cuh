@@ -30,13 +30,8 @@ template <norm_fusion FUSION>
 constexpr bool modulates = FUSION == MODULATED || FUSION == BLOCK;
 
 /* The tensors of a fusion that have rows, in order, and its vectors that all rows share. */
-enum {
-    X_ROW,
-    OUT_ROW,
-    RESIDUAL_ROW,
-    SUM_ROW
-};                     /* scale, shift and gate follow; MODULATED has no RESIDUAL_ROW and SUM_ROW */
-enum { WEIGHT, BIAS }; /* of fusions without modulation */
+enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* scale, shift, gate follow; in MODULATED after OUT_ROW */
+enum { WEIGHT, BIAS };                          /* of fusions without modulation */
 enum { SCALE_TABLE_AT, SHIFT_TABLE_AT, GATE_TABLE_AT };
 template <norm_fusion FUSION>
 constexpr int scale_row = FUSION == BLOCK ? 4 : 2;

@@ -59,8 +59,7 @@ template <typename T, typename M, int W, int UNITS, int STEP>
 struct softmax_units {
     float y[UNITS][W];
 
-    /* Loads, scales and masks; returns the maximum, -inf without elements. LAUNCH_AFTER_LOADS: as in softmax_read.
-     */
+    /* Loads, scales and masks; returns the maximum, or -inf. LAUNCH_AFTER_LOADS: as in softmax_read. */
     template <bool LAUNCH_AFTER_LOADS>
     __device__ __forceinline__ float read(const T *x, const M *mask, float scale, int left)
     {
