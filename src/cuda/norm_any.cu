@@ -6,7 +6,7 @@
 /* The tiling of a call: `threads` per row and block, with `thread_units` units each, in each of `cluster` blocks of
    `rows` rows. `held`: rows fit in registers. `many`: a thread holds many elements. */
 struct norm_cut {
-    bool held, many, modulated;
+    bool held, many;
     int cluster, thread_units;
     int64_t units, threads, rows;
 };
@@ -33,9 +33,12 @@ static adze_status norm_launch_width(const char *op, adze_stream s, const norm_p
     constexpr int JOINED = any_held(W, sizeof(T), MODULATED, true) / W;
     if (cut.threads == ANY_LANES)
         return norm_launch_held<T, W, ANY_LANES, ANY_SHORT / W, MODULATED, false>(op, s, g, cut);
-    if (cut.cluster > 1)
-        return cut.many ? norm_launch_held<T, W, 32, JOINED, MODULATED, true>(op, s, g, cut)
-                        : norm_launch_held<T, W, 32, FEW, MODULATED, true>(op, s, g, cut);
+    if (cut.cluster > 1) {
+        if constexpr (MODULATED)
+            if (!cut.many)
+                return norm_launch_held<T, W, 32, FEW, MODULATED, true>(op, s, g, cut);
+        return norm_launch_held<T, W, 32, JOINED, MODULATED, true>(op, s, g, cut);
+    }
     return cut.many ? norm_launch_held<T, W, 32, MANY, MODULATED, false>(op, s, g, cut)
                     : norm_launch_held<T, W, 32, FEW, MODULATED, false>(op, s, g, cut);
 }
@@ -53,18 +56,16 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 }
 
 /* The tiling for elements of `size` bytes in units of `width` elements. */
-static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width)
+static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width, bool modulated)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
     const int most_blocks =
         adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
     norm_cut cut = {};
-    cut.modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
     cut.units = g.dim / width;
     cut.cluster = cut.rows = 1;
     /* The most units of a block: alone, in a cluster with few per thread, in a cluster with many per thread. */
-    const int64_t held = any_held(width, size, cut.modulated, false),
-                  joined = any_held(width, size, cut.modulated, true);
+    const int64_t held = any_held(width, size, modulated, false), joined = any_held(width, size, modulated, true);
     const int64_t alone = ANY_THREADS * held / width, part_few = ANY_THREADS * ANY_FEW / width;
     const int64_t part_many = ANY_THREADS * joined / width;
     cut.held = rows_are_simple(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
@@ -86,14 +87,14 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
         cut.cluster = 2;
         while (cut.cluster < most_blocks &&
                (cut.units > cut.cluster * part_many ||
-                (cut.units > cut.cluster * part_few && (cut.modulated || g.rows.count * cut.cluster < 2 * sm_count))))
+                (cut.units > cut.cluster * part_few && (modulated || g.rows.count * cut.cluster < 2 * sm_count))))
             cut.cluster *= 2;
     }
     const int64_t part = ceil_div(cut.units, cut.cluster);
     /* Many elements per thread where there are enough rows to fill the GPU anyway. */
     const int64_t warps_many = ceil_div(part * width, 32 * held) * cut.cluster * g.rows.count;
     cut.many = part > part_few ||
-               (!cut.modulated && part > 32 * ANY_FEW / width && warps_many >= (int64_t)sm_count * SM_THREADS / 64);
+               (!modulated && part > 32 * ANY_FEW / width && warps_many >= (int64_t)sm_count * SM_THREADS / 64);
     const int64_t each = !cut.many ? ANY_FEW : cut.cluster > 1 ? joined : held;
     const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), (int64_t)ANY_THREADS / 32);
     cut.threads = warps * 32;
@@ -101,28 +102,25 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
     return cut;
 }
-template <typename T, int W>
+template <typename T, int W, bool MODULATED>
 static adze_status norm_launch_any(const char *op, adze_stream s, const norm_params &g)
 {
-    const norm_cut cut = norm_cut_for(g, s, sizeof(T), W);
-    if constexpr (W == VEC<T>)
-        if (!cut.held) /* narrower units are held by more threads */
-            return norm_launch_any<T, (sizeof(T) < 4 ? 2 : 1)>(op, s, g);
-    if (!cut.held)
-        return cut.cluster > 1 ? norm_launch_loop<T, true>(op, s, g, cut) : norm_launch_loop<T, false>(op, s, g, cut);
-    return cut.modulated ? norm_launch_width<T, W, true>(op, s, g, cut)
-                         : norm_launch_width<T, W, false>(op, s, g, cut);
+    const norm_cut cut = norm_cut_for(g, s, sizeof(T), W, MODULATED);
+    if (cut.held)
+        return norm_launch_width<T, W, MODULATED>(op, s, g, cut);
+    return cut.cluster > 1 ? norm_launch_loop<T, true>(op, s, g, cut) : norm_launch_loop<T, false>(op, s, g, cut);
 }
-
+/* Modulations do not use 16-byte vectors: their parameters, which may be f32, would need too many registers. */
 template <typename T>
 static adze_status norm_any_as(const char *op, adze_stream s, const norm_params &g)
 {
+    constexpr int PAIR = sizeof(T) < 4 ? 2 : 1;
+    const bool modulated = g.data[GATE] || g.data[SCALE] || g.data[SHIFT] || g.is_f32 >> OUT & 1;
+    if (modulated)
+        return g.width >= PAIR ? norm_launch_any<T, PAIR, true>(op, s, g) : norm_launch_any<T, 1, true>(op, s, g);
     if (g.width == 16)
-        return norm_launch_any<T, VEC<T>>(op, s, g);
-    if constexpr (sizeof(T) < 4)
-        if (g.width > 1)
-            return norm_launch_any<T, 2>(op, s, g);
-    return norm_launch_any<T, 1>(op, s, g);
+        return norm_launch_any<T, VEC<T>, false>(op, s, g);
+    return g.width >= PAIR ? norm_launch_any<T, PAIR, false>(op, s, g) : norm_launch_any<T, 1, false>(op, s, g);
 }
 
 extern "C" adze_status adze_norm_any_cuda(const char *op, adze_stream s, const norm_params *g, int dtype)

@@ -412,23 +412,22 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_simple &p, uint
 }
 
 /* Elements that a thread holds, many or few. Many are 64 bytes: at the occupancy that their registers allow, the
-   memory needs as many in flight. With a modulation few suffice, since the loads of scale and shift are in flight
-   with those of x. In clusters, rows that are too long for few elements have threads with many. */
-constexpr int ANY_FEW = 8;
+   memory needs as many in flight. 16-byte vectors with their parameters leave registers for fewer. With a modulation
+   few suffice, since the loads of scale and shift are in flight with those of x. Rows that are too long for a block
+   have threads with many in a cluster. */
+constexpr int ANY_FEW = 8, ANY_THREADS = 512; /* threads of a block, at most */
 constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
-    const bool vectors = width * size == 16; /* vectors and their parameters need many registers */
     if (in_cluster)
-        return modulated && vectors ? 16 : 32;
-    return modulated ? ANY_FEW : size < 4 && !vectors ? 32 : 16;
+        return 32;
+    return modulated ? ANY_FEW : size < 4 && width < 8 ? 32 : 16;
 }
-/* Launch bounds, which limit the registers: threads of a block, at most, and blocks per SM, at least. */
-constexpr int ANY_THREADS = 512;
+/* Blocks of a multiprocessor, at least: this bounds the registers. */
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
     if (modulated)
-        return elements == ANY_FEW && width < 8 ? 2 : 1;
+        return elements == ANY_FEW ? 2 : 1;
     return in_cluster && width >= 4 ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
 #else
     return 1;
