@@ -422,7 +422,7 @@ constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
         return 32;
     return modulated ? ANY_FEW : size < 4 && width < 8 ? 32 : 16;
 }
-/* Blocks of a multiprocessor, at least: this bounds the registers. */
+/* Minimum blocks per SM: this bounds the registers. */
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
