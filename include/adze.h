@@ -16,7 +16,7 @@ extern "C" {
 
 #define ADZE_VERSION 100 /* 0.1.0: major * 10000 + minor * 100 + patch */
 
-ADZE_API uint32_t adze_version(void); /* of the library that runs, where ADZE_VERSION is the header's */
+ADZE_API uint32_t adze_version(void); /* of the loaded library; ADZE_VERSION is that of the header */
 
 /* Every call returns a status. Numbers are never reused or renumbered. */
 typedef enum adze_status {
@@ -24,7 +24,7 @@ typedef enum adze_status {
     ADZE_BAD_ARG = 1,   /* a shape, stride, rank, pointer, flag or option breaks the op's contract */
     ADZE_BAD_DTYPE = 2, /* the op is defined, but not for these dtypes */
     ADZE_NO_KERNEL = 3, /* the call is valid, but nothing here can run it */
-    ADZE_SCRATCH = 4,   /* scratch is smaller than adze_<op>_scratch() asks for */
+    ADZE_SCRATCH = 4,   /* scratch is smaller than what adze_<op>_scratch() gives */
     ADZE_DEVICE = 5     /* CUDA reported an error */
 } adze_status;
 
@@ -62,21 +62,21 @@ typedef struct adze_stream {
    build has no code for the device. ADZE_CPU is allowed. */
 ADZE_API adze_status adze_prepare(int32_t device);
 
-/* Threads on the CPU. By default the library keeps a small pool of its own; a host that has one lends it
-   here, once, before the first call. parallel_for must call body(context, begin, end) on ranges that cover
-   0..count-1 once each, none shorter than grain except the last, and return when all are done. NULL gives the
-   library's own pool back. */
+/* Threads on the CPU. By default the library has a small thread pool of its own. A host that has a pool passes its
+   parallel loop here, once, before the first call. parallel_for must call body(context, begin, end) on ranges that
+   cover 0..count-1 once each, none shorter than grain except the last, and return when all are done. NULL selects
+   the library's own pool again. */
 typedef void (*adze_range_fn)(void *context, int64_t begin, int64_t end);
 typedef void (*adze_parallel_for_fn)(int64_t count, int64_t grain, adze_range_fn body, void *context);
 ADZE_API void adze_set_parallel_for(adze_parallel_for_fn parallel_for);
-/* How many threads a call may have in the library's own pool, the caller's included: 1 to 256. 0 is the default:
-   ADZE_THREADS of the environment, or as many as the process may use CPUs (affinity and cgroup quota). Calls that are
-   running keep what they have. */
+/* How many threads of the library's own pool a call may use, the caller's included: 1 to 256. 0 selects the default:
+   ADZE_THREADS of the environment, or the number of CPUs that the process may use (affinity and cgroup quota).
+   Running calls keep their threads. */
 ADZE_API adze_status adze_set_threads(int32_t threads);
 
-/* First in every args struct; write .call = ADZE_CALL(rms_norm). The size lets a struct grow at its end: a
-   library newer than its caller takes the missing fields as zero, an older one refuses fields it does not
-   know. No op takes a size below that of its first release: it is another op's. */
+/* First in every args struct; write .call = ADZE_CALL(rms_norm). The size lets a struct grow at its end: a newer
+   library takes the fields that its caller lacks as zero, an older one refuses fields that it does not know. A size
+   below that of the op's first release is refused: it belongs to another op. */
 typedef struct adze_call {
     uint32_t size, flags;
     void *scratch; /* device memory on CUDA, 16-byte aligned; only for ops that have an adze_<op>_scratch() */
@@ -94,8 +94,8 @@ typedef struct adze_call {
    any alignment that suits the dtype. "may be x" means that an output may be the very same view as x: address,
    shape, strides and dtype. All other overlaps of an output, with an input or another output, are refused. "like x"
    means x's shape; "to x" means a shape that broadcasts to x's, its last dimension in full. Numbers must be finite.
-   Arithmetic is in float, and results are rounded once, when they are stored, unless .rounding asks for what a model
-   does: */
+   Arithmetic is in float, and results are rounded once, when they are stored, unless .rounding selects the
+   intermediate roundings of a model: */
 #define ADZE_ROUND_NORM  1 /* the normalised value is rounded to x's dtype before the weight multiplies it */
 #define ADZE_ROUND_STEPS 2 /* so is the result of each later step: gate, modulation, rotation, activation */
 #define ADZE_ROUND_VALUE 4 /* qk_norm_rope: the norm's result is rounded, the rotation is not (STEPS has both) */
@@ -118,12 +118,12 @@ typedef struct adze_norm_args {
     adze_tensor x;                  /* [..., dim]: f32, f16, bf16 */
     adze_tensor residual;           /* like x */
     adze_tensor weight, bias;       /* [dim]; these and all below: x's dtype or f32 */
-    adze_tensor gate, gate_table;   /* to x; a gate needs a residual, a table what it is added to */
-    adze_tensor scale, scale_table; /* to x */
-    adze_tensor shift, shift_table; /* to x */
+    adze_tensor gate, gate_table;   /* to x; gate needs residual, gate_table needs gate */
+    adze_tensor scale, scale_table; /* to x; scale_table needs scale */
+    adze_tensor shift, shift_table; /* to x; shift_table needs shift */
     float eps, weight_offset;       /* weight_offset: Gemma's 1 */
     int32_t rounding;               /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM */
-    int32_t out_dtype;              /* 0: x's dtype; or ADZE_F32 */
+    int32_t out_dtype;              /* 0 means x's dtype; or ADZE_F32 */
 } adze_norm_args;
 typedef adze_norm_args adze_rms_norm_args;
 typedef adze_norm_args adze_layer_norm_args;
@@ -187,7 +187,7 @@ ADZE_API adze_status adze_activation(adze_stream stream, const adze_activation_a
    ADZE_ROUND_STEPS rounds act(gate) to x's dtype. */
 typedef struct adze_glu_args {
     adze_call call;
-    adze_tensor out;     /* [..., dim]; may be x or value, but lies in no packed x */
+    adze_tensor out;     /* [..., dim]; may be x or value, but must not overlap a packed x */
     adze_tensor x;       /* [..., dim] with value, [..., 2 * dim] without */
     adze_tensor value;   /* [..., dim] */
     int32_t act;         /* an adze_act; 0 means ADZE_ACT_SILU */
@@ -203,7 +203,7 @@ typedef struct adze_softmax_args {
     adze_call call;
     adze_tensor out, x; /* [..., dim]; out may be x or mask */
     adze_tensor mask;   /* to x, x's dtype or f32 */
-    float scale;        /* 0: 1 */
+    float scale;        /* 0 means 1 */
     int32_t reserved;   /* zero */
 } adze_softmax_args;
 ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args);
@@ -222,7 +222,7 @@ typedef struct adze_rope_args {
     adze_tensor q, k;         /* [batch, seq, heads, head_dim] or [seq, heads, head_dim]; k may be absent */
     adze_tensor cos, sin;     /* [seq, n] or [batch or 1, seq, n], n = rotary_dim or its half; f32 or q's dtype */
     int32_t pairs;            /* ADZE_ROPE_HALF or ADZE_ROPE_INTERLEAVED */
-    int32_t rotary_dim;       /* 0: head_dim */
+    int32_t rotary_dim;       /* 0 means head_dim */
     int32_t heads_first;      /* 1: q and k are [batch, heads, seq, head_dim] */
     int32_t rounding;
 } adze_rope_args;
@@ -256,10 +256,10 @@ typedef struct adze_rope_table_args {
     adze_tensor pos;      /* [..., axes], axes 1 to 4: i32, i64, f32 */
     adze_tensor freq;     /* [n]: f32 or f64 */
     adze_tensor axis;     /* [n]: i32, each below axes; absent: all 0 */
-    float scale;          /* 0: 1 */
+    float scale;          /* 0 means 1 */
     int32_t columns;      /* ADZE_TABLE_ONCE, _HALVES or _PAIRS */
     int32_t double_angle; /* 0: the product pos * freq is rounded to float; 1: it is a double */
-    int32_t out_dtype;    /* 0: f32; or f16, bf16 */
+    int32_t out_dtype;    /* 0 means f32; or f16, bf16 */
 } adze_rope_table_args;
 ADZE_API adze_status adze_rope_table(adze_stream stream, const adze_rope_table_args *args);
 
@@ -279,7 +279,7 @@ typedef struct adze_rope_spec { /* rope_parameters of a configuration; zero mean
     uint32_t size;              /* sizeof(adze_rope_spec): it grows at its end, as the args of ops do */
     int32_t rope_type;
     int32_t rotary_dim;  /* even: what partial_rotary_factor leaves of head_dim; head_dim when proportional */
-    int32_t no_truncate; /* yarn: 1 is a truncate of false */
+    int32_t no_truncate; /* yarn: 1 means truncate=False */
     double rope_theta, factor;
     double partial_rotary_factor;             /* proportional */
     double low_freq_factor, high_freq_factor; /* llama3 */
@@ -289,7 +289,7 @@ typedef struct adze_rope_spec { /* rope_parameters of a configuration; zero mean
     const double *short_factor, *long_factor; /* longrope: [rotary_dim / 2] */
 } adze_rope_spec;
 /* freq[rotary_dim / 2], whose values are floats as in the models, and what cos and sin are multiplied by. seq_len is
-   the longest position + 1 (dynamic and longrope ask), or 0. */
+   the longest position + 1 (dynamic and longrope use it), or 0. */
 ADZE_API adze_status adze_rope_frequencies(const adze_rope_spec *spec, int64_t seq_len, double *freq, float *scale);
 
 /* Several axes of position, freq and axis of n columns, n half the sum of axes_dim; for double_angle 1 (FLUX). */

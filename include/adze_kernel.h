@@ -16,7 +16,7 @@ typedef enum adze_kind {
     ADZE_OPTIONAL,     /* an input that may be absent */
     ADZE_OUT,          /* always there */
     ADZE_OUT_IF,       /* must be there exactly when outputs() gives it a dtype */
-    ADZE_OUT_OPTIONAL, /* the same, but the caller may do without it */
+    ADZE_OUT_OPTIONAL, /* the same, but the caller may leave it out */
     ADZE_FLOAT,
     ADZE_INT
 } adze_kind;
@@ -31,7 +31,7 @@ typedef struct adze_field {
     const char *name;
     adze_kind kind;
     size_t offset;
-    const adze_word *words; /* NULL, or ended by a zero row; the first name of a value is its printed one */
+    const adze_word *words; /* NULL, or ended by a zero row; a value is printed as its first name */
     /* Of an output: the offsets of the inputs whose very view it may be, then zeros. Every kernel of the op must read
        an element of such an input for the last time before, and in the same thread as, it writes that element of the
        output. All other overlaps are refused. */

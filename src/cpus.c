@@ -44,7 +44,7 @@ static int quota_of(const char *folder)
     return whole_cpus(quota, period);
 }
 
-/* The least limit of a cgroup and those above it, up to the mount. Inside a container the mount often is the
+/* The smallest limit of a cgroup and its parents, up to the mount. Inside a container the mount often is the
    container's own cgroup, while its path is the host's: then only the last step finds files. */
 static int quota_upward(const char *mount, const char *group)
 {

@@ -1,4 +1,4 @@
-/* device.c - what this machine is: CPU features, the cache, and CUDA's answers when CUDA is not built in. */
+/* device.c - what this machine has: CPU features and cache, and the answers about CUDA when it is not built in. */
 #include "kernel.h"
 
 #include <unistd.h>
@@ -8,10 +8,12 @@
 #    include <sys/auxv.h>
 #endif
 
-/* Compilers may use all that -march names, so all of it is asked for, and that the system saves the registers.
-   x86-64-v3 beyond what every x86-64 has:
-     CPUID 1, ecx: SSE3 0, SSSE3 9, FMA 12, CMPXCHG16B 13, SSE4.1 19, SSE4.2 20, MOVBE 22, POPCNT 23, OSXSAVE 27, AVX
-     28, F16C 29; CPUID 7, ebx: BMI1 3, AVX2 5, BMI2 8; CPUID 80000001h, ecx: LAHF 0, LZCNT 5; XCR0: SSE 1, AVX 2.
+/* Compilers may use all that -march names. So all of its features are queried, and that the system saves their
+   registers. x86-64-v3 beyond what every x86-64 has:
+
+   CPUID 1, ecx: SSE3 0, SSSE3 9, FMA 12, CMPXCHG16B 13, SSE4.1 19, SSE4.2 20, MOVBE 22, POPCNT 23, OSXSAVE 27, AVX
+   28, F16C 29; CPUID 7, ebx: BMI1 3, AVX2 5, BMI2 8; CPUID 80000001h, ecx: LAHF 0, LZCNT 5; XCR0: SSE 1, AVX 2.
+
    x86-64-v4 adds CPUID 7, ebx: AVX512 F 16, DQ 17, CD 28, BW 30, VL 31; XCR0: masks and upper halves 5, 6, 7. */
 int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint64_t xcr0)
 {
@@ -32,7 +34,7 @@ int adze_arm_features(uint64_t hwcap)
     return (hwcap & sve) == sve ? ADZE_CPU_SVE : 0;
 }
 
-static int ask_features(void)
+static int query_features(void)
 {
 #if defined(__x86_64__)
     uint32_t a, b, c, d, ebx7 = 0, ecx1 = 0, low = 0, high = 0;
@@ -54,9 +56,9 @@ static int ask_features(void)
 
 int adze_cpu_features(void)
 {
-    static _Atomic int known; /* CPUID takes long in a virtual machine */
+    static _Atomic int known; /* CPUID is slow in a virtual machine */
     if (!known)
-        known = ask_features() | 1 << 30;
+        known = query_features() | 1 << 30;
     return known & ~(1 << 30);
 }
 

@@ -1,5 +1,4 @@
-/* dispatch.c - copy and check the arguments, take the first kernel that accepts, run it; errors; the trace
- * line. */
+/* dispatch.c - copies and checks the arguments, runs the first kernel that accepts them; errors; traces. */
 #include "kernel.h"
 
 #include <math.h>
@@ -50,7 +49,7 @@ static struct {
     int trace;         /* 1: a line per call; 2: also why earlier kernels were passed over */
     const adze_op *op; /* of ADZE_KERNEL, "op:row"; NULL without it */
     const adze_kernel *forced;
-    char wrong[224]; /* what every call says: a setting names something that is not there */
+    char wrong[224]; /* the error of every call, when a setting names what does not exist */
 } settings;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
 
@@ -87,7 +86,7 @@ static void read_settings(void)
     settings.trace = !trace || !*trace || strcmp(trace, "0") == 0 ? 0 : 1 + (strcmp(trace, "dispatch") == 0);
     if (kernel && *kernel)
         read_kernel(kernel);
-    if (adze_threads_asked() < 0)
+    if (adze_threads_requested() < 0)
         snprintf(settings.wrong, sizeof settings.wrong,
                  "ADZE_THREADS is '%.40s', it must be 1 to %d, or 0 for the default", getenv("ADZE_THREADS"),
                  ADZE_THREADS_MAX);
@@ -107,8 +106,7 @@ static const adze_tensor *tensor_at(const adze_field *f, const char *args)
     return (const void *)(args + f->offset);
 }
 
-/* The span of a view in elements, low and high included; 0 when it leaves the address space. Sizes are above
- * 0. */
+/* The span of a view in elements, low and high included; 0 when it leaves the address space. Sizes are positive. */
 static inline int span(const adze_tensor *t, int64_t *low, int64_t *high)
 {
     const int64_t limit = INT64_MAX / 64;
@@ -205,7 +203,7 @@ static int folds(const adze_tensor *t)
     return 0;
 }
 
-/* The inputs that an output may be, for a sentence. */
+/* The inputs that an output may be, as text for an error. */
 static const char *may_be_text(const adze_op *op, const adze_field *f, char *text, size_t size)
 {
     int n = snprintf(text, size, f->may_be[0] ? "it may only be the same view as" : "it needs memory of its own");
@@ -276,8 +274,7 @@ static adze_status check_outputs(const adze_op *op, const char *args, const exte
     return ADZE_OK;
 }
 
-/* A tensor as `adze run` reads it: dtype[size:stride,...], then where it lies when that is not a fresh
- * 64-byte line. */
+/* A tensor as `adze run` reads it: dtype[size:stride,...], then its place, unless that is a new 64-byte line. */
 static void trace_tensor(const adze_op *op, const char *args, const adze_field *f)
 {
     const adze_tensor *t = tensor_at(f, args);
@@ -347,14 +344,14 @@ static adze_status check_inputs(const adze_op *op, const void *args)
     return op->validate(args);
 }
 
-/* The first byte from `known` on that a caller has set. */
+/* Reports the first byte from `known` on that a caller has set. */
 __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op *op, const char *caller, size_t known,
                                                                   size_t size)
 {
     size_t at = known;
     while (!caller[at])
         at++;
-    if (at < op->args_size) { /* what no field of the table has at the end of the struct is an int32_t reserved */
+    if (at < op->args_size) { /* the only bytes here that no field has are an int32_t reserved */
         int32_t reserved;
         memcpy(&reserved, caller + at / sizeof reserved * sizeof reserved, sizeof reserved);
         return adze_fail(ADZE_BAD_ARG, "%s: reserved is %d, it must be 0", op->name, reserved);
@@ -366,8 +363,7 @@ __attribute__((cold, noinline)) static adze_status refuse_unknown(const adze_op 
         op->name, at, size, ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100, op->args_size);
 }
 
-/* Copies the caller's struct, of whatever version, and checks all that can be checked before a kernel is
- * chosen. */
+/* Copies the caller's struct, of any version, and checks all that does not depend on the kernel. */
 static adze_status take_args(const adze_op *op, const void *caller, char *args)
 {
     const size_t size = caller ? ((const adze_call *)caller)->size : 0;

@@ -22,12 +22,13 @@ extern const adze_op *const adze_ops[]; /* the same, ended by NULL */
 adze_status adze_dispatch(const adze_op *op, adze_stream stream, const void *args);
 adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *kernel, adze_stream stream, const void *args);
 adze_status adze_dispatch_scratch(const adze_op *op, adze_stream stream, const void *args, size_t *bytes);
-/* For who allocates, in three steps, with args of this library's version: each input is checked as it is taken, */
+/* For callers that allocate the outputs, in three steps, with args of this library's version. First, each input is
+   checked as it is read. */
 adze_status adze_check_tensor(const adze_op *op, const adze_field *field, const adze_tensor *tensor);
-/* then all of them are, and the dtype and shape of each output is written, which was zero and stays so where there is
-   none, */
+/* Then the inputs are checked together, and the dtype and shape of each output is written; it was zero and stays
+   zero where there is none. */
 adze_status adze_dispatch_outputs(const adze_op *op, void *args);
-/* and the op is run, once the outputs have new memory: nothing is checked a second time. */
+/* Last, the op runs on newly allocated outputs, without a second check. */
 adze_status adze_dispatch_made(const adze_op *op, adze_stream stream, const void *args);
 adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 const adze_op *adze_find_op(const char *name, size_t length);
@@ -48,7 +49,7 @@ int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint6
 int adze_arm_features(uint64_t hwcap);                                                     /* from AT_HWCAP */
 size_t adze_cpu_cache(void); /* bytes of the last level of cache */
 int adze_can_run(const adze_kernel *kernel, adze_stream stream);
-adze_status adze_check_device(const char *op, int device); /* that it is here and this build can use it */
+adze_status adze_check_device(const char *op, int device); /* that the device exists and this build supports it */
 int adze_cuda_count(void);
 int adze_cuda_sm(int device);       /* 90 for sm_90; 0 without CUDA or without that device */
 int adze_cuda_sm_count(int device); /* multiprocessors */
@@ -58,7 +59,7 @@ adze_status adze_cuda_prepare(int device);
 /* parallel.c */
 void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *context);
 int adze_thread_count(void);
-int adze_threads_asked(void); /* by ADZE_THREADS: 0 when it is absent or asks for the default, -1 when it is wrong */
+int adze_threads_requested(void); /* by ADZE_THREADS; 0: default, -1: invalid */
 enum { ADZE_THREADS_MAX = 256 };
 
 /* cpus.c */
@@ -76,8 +77,7 @@ void adze_put(const adze_tensor *t, int64_t at, double value);
 double adze_round_to(int dtype, double value);           /* to nearest even, as a store would */
 double adze_dtype_ulp(int dtype, double value);          /* the distance of neighbours at |value| */
 void adze_like(adze_tensor *out, const adze_tensor *in); /* the shape and dtype of in */
-/* Tensors of one shape as fewer dimensions: neighbours from dimension `first` on become one where all strides allow.
- */
+/* Merges neighbouring dimensions from `first` on, in tensors of one shape, where all strides allow it. */
 void adze_merge(int n, adze_tensor *const *tensors, int first);
 
 /* The leading dimensions of x, merged where every tensor's strides allow it. Tensors of lower rank or with
@@ -149,7 +149,7 @@ adze_status adze_check_range(const char *op, const char *name, int32_t value, in
 #else
 #    define ADZE_CUDA_ROW(op)
 #endif
-/* What most ops have: one CUDA kernel for every SM, and the CPU's copies. */
+/* The kernel table of most ops: one CUDA kernel for every SM, and the CPU's copies. */
 #define ADZE_KERNELS(op)                                                                                             \
     ADZE_CPU_DECLARE(op)                                                                                             \
     adze_status adze_##op##_cuda(adze_stream, const void *);                                                         \

@@ -44,9 +44,9 @@ static void steps_drop(steps *s, int at)
     s->n--;
 }
 
-/* Steps that say nothing of their own: the smallest, while it is no longer than the interval, leaves no gap and makes
-   the interval longer; a multiple of another step, while that one is taken often enough to fill the gaps, is more of
-   the other step. What is left of the views that models have is one step, or none. */
+/* Removes redundant steps. The smallest step, if it is no longer than the interval, leaves no gap and extends the
+   interval. A multiple of another step, if that one is taken often enough to fill the gaps, counts as more of the
+   other. The views of models are left with one step, or none. */
 static void steps_reduce(steps *s)
 {
     for (int again = 1; again;) {
@@ -68,9 +68,9 @@ static void steps_reduce(steps *s)
     }
 }
 
-/* The smallest t >= 0 with low <= t * by mod m <= high, or -1; 0 <= low <= high < m, 0 <= by < m. Where no multiple
-   of `by` itself is there, the walk has to pass multiples of m, whose residues modulo `by` ask the same of smaller
-   numbers, as Euclid's algorithm does. */
+/* The smallest t >= 0 with low <= t * by mod m <= high, or -1; 0 <= low <= high < m, 0 <= by < m. If no multiple of
+   `by` below m is in the interval, t * by passes multiples of m, whose residues modulo `by` pose the same problem
+   with smaller numbers, as in Euclid's algorithm. */
 static int64_t first_residue(int64_t by, int64_t m, int64_t low, int64_t high)
 {
     if (low == 0)
@@ -86,8 +86,8 @@ static int64_t first_residue(int64_t by, int64_t m, int64_t low, int64_t high)
     return laps < 0 ? -1 : (int64_t)((low - 1 + (wide)m * laps) / by) + 1;
 }
 
-/* Two steps, both longer than the interval. An index of the second that does not exist never decides: where it would
-   do, the nearest one that exists does too. */
+/* Two steps, both longer than the interval. An index of the second that does not exist never changes the answer:
+   where it would fit, the nearest one that exists fits too. */
 static int two_steps_meet(const steps *s, int at, int64_t first, int64_t last)
 {
     const int64_t step = s->step[at], by = s->step[at + 1];

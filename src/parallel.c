@@ -13,24 +13,24 @@ typedef struct task {
     adze_range_fn body;
     void *context;
     int64_t count, step;
-    _Atomic int64_t next; /* first index nobody has taken */
+    _Atomic int64_t next; /* first index that no thread has taken */
 } task;
 
-/* A loop has places for as many workers as it can use. A worker that takes a place is at work until the loop has no
-   piece left for it; the caller, when it finds none either, withdraws the places that nobody took, and waits for
-   those at work. So a worker that is slow to wake holds nobody up. Both counts are one number, to change together. */
+/* A loop has places for as many workers as it can use. A worker that takes a place runs until the loop has no piece
+   left. The caller, when it finds no piece either, withdraws the free places and waits for the running workers. So
+   nobody waits for a worker that is slow to wake. Both counts are in one word, so that they change atomically. */
 enum { PLACE = 1 };
 static const uint64_t AT_WORK = (uint64_t)1 << 32;
 
 static struct {
     pthread_mutex_t busy; /* held by the thread whose loop the pool is running */
-    pthread_mutex_t lock; /* for what follows, up to the task, and for sleep */
+    pthread_mutex_t lock; /* guards the fields from here to the task, and the sleeping workers */
     pthread_cond_t wake, done;
     int started, sleeping;
-    pid_t process; /* whose threads the workers are */
+    pid_t process; /* the process that started the workers */
     pthread_t worker[ADZE_THREADS_MAX];
     task task;
-    _Atomic uint64_t state; /* PLACEs that are free, workers AT_WORK */
+    _Atomic uint64_t state; /* free PLACEs, and workers AT_WORK */
     atomic_int stopping;
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER,
           .lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP,
@@ -38,7 +38,7 @@ static struct {
           .done = PTHREAD_COND_INITIALIZER};
 
 static _Atomic(adze_parallel_for_fn) host_parallel_for;
-static atomic_int threads_asked; /* of adze_set_threads; 0: the default */
+static atomic_int threads_requested; /* of adze_set_threads; 0: the default */
 static int threads_default;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -51,11 +51,11 @@ adze_status adze_set_threads(int32_t threads)
 {
     ADZE_REQUIRE(threads >= 0 && threads <= ADZE_THREADS_MAX, ADZE_BAD_ARG,
                  "set_threads: threads is %d, it must be 1 to %d, or 0 for the default", threads, ADZE_THREADS_MAX);
-    atomic_store(&threads_asked, threads);
+    atomic_store(&threads_requested, threads);
     return ADZE_OK;
 }
 
-/* A forked child has none of the workers: it starts its own. */
+/* A forked child has no workers: it starts its own. */
 static void after_fork(void)
 {
     pool.started = pool.sleeping = 0;
@@ -66,7 +66,7 @@ static void after_fork(void)
     pool.done = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }
 
-int adze_threads_asked(void)
+int adze_threads_requested(void)
 {
     const char *text = getenv("ADZE_THREADS");
     char *end;
@@ -78,7 +78,7 @@ int adze_threads_asked(void)
 
 static void count_threads(void)
 {
-    threads_default = adze_threads_asked();
+    threads_default = adze_threads_requested();
     if (threads_default <= 0)
         threads_default = adze_cpu_count();
     pthread_atfork(NULL, NULL, after_fork);
@@ -87,8 +87,8 @@ static void count_threads(void)
 int adze_thread_count(void)
 {
     pthread_once(&once, count_threads);
-    const int asked = atomic_load(&threads_asked);
-    return asked ? asked : threads_default;
+    const int requested = atomic_load(&threads_requested);
+    return requested ? requested : threads_default;
 }
 
 static void drain(task *t)
@@ -156,9 +156,9 @@ static void start_workers(int wanted)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-/* Before the library's code goes, at dlclose() or at exit, its threads go. A loop that another thread still runs then
-   is finished by that thread. A child made without the handler of fork() has no threads to wait for; nor can exit()
-   wait that was called by a signal's handler, in the middle of what the lock guards. */
+/* Stops the workers before the library is unloaded, at dlclose() or at exit. A loop that another thread still runs
+   is finished by that thread. A child whose fork() ran no handlers has no workers to join. Nor can the workers be
+   joined when a signal handler that interrupted the lock's owner calls exit(). */
 __attribute__((destructor)) static void stop_workers(void)
 {
     if (pthread_mutex_lock(&pool.lock) != 0)
@@ -172,7 +172,7 @@ __attribute__((destructor)) static void stop_workers(void)
         pthread_join(pool.worker[i], NULL);
 }
 
-/* Workers that are awake look for places by themselves; as many sleepers are woken as there are places beyond. */
+/* Running workers look for places themselves; sleeping ones are woken only for the places beyond those. */
 static void run_in_pool(int64_t count, int64_t step, int helpers, adze_range_fn body, void *context)
 {
     pool.task.body = body;
@@ -202,8 +202,7 @@ static void run_in_pool(int64_t count, int64_t step, int helpers, adze_range_fn 
     pthread_mutex_unlock(&pool.lock);
 }
 
-/* Four pieces a thread, so that a slow core does not hold the others up. A second caller runs its loop by
- * itself. */
+/* Four pieces per thread balance the load when a core is slow. A concurrent second caller runs its loop alone. */
 void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *context)
 {
     const adze_parallel_for_fn host = atomic_load(&host_parallel_for);
@@ -220,7 +219,7 @@ void adze_parallel_for(int64_t count, int64_t grain, adze_range_fn body, void *c
         body(context, 0, count);
         return;
     }
-    const int64_t others = (count - 1) / step; /* pieces beside the caller's first */
+    const int64_t others = (count - 1) / step; /* pieces besides the caller's first */
     run_in_pool(count, step, others < threads - 1 ? (int)others : threads - 1, body, context);
     pthread_mutex_unlock(&pool.busy);
 }

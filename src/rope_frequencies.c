@@ -1,6 +1,6 @@
-/* rope_frequencies.c - the frequencies of rotary positions, as models make them. Where a model works in float, so
-   does this, step by step: at far positions the last bit of a frequency moves the angle. One step is one statement,
-   so that no compiler contracts two. */
+/* rope_frequencies.c - the frequencies of rotary positions, as models compute them. Where a model works in float, so
+   does this, step by step: at large positions the last bit of a frequency changes the angle. Each step is one
+   statement, so that no compiler contracts two. */
 #include "kernel.h"
 
 #include <math.h>
@@ -27,9 +27,11 @@ static adze_status take_spec(const adze_rope_spec *caller, adze_rope_spec *spec)
     ADZE_REQUIRE(size >= 4 * sizeof(uint32_t) && size <= 4096, ADZE_BAD_ARG,
                  "rope_frequencies: spec.size is %zu; write .size = sizeof(adze_rope_spec)", size);
     for (size_t i = known; i < size; i++)
-        ADZE_REQUIRE(!((const char *)caller)[i], ADZE_BAD_ARG,
-                     "rope_frequencies: byte %zu of spec is set; this library, version %u, knows %zu", i,
-                     (unsigned)ADZE_VERSION, known);
+        ADZE_REQUIRE(
+            !((const char *)caller)[i], ADZE_BAD_ARG,
+            "rope_frequencies: byte %zu of spec, whose size is %zu, belongs to a field of a newer adze.h; this "
+            "library is version %d.%d.%d, whose spec has %zu bytes",
+            i, size, ADZE_VERSION / 10000, ADZE_VERSION / 100 % 100, ADZE_VERSION % 100, known);
     memset(spec, 0, known);
     memcpy(spec, caller, size < known ? size : known);
     ADZE_CHECK(adze_check_range("rope_frequencies", "rope_type", spec->rope_type, ADZE_ROPE_DEFAULT,
@@ -42,7 +44,7 @@ static adze_status take_spec(const adze_rope_spec *caller, adze_rope_spec *spec)
     return ADZE_OK;
 }
 
-/* Names what a rope_type cannot do without. */
+/* Checks a parameter that a rope_type requires. */
 static adze_status need(const char *type, const char *name, double value)
 {
     ADZE_REQUIRE(value > 0, ADZE_BAD_ARG, "rope_frequencies: %s needs %s above 0, it is %g", type, name, value);
@@ -73,7 +75,8 @@ static adze_status dynamic(const adze_rope_spec *s, int64_t seq_len, double *fre
     return ADZE_OK;
 }
 
-/* Wavelengths beyond the old context are stretched by factor, short ones are kept, and those between are blended. */
+/* Wavelengths beyond the original context are scaled by factor, short ones are kept, and those between are
+   interpolated. */
 static adze_status llama3(const adze_rope_spec *s, double *freq)
 {
     ADZE_CHECK(need("llama3", "factor", s->factor));
@@ -104,14 +107,14 @@ static double magnitude(double factor, double mscale)
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-/* The column whose wave turns so many times within the old context. */
+/* The column that makes so many rotations within the original context. */
 static double turning_column(const adze_rope_spec *s, double turns)
 {
     return s->rotary_dim * log((double)s->original_max_position_embeddings / (turns * 2 * PI)) /
            (2 * log(s->rope_theta));
 }
 
-/* What a context was stretched by: the factor, or else the ratio of the two lengths. */
+/* How much a context was extended: the factor, or else the ratio of the two lengths. */
 static double stretch_of(const adze_rope_spec *s)
 {
     return s->factor != 0 ? s->factor
@@ -123,7 +126,7 @@ static adze_status yarn(const adze_rope_spec *s, double *freq, double *scale)
     ADZE_CHECK(need("yarn", "original_max_position_embeddings", (double)s->original_max_position_embeddings));
     const double factor = stretch_of(s);
     ADZE_CHECK(need("yarn", "factor or max_position_embeddings", factor));
-    ADZE_REQUIRE(s->rope_theta != 1, ADZE_BAD_ARG, "rope_frequencies: yarn needs a rope_theta other than 1");
+    ADZE_REQUIRE(s->rope_theta != 1, ADZE_BAD_ARG, "rope_frequencies: rope_theta is 1, yarn needs another value");
     *scale = s->attention_factor != 0 ? s->attention_factor
              : s->mscale != 0 && s->mscale_all_dim != 0
                  ? magnitude(factor, s->mscale) / magnitude(factor, s->mscale_all_dim)
@@ -149,8 +152,8 @@ static adze_status yarn(const adze_rope_spec *s, double *freq, double *scale)
 static adze_status longrope(const adze_rope_spec *s, int64_t seq_len, double *freq, double *scale)
 {
     ADZE_CHECK(need("longrope", "original_max_position_embeddings", (double)s->original_max_position_embeddings));
-    ADZE_REQUIRE(s->short_factor && s->long_factor, ADZE_BAD_ARG,
-                 "rope_frequencies: longrope needs short_factor and long_factor");
+    ADZE_REQUIRE(s->short_factor && s->long_factor, ADZE_BAD_ARG, "rope_frequencies: %s is NULL, longrope needs it",
+                 s->short_factor ? "long_factor" : "short_factor");
     const double context = (double)s->original_max_position_embeddings, factor = stretch_of(s);
     ADZE_CHECK(need("longrope", "factor or max_position_embeddings", factor));
     *scale = s->attention_factor != 0 ? s->attention_factor : factor <= 1 ? 1 : sqrt(1 + log(factor) / log(context));
@@ -162,7 +165,7 @@ static adze_status longrope(const adze_rope_spec *s, int64_t seq_len, double *fr
     return ADZE_OK;
 }
 
-/* Only the first part of the columns turns, at the pace of the whole head. */
+/* Only the first part of the columns rotates, with the frequencies of the whole head. */
 static adze_status proportional(const adze_rope_spec *s, double *freq)
 {
     const double part = s->partial_rotary_factor != 0 ? s->partial_rotary_factor : 1;
@@ -199,7 +202,10 @@ adze_status adze_rope_frequencies(const adze_rope_spec *spec, int64_t seq_len, d
 adze_status adze_rope_axes(int32_t axes, const int32_t *axes_dim, double theta, double *freq, int32_t *axis)
 {
     ADZE_CHECK(adze_check_range("rope_axes", "axes", axes, 1, 4));
-    ADZE_REQUIRE(axes_dim && freq && axis, ADZE_BAD_ARG, "rope_axes: an array is NULL");
+    ADZE_REQUIRE(axes_dim && freq && axis, ADZE_BAD_ARG, "rope_axes: %s is NULL",
+                 !axes_dim ? "axes_dim"
+                 : !freq   ? "freq"
+                           : "axis");
     for (int32_t a = 0; a < axes; a++) {
         ADZE_REQUIRE(axes_dim[a] >= 0 && axes_dim[a] % 2 == 0, ADZE_BAD_ARG,
                      "rope_axes: axis %d has dimension %d, it must be even and not negative", a, axes_dim[a]);
@@ -223,15 +229,16 @@ adze_status adze_rope_fractions(int32_t dim, double theta, double *freq, int32_t
 {
     ADZE_REQUIRE(dim > 0 && dim % 2 == 0, ADZE_BAD_ARG, "rope_fractions: dim is %d, it must be even and above 0",
                  dim);
-    ADZE_REQUIRE(theta > 0 && freq && axis, ADZE_BAD_ARG, "rope_fractions: theta is %g, or an array is NULL", theta);
+    ADZE_REQUIRE(theta > 0, ADZE_BAD_ARG, "rope_fractions: theta is %g, it must be above 0", theta);
+    ADZE_REQUIRE(freq && axis, ADZE_BAD_ARG, "rope_fractions: %s is NULL", freq ? "axis" : "freq");
     const int32_t steps = dim / 6, zeros = dim % 6 / 2;
     const float step = steps > 1 ? 1 / (float)(steps - 1) : 0;
     for (int32_t i = 0; i < zeros; i++)
         freq[i] = axis[i] = 0;
     for (int32_t i = 0; i < steps; i++) {
-        /* Even steps from 0 to 1, counted from the nearer end; from the far one with one rounding, as torch does. */
-        const int near = i < steps / 2 || steps == 1;
-        const float exponent = near ? step * (float)i : fmaf(-step, (float)(steps - 1 - i), 1);
+        /* Even steps from 0 to 1, counted from the nearer end. From the other end torch rounds once. */
+        const int first_half = i < steps / 2 || steps == 1;
+        const float exponent = first_half ? step * (float)i : fmaf(-step, (float)(steps - 1 - i), 1);
         const float times_pi = power(theta, exponent) * (float)PI;
         for (int32_t a = 0; a < 3; a++) {
             freq[zeros + 3 * i + a] = times_pi / 2;
@@ -244,11 +251,13 @@ adze_status adze_rope_fractions(int32_t dim, double theta, double *freq, int32_t
 adze_status adze_rope_fraction_positions(const int32_t *size, const float *scale, const float *patch,
                                          const float *base, float *pos)
 {
-    ADZE_REQUIRE(size && pos && (!scale || (patch && base)), ADZE_BAD_ARG,
-                 "rope_fraction_positions: size, pos, or what scale needs is NULL");
+    ADZE_REQUIRE(size && pos, ADZE_BAD_ARG, "rope_fraction_positions: %s is NULL", size ? "pos" : "size");
+    ADZE_REQUIRE(!scale || (patch && base), ADZE_BAD_ARG,
+                 "rope_fraction_positions: %s is NULL, it must be given with scale", patch ? "base" : "patch");
     int64_t count = 1;
     for (int a = 0; a < 3; a++) {
-        ADZE_REQUIRE(size[a] >= 0, ADZE_BAD_ARG, "rope_fraction_positions: size %d is %d", a, size[a]);
+        ADZE_REQUIRE(size[a] >= 0, ADZE_BAD_ARG, "rope_fraction_positions: size[%d] is %d, it must not be negative",
+                     a, size[a]);
         count *= size[a];
     }
     for (int64_t i = 0; i < count; i++) {

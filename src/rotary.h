@@ -7,16 +7,16 @@
 
 #include <string.h>
 
-typedef struct adze_rotary_side { /* q or k */
+typedef struct adze_rotary_tensor { /* q or k */
     const void *x;
     void *out;
     const void *weight;                        /* NULL: ones */
     int64_t heads, x_stride[3], out_stride[3]; /* of batch, seq and heads, in elements */
     int32_t weight_dtype, reserved;
-} adze_rotary_side;
+} adze_rotary_tensor;
 
 typedef struct adze_rotary {
-    adze_rotary_side side[2]; /* without k, the second has no heads */
+    adze_rotary_tensor qk[2]; /* without k, the second has no heads */
     const void *cos, *sin;
     int64_t cos_stride[2], sin_stride[2]; /* of batch and seq; a shared batch has 0 */
     int64_t batch, seq, head_dim, rotary_dim;
@@ -45,23 +45,23 @@ static inline adze_qk_norm_rope_args adze_rope_widen(const adze_rope_args *a)
     return wide;
 }
 
-static inline void adze_rotary_side_init(adze_rotary_side *side, const adze_tensor *x, const adze_tensor *out,
-                                         const adze_tensor *weight, int heads_first)
+static inline void adze_rotary_tensor_init(adze_rotary_tensor *tensor, const adze_tensor *x, const adze_tensor *out,
+                                           const adze_tensor *weight, int heads_first)
 {
     if (x->dtype == ADZE_NONE)
         return;
     const int first = x->rank - 3, seq = first + (heads_first ? 1 : 0), heads = first + (heads_first ? 0 : 1);
-    side->x = x->data;
-    side->out = out->data;
-    side->weight = weight->dtype == ADZE_NONE ? NULL : weight->data;
-    side->weight_dtype = weight->dtype;
-    side->heads = x->shape[heads];
-    side->x_stride[0] = first ? x->stride[0] : 0;
-    side->x_stride[1] = x->stride[seq];
-    side->x_stride[2] = x->stride[heads];
-    side->out_stride[0] = first ? out->stride[0] : 0;
-    side->out_stride[1] = out->stride[seq];
-    side->out_stride[2] = out->stride[heads];
+    tensor->x = x->data;
+    tensor->out = out->data;
+    tensor->weight = weight->dtype == ADZE_NONE ? NULL : weight->data;
+    tensor->weight_dtype = weight->dtype;
+    tensor->heads = x->shape[heads];
+    tensor->x_stride[0] = first ? x->stride[0] : 0;
+    tensor->x_stride[1] = x->stride[seq];
+    tensor->x_stride[2] = x->stride[heads];
+    tensor->out_stride[0] = first ? out->stride[0] : 0;
+    tensor->out_stride[1] = out->stride[seq];
+    tensor->out_stride[2] = out->stride[heads];
 }
 
 static inline adze_rotary adze_rotary_of(const adze_qk_norm_rope_args *a)
@@ -70,8 +70,8 @@ static inline adze_rotary adze_rotary_of(const adze_qk_norm_rope_args *a)
     memset(&r, 0, sizeof r);
     r.cos = a->cos.data;
     r.sin = a->sin.data;
-    adze_rotary_side_init(&r.side[0], &a->q, &a->q_out, &a->q_weight, a->heads_first);
-    adze_rotary_side_init(&r.side[1], &a->k, &a->k_out, &a->k_weight, a->heads_first);
+    adze_rotary_tensor_init(&r.qk[0], &a->q, &a->q_out, &a->q_weight, a->heads_first);
+    adze_rotary_tensor_init(&r.qk[1], &a->k, &a->k_out, &a->k_weight, a->heads_first);
     const int last = a->cos.rank - 1, shared = last == 1 || a->cos.shape[0] == 1;
     r.cos_stride[0] = shared ? 0 : a->cos.stride[0];
     r.cos_stride[1] = a->cos.stride[last - 1];

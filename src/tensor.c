@@ -9,7 +9,7 @@ typedef struct format {
     const char *name;
     size_t size;
     double smallest; /* normal number */
-    double spacing;  /* from 1 to the next number; 0: there is no point */
+    double spacing;  /* from 1 to the next number; 0: an integer dtype */
     double max;
 } format;
 
@@ -135,7 +135,7 @@ void adze_put(const adze_tensor *t, int64_t at, double value)
         ((uint16_t *)t->data)[at] = (uint16_t)(bits >> 16);
         break;
     }
-    default: /* a dtype without bytes of its own has nowhere to put it */
+    default: /* a dtype without a size has no elements to write */
         if (adze_dtype_size(t->dtype))
             ((int8_t *)t->data)[at] = (int8_t)value;
         break;
@@ -236,7 +236,7 @@ adze_status adze_check_like(const char *op, const char *name, const adze_tensor 
     return adze_check_rows(op, name, t);
 }
 
-static adze_status check_side_dtype(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
+static adze_status check_param_dtype(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x)
 {
     ADZE_REQUIRE(t->dtype == x->dtype || t->dtype == ADZE_F32, ADZE_BAD_DTYPE,
                  "%s: %s is %s, it must be f32 or x's %s", op, name, adze_dtype_name(t->dtype),
@@ -247,7 +247,7 @@ static adze_status check_side_dtype(const char *op, const char *name, const adze
 __attribute__((noinline)) static adze_status check_given_to(const char *op, const char *name, const adze_tensor *t,
                                                             const adze_tensor *x)
 {
-    ADZE_CHECK(check_side_dtype(op, name, t, x));
+    ADZE_CHECK(check_param_dtype(op, name, t, x));
     ADZE_REQUIRE(t->rank >= 1 && t->rank <= x->rank, ADZE_BAD_ARG, "%s: %s has rank %d, x has %d", op, name, t->rank,
                  x->rank);
     for (int d = 0; d < t->rank; d++) {
@@ -269,7 +269,7 @@ adze_status adze_check_param(const char *op, const char *name, const adze_tensor
 {
     if (t->dtype == ADZE_NONE)
         return ADZE_OK;
-    ADZE_CHECK(check_side_dtype(op, name, t, x));
+    ADZE_CHECK(check_param_dtype(op, name, t, x));
     ADZE_REQUIRE(t->rank == 1, ADZE_BAD_ARG, "%s: %s has rank %d, it must be 1", op, name, t->rank);
     ADZE_REQUIRE(t->shape[0] == count, ADZE_BAD_ARG, "%s: %s has %lld elements, it must have %lld", op, name,
                  (long long)t->shape[0], (long long)count);

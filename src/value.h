@@ -50,20 +50,18 @@ static inline adze_value adze_rsqrt(adze_value a)
     const double v = 1 / sqrt(a.v), low = a.v - a.e;
     return adze_fn(a, v, low > 0 ? 0.5 / (low * sqrt(low)) : INFINITY, 2);
 }
-/* How deep the longest chain of additions is when n terms are summed: kernels use 32 or more lanes, then a
- * tree. */
+/* The longest chain of additions when n terms are summed: kernels use 32 or more lanes, then a tree. */
 static inline double adze_sum_depth(int64_t n)
 {
     return (double)n / 32 + 12;
 }
-/* What a sum of n terms came to: `sum` of the terms' values, `magnitude` of their absolute values, `error` of
- * theirs. */
+/* The sum of n terms: `sum` of their values, `magnitude` of their absolute values, `error` of their bounds. */
 static inline adze_value adze_summed(int64_t n, double sum, double magnitude, double error)
 {
     return (adze_value){sum, error + ADZE_U * adze_sum_depth(n) * (magnitude + error)};
 }
-/* a rounded to a dtype. When float error leaves the neighbour open, the bound covers both; otherwise it is
- * zero. */
+/* a rounded to a dtype. When float error leaves open which neighbour it is, the bound covers both; otherwise it is
+   zero. */
 static inline adze_value adze_rounded(int dtype, adze_value a)
 {
     const double v = adze_round_to(dtype, a.v);

@@ -156,6 +156,34 @@ static void check_settings(const char *program)
     check_setting(program, "ADZE_THREADS", "100000", ADZE_BAD_ARG, "ADZE_THREADS is '100000'");
 }
 
+/* ---- Frequencies ---- */
+
+static void check_frequencies(void)
+{
+    double freq[8];
+    int32_t axis[8], dims[3] = {8, 4, 4};
+    float scale, pos[8], sizes[3] = {1, 1, 1};
+    struct {
+        adze_rope_spec known;
+        double later;
+    } newer = {.known = {.size = sizeof newer, .rotary_dim = 16, .rope_theta = 1e4}};
+    expect(adze_rope_frequencies(&newer.known, 0, freq, &scale) == ADZE_OK, "a newer spec whose new field is zero");
+    newer.later = 1;
+    expect(adze_rope_frequencies(&newer.known, 0, freq, &scale) == ADZE_BAD_ARG &&
+               strstr(adze_last_error(), "belongs to a field of a newer adze.h"),
+           "a newer spec with a field that is not known is refused");
+    refused(adze_rope_axes(3, dims, 1e4, NULL, axis), "rope_axes: freq is NULL");
+    refused(adze_rope_axes(3, NULL, 1e4, freq, axis), "rope_axes: axes_dim is NULL");
+    refused(adze_rope_fractions(16, 0, freq, axis), "rope_fractions: theta is 0, it must be above 0");
+    refused(adze_rope_fractions(16, 1e4, freq, NULL), "rope_fractions: axis is NULL");
+    refused(adze_rope_fraction_positions(dims, NULL, NULL, NULL, NULL), "rope_fraction_positions: pos is NULL");
+    refused(adze_rope_fraction_positions(dims, sizes, sizes, NULL, pos),
+            "rope_fraction_positions: base is NULL, it must be given with scale");
+    dims[1] = -1;
+    refused(adze_rope_fraction_positions(dims, NULL, NULL, NULL, pos),
+            "rope_fraction_positions: size[1] is -1, it must not be negative");
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -163,6 +191,7 @@ int main(int argc, char **argv)
     check_aliases();
     check_numbers();
     check_axis();
+    check_frequencies();
     check_settings(argv[0]);
     return expect_report();
 }

@@ -1,11 +1,12 @@
-/* act.h - exp and the activations, a register at a time. Accuracies are in float units, 2^-23 relative. */
+/* act.h - exp and the activations, one vector register at a time. Accuracies are in float units, 2^-23 relative. */
 #ifndef ADZE_CPU_ACT_H
 #define ADZE_CPU_ACT_H
 
 #include "cpu/row.h"
 
-/* The addend of vf_fma, a constant. NEON's instruction replaces its addend: a copy in a register would take as long
-   as a product, a load takes no time of the pipes that multiply. So it is loaded each time, and volatile says so. */
+/* The addend of vf_fma, a constant. NEON's instruction overwrites its addend: a register copy would take as long as
+   a multiplication, while a load does not use the multiply pipes. So it is loaded each time, which volatile
+   enforces. */
 #if defined(__aarch64__)
 #    define VF_ADDEND(f)                                                                                             \
         __extension__({                                                                                              \
@@ -16,13 +17,13 @@
 #    define VF_ADDEND(f) vf_all(f)
 #endif
 
-/* x / ln 2 to a whole number n, as BIAS + n: a float whose low bits are n + 191. */
+/* x / ln 2 rounded to an integer n, as BIAS + n: a float whose low bits are n + 191. */
 #define EXP_BIAS (0x1.8p23f + 191)
 INLINE vf exp_whole(vf x)
 {
     return vf_fma(x, vf_all(0x1.715476p+0f), VF_ADDEND(EXP_BIAS));
 }
-/* x - n ln 2; the product with the first part of ln 2 is exact. */
+/* x - n ln 2; the product with the high part of ln 2 is exact. */
 INLINE vf exp_rest(vf x, vf whole)
 {
     const vf n = whole - EXP_BIAS;
@@ -69,7 +70,7 @@ INLINE vf act_times_sigmoid(vf x, vf z)
     const vf e = exp_within(vf_minus_abs_to(z, 104));
     return vf_over(vf_by_sign(x, x * e, x), 1 + e);
 }
-/* a b + c, rounded once, where a target can. */
+/* a b + c, rounded once where the target has FMA. */
 #if defined(__AVX2__) || defined(__aarch64__)
 #    define VF_FUSES 1
 INLINE vf vf_fused(vf a, vf b, vf c)
@@ -85,18 +86,18 @@ INLINE vf vf_fused(vf a, vf b, vf c)
 #else
 #    define VF_FUSES 0
 #endif
-/* The normal distribution's integral up to m <= 0: exp(-m^2 / 2) times a polynomial in (3 + m) / (3 - m) over 3 - m,
-   good to 3 units. -m^2 / 2 is n ln 2 - r / 2. */
+/* The normal CDF at m <= 0: exp(-m^2 / 2) times a polynomial in (3 + m) / (3 - m) over 3 - m, good to 3 units. -m^2
+   / 2 is n ln 2 - r / 2. */
 INLINE vf normal_tail(vf m)
 {
     const vf whole = vf_fma(m * m, vf_all(-0x1.715476p-1f), VF_ADDEND(EXP_BIAS)), n = whole - EXP_BIAS;
 #if VF_FUSES
-    const vf near = vf_fused(m, m, n * 0x1.62e4p+0f);
+    const vf rough = vf_fused(m, m, n * 0x1.62e4p+0f);
 #else /* m^2 in two parts, the first of them exact */
     const vf high = (vf)(((vu)m + 0x800u) & 0xfffff000u);
-    const vf near = high * high + n * 0x1.62e4p+0f + (m - high) * (m + high);
+    const vf rough = high * high + n * 0x1.62e4p+0f + (m - high) * (m + high);
 #endif
-    const vf e = exp_parts(whole, vf_fma(n, vf_all(0x1.7f7d1cp-19f), near), -0.5f) * EXP_UNIT;
+    const vf e = exp_parts(whole, vf_fma(n, vf_all(0x1.7f7d1cp-19f), rough), -0.5f) * EXP_UNIT;
     const vf w = vf_over(vf_all(1), 3 - m), t = 1 - 6 * w;
     vf g = vf_fma(t, vf_all(-0x1.15bb5ap-12f), VF_ADDEND(-0x1.d81ad4p-11f));
     g = vf_fma(g, t, VF_ADDEND(0x1.19e984p-10f));
@@ -108,8 +109,8 @@ INLINE vf normal_tail(vf m)
     g = vf_fma(g, t, VF_ADDEND(0x1.754a74p-1f));
     return g * w * e;
 }
-/* The same of an m with at most 12 bits, whose square is a float. r has 0x1.62e43cp+0 in place of 2 ln 2;
-   upper / lower makes up for it, and is off by 1.7 units. */
+/* The normal CDF at an m of at most 12 bits, whose square is exact in float. r uses 0x1.62e43cp+0 instead of 2 ln 2;
+   upper / lower compensates for it and is off by 1.7 units. */
 INLINE vf normal_tail_of_short(vf m)
 {
     const vf square = m * m;
@@ -128,14 +129,14 @@ INLINE vf normal_tail_of_short(vf m)
     lower = vf_fma(lower, m, VF_ADDEND(0x1.aea808p+4f));
     return vf_over(upper * exp_parts(whole, r, -0.5f), lower);
 }
-/* x times the normal distribution's integral up to x: x tail, or x (1 - tail) where x has no minus. */
+/* x times the normal CDF at x: x tail, or x (1 - tail) where x is not negative. */
 INLINE vf act_gelu(vf x, int is_short)
 {
     const vf m = vf_minus_abs_to(x, 14.25f), tail = is_short ? normal_tail_of_short(m) : normal_tail(m);
 #if defined(__AVX512F__)
     const __mmask16 plus = _mm512_cmpge_epi32_mask((__m512i)x, _mm512_setzero_si512());
     return x * (vf)_mm512_mask_sub_ps((__m512)tail, plus, (__m512)vf_all(1), (__m512)tail);
-#else /* -|x| times tail, or tail - 1: a select less */
+#else /* -|x| times tail, or times tail - 1: this saves a select */
     return vf_minus_abs(x) * (tail - (vf)((((vu)x >> 31) - 1u) & (vu)vf_all(1)));
 #endif
 }

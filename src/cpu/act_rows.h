@@ -1,12 +1,12 @@
 /* act_rows.h - activation and glu on the CPU: out = act(gate), or act(gate) * value, in one pass. Rows are cut into
-   pieces of PIECE elements, which threads share. */
+   pieces of PIECE elements, which are distributed over threads. */
 #ifndef ADZE_CPU_ACT_ROWS_H
 #define ADZE_CPU_ACT_ROWS_H
 
 #include "cpu/act.h"
 #include "cpu/row32.h"
 
-enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096, AHEAD = 1024 };
+enum { GATE, OUT, VALUE, ACT_TENSORS, PIECE = 4096, PREFETCH_DISTANCE = 1024 };
 
 typedef struct act_call {
     adze_tensor tensors[ACT_TENSORS]; /* value may be absent */
@@ -31,7 +31,7 @@ INLINE void act_step(const act_call *c, char *const *data, int64_t i, int64_t n,
     }
     row_store32_part(data[OUT], dtype, i, y, n, c->stream);
 }
-/* The same of any dtype and activation, at the end of a row: no loop has a second copy of it. */
+/* The tail of a row, for any dtype and activation. It is not inlined, so that each loop has only one copy. */
 NO_INLINE void act_rest(const act_call *c, char *const *data, int64_t i, int64_t n, int dtype, int act, int times)
 {
     act_step(c, data, i, n, dtype, act, times);
@@ -40,9 +40,9 @@ INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype
 {
     int64_t i = 0;
     for (; i + 2 * LANES <= n; i += 2 * LANES) {
-        row_ahead(data[GATE], dtype, i + AHEAD);
+        row_prefetch(data[GATE], dtype, i + PREFETCH_DISTANCE);
         if (times)
-            row_ahead(data[VALUE], dtype, i + AHEAD);
+            row_prefetch(data[VALUE], dtype, i + PREFETCH_DISTANCE);
         act_step(c, data, i, 2 * LANES, dtype, act, times);
     }
     if (i < n)

@@ -1,5 +1,5 @@
-/* gated_add on the CPU: one pass. Rows are cut into pieces of PIECE elements, which threads share. A gate with a
-   table becomes floats first, once for pieces in a row that share both. */
+/* gated_add on the CPU, in one pass. Rows are cut into pieces of PIECE elements, which are distributed over threads.
+   Gate + table is computed in float first, once for consecutive pieces that share both. */
 #include "cpu/row.h"
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS, PIECE = 4096 };
@@ -11,7 +11,7 @@ typedef struct gated_call {
     int steps, stream;
 } gated_call;
 
-/* The product is a float before the sum, as in the norms: it may not become one instruction with it. */
+/* The product is rounded to float before the sum, as in the norms: it must not be contracted to an FMA. */
 INLINE vf16 uncontracted(vf16 v)
 {
     for (int p = 0; p < VF_PARTS; p++) {
@@ -26,12 +26,12 @@ INLINE vf16 uncontracted(vf16 v)
     return v;
 }
 
-typedef struct gated_sum { /* gate + table, and what it was made from */
+typedef struct gated_sum { /* gate + table, and its source */
     const char *gate, *table;
     float floats[PIECE] __attribute__((aligned(64)));
 } gated_sum;
 
-INLINE vf16 gated_side(const adze_tensor *t, const char *data, int64_t i, int64_t n, int dtype)
+INLINE vf16 gated_load(const adze_tensor *t, const char *data, int64_t i, int64_t n, int dtype)
 {
     return t->dtype == ADZE_F32 ? row_load_part(data, ADZE_F32, i, n) : row_load_part(data, dtype, i, n);
 }
@@ -41,8 +41,8 @@ INLINE void gated_make(const gated_call *c, gated_sum *sum, const char *gate, co
         return;
     for (int64_t i = 0; i < n; i += LANES) {
         const int64_t left = n - i < LANES ? n - i : LANES;
-        vf16 y = gated_side(c->tensors[GATE], gate, i, left, dtype);
-        const vf16 more = gated_side(c->tensors[GATE_TABLE], table, i, left, dtype);
+        vf16 y = gated_load(c->tensors[GATE], gate, i, left, dtype);
+        const vf16 more = gated_load(c->tensors[GATE_TABLE], table, i, left, dtype);
         for (int p = 0; p < VF_PARTS; p++)
             y.part[p] += more.part[p];
         row_store(sum->floats, ADZE_F32, i, c->steps ? row_round(dtype, y) : y);

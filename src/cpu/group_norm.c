@@ -1,24 +1,24 @@
 /* group_norm on the CPU.
 
-   The shape alone says how a group is cut, so that the bits do not depend on the threads: into parts, and these into
-   chunks that stay in the first level of cache while their mean and then their squared deviations are summed. Chunks
-   and parts are combined by Chan's formula in double. A group of one part is written at once by the thread that
-   summed it. Otherwise all parts of as many groups as the cache holds are summed, and then written. */
+   The shape alone determines how a group is divided, so that the bits do not depend on the number of threads: into
+   parts, and these into chunks that stay in L1 while first their mean and then their squared deviations are summed.
+   Chunks and parts are combined by Chan's formula in double. A group of one part is written at once by the thread
+   that summed it. Otherwise all parts of as many groups as the cache holds are summed, and then written. */
 #include "cpu/act.h"
 
 #include <stdlib.h>
 
 enum {
-    CHUNK = 4096,  /* elements of a chunk, channels first */
-    BLOCK = 32,    /* positions of a chunk, channels last */
-    TILE = 512,    /* channels of a chunk, channels last */
-    PIECE = 32768, /* elements of a part, while there are few parts */
-    PARTS = 64,    /* of a group */
-    SHARES = 2048, /* parts summed before any is written, */
-    NEAR = 512,    /* or without memory for them */
+    CHUNK = 4096,       /* elements of a chunk, channels first */
+    BLOCK = 32,         /* positions of a chunk, channels last */
+    TILE = 512,         /* channels of a chunk, channels last */
+    PIECE = 32768,      /* elements of a part, while there are few parts */
+    PARTS = 64,         /* of a group */
+    SHARES = 2048,      /* parts summed before any is written */
+    STACK_SHARES = 512, /* the same when the heap has no memory */
 };
 
-typedef struct share { /* what is known of a part, or of a group */
+typedef struct share { /* the statistics of a part, or of a group */
     double n, mean, square;
 } share;
 
@@ -34,7 +34,7 @@ typedef struct group_call {
     int64_t parts, part;         /* parts of a group; elements or positions of a part */
     int64_t first, last;         /* the groups that are being summed and written, of all batch entries */
     share *shares;               /* [last - first, parts] */
-    int64_t most;                /* shares there is memory for */
+    int64_t most;                /* shares that fit in memory */
     int last_layout, stream;
 } group_call;
 
@@ -112,7 +112,7 @@ INLINE float group_param(const adze_tensor *t, int dtype, int64_t channel, float
                                   : row_load_one(t->data, dtype, channel);
 }
 
-/* Sixteen normalised elements, or the n < 16 last, through act. */
+/* Normalises sixteen elements, or the n < 16 last, and applies act. */
 INLINE void group_store(const group_call *c, int dtype, int act, char *to, int64_t i, int64_t n, vf16 y)
 {
     if (act) {
@@ -228,7 +228,7 @@ INLINE void last_write(const group_call *c, int dtype, int act, int64_t batch, i
     }
 }
 
-/* One part of the positions of one batch entry, for those of its groups whose turn it is. */
+/* One part of the positions of one batch entry, for its groups within first..last. */
 INLINE void last_part(const group_call *c, int dtype, int act, int64_t batch, int64_t part, int write)
 {
     const int64_t groups = c->a->groups, begin = part * c->part, end = min_of(begin + c->part, c->positions);
@@ -268,7 +268,7 @@ INLINE void group_out(const group_call *c, int dtype, int act, int64_t begin, in
     if (c->stream)
         row_stream_end();
 }
-/* The usual activations have loops of their own. */
+/* The common activations have specialised loops. */
 INLINE void group_out_act(const group_call *c, int dtype, int64_t begin, int64_t end)
 {
     switch (c->a->act) {
@@ -335,7 +335,7 @@ static void group_shape(group_call *c)
         adze_rows_init(&c->sum_rows, &x, 1, (const adze_tensor *[]){&x});
         c->sum_len = x.shape[x.rank - 1];
         c->per_channel = c->positions / c->len;
-        /* No lane adds more than 64 terms in a chunk; one of short rows begins with a row. */
+        /* No lane adds more than 64 terms in a chunk. A chunk of short rows begins at the start of a row. */
         c->chunk = c->sum_len >= CHUNK ? CHUNK : max_of(64 / ((c->sum_len + 63) / 64), 1) * c->sum_len;
         c->parts = min_of(c->count / PIECE, (c->count + c->chunk - 1) / c->chunk);
     }
@@ -369,9 +369,9 @@ ADZE_CPU_KERNEL(group_norm)
         adze_parallel_for(all, row_grain(c.count), group_body, &c);
         return ADZE_OK;
     }
-    share near[NEAR], *const heap = all * c.parts > NEAR ? malloc(SHARES * sizeof *heap) : NULL;
-    c.shares = heap ? heap : near;
-    c.most = heap ? SHARES : NEAR;
+    share on_stack[STACK_SHARES], *const heap = all * c.parts > STACK_SHARES ? malloc(SHARES * sizeof *heap) : NULL;
+    c.shares = heap ? heap : on_stack;
+    c.most = heap ? SHARES : STACK_SHARES;
     const int64_t wave = group_wave(&c);
     for (c.first = 0; c.first < all; c.first = c.last) {
         c.last = min_of(c.first + wave, all);

@@ -1,8 +1,11 @@
-/* norm.h - rms_norm and layer_norm on the CPU. A row is read from memory and summed, then from the cache for the
-   squares (layer_norm) and to be written, while the next row is brought there. A row that is made from several, or is
-   slow to read, becomes floats in a buffer on the way; so does once what rows share and is not of x's dtype, or is a
-   sum. What is longer than the buffer goes through it in parts, made anew each time. The buffer is on the stack where
-   it is small, for a thread's stack may be. Lanes are in the order of x's dtype. */
+/* norm.h - rms_norm and layer_norm on the CPU.
+
+   A row is read from memory and summed, then read from the cache for the squares (layer_norm) and for the output,
+   while the next row is prefetched. h is converted to floats in a buffer where it is a sum of several tensors or
+   slow to read. Parameters that rows share are converted once where they are sums or not of x's dtype. Rows longer
+   than the buffer go through it in parts, which are computed again for each pass. The buffer is on the
+   stack only while it is small: the host's threads may have small stacks. Lanes are in the order of x's dtype
+   (row32.h). */
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
@@ -10,7 +13,7 @@
 
 #include <stdlib.h>
 
-/* To read f16 without an instruction for it takes so long that what is read more than once is kept as floats. */
+/* Without F16C, reading f16 is so slow that rows read more than once are kept as floats. */
 #if defined(__AVX__) || defined(__aarch64__)
 #    define SLOW_TO_READ(dtype) ((void)(dtype), 0)
 #else
@@ -19,11 +22,11 @@
 
 enum { X, OUT, SUM, RESIDUAL, GATE, GATE_TABLE, SCALE, SCALE_TABLE, SHIFT, SHIFT_TABLE, NORM_TENSORS };
 enum {
-    NEAR = 6144,      /* floats on a thread's stack, for a part of a row and of each operand that is made */
-    SPACE = 65536,    /* floats at most, from the heap */
-    SHARED_ROWS = 4,  /* that have a bf16 weight made once, on NEON */
-    STEP = 2 * LANES, /* elements at a time */
-    LINE = 64         /* a part is a multiple of it */
+    STACK_FLOATS = 6144, /* floats on a thread's stack, for a part of a row and of each converted operand */
+    SPACE = 65536,       /* floats at most, from the heap */
+    SHARED_ROWS = 4,     /* rows from which on a bf16 weight is converted once, on NEON */
+    STEP = 2 * LANES,    /* elements at a time */
+    LINE = 64            /* a part is a multiple of it */
 };
 
 typedef struct norm_call {
@@ -34,28 +37,28 @@ typedef struct norm_call {
     int stream_out, stream_sum;
 } norm_call;
 
-typedef struct norm_side { /* an operand as floats, and what they were made from */
+typedef struct norm_cached { /* an operand converted to floats, and its source */
     const char *data, *table;
-    float *floats; /* NULL: it is used as it is */
-} norm_side;
+    float *floats; /* NULL: it is not converted */
+} norm_cached;
 
 typedef struct norm_space { /* of a thread */
     float *row;             /* NULL: x is h already */
     int64_t chunk;          /* elements of a part of a row */
-    norm_side weight, bias, gate, scale, shift;
-    float floats[NEAR] __attribute__((aligned(64)));
+    norm_cached weight, bias, gate, scale, shift;
+    float floats[STACK_FLOATS] __attribute__((aligned(64)));
 } norm_space;
 
-typedef struct norm_term { /* an operand of a part: floats that were made of it, or elements of x's dtype */
+typedef struct norm_term { /* an operand of a part: converted floats, or elements of x's dtype */
     const char *data;      /* NULL: absent */
-    int made;
+    int converted;
 } norm_term;
 
-typedef struct norm_part { /* of a row: n elements, from what its passes need; absent pointers are NULL */
+typedef struct norm_part { /* n elements of a row; absent pointers are NULL */
     const char *x, *residual;
     const char *next_x, *next_residual; /* the same part of the next row */
     char *out, *sum;
-    float *made; /* where h becomes floats; NULL: x is h already */
+    float *converted; /* h in floats; NULL: x is h already */
     norm_term weight, bias, gate, scale, shift;
     int64_t n;
     float mean, rstd;
@@ -95,15 +98,15 @@ NO_INLINE void norm_round(float *y, int64_t n, int dtype)
         row_store32(y, ADZE_F32, j, row_round32(ADZE_BF16, row_load32(y, ADZE_F32, j)), 0);
 }
 
-/* data + table + plus, n elements of a row; `steps` rounds both sums to x's dtype. Rows that share an operand have it
-   made once. */
-INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, int dtype, const char *table,
+/* data + table + plus, n elements of a row; `steps` rounds both sums to x's dtype. Rows that share an operand
+   convert it once. */
+INLINE norm_term norm_operand(norm_cached *cached, int x_dtype, const char *data, int dtype, const char *table,
                               int table_dtype, int64_t n, float plus, int steps)
 {
-    if (!data || !side->floats)
+    if (!data || !cached->floats)
         return (norm_term){data, 0};
-    if (side->data != data || side->table != table) {
-        float *const y = side->floats;
+    if (cached->data != data || cached->table != table) {
+        float *const y = cached->floats;
         norm_floats(y, data, dtype, x_dtype, n, 0, table ? -0.0f : plus);
         if (table) {
             norm_floats(y, table, table_dtype, x_dtype, n, 1, 0);
@@ -113,26 +116,25 @@ INLINE norm_term norm_operand(norm_side *side, int x_dtype, const char *data, in
         }
         if (plus != 0)
             norm_round(y, n, steps ? x_dtype : 0);
-        side->data = data;
-        side->table = table;
+        cached->data = data;
+        cached->table = table;
     }
-    return (norm_term){(const char *)side->floats, 1};
+    return (norm_term){(const char *)cached->floats, 1};
 }
 
 /* ---- Passes ----
 
-   Each is a function of its own: inlined into one, they would have their temporaries on the stack at the same time.
-   A pass copies its part first: what it stores might change the one it was given, which would be read again in every
-   step. */
+   Each is a separate function: inlined into one, their temporaries would be on the stack at the same time. A pass
+   copies its part first: a store might alias the given one, which would then be reloaded in every step. */
 
 /* n <= 32 elements from j on. */
 INLINE vf32 norm_load(norm_term term, int dtype, int64_t j, int64_t n)
 {
-    return term.made ? row_load32(term.data, ADZE_F32, j) : row_load32_part(term.data, dtype, j, n);
+    return term.converted ? row_load32(term.data, ADZE_F32, j) : row_load32_part(term.data, dtype, j, n);
 }
 INLINE vf32 norm_h(const norm_part *t, int dtype, int64_t j, int64_t n)
 {
-    return t->made ? row_load32(t->made, ADZE_F32, j) : row_load32_part(t->x, dtype, j, n);
+    return t->converted ? row_load32(t->converted, ADZE_F32, j) : row_load32_part(t->x, dtype, j, n);
 }
 INLINE vf32 norm_times(vf32 y, norm_term factor, int dtype, int64_t j, int64_t n)
 {
@@ -169,10 +171,10 @@ INLINE void norm_make_step(const norm_part *t, int dtype, int square, int64_t j,
 {
     const vf32 h = norm_sum(t, dtype, j, n);
     vf_total_add32(total, half, h, square);
-    if (t->made)
-        row_store32(t->made, ADZE_F32, j, h, 0);
+    if (t->converted)
+        row_store32(t->converted, ADZE_F32, j, h, 0);
 }
-/* Makes h and adds it up, or its squares. Where x is h, a loop of its own needs no copies of registers. */
+/* Computes h and sums it, or its squares. Where x is h, a specialised loop avoids register copies. */
 INLINE float norm_make_as(const norm_part *given, int dtype, int square)
 {
     const norm_part part = *given, *const t = &part;
@@ -182,7 +184,7 @@ INLINE float norm_make_as(const norm_part *given, int dtype, int square)
         vf_total_add32(&total, 0, row_load32(t->x, dtype, j), square);
         vf_total_add32(&total, 1, row_load32(t->x, dtype, j + STEP), square);
     }
-    for (; j + 2 * STEP <= t->n; j += 2 * STEP) { /* written out: a set that is a variable stays in memory */
+    for (; j + 2 * STEP <= t->n; j += 2 * STEP) { /* unrolled: indexed accumulators would be in memory */
         norm_make_step(t, dtype, square, j, STEP, &total, 0);
         norm_make_step(t, dtype, square, j + STEP, STEP, &total, 1);
     }
@@ -207,16 +209,17 @@ NO_INLINE float norm_make_squares(const norm_part *t, int dtype)
     return norm_make_any(t, dtype, 1);
 }
 
-/* Asks for 32 elements of the next row. */
-INLINE void norm_ahead(const norm_part *t, int dtype, int64_t i)
+/* Prefetches 32 elements of the next row. */
+INLINE void norm_prefetch(const norm_part *t, int dtype, int64_t i)
 {
     if (t->next_x)
-        row_ahead(t->next_x, dtype, i);
+        row_prefetch(t->next_x, dtype, i);
     if (t->next_residual)
-        row_ahead(t->next_residual, dtype, i);
+        row_prefetch(t->next_residual, dtype, i);
 }
 
-/* The sum of (h - mean)^2. This pass asks for the first half of the next row, the one that writes for the other. */
+/* The sum of (h - mean)^2. This pass prefetches the first half of the next row, the pass that writes the other half.
+ */
 INLINE void norm_square(const norm_part *t, int dtype, int64_t j, int64_t n, vf_total *total, int half)
 {
     const vf32 mean = vf32_first(dtype, t->mean, n);
@@ -231,7 +234,7 @@ INLINE float norm_squares_as(const norm_part *given, int dtype)
     vf_total total = {0};
     int64_t j = 0;
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
-        norm_ahead(t, dtype, j / 2);
+        norm_prefetch(t, dtype, j / 2);
         norm_square(t, dtype, j, STEP, &total, 0);
         norm_square(t, dtype, j + STEP, STEP, &total, 1);
     }
@@ -270,7 +273,7 @@ INLINE void norm_put(const norm_part *t, int dtype, int out_dtype, int centred, 
         y = norm_plus(y, t->shift, dtype, j, n);
     row_store32_part(t->out, out_dtype, j, vf32_order(y, dtype, out_dtype), n, t->stream_out);
 }
-/* The same of any dtype, at the end of a row: no loop has a second copy of it. */
+/* The tail of a row, for any dtype. It is not inlined, so that each loop has only one copy. */
 NO_INLINE void norm_put_rest(const norm_part *t, int dtype, int out_dtype, int centred, int64_t j, int64_t n)
 {
     norm_put(t, dtype, out_dtype, centred, j, n);
@@ -280,9 +283,9 @@ INLINE void norm_write_as(const norm_part *given, int dtype, int out_dtype, int 
     const norm_part part = *given, *const t = &part;
     int64_t j = 0;
     for (; j + 2 * STEP <= t->n; j += 2 * STEP) {
-        norm_ahead(t, dtype, centred ? (t->n + j) / 2 : j);
+        norm_prefetch(t, dtype, centred ? (t->n + j) / 2 : j);
         if (!centred)
-            norm_ahead(t, dtype, j + STEP);
+            norm_prefetch(t, dtype, j + STEP);
         for (int64_t i = j; i < j + 2 * STEP; i += STEP)
             norm_put(t, dtype, out_dtype, centred, i, STEP);
     }
@@ -310,22 +313,22 @@ NO_INLINE void norm_write_centred(const norm_part *t, int dtype, int out_dtype)
 
 /* ---- Rows ---- */
 
-/* Elements from i on of tensor t, of a row that is given by its first ones; NULL when absent. */
+/* Elements of tensor t from i on, where `row` has its first elements; NULL when absent. */
 INLINE const char *norm_at(const norm_call *c, const char *const *row, int t, int64_t i)
 {
     return row[t] ? row[t] + i * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2) : NULL;
 }
-INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_side *side, int t, int64_t i, int64_t n,
-                           float plus)
+INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_cached *cached, int t, int64_t i,
+                           int64_t n, float plus)
 {
-    return norm_operand(side, c->a->x.dtype, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
+    return norm_operand(cached, c->a->x.dtype, norm_at(c, row, t, i), c->tensors[t]->dtype, norm_at(c, row, t + 1, i),
                         c->tensors[t + 1]->dtype, n, plus, c->a->rounding & ADZE_ROUND_STEPS);
 }
-INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_side *side, int64_t i, int64_t n,
+INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_cached *cached, int64_t i, int64_t n,
                              float plus)
 {
     const char *data = t->dtype ? (const char *)t->data + i * (t->dtype == ADZE_F32 ? 4 : 2) : NULL;
-    return norm_operand(side, c->a->x.dtype, data, t->dtype, NULL, 0, n, plus, 0);
+    return norm_operand(cached, c->a->x.dtype, data, t->dtype, NULL, 0, n, plus, 0);
 }
 INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
 {
@@ -339,12 +342,12 @@ INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space 
     t->bias = norm_shared(c, &c->a->bias, &space->bias, i, t->n, 0);
     t->scale = norm_pair(c, row, &space->scale, SCALE, i, t->n, 1);
     t->shift = norm_pair(c, row, &space->shift, SHIFT, i, t->n, 0);
-    t->made = space->row;
+    t->converted = space->row;
 }
 
-/* Whether an operand becomes floats: one that is a sum, or not elements of x's dtype. To widen bf16 takes NEON as
-   long as a product does: the rows of a range share the floats of a weight. */
-INLINE int norm_makes(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
+/* Whether an operand is converted to floats: one that is a sum, or not of x's dtype. On NEON widening bf16 takes as
+   long as a multiplication, so that the rows of a range share a converted weight. */
+INLINE int norm_converts(const norm_call *c, const adze_tensor *t, const adze_tensor *table, float plus, int64_t rows)
 {
     const int dtype = c->a->x.dtype;
     if (!t->dtype || SLOW_TO_READ(dtype) || t->dtype != dtype || plus != 0 || (table && table->dtype))
@@ -356,31 +359,31 @@ INLINE int norm_makes(const norm_call *c, const adze_tensor *t, const adze_tenso
     return 0;
 #endif
 }
-/* Divides the buffer. What was taken from the heap is returned, or NULL; without memory, parts of a row are smaller.
+/* Divides the buffer among its users. Returns the heap memory, or NULL. Without memory, parts of a row are smaller.
  */
 INLINE float *norm_space_init(const norm_call *c, norm_space *space, int64_t rows)
 {
     const adze_norm_args *a = c->a;
-    norm_side *const sides[] = {&space->weight, &space->bias, &space->gate, &space->scale, &space->shift};
-    const int made[] = {norm_makes(c, &a->weight, NULL, a->weight_offset, rows),
-                        norm_makes(c, &a->bias, NULL, 0, rows), norm_makes(c, &a->gate, &a->gate_table, 0, rows),
-                        norm_makes(c, &a->scale, &a->scale_table, 1, rows),
-                        norm_makes(c, &a->shift, &a->shift_table, 0, rows)};
-    const int makes_row = a->residual.dtype || SLOW_TO_READ(a->x.dtype);
-    const int64_t count = makes_row + made[0] + made[1] + made[2] + made[3] + made[4];
+    norm_cached *const all_cached[] = {&space->weight, &space->bias, &space->gate, &space->scale, &space->shift};
+    const int converted[] = {
+        norm_converts(c, &a->weight, NULL, a->weight_offset, rows), norm_converts(c, &a->bias, NULL, 0, rows),
+        norm_converts(c, &a->gate, &a->gate_table, 0, rows), norm_converts(c, &a->scale, &a->scale_table, 1, rows),
+        norm_converts(c, &a->shift, &a->shift_table, 0, rows)};
+    const int converts_row = a->residual.dtype || SLOW_TO_READ(a->x.dtype);
+    const int64_t count = converts_row + converted[0] + converted[1] + converted[2] + converted[3] + converted[4];
     float *heap = NULL, *floats = space->floats;
     space->chunk = (c->dim + LINE - 1) / LINE * LINE;
-    if (count * space->chunk > NEAR) {
+    if (count * space->chunk > STACK_FLOATS) {
         const int64_t most = count * space->chunk < SPACE ? count * space->chunk : SPACE;
         heap = aligned_alloc(LINE, (size_t)most * sizeof *heap);
-        space->chunk = (heap ? most : NEAR) / count / LINE * LINE;
+        space->chunk = (heap ? most : STACK_FLOATS) / count / LINE * LINE;
         floats = heap ? heap : floats;
     }
-    space->row = makes_row ? floats : NULL;
-    floats += makes_row ? space->chunk : 0;
+    space->row = converts_row ? floats : NULL;
+    floats += converts_row ? space->chunk : 0;
     for (int s = 0; s < 5; s++) {
-        *sides[s] = (norm_side){NULL, NULL, made[s] ? floats : NULL};
-        floats += made[s] ? space->chunk : 0;
+        *all_cached[s] = (norm_cached){NULL, NULL, converted[s] ? floats : NULL};
+        floats += converted[s] ? space->chunk : 0;
     }
     return heap;
 }
@@ -423,7 +426,7 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
                     t.sum = NULL;
                 if (pass == first)
                     sum += centred ? norm_make_sum(&t, dtype) : norm_make_squares(&t, dtype);
-                else if (!kept && t.made)
+                else if (!kept && t.converted)
                     norm_make_sum(&t, dtype);
                 if (pass == SQUARE && centred)
                     sum += norm_squares(&t, dtype);

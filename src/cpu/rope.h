@@ -1,9 +1,10 @@
-/* rope.h - rope and qk_norm_rope on the CPU. Threads take ranges of tokens. A head that is normalised becomes floats
-   in a buffer of the first cache, weighted and rounded, and is rotated on its way from there to the output; one that
-   is not is rotated on its way from the input. Modes are constants in the loops: compilers keep these wide vectors in
-   registers only where no branch comes between. Tables become floats once per token, in the order of the elements
-   that they turn and with sin's sign in them; some tokens are kept, so that heads may be walked in the order in which
-   they lie in memory. */
+/* rope.h - rope and qk_norm_rope on the CPU.
+
+   Threads take ranges of tokens. With a norm, a head is converted to floats in a buffer in L1, weighted and rounded,
+   and rotated from there to the output; without one it is rotated directly from the input. Modes are constants in
+   the loops: compilers keep these wide vectors in registers only without branches in between. Tables are converted
+   to floats once per token, in the order of the elements that they rotate and with sin's sign applied. The tables of
+   several tokens are kept, so that heads can be visited in memory order. */
 #ifndef ADZE_CPU_ROPE_H
 #define ADZE_CPU_ROPE_H
 
@@ -12,12 +13,12 @@
 
 #include <stdlib.h>
 
-/* Pairs that are rotated at a time, tokens that are walked together at most, and floats of their tables. */
+/* Pairs that are rotated at a time, tokens whose tables are kept at most, and floats of their tables. */
 enum { ROPE_PAIRS = 512, ROPE_TOKENS = 16, ROPE_FLOATS = 8 * ROPE_PAIRS };
 
 typedef struct rope_call {
     adze_rotary r;
-    int stream[2];      /* by side */
+    int stream[2];      /* of q and k */
     int64_t most;       /* pairs of a token's tables at a time, a multiple of the lanes */
     int64_t slots_mask; /* tokens whose tables are kept, less one; a power of 2 less one */
 } rope_call;
@@ -25,7 +26,7 @@ typedef struct rope_call {
 typedef struct rope_space { /* of a thread */
     float y[2 * ROPE_PAIRS + LANES] __attribute__((aligned(64)));
     float tables[ROPE_FLOATS] __attribute__((aligned(64))); /* per token: cos of both sets of elements, then sin */
-    int64_t token[ROPE_TOKENS], first[ROPE_TOKENS];         /* whose, and from which pair on */
+    int64_t token[ROPE_TOKENS], first[ROPE_TOKENS];         /* which token, and from which pair on */
 } rope_space;
 
 typedef struct rope_row { /* one head of one token */
@@ -39,7 +40,7 @@ INLINE int64_t rope_padded(int64_t n)
 {
     return (n + LANES - 1) / LANES * LANES;
 }
-/* What is rotated: from x to floats, n of them from element i on. WEIGHT is the weight's dtype. */
+/* The value that is rotated: n floats of x from element i on, normalised. WEIGHT is the weight's dtype. */
 INLINE vf16 rope_value(const adze_rotary *r, const rope_row *row, int dtype, int weight, int round_norm,
                        int round_value, int64_t i, int64_t n)
 {
@@ -91,10 +92,10 @@ case KEY(dtype, weight, norm, value):                                           
 #undef KEY
 }
 
-/* Where n pairs are: their first set of elements and their second, in the source and in the head. Pairs of neighbours
-   are one set of 2 n elements. */
+/* Where n pairs are: their first and their second elements, in the source and in the head. Interleaved pairs are one
+   set of 2 n elements. */
 typedef struct rope_part {
-    const void *source; /* x, or the floats made from it */
+    const void *source; /* x, or the floats converted from it */
     const float *cos, *sin;
     int64_t from[2], to[2], n;
     int64_t second; /* where the second set's tables are, after the first's */
@@ -116,7 +117,8 @@ INLINE vf16 rope_turn(int dtype, int steps, vf16 x, vf16 y, const float *cos, co
     }
     return a;
 }
-typedef uint64_t rope_pairs_of __attribute__((vector_size(64 / VF_PARTS))); /* neighbours, which shifts exchange */
+typedef uint64_t rope_pairs_of
+    __attribute__((vector_size(64 / VF_PARTS))); /* interleaved pairs, whose elements a shift swaps */
 /* n lanes from j on. */
 INLINE void rope_rotate_lanes(const rope_part *p, const rope_row *row, int source, int dtype, int pairs, int steps,
                               int64_t j, int64_t n)
@@ -167,7 +169,7 @@ case KEY(dtype, pairs, steps): rope_rotate_as(p, row, normed ? ADZE_F32 : dtype,
 #undef KEY
 }
 
-/* n floats to elements from i on. */
+/* Stores n floats to elements from i on. */
 NO_INLINE void rope_put(char *out, int dtype, int64_t i, int64_t n, const float *y)
 {
     for (int64_t j = 0; j < n; j += LANES) {
@@ -181,7 +183,7 @@ NO_INLINE void rope_put(char *out, int dtype, int64_t i, int64_t n, const float 
     }
 }
 
-/* n columns of a table from i on as floats. */
+/* Loads n columns of a table from i on as floats. */
 INLINE void rope_columns_as(const char *table, int dtype, int64_t i, int64_t n, float *to)
 {
     int64_t j = 0;
@@ -218,7 +220,7 @@ NO_INLINE void rope_expand(const adze_rotary *r, const char *table, int64_t firs
         }
     }
 }
-/* The first of each pair is turned by -sin. */
+/* The first of each pair is multiplied by -sin. */
 INLINE void rope_sign(const adze_rotary *r, int64_t n, float *sin)
 {
     const int step = r->pairs == ADZE_ROPE_HALF ? 1 : 2;
@@ -226,7 +228,7 @@ INLINE void rope_sign(const adze_rotary *r, int64_t n, float *sin)
         sin[j] = -sin[j];
 }
 
-/* The tables of n pairs of token (b, s) from `first` on, made when they are not there yet. */
+/* The tables of n pairs of token (b, s) from `first` on, converted if they are not kept yet. */
 INLINE const float *rope_tables(const rope_call *c, rope_space *space, int64_t b, int64_t s, int64_t first, int64_t n)
 {
     const adze_rotary *r = &c->r;
@@ -317,19 +319,20 @@ INLINE void rope_head(const rope_call *c, rope_space *space, int k, int64_t b, i
                       int normed)
 {
     const adze_rotary *r = &c->r;
-    const adze_rotary_side *side = &r->side[k];
+    const adze_rotary_tensor *tensor = &r->qk[k];
     const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
-    const int64_t x_at = b * side->x_stride[0] + s * side->x_stride[1] + h * side->x_stride[2];
-    const int64_t out_at = b * side->out_stride[0] + s * side->out_stride[1] + h * side->out_stride[2];
-    rope_row row = {.x = (const char *)side->x + x_at * size,
-                    .out = (char *)side->out + out_at * size,
+    const int64_t x_at = b * tensor->x_stride[0] + s * tensor->x_stride[1] + h * tensor->x_stride[2];
+    const int64_t out_at = b * tensor->out_stride[0] + s * tensor->out_stride[1] + h * tensor->out_stride[2];
+    rope_row row = {.x = (const char *)tensor->x + x_at * size,
+                    .out = (char *)tensor->out + out_at * size,
                     .stream = c->stream[k],
                     .scale = scale};
     if (normed && !r->across_heads)
         row.scale = rope_norm(r, row.x, 0, 1);
-    if (normed && side->weight) {
-        row.weight_f32 = side->weight_dtype == ADZE_F32;
-        row.weight = (const char *)side->weight + (r->across_heads ? h * r->head_dim : 0) * (row.weight_f32 ? 4 : 2);
+    if (normed && tensor->weight) {
+        row.weight_f32 = tensor->weight_dtype == ADZE_F32;
+        row.weight =
+            (const char *)tensor->weight + (r->across_heads ? h * r->head_dim : 0) * (row.weight_f32 ? 4 : 2);
     }
     rope_write(c, &row, space, b, s, normed);
 }
@@ -342,21 +345,23 @@ INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int norm
     memset(space.token, 0xff, sizeof space.token);
     for (int64_t t = begin, n; t < end; t += n) {
         const int64_t b = t / r->seq, first = t % r->seq;
-        n = end - t < c->slots_mask + 1 ? end - t : c->slots_mask + 1; /* more would make each other's tables anew */
+        n = end - t < c->slots_mask + 1 ? end - t
+                                        : c->slots_mask + 1; /* more tokens would evict each other's tables */
         n = r->seq - first < n ? r->seq - first : n;
         for (int k = 0; k < 2; k++) {
-            const adze_rotary_side *side = &r->side[k];
+            const adze_rotary_tensor *tensor = &r->qk[k];
             const int across = normed && r->across_heads;
-            if (!across && llabs(side->x_stride[1]) < llabs(side->x_stride[2])) {
-                for (int64_t h = 0; h < side->heads; h++)
+            if (!across && llabs(tensor->x_stride[1]) < llabs(tensor->x_stride[2])) {
+                for (int64_t h = 0; h < tensor->heads; h++)
                     for (int64_t s = first; s < first + n; s++)
                         rope_head(c, &space, k, b, s, h, 1, normed);
                 continue;
             }
-            for (int64_t s = first; s < first + n && side->heads; s++) {
-                const char *token = (const char *)side->x + (b * side->x_stride[0] + s * side->x_stride[1]) * size;
-                const float scale = across ? rope_norm(r, token, side->x_stride[2], side->heads) : 1;
-                for (int64_t h = 0; h < side->heads; h++)
+            for (int64_t s = first; s < first + n && tensor->heads; s++) {
+                const char *token =
+                    (const char *)tensor->x + (b * tensor->x_stride[0] + s * tensor->x_stride[1]) * size;
+                const float scale = across ? rope_norm(r, token, tensor->x_stride[2], tensor->heads) : 1;
+                for (int64_t h = 0; h < tensor->heads; h++)
                     rope_head(c, &space, k, b, s, h, scale, normed);
             }
         }
@@ -365,7 +370,7 @@ INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int norm
         row_stream_end();
 }
 
-/* An output that is also the input is in the cache already, and is not streamed past it. */
+/* An output that is also the input is in the cache already: streaming stores would not help. */
 INLINE int rope_streams(const adze_rotary *r, const adze_tensor *out, const adze_tensor *x)
 {
     const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
@@ -381,7 +386,7 @@ INLINE adze_status rope_run(const adze_qk_norm_rope_args *a, adze_range_fn body)
     c.most = c.r.rotary_dim / 2 < ROPE_PAIRS ? rope_padded(c.r.rotary_dim / 2) : ROPE_PAIRS;
     while (c.slots_mask < ROPE_TOKENS - 1 && 2 * (c.slots_mask + 1) * 4 * c.most <= ROPE_FLOATS)
         c.slots_mask = 2 * c.slots_mask + 1;
-    const int64_t width = (c.r.side[0].heads + c.r.side[1].heads) * c.r.head_dim;
+    const int64_t width = (c.r.qk[0].heads + c.r.qk[1].heads) * c.r.head_dim;
     adze_parallel_for(width ? c.r.batch * c.r.seq : 0, row_grain(width), body, &c);
     return ADZE_OK;
 }

@@ -1,8 +1,9 @@
-/* rope_table on the CPU. The angle is taken modulo pi / 2 in double, sine and cosine of the rest in float.
+/* rope_table on the CPU. The angle is reduced modulo pi / 2 in double; sine and cosine of the remainder are in
+   float.
 
-   The rest is right to far more than a float, so that its rounding to float costs half a unit. On [-pi/4, pi/4] the
-   polynomials are off by less than 2^-28 of the result, their sums round to half a unit and inherit at most 0.3 of
-   one: in all sine and cosine are right to 1.25 units of the result, however close it is to zero. */
+   The remainder is far more accurate than a float, so that its rounding to float costs half a unit. On [-pi/4, pi/4]
+   the polynomials are off by less than 2^-28 of the result, their sums round to half a unit and inherit at most 0.3
+   of one: in all, sine and cosine are within 1.25 units of the result, however close it is to zero. */
 #include "cpu/row.h"
 #include "sincos.h"
 
@@ -32,7 +33,7 @@ INLINE double table_position(const adze_tensor *pos, int64_t at)
     }
 }
 
-/* Angles: the nearest multiples of pi / 2, and what is left. */
+/* Range reduction: the nearest multiples of pi / 2, and the remainders. */
 INLINE void table_reduce(vd angle, vf *rest, vu *quarter)
 {
     const double magic = 0x1.8p52; /* leaves the rounded quotient in the lowest bits */

@@ -1,5 +1,5 @@
-/* row.h - a row of any dtype as floats, sixteen at a time, in the target's own vectors. Each function is inlined with
-   a constant dtype. */
+/* row.h - a row of any dtype as floats, sixteen at a time, in the target's own vectors. Each function is inlined
+   with a constant dtype. */
 #ifndef ADZE_CPU_ROW_H
 #define ADZE_CPU_ROW_H
 
@@ -16,7 +16,7 @@
 #endif
 
 /* gcc keeps vectors longer than the target's in memory and compares them lane by lane. So arithmetic is written for
-   a vf, a register, and rows are walked in vf16, some registers. */
+   a vf, one register, and rows are processed in vf16, several registers. */
 #if defined(__AVX512F__)
 #    define VF_PARTS 1
 #elif defined(__AVX2__)
@@ -29,13 +29,13 @@ typedef float vf __attribute__((vector_size(64 / VF_PARTS)));
 typedef int32_t vi __attribute__((vector_size(64 / VF_PARTS)));
 typedef uint32_t vu __attribute__((vector_size(64 / VF_PARTS)));
 typedef float vf_loose __attribute__((vector_size(64 / VF_PARTS), aligned(4), may_alias));
-typedef struct vf16 { /* moved by parts: a struct that memcpy touches stays in memory */
+typedef struct vf16 { /* copied by parts: memcpy would force the struct into memory */
     vf part[VF_PARTS];
 } vf16;
 #define INLINE    static inline __attribute__((always_inline, unused))
 #define NO_INLINE static __attribute__((noinline, unused))
-/* Before a loop over the parts of a vector whose body gcc holds to be too long: a loop would keep them in memory, and
-   have one part's chain of instructions after the other. */
+/* Before a loop over the parts of a vector that gcc considers too long to unroll: a rolled loop would keep the parts
+   in memory and serialise their dependency chains. */
 #if defined(__GNUC__) && !defined(__clang__)
 #    define UNROLLED _Pragma("GCC unroll 8")
 #else
@@ -88,12 +88,13 @@ INLINE vf vf_by_sign(vf x, vf a, vf b)
     return vf_select((vi)x < 0, a, b);
 #endif
 }
-INLINE vf vf_fma(vf a, vf b, vf c) /* contracted where the target can */
+INLINE vf vf_fma(vf a, vf b, vf c) /* an FMA where the target has one */
 {
     return a * b + c;
 }
 
-/* a / b to 2 units, for b from 1 to 2^60. AVX-512 divides in the time of eight products; a Neoverse-N1 does not. */
+/* a / b to 2 units, for b from 1 to 2^60. With AVX-512 a division takes as long as eight multiplications; on a
+   Neoverse-N1 it does not. */
 INLINE vf vf_over(vf a, vf b)
 {
 #if defined(__AVX512F__)
@@ -122,7 +123,7 @@ INLINE vf16 vf16_minus(vf16 v, float f)
     return vf16_sub(v, vf16_all(f));
 }
 typedef float vf4 __attribute__((vector_size(16)));
-INLINE float vf_sum(vf v) /* halves are added until one lane is left */
+INLINE float vf_sum(vf v) /* pairwise: halves are added until one lane is left */
 {
 #if defined(__AVX512F__)
     const __m256 high = (__m256)_mm512_extractf64x4_pd((__m512d)v, 1);
@@ -208,7 +209,7 @@ typedef struct half16 {
 #endif
 
 #if !defined(__AVX__) && !defined(__aarch64__)
-INLINE half8 half8_pack(vi low, vi high) /* of numbers of 16 bits with a sign */
+INLINE half8 half8_pack(vi low, vi high) /* of signed 16-bit integers */
 {
 #    if defined(__x86_64__)
     return (half8)_mm_packs_epi32((__m128i)low, (__m128i)high);
@@ -238,7 +239,7 @@ INLINE vf16 bf16_to_f32(half16 h)
     return f;
 }
 
-/* The even neighbour is found by adding the last bit that stays, then 0x7fff. All bits set are a NaN. */
+/* Rounds to nearest even by adding the last bit that stays, then 0x7fff. A NaN gets all bits set. */
 #if defined(__aarch64__)
 INLINE half8 bf16_half8(float32x4_t low, float32x4_t high)
 {
@@ -392,7 +393,7 @@ INLINE void row_store(void *row, int dtype, int64_t i, vf16 f)
         *(half8_loose *)((uint16_t *)row + i + 8 * p) = h.part[p];
 #endif
 }
-/* Stores that do not fill the cache, of addresses on a multiple of 32. */
+/* Streaming stores, which bypass the cache; addresses are multiples of 32. */
 INLINE void row_stream(void *row, int dtype, int64_t i, vf16 f)
 {
 #if defined(__AVX512F__)
@@ -448,13 +449,13 @@ INLINE void row_store_part(void *row, int dtype, int64_t i, vf16 f, int64_t n, i
         row_store(row, dtype, i, f);
     }
 }
-/* f as a store and a load would leave it. */
+/* f rounded to the dtype and back. */
 INLINE vf16 row_round(int dtype, vf16 f)
 {
     return dtype == ADZE_F32 ? f : half_to_f32(dtype, f32_to_half(dtype, f));
 }
 
-/* A whole output that is larger than the cache, and whose rows start on so many bytes, is streamed past it. */
+/* An output larger than the cache, whose rows are aligned to so many bytes, is written with streaming stores. */
 INLINE int row_streams_on(size_t bytes, const adze_tensor *out, int64_t count)
 {
     const size_t size = out->dtype == ADZE_F32 ? 4 : 2;
@@ -468,7 +469,7 @@ INLINE int row_streams(const adze_tensor *out, int64_t count) /* in sixteens */
     return row_streams_on(32, out, count);
 }
 
-/* Rows per piece of parallel work, so that a piece is worth a thread's while. */
+/* Rows per piece of parallel work, enough to pay for waking a thread. */
 INLINE int64_t row_grain(int64_t dim)
 {
     return 16384 / (dim + 1) + 1;

@@ -1,6 +1,6 @@
-/* row32.h - a row of any dtype as floats, thirty-two at a time, in an order that is the dtype's own: for work on
-   lanes alone, between tensors of one dtype. A word of two bf16 elements is taken apart with a shift and a mask, and
-   put together in the same way: no lane changes its place. */
+/* row32.h - a row of any dtype as floats, thirty-two at a time, in an order that depends on the dtype: for
+   elementwise work between tensors of one dtype. A word of two bf16 elements is unpacked with a shift and a mask and
+   packed the same way, without any shuffle. */
 #ifndef ADZE_CPU_ROW32_H
 #define ADZE_CPU_ROW32_H
 
@@ -11,8 +11,8 @@ typedef struct vf32 {
 } vf32;
 typedef uint32_t vu_loose __attribute__((vector_size(64 / VF_PARTS), aligned(2), may_alias));
 
-/* The bits of f, rounded to bf16 in the upper half, with the lower one undefined. A NaN must have none of its bits in
-   the lower half: so are those made from bf16 elements. */
+/* The bits of f, rounded to bf16 in the upper half; the lower half is undefined. A NaN must have a zero lower half,
+   as those converted from bf16 do. */
 INLINE vu bf16_upper(vf f)
 {
     const vu u = (vu)f;
@@ -27,7 +27,8 @@ INLINE vu bf16_upper(vf f)
 }
 INLINE vu bf16_pair(vf even, vf odd)
 {
-#if defined(__aarch64__) /* eight at once: up when the lower half, with the last bit that stays, is above 0x8000 */
+#if defined(__aarch64__) /* eight at once: rounds up when the lower half, with the last bit that stays, is above     \
+                            0x8000 */
     const uint16x8_t kept = vtrn2q_u16((uint16x8_t)even, (uint16x8_t)odd);
     const uint16x8_t lower = vtrn1q_u16((uint16x8_t)even, (uint16x8_t)odd);
     const uint16x8_t sticky = vorrq_u16(lower, vandq_u16(kept, vdupq_n_u16(1)));
@@ -58,7 +59,7 @@ INLINE vf32 row_load32(const void *row, int dtype, int64_t i)
     }
     return f;
 }
-/* A line past the cache. */
+/* A streaming store of one cache line. */
 INLINE void row_stream_line(void *at, vf16 line)
 {
 #if defined(__AVX512F__)
@@ -67,7 +68,7 @@ INLINE void row_stream_line(void *at, vf16 line)
     row_stream(at, ADZE_F32, 0, line);
 #endif
 }
-/* A row that is streamed begins on a line, i is a multiple of 32. */
+/* A streamed row begins at a cache line, and i is a multiple of 32. */
 INLINE void row_store32(void *row, int dtype, int64_t i, vf32 f, int stream)
 {
     if (dtype == ADZE_BF16) {
@@ -90,8 +91,8 @@ INLINE void row_store32(void *row, int dtype, int64_t i, vf32 f, int stream)
             row_store_part(row, dtype, i + k * LANES, half, LANES, stream);
     }
 }
-/* Asks for them. */
-INLINE void row_ahead(const char *row, int dtype, int64_t i)
+/* Prefetches 32 elements. */
+INLINE void row_prefetch(const char *row, int dtype, int64_t i)
 {
     const char *at = row + i * (dtype == ADZE_F32 ? 4 : 2);
     __builtin_prefetch(at);
@@ -119,7 +120,7 @@ INLINE void row_store32_part(void *row, int dtype, int64_t i, vf32 f, int64_t n,
     row_store32(part, dtype, 0, f, 0);
     memcpy((char *)row + (size_t)i * size, part, (size_t)n * size);
 }
-/* f as a store and a load would leave it. */
+/* f rounded to the dtype and back. */
 INLINE vf32 row_round32(int dtype, vf32 f)
 {
     for (int p = 0; p < 2 * VF_PARTS && dtype == ADZE_BF16; p++)

@@ -1,11 +1,11 @@
-/* softmax on the CPU. A row is read for its maximum, again from the cache for the sum of its exponentials, and these
-   are kept for the last pass, on the stack or for longer rows on the heap; what is longer still computes them again.
- */
+/* softmax on the CPU. A row is read for its maximum, then from the cache for the sum of its exponentials. These are
+   kept for the last pass, on the stack or for longer rows on the heap; rows that are longer still compute them
+   again. */
 #include "cpu/act.h"
 
 #include <stdlib.h>
 
-enum { X, OUT, MASK, SOFTMAX_TENSORS, NEAR = 6144, KEPT = 32768 };
+enum { X, OUT, MASK, SOFTMAX_TENSORS, STACK_FLOATS = 6144, KEPT = 32768 };
 
 typedef struct softmax_call {
     const adze_softmax_args *a;
@@ -66,12 +66,12 @@ INLINE void softmax_add(const softmax_call *c, const softmax_row *row, int dtype
     if (kept)
         row_store(kept, ADZE_F32, i, terms);
 }
-/* The sum of exp(y - max), in 32 lanes; `kept` takes the terms. */
+/* The sum of exp(y - max), in 32 lanes; the terms are stored in `kept`. */
 INLINE float softmax_sum(const softmax_call *c, const softmax_row *row, int dtype, int mask, float max, float *kept)
 {
     vf_total total = {0};
     int64_t i = 0;
-    for (; i + 2 * LANES <= c->dim; i += 2 * LANES) { /* written out: a set that is a variable stays in memory */
+    for (; i + 2 * LANES <= c->dim; i += 2 * LANES) { /* unrolled: indexed accumulators would be in memory */
         softmax_add(c, row, dtype, mask, max, kept, i, LANES, &total, 0);
         softmax_add(c, row, dtype, mask, max, kept, i + LANES, LANES, &total, 1);
     }
@@ -101,10 +101,10 @@ INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dty
 
 INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int dtype, int mask)
 {
-    float near[NEAR], *heap = NULL;
-    if (c->dim > NEAR && c->dim <= KEPT)
+    float on_stack[STACK_FLOATS], *heap = NULL;
+    if (c->dim > STACK_FLOATS && c->dim <= KEPT)
         heap = malloc((size_t)((c->dim + LANES - 1) / LANES * LANES) * sizeof *heap); /* whole vectors are stored */
-    float *const kept = c->dim <= NEAR ? near : heap;
+    float *const kept = c->dim <= STACK_FLOATS ? on_stack : heap;
     const int64_t size = dtype == ADZE_F32 ? 4 : 2, mask_size = mask == ADZE_F32 ? 4 : 2;
     for (int64_t r = begin; r < end; r++) {
         const softmax_row row = {(const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,

@@ -12,7 +12,7 @@ __device__ __forceinline__ float reciprocal(float v)
     return r;
 }
 
-/* 2^v to two float units; what is below the smallest normal float is lost. */
+/* 2^v to two float units; results below the smallest normal float are flushed to zero. */
 __device__ __forceinline__ float power_of_two(float v)
 {
     float p;
@@ -31,8 +31,8 @@ __device__ __forceinline__ float act_sigmoid(float x)
     const float e = expf(-fabsf(x));
     return (x < 0 ? e : 1) * reciprocal(1 + e);
 }
-/* The normal distribution's integral from a >= 0 on: exp(-a^2 / 2) times a polynomial in (a - 3) / (a + 3) over a +
-   3, good to 3 units. What a^2 loses in rounding goes into the product. */
+/* The upper tail of the normal distribution at a >= 0: exp(-a^2 / 2) times a polynomial in (a - 3) / (a + 3) over a
+   + 3, good to 3 units. The rounding error of a^2 goes into the product. */
 __device__ __forceinline__ float normal_tail(float a)
 {
     const float square = a * a, rest = fmaf(a, a, -square);
@@ -47,9 +47,10 @@ __device__ __forceinline__ float normal_tail(float a)
     g = fmaf(g, t, 0x1.754a74p-1f) * w;
     return g * fmaf(e, -0.5f * rest, e);
 }
-/* The same of an a with at most 12 bits, whose square is a float. exp(-a^2 / 2) is nearly 2^(a^2 c), and upper /
-   lower makes up for c, the float that fits best: it is off by 1.6 units. a^2 c is a whole number, in the low bits of
-   `whole`, and a rest. With 2^64 in the power and 2^-64 in `upper`, results below 2^-126 are rounded and not lost. */
+/* The same for an a of at most 12 bits, whose square is exact in float. exp(-a^2 / 2) is nearly 2^(a^2 c), and upper
+   / lower compensates for c, the float that fits best: it is off by 1.6 units. a^2 c is split into an integer, in
+   the low bits of `whole`, and a remainder. With 2^64 in the power and 2^-64 in `upper`, results below 2^-126 are
+   rounded and not flushed to zero. */
 __device__ __forceinline__ float normal_tail_of_short(float a)
 {
     const float c = -0x1.71546ap-1f, bias = 0x1.8p23f + 64;
@@ -64,7 +65,7 @@ __device__ __forceinline__ float normal_tail_of_short(float a)
     lower = fmaf(lower, a, 0x1.acdad6p+4f);
     return upper * reciprocal(lower) * e;
 }
-/* x times the normal distribution's integral up to x. SHORT: x has at most 12 bits, as f16 and bf16 have. */
+/* x times the normal CDF at x. SHORT: x has at most 12 bits, as f16 and bf16 have. */
 template <bool SHORT>
 __device__ __forceinline__ float act_gelu(float x)
 {
@@ -76,7 +77,7 @@ __device__ __forceinline__ float act_relu(float x)
     return x <= 0 ? 0 : x;
 }
 
-/* act(x) of N values at once: the branch is taken once. */
+/* act(x) of N values: one branch for all of them. */
 template <int N, bool SHORT = false>
 __device__ __forceinline__ void act_all(int act, float (&x)[N])
 {

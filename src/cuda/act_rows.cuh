@@ -1,8 +1,8 @@
 /* act_rows.cuh - activation and glu on CUDA: out = act(gate), or act(gate) * value.
 
-   A block has a piece of a row, or several short rows: blockDim.x threads of a row, blockDim.y rows. Each thread has
-   UNITS units of W elements, blockDim.x apart, and loads them all before it uses the first. Units are vectors of 16
-   bytes where rows are aligned, and narrower where they are not (unit.cuh). */
+   A block works on a piece of a row, or on several short rows: blockDim.x threads per row, blockDim.y rows. Each
+   thread has UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are
+   16-byte vectors where rows are aligned, and narrower where they are not (unit.cuh). */
 #ifndef ADZE_CUDA_ACT_ROWS_CUH
 #define ADZE_CUDA_ACT_ROWS_CUH
 
@@ -24,15 +24,15 @@ struct act_params {
     uint32_t pieces; /* of a row */
     int32_t act;
     bool steps;
-    uint32_t ask; /* the first blocks, which ask ahead for what they read */
-    bool late;    /* the next kernel starts after the loads: before, many blocks of it would be in their way */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
+    bool launch_after_loads;  /* else blocks of the next kernel would compete with the loads of this one */
     ROWS rows;
 };
-typedef act_params<near_rows<ACT_TENSORS>> act_near;
-typedef act_params<far_rows<ACT_TENSORS>> act_far;
+typedef act_params<simple_rows<ACT_TENSORS>> act_simple;
+typedef act_params<general_rows<ACT_TENSORS>> act_general;
 typedef act_params<flat_rows<ACT_TENSORS>> act_flat;
 
-/* y, times v if TIMES: with STEPS y is rounded before. */
+/* Stores y, or y * v if TIMES. STEPS rounds y before the product. */
 template <bool TIMES, bool STEPS, bool TILED, typename T, int W, int UNITS>
 __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const unit<T, W> (&v)[TIMES ? UNITS : 1],
                                           T *out, int units)
@@ -55,8 +55,8 @@ __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const uni
     }
 }
 
-/* The row of a thread, the vector with which its block begins, and that row in each tensor. SINGLE: a block has one
-   row, or a piece of it, whose address is then the same for all its threads. */
+/* The row of a thread, the first vector of its block, and where the row begins in each tensor. SINGLE: a block has
+   one row or a piece of one, so that the address is uniform over its threads. */
 template <int UNITS, bool SINGLE, typename ROWS>
 __device__ __forceinline__ int64_t act_locate(const act_params<ROWS> &p, uint32_t block, int64_t *piece,
                                               int64_t (&start)[ACT_TENSORS])
@@ -69,12 +69,12 @@ __device__ __forceinline__ int64_t act_locate(const act_params<ROWS> &p, uint32_
 }
 
 template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, typename ROWS>
-__device__ __forceinline__ void act_ask(const act_params<ROWS> &p)
+__device__ __forceinline__ void act_prefetch(const act_params<ROWS> &p)
 {
     int64_t piece, start[ACT_TENSORS];
-    if (!p.late)
+    if (!p.launch_after_loads)
         pdl_launch_next();
-    act_locate<UNITS, SINGLE>(p, anew(blockIdx.x), &piece, start);
+    act_locate<UNITS, SINGLE>(p, opaque(blockIdx.x), &piece, start);
     if (threadIdx.x > 0)
         return;
     const int most = UNITS * (int)blockDim.x, units = p.units - piece < most ? (int)(p.units - piece) : most;
@@ -96,16 +96,16 @@ template <typename T, int W, bool TIMES, int UNITS, bool SINGLE, bool REST, type
 __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ act_params<ROWS> p)
 {
     constexpr bool TILED = SINGLE && W < VEC<T>;
-    if (blockIdx.x < p.ask)
-        act_ask<T, W, TIMES, UNITS, SINGLE>(p);
+    if (blockIdx.x < p.prefetch_blocks)
+        act_prefetch<T, W, TIMES, UNITS, SINGLE>(p);
     int64_t piece, start[ACT_TENSORS];
     const bool valid = act_locate<UNITS, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
     const T *gate = (const T *)p.gate + start[GATE] + piece * W;
     const T *value = (const T *)p.value + (TIMES ? start[VALUE] + piece * W : 0);
     T *out = (T *)p.out + start[OUT] + piece * W;
     int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
-    asm volatile("" : "+r"(units)); /* found before the wait: the compiler would move it behind */
-    if (!p.late)
+    asm volatile("" : "+r"(units)); /* computed before the wait: the compiler would sink it below */
+    if (!p.launch_after_loads)
         pdl_launch_next();
     pdl_wait();
     if (!valid)
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
                 v[u].fetch(value + at * W);
         }
     }
-    if (p.late)
+    if (p.launch_after_loads)
         pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
             y[u * W + j] = part[j];
     }
     act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
-    /* The branch is around the loop: in it, each of its turns would wait for the one before. */
+    /* The branch is outside the loop: inside, it would serialise the iterations. */
     if (TIMES && p.steps)
         act_write<TIMES, true, TILED, T, W, UNITS>(y, v, out, units);
     else
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     }
 }
 
-/* Short rows: the units of all rows are counted through, so that every lane has some. */
+/* Short rows: the units of all rows are numbered consecutively, so that no lane idles. */
 template <typename T, int W, bool TIMES, int UNITS>
 __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__ act_flat p)
 {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__
     }
 }
 
-/* Few and small blocks when there is little to do, so that every SM takes part. */
+/* Small blocks when there is little to do, so that every SM gets some. */
 template <typename T, int W, bool TIMES, int UNITS, bool REST, typename ROWS>
 static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p, int most)
 {
@@ -199,18 +199,18 @@ static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p,
     if (W < VEC<T> && split.rows == 1)
         split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
-    p.late = split.blocks > 2 * sm_count;
+    p.launch_after_loads = split.blocks > 2 * sm_count;
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
-    p.ask = asking_blocks(sm_count, reads * p.units * W / VEC<T> * p.rows.count / 2,
-                          ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
+    p.prefetch_blocks = prefetch_blocks(sm_count, reads * p.units * W / VEC<T> * p.rows.count / 2,
+                                        ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
     const auto kernel = REST || split.rows == 1 ? act_rows<T, W, TIMES, UNITS, true, REST, ROWS>
                                                 : act_rows<T, W, TIMES, UNITS, false, REST, ROWS>;
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
+/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
 template <typename T, int W, bool TIMES>
-static adze_status act_launch_narrow(const char *op, adze_stream s, const act_near &p)
+static adze_status act_launch_narrow(const char *op, adze_stream s, const act_simple &p)
 {
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
     const int64_t full = (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS;
@@ -228,18 +228,18 @@ static adze_status act_launch_narrow(const char *op, adze_stream s, const act_ne
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, act_far g, int64_t dim, int width)
+static adze_status act_launch_as(const char *op, adze_stream s, act_general g, int64_t dim, int width)
 {
     g.units = dim;
-    if (!rows_are_near(g.rows))
+    if (!rows_are_simple(g.rows))
         return act_launch<T, 1, TIMES, VEC<T>, false>(op, s, g, ACT_THREADS);
-    act_near p = {};
+    act_simple p = {};
     p.gate = g.gate, p.value = g.value, p.out = g.out, p.act = g.act, p.steps = g.steps;
-    p.rows = rows_near(g.rows, {GATE, OUT, VALUE});
+    p.rows = rows_simple(g.rows, {GATE, OUT, VALUE});
     p.units = dim / VEC<T>;
     p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
     const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024;
-    /* Two units a thread when there is one load for each, or the chain of an erf to hide. */
+    /* Two units per thread when there is one load per unit, or when the latency of an erf must be hidden. */
     const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large;
     if (width == 16 && p.rest && p.units)
         return two ? act_launch<T, VEC<T>, TIMES, 2, true>(op, s, p, ACT_THREADS)
@@ -256,7 +256,7 @@ static adze_status act_launch_as(const char *op, adze_stream s, act_far g, int64
     return act_launch_narrow<T, 1, TIMES>(op, s, p);
 }
 
-/* The tensors are of one shape; those of a call without a value are two. */
+/* All tensors have one shape; without a value there are two of them. */
 template <bool TIMES>
 static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_TENSORS], int act, int steps)
 {
@@ -264,12 +264,12 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
     adze_merge(TIMES ? 3 : 2, merged, 0);
     const int64_t dim = t[OUT].shape[t[OUT].rank - 1];
-    act_far p = {};
+    act_general p = {};
     p.gate = t[GATE].data, p.value = t[VALUE].data, p.out = t[OUT].data, p.act = act, p.steps = steps != 0;
     adze_rows_init(&p.rows, &t[OUT], ACT_TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;
-    /* One row may have any length: what is left of it after its vectors is done by itself. */
+    /* A single row may have any length: the tail after its vectors is handled element by element. */
     const int64_t even = p.rows.count == 1 ? dim / 16 * 16 : dim;
     int width = 16;
     for (int i = 0; i < (TIMES ? 3 : 2); i++)

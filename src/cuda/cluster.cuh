@@ -22,8 +22,8 @@ __device__ __forceinline__ int cluster_size()
     return (int)size;
 }
 
-/* All threads of all blocks arrive, all wait: what was stored before is seen after. A block's shared memory may be
-   written once it has arrived, and not after it has ended. */
+/* A barrier over all threads of a cluster, in two halves: what was stored before the arrival is visible after the
+   wait. A block's shared memory may be written once that block has arrived, and not after it has exited. */
 __device__ __forceinline__ void cluster_arrive()
 {
 #if __CUDA_ARCH__ >= 900
@@ -38,7 +38,7 @@ __device__ __forceinline__ void cluster_wait()
 #endif
 }
 
-/* Two floats to where `p` of this block's shared memory is in block `rank`; 8-byte aligned. */
+/* Stores two floats to the address in block `rank` that `p` has in this block's shared memory; 8-byte aligned. */
 __device__ __forceinline__ void cluster_store(void *p, int rank, float a, float b)
 {
 #if __CUDA_ARCH__ >= 900
@@ -51,7 +51,7 @@ __device__ __forceinline__ void cluster_store(void *p, int rank, float a, float 
     (void)p, (void)rank, (void)a, (void)b;
 #endif
 }
-/* Four, 16-byte aligned. */
+/* The same with four floats, 16-byte aligned. */
 __device__ __forceinline__ void cluster_store(void *p, int rank, float4 v)
 {
 #if __CUDA_ARCH__ >= 900

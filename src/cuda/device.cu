@@ -1,4 +1,5 @@
-/* device.cu - CUDA devices: what they are (asked once), the one that is current, and whether launches may overlap. */
+/* device.cu - CUDA devices: their properties (queried once), the current device, and whether launches may overlap.
+ */
 #include "launch.cuh"
 
 #include <atomic>
@@ -12,7 +13,7 @@ static struct {
     int count;
     struct {
         int sm, sm_count;
-        std::atomic<int> pdl; /* 0: not asked yet; -1: no */
+        std::atomic<int> pdl; /* 0: not queried yet; -1: no */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -23,7 +24,7 @@ const cuda_module *adze_cuda_modules;
 }
 
 /* PDL needs sm_90 and code that was compiled for it: PTX of an older architecture has no dependency wait. */
-static void ask()
+static void query_devices()
 {
     int count = 0, current = 0;
     const char *pdl = getenv("ADZE_PDL");
@@ -42,7 +43,7 @@ static void ask()
     machine.count = count;
 }
 
-/* Whether this build's code for a device has the dependency wait and clusters. Asking loads the module. */
+/* Whether this build's code for a device has the dependency wait and clusters. The query loads the module. */
 static int has_wait(int device)
 {
     if (machine.device[device].pdl == 0) {
@@ -58,7 +59,7 @@ static int has_wait(int device)
 
 extern "C" int adze_cuda_count(void)
 {
-    pthread_once(&once, ask);
+    pthread_once(&once, query_devices);
     return machine.count;
 }
 extern "C" int adze_cuda_sm(int device)
@@ -98,9 +99,9 @@ extern "C" adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const
     return status;
 }
 
-/* Makes the context and loads every module. Drivers of CUDA 12.3 and newer load a kernel of a loaded module also
-   while a stream is captured. A module without code for the device is a variant for others, which no row of a table
-   names here; but where this one has none, none has. */
+/* Creates the context and loads every module. Drivers of CUDA 12.3 and newer can load a kernel of a loaded module
+   even during stream capture. A module without code for the device is a variant for other devices, which no row of a
+   kernel table selects here; but if this module has none, no module has. */
 static adze_status prepare(adze_stream stream, const void *)
 {
     for (const cuda_module *m = adze_cuda_modules; m; m = m->next) {

@@ -1,8 +1,8 @@
 /* gated_add on CUDA.
 
-   A block has a piece of a row, or several short rows: blockDim.x threads of a row, blockDim.y rows. A thread has
-   UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are vectors of 16
-   bytes where rows are aligned, and narrower where they are not (unit.cuh). */
+   A block works on a piece of a row, or on several short rows: blockDim.x threads per row, blockDim.y rows. A thread
+   has UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are 16-byte
+   vectors where rows are aligned, and narrower where they are not (unit.cuh). */
 #include "launch.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
@@ -21,11 +21,12 @@ struct gated_params {
     bool gate_f32, table_f32, steps;
     ROWS rows;
 };
-typedef gated_params<near_rows<TENSORS>> gated_near;
-typedef gated_params<far_rows<TENSORS>> gated_far;
+typedef gated_params<simple_rows<TENSORS>> gated_simple;
+typedef gated_params<general_rows<TENSORS>> gated_general;
 typedef gated_params<flat_rows<TENSORS>> gated_flat;
 
-/* The product is a float before the sum, as the CPU and torch have it: it may not become one instruction with it. */
+/* The product is rounded to float before the sum, as on the CPU and in torch: it must not be contracted to an FMA.
+ */
 template <typename T, int W>
 __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W], const float (&residual)[W],
                                       float (&gate)[W], const float (&more)[W])
@@ -43,8 +44,8 @@ __device__ __forceinline__ void gated(bool steps, bool table, const float (&x)[W
     }
 }
 
-/* TABLE, WIDE: there may be a table, or a gate or table of float where x is not. SINGLE: a block has one row, or a
-   piece of it, whose address is then the same for all its threads. */
+/* TABLE: there may be a table. WIDE: gate or table may be f32 where x is not. SINGLE: a block has one row or a piece
+   of one, so that the address is uniform over its threads. */
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE, bool SINGLE, typename ROWS>
 __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ gated_params<ROWS> p)
 {
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     const int64_t gate_at = start[GATE] + piece * W, table_at = start[GATE_TABLE] + piece * W;
     const int units = p.units - piece < INT32_MAX ? (int)(p.units - piece) : INT32_MAX;
     pdl_launch_next();
-    /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
+    /* The preceding kernel has just written x, but the residual is older and may have left L2. */
     if (threadIdx.x == 0) {
         if constexpr (W == VEC<T>)
             prefetch_row(residual, min(units, UNITS * (int)blockDim.x));
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
     }
 }
 
-/* Short rows without a table: the units of all rows are counted through, so that every lane has some. */
+/* Short rows without a table: the units of all rows are numbered consecutively, so that no lane idles. */
 template <typename T, int W, int UNITS, bool WIDE>
 __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ gated_flat p)
 {
@@ -148,9 +149,9 @@ static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
     return launch("gated_add", s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Units of less than 16 bytes: several in a thread, so that it has as much in flight. */
+/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
 template <typename T, int W>
-static adze_status gated_launch_narrow(adze_stream s, const gated_near &p)
+static adze_status gated_launch_narrow(adze_stream s, const gated_simple &p)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int UNITS = VEC<T> / W;
@@ -169,17 +170,17 @@ static adze_status gated_launch_narrow(adze_stream s, const gated_near &p)
 }
 
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, gated_far g, int64_t dim, int width)
+static adze_status gated_launch_as(adze_stream s, gated_general g, int64_t dim, int width)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int VECTOR = VEC<T>;
     g.units = dim;
-    if (!rows_are_near(g.rows))
+    if (!rows_are_simple(g.rows))
         return gated_launch<T, 1, VECTOR, true, half>(s, g);
-    gated_near p = {};
+    gated_simple p = {};
     p.x = g.x, p.residual = g.residual, p.gate = g.gate, p.table = g.table, p.out = g.out;
     p.gate_f32 = g.gate_f32, p.table_f32 = g.table_f32, p.steps = g.steps;
-    p.rows = rows_near(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
+    p.rows = rows_simple(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
     if (width == 16) {
         p.units = dim / VECTOR;
         if (p.gate_f32 || p.table_f32)
@@ -202,7 +203,7 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     const adze_gated_add_args *a = (const adze_gated_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->out, &a->gate, &a->gate_table};
     const int64_t dim = a->x.shape[a->x.rank - 1];
-    gated_far p = {};
+    gated_general p = {};
     adze_rows_init(&p.rows, &a->x, TENSORS, tensors);
     if (dim == 0 || p.rows.count == 0)
         return ADZE_OK;

@@ -1,23 +1,24 @@
 /* group_norm on CUDA.
 
-   group_tile.cuh has the kernels for tensors that are even enough for units of 16 bytes, or of one or two elements;
-   tile_shape and tile_place find out whether one is, hold and slice_cut how it is cut. What follows here takes any
-   other, an element at a time: strange strides, or with channels last groups of many channels. A
-   group is rows of `len` elements: those of its channels when channels come first, its part of each position's row
-   when they come last. group_whole: a block has a group in registers. Larger groups take two kernels and scratch
-   between them: the statistics of slices (group_slices), and their combination and the result (group_write). Slices
-   are cut by the shape and combined in a fixed order, so that two runs give the same bits. */
+   group_tile.cuh has the kernels for regular tensors, which are read in units of 16 bytes, or of one or two
+   elements. tile_shape and tile_place find out whether a tensor is regular; hold and slice_cut choose its tiling.
+   The kernels of this file take all others, one element at a time: irregular strides, or with channels last groups
+   of many channels. A group is rows of `len` elements: those of its channels when channels come first, its part of
+   each position's row when they come last. group_whole keeps a group in the registers of one block. Larger groups
+   take two kernels and scratch between them: group_slices computes the statistics of slices, group_write combines
+   them and writes the result. The shape alone determines the slices, and they are combined in a fixed order, so that
+   two runs give the same bits. */
 #include "group_tile.cuh"
 
 enum {
     WHOLE_THREADS = 512,
     ROW_THREADS = 256,
     ROW_UNITS = 4,
-    TILE_CHANNELS = 1024, /* of a tile, at most */
-    TILE_BYTES = 128,     /* of a tile's row: with channels last fewer were slow */
-    SLICE_SMS = 132,      /* multiprocessors that tile_slices and tile_write fill: those of an H200 */
+    TILE_CHANNELS = 1024, /* channels of a tile, at most */
+    TILE_BYTES = 128,     /* of a tile's row: shorter rows were slow with channels last */
+    SLICE_SMS = 132,      /* SMs that tile_slices and tile_write fill: those of an H200 */
     SHARED_MOST = 48 << 10,
-    LAST_BYTES = 64 << 10, /* of x for each multiprocessor: more is large, with channels last */
+    LAST_BYTES = 64 << 10, /* of x per SM: x is large beyond, with channels last */
 };
 
 struct group_params {
@@ -38,13 +39,13 @@ struct group_params {
     adze_rows rows; /* of x and out */
 };
 
-/* Where a run of units of one group begins. What follows it within 2^30 elements is found from here by divisions of
-   32 bits, which are several times cheaper than those of 64. */
+/* Where a run of units of one group begins. Elements within 2^30 of it are found by 32-bit divisions, which are
+   several times cheaper than 64-bit ones. */
 struct group_start {
     int64_t row, at;       /* of x; an element of the row */
     int64_t channel, into; /* channels first: the row's, and which row of it; last: the group's first */
 };
-/* (a + b) / size and the rest, for a < size and b < 2^30. */
+/* (a + b) / size and the remainder, for a < size and b < 2^30. */
 __device__ __forceinline__ int64_t step_over(int64_t a, uint32_t b, int64_t size, int64_t &rest)
 {
     int64_t times;
@@ -91,7 +92,7 @@ __device__ __forceinline__ group_place group_find(const group_params &p, const g
         p.last ? place.column : start.channel + step_over(start.into, (uint32_t)rows, p.rows_per_channel, into);
     return place;
 }
-/* Elements of a run, every blockDim.x-th from the thread's own: at most N. Gives how many there are. */
+/* Loads the thread's elements of a run, every blockDim.x-th, at most N. Returns how many there are. */
 template <typename T, int N>
 __device__ __forceinline__ int group_fetch(const group_params &p, const group_start &start, int elements,
                                            unit<T, 1> (&v)[N])
@@ -109,13 +110,13 @@ __device__ __forceinline__ int group_fetch(const group_params &p, const group_st
     return n;
 }
 
-/* The norm of what group_fetch gave, through act, stored. */
+/* Normalises what group_fetch loaded, applies act and stores it. */
 template <typename T, int N>
 __device__ __forceinline__ void group_store(const group_params &p, const group_start &start, unit<T, 1> (&v)[N],
                                             int n, float2 stats)
 {
 #pragma unroll 1
-    for (int k = 0; k < n; k++) { /* registers are walked, so that the code stays small */
+    for (int k = 0; k < n; k++) { /* v shifts down one register per iteration: unrolled code would be large */
         float f[1], weight[1] = {1}, bias[1] = {0};
         v[0].get(f);
         const group_place place = group_find(p, start, threadIdx.x + k * blockDim.x);
@@ -210,8 +211,8 @@ static int64_t clamp(int64_t v, int64_t low, int64_t high)
     return v < low ? low : v > high ? high : v;
 }
 
-/* Slices of a group of any tensor: enough blocks in all, and no thread adds more than 32 chunks, by the shape alone.
- */
+/* Slices of a group of any tensor: enough blocks in all, and at most 32 chunks per thread. They depend on the shape
+   alone. */
 static int64_t row_slices(int64_t all, int64_t count)
 {
     const int64_t chunks = ceil_div(count, ROW_THREADS * ROW_UNITS);
@@ -225,8 +226,8 @@ static bool channels_are_last(const adze_group_norm_args *a)
 
 /* ---- Tiles ---- */
 
-/* The shape as tiles of the fewest columns that hold whole groups, in units of `width` elements; false: it is not
-   even enough for them. */
+/* The shape as tiles of the fewest columns that hold whole groups, in units of `width` elements; false if the shape
+   is too irregular for them. */
 static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
 {
     const bool last = channels_are_last(a);
@@ -247,7 +248,7 @@ static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
     return true;
 }
 
-/* Where x and out lie; false: not in one piece, or not where such units can. */
+/* The strides of x and out; false if they are not regular, or not aligned for such units. */
 static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p)
 {
     const bool last = channels_are_last(a);
@@ -274,8 +275,8 @@ static unsigned tile_threads(const tile_params &p)
     return (unsigned)(p.columns * p.height + 31) / 32 * 32;
 }
 
-/* Tiles `times` as wide, each cut into `slices` blocks of at most `most` threads that have `units` units at a time.
- */
+/* Tiles `times` as wide, each cut into `slices` blocks of at most `most` threads, with `units` units per thread at a
+   time. */
 static tile_params tile_cut(tile_params p, bool last, int times, int64_t slices, int units, int most)
 {
     p.channels *= times, p.groups *= times, p.columns *= times, p.tile *= times, p.tiles /= times;
@@ -292,15 +293,15 @@ static tile_params tile_cut(tile_params p, bool last, int times, int64_t slices,
     return p;
 }
 
-/* Units that lie side by side in a tile, at most. */
+/* Contiguous units in a row of a tile, at most. */
 static int tile_columns(bool narrow)
 {
     return narrow ? SLICE_THREADS : 64;
 }
 
-/* For two kernels, by the shape alone, with units of `bytes` bytes: rows of TILE_BYTES or somewhat more where there
-   are as many, which did best on an H200; blocks that fill SLICE_SMS once, or several times where that leaves fewer
-   places empty; and no thread adds more than 32 chunks. */
+/* The tiling for the two-kernel path, from the shape alone, with units of `bytes` bytes. Rows have TILE_BYTES or
+   somewhat more where the tensor allows it, which was fastest on an H200. Blocks fill SLICE_SMS once, or several
+   times where that leaves a smaller tail. No thread adds more than 32 chunks. */
 static tile_params slice_cut(const tile_params &p, bool last, int64_t entries, int bytes)
 {
     const bool narrow = bytes < 16;
@@ -330,17 +331,17 @@ static adze_status run_slices(adze_stream s, const tile_params &p, int64_t entri
     return launch("group_norm", s, tile_write<T, W, LAST>, grid, block, shared, cut);
 }
 
-/* Whether x is so large that with channels last rows of less than TILE_BYTES cost more in a cluster than to read x
-   twice in wider ones. */
+/* Whether x is so large that, with channels last, rows of less than TILE_BYTES in a cluster cost more than reading x
+   twice in wider rows. */
 static bool wants_wide(adze_stream s, const tile_params &p, bool last, int64_t entries, int bytes)
 {
     const int64_t all = entries * p.tiles * p.rows * p.columns * bytes;
     return last && all > (int64_t)adze_cuda_sm_count(s.device) * LAST_BYTES;
 }
 
-/* The cut for tile_norm whose busiest multiprocessor has the least to do, counted in vectors; so are a wave of
-   blocks, a cluster, and up to eight vectors in a row in one thread, with weights that choose what was fastest on an
-   H200. units: those of a thread, 0 when no cluster holds a tile. */
+/* The tiling for tile_norm that gives the busiest SM the least work, counted in vectors. A wave of blocks, a
+   cluster, and up to eight vectors in sequence in one thread have costs too; the weights select what was fastest on
+   an H200. units: units of a thread, 0 when no cluster can hold a tile. */
 struct held_cut {
     tile_params p;
     int units;
@@ -349,7 +350,7 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
 {
     const bool narrow = bytes < 16, large = wants_wide(s, p, last, entries, bytes);
     const int64_t sm_count = adze_cuda_sm_count(s.device);
-    const bool clusters = adze_cuda_clusters(s.device); /* so the code that runs there is for sm_90 or newer */
+    const bool clusters = adze_cuda_clusters(s.device); /* so the code for this device is for sm_90 or newer */
     const int ranks_most = clusters ? 8 : 1;
     const int units_most = narrow ? HELD_NARROW : clusters && adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
     held_cut best = {};
@@ -367,7 +368,7 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
                 if ((int64_t)cut.height * units < cut.share || tile_shared(cut, last, width) > SHARED_MOST)
                     continue;
                 const int64_t blocks = entries * cut.tiles * ranks, row = cut.columns * bytes;
-                int64_t moved = last ? ceil_div(row, 32) * 32 : row; /* whole sectors of the cache */
+                int64_t moved = last ? ceil_div(row, 32) * 32 : row; /* whole L2 sectors */
                 if (large && row < TILE_BYTES)
                     moved *= 2;
                 const int64_t cost = ceil_div(blocks, sm_count) * cut.share * moved / 16 +
@@ -402,7 +403,7 @@ static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
     }
 }
 
-/* The call in units of W elements of T; false: they do not fit it. */
+/* Runs the call in units of W elements of T; false if they do not fit it. */
 template <typename T, int W>
 static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status *status)
 {
@@ -432,7 +433,7 @@ extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
     if (elements == 0 || elements / all <= WHOLE_THREADS * ROW_UNITS)
         return 0;
     int64_t slices = row_slices(all, elements / all);
-    /* in units of any width: the call's alignment is not the shape's */
+    /* for units of any width: the call's alignment is no property of the shape */
     const int size = (int)adze_dtype_size(a->x.dtype);
     for (const int width : {16 / size, 2, 1}) {
         tile_params p = {};

@@ -1,14 +1,14 @@
 /* group_tile.cuh - group_norm of tensors whose positions have one stride: the common case.
 
    A tile is whole groups of one batch entry: rows of `columns` units, a stride apart. With channels first it is one
-   group, which lies in one piece, and a row is a unit; with channels last a row is a part of a position's channels.
-   Each thread has one column and every height-th row; it takes the mean and the squared deviations of what it has
-   (per channel where channels are last, since groups may end inside a unit), and these are combined by Chan's
-   formula over threads, blocks and slices, always in the same order.
+   contiguous group, and a row is a unit; with channels last a row is a part of a position's channels. Each thread
+   has one column and every height-th row. It computes the mean and the squared deviations of its elements (per
+   channel with channels last, since groups may end inside a unit). These are combined by Chan's formula over
+   threads, blocks and slices, always in the same order.
 
-   tile_norm holds a tile in the registers of a cluster of blocks: x is read once. For larger tiles tile_slices leaves
-   the statistics of slices in scratch, and tile_write combines them and reads x again, from the end, which was read
-   last and may still be in the second level of cache. */
+   tile_norm holds a tile in the registers of a cluster of blocks: x is read once. For larger tiles tile_slices
+   leaves the statistics of slices in scratch, and tile_write combines them and reads x again, backwards: its end was
+   read last and may still be in L2. */
 #ifndef ADZE_CUDA_GROUP_TILE_CUH
 #define ADZE_CUDA_GROUP_TILE_CUH
 
@@ -22,14 +22,14 @@
 /* Units of W elements of T, at most 16 bytes: narrow ones are as wide as the tensors' alignment and shape allow. */
 template <typename T, int W>
 constexpr bool is_narrow = W < VEC<T>;
-/* Of tile_slices and tile_write: threads of a block, units of a thread at a time, and blocks of a multiprocessor.
-   Narrow units are more of each, so that as many bytes are on their way. */
+/* Launch bounds of tile_slices and tile_write: threads of a block, units of a thread at a time, and blocks per SM.
+   Narrow units have more of each, so that as many bytes are in flight. */
 constexpr int SLICE_THREADS = 256;
 template <bool NARROW>
 constexpr int SLICE_UNITS = NARROW ? 16 : 8;
 template <bool NARROW>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int SLICE_BLOCKS = 2; /* with more, registers would not do */
+constexpr int SLICE_BLOCKS = 2; /* more would spill */
 #else
 constexpr int SLICE_BLOCKS = NARROW ? 3 : 2;
 #endif
@@ -96,7 +96,7 @@ __device__ __forceinline__ float4 group_combine(int count, int from, int step, F
     return make_float4((float)n, (float)mean, (float)warp_sum<32>(square), 0);
 }
 
-/* blockIdx.x, such that what follows from it is found anew: registers that would hold it have better use. */
+/* blockIdx.x, opaque to the optimizer: values derived from it are recomputed rather than kept in registers. */
 __device__ __forceinline__ uint32_t block_again()
 {
     uint32_t block;
@@ -104,7 +104,7 @@ __device__ __forceinline__ uint32_t block_again()
     return block;
 }
 
-/* What a thread has: where, and how much of it. */
+/* The part of a tile that a thread works on. */
 template <typename T, int W, bool LAST>
 struct tile_thread {
     int index, tile, slice, rows; /* of all tiles; of the entry's; of the block */
@@ -128,7 +128,7 @@ struct tile_thread {
     }
 };
 
-/* The next vectors of a thread; gives how many there are. */
+/* Loads the thread's next vectors; returns how many there are. */
 template <int UNITS, typename T, int W>
 __device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int left, unit<T, W> (&v)[UNITS])
 {
@@ -141,7 +141,7 @@ __device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int l
     return n;
 }
 
-/* As keep_packed: floats would take more registers than units. */
+/* As keep_packed: unpacked floats would take more registers than units. */
 template <typename T, int W, int N>
 __device__ __forceinline__ void keep(unit<T, W> (&v)[N])
 {
@@ -268,7 +268,7 @@ __device__ __forceinline__ void tile_share(const tile_params &p, const group_sum
     }
 }
 
-/* each(g) for the groups of a tile: a warp has every so-many-th. */
+/* each(g) for the groups of a tile, distributed over the warps. */
 template <typename F>
 __device__ __forceinline__ void tile_groups(const tile_params &p, F each)
 {
@@ -293,7 +293,7 @@ __device__ __forceinline__ void tile_affine(const tile_params &p, int tile, floa
     }
 }
 
-/* What a thread's units are multiplied by and shifted to. */
+/* The scale and shift of a thread's units. */
 template <typename T, int W, bool LAST>
 struct tile_scale;
 template <typename T, int W>
@@ -343,7 +343,7 @@ struct tile_scale<T, W, false> {
     }
 };
 
-/* act of N values one by one, for those that hardly anyone asks for: the code stays small, also for the compiler. */
+/* act of N values in a loop, for rare activations: this keeps the code small and the compilation fast. */
 template <int N>
 __device__ __forceinline__ void act_each(int act, float (&f)[N])
 {
@@ -358,7 +358,7 @@ __device__ __forceinline__ void act_each(int act, float (&f)[N])
     }
 }
 
-/* The norm of n units, through ACT (-1: p.act), stored. */
+/* Normalises n units, applies ACT (-1: p.act) and stores them. */
 template <int ACT, typename T, int W, bool LAST, int UNITS>
 __device__ __forceinline__ void tile_store(const tile_params &p, unit<T, W> (&v)[UNITS], int n,
                                            tile_scale<T, W, LAST> &scale, T *out)
@@ -383,13 +383,13 @@ __device__ __forceinline__ void tile_store(const tile_params &p, unit<T, W> (&v)
     if constexpr (ACT >= 0) {
 #pragma unroll
         for (int k = 0; k < UNITS; k++, out += step) {
-            asm volatile("" : "+l"(out)); /* addresses are not all found at once: they are two registers each */
+            asm volatile("" : "+l"(out)); /* addresses one at a time: each takes two registers */
             if (k < n)
                 write(v[k], out);
         }
     } else {
 #pragma unroll 1
-        for (int k = 0; k < n; k++) { /* registers are walked, so that the code stays small */
+        for (int k = 0; k < n; k++) { /* v shifts down one register per iteration: unrolled code would be large */
             write(v[0], out), out += step;
 #pragma unroll
             for (int i = 0; i + 1 < UNITS; i++)
@@ -418,7 +418,7 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
     const tile_memory memory(p, tile_storage);
     const int lane = (int)threadIdx.x % 32;
     if (p.ranks > 1)
-        cluster_arrive(); /* waited for before the first store to another block */
+        cluster_arrive(); /* the wait comes before the first store to another block */
     const tile_thread<T, W, LAST> t(p, blockIdx.x);
     pdl_launch_next();
     pdl_wait();
@@ -455,10 +455,10 @@ __device__ __forceinline__ void tile_norm_body(const tile_params &p)
     tile_store_act(p, v, n, scale, (T *)p.out + again.at(p, 1));
 }
 
-/* Registers decide: threads with more vectors are fewer, those with the most have a multiprocessor to themselves.
-   These are for sm_90 and channels first: with channels last two kernels take two thirds of their time. Threads with
-   two vectors beat those with four in both layouts when their blocks are small. Both as measured on an H200. Of
-   narrow units a thread has 4 or HELD_NARROW. */
+/* Registers limit the occupancy: threads with more vectors are fewer, those with the most have an SM to themselves
+   and are for sm_90 and channels first. With channels last, the two-kernel path takes two thirds of their time. In
+   small blocks, two vectors per thread beat four in both layouts. Both were measured on an H200. Of narrow units a
+   thread has 4 or HELD_NARROW. */
 constexpr int HELD_MOST = 21, HELD_NARROW = 16;
 constexpr int held_threads(int units, bool last)
 {

@@ -9,8 +9,8 @@
 extern "C" int adze_cuda_pdl(int device);      /* device.cu: whether launches on it may overlap */
 extern "C" int adze_cuda_clusters(int device); /* device.cu: whether this build's kernels may run there in clusters */
 
-/* Each .cu is a module of its own, which CUDA loads, or compiles from PTX, when a kernel of it is first asked for.
-   Each has a kernel in this list (device.cu), by which adze_prepare() asks. */
+/* CUDA loads a .cu's module, or compiles it from PTX, when its first kernel is requested. This list (device.cu) has
+   one kernel of each module, so that adze_prepare() can load them all. */
 struct cuda_module {
     const void *kernel;
     const cuda_module *next;
@@ -21,10 +21,10 @@ static const struct module_entry : cuda_module {
     module_entry() : cuda_module{(const void *)module_probe, adze_cuda_modules} { adze_cuda_modules = this; }
 } module_here;
 
-/* With PDL a kernel starts while the one before it on the stream still runs. Every block calls pdl_wait() before it
-   touches memory that another kernel may write, and before it exits; pdl_launch_next() comes early, and before a
-   block asks ahead: a chain of small kernels is as fast as each lets the next one start. A second call does nothing.
- */
+/* With PDL a kernel starts while its predecessor on the stream still runs. Every block calls pdl_wait() before it
+   touches memory that another kernel may write, and before it exits. pdl_launch_next() comes early, before any
+   prefetch: a chain of small kernels is only as fast as each lets the next one start. A second call of it does
+   nothing. */
 __device__ __forceinline__ void pdl_wait()
 {
 #if __CUDA_ARCH__ >= 900
@@ -37,10 +37,10 @@ __device__ __forceinline__ void pdl_launch_next()
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-/* Start to bring what lies at an address, or `vectors` 16-byte vectors, into the second level of cache; allowed
-   before pdl_wait(), for what is read later is what is there then. The first blocks of a kernel ask so for what they
-   will read, while the kernel before it ends and leaves the memory idle: for x, which is cold where it is large; for
-   weights, which are older than x; for all of it in a small call. */
+/* Prefetch one address, or `vectors` 16-byte vectors, into L2. This is allowed before pdl_wait(): a later load still
+   reads what memory holds by then. The first blocks of a kernel prefetch what they will read while the predecessor
+   drains and leaves the memory bus idle: x, which is cold where it is large; weights, which are older than x; in a
+   small call everything. */
 __device__ __forceinline__ void prefetch(const void *at)
 {
 #if __CUDA_ARCH__ >= 900
@@ -58,38 +58,39 @@ __device__ __forceinline__ void prefetch_row(const void *row, int vectors)
 #endif
 }
 
-/* The same for bytes at any address; the last few may be left out. */
+/* Prefetches bytes at any address; it may leave out the last few. */
 __device__ __forceinline__ void prefetch_bytes(const void *at, int bytes)
 {
     if (bytes >= 16)
         prefetch_row((const void *)((uintptr_t)at & ~(uintptr_t)15), bytes / 16);
 }
 
-/* The same number, of which the compiler does not know that it is: what is made of it is made anew. Code that asks
-   ahead finds its addresses so, from its block's index: shared with those that follow, they would cost a kernel
-   registers and the order of its loads, also in the blocks that ask for nothing. */
-__device__ __forceinline__ uint32_t anew(uint32_t v)
+/* The same value, opaque to the optimizer: whatever is computed from it is computed again. Prefetch code derives its
+   addresses from an opaque block index. If it shared them with the loads that follow, they would cost the kernel
+   registers and the order of its loads, even in blocks that do not prefetch. */
+__device__ __forceinline__ uint32_t opaque(uint32_t v)
 {
     asm volatile("" : "+r"(v));
     return v;
 }
 
-constexpr int64_t SM_THREADS = 2048;         /* of a multiprocessor, at most */
-constexpr int64_t ASK_LEAST = 8 * 1024 / 16; /* vectors for each multiprocessor: a call with no more asks for all */
+constexpr int64_t SM_THREADS = 2048;            /* resident threads per SM, at most */
+constexpr int64_t PREFETCH_MIN = 8 * 1024 / 16; /* vectors per SM: a call with no more prefetches all of them */
 
-/* Host: blocks that start together, if threads are their limit. */
+/* Host: blocks that are resident at once, if threads are the limit. */
 static inline int64_t blocks_at_once(int sm_count, int64_t threads)
 {
     return SM_THREADS / threads * sm_count;
 }
-/* Host: how many blocks ask for `vectors` vectors, of which each block has its part: at least for
-   ASK_LEAST and at most for `most` KB for each multiprocessor, and no more blocks than start at once. As measured on
-   an H200: with more, a kernel is slower where the one before it has just made x, or what it asked for is still on
-   its way. */
-static inline uint32_t asking_blocks(int sm_count, int64_t vectors, int64_t block_vectors, int64_t threads, int most)
+/* Host: how many blocks prefetch, when the call has `vectors` vectors and a block `block_vectors` of them. Together
+   they prefetch at least PREFETCH_MIN and at most `most` KB per SM, and all of them are in the first wave. On an
+   H200 more than that made a kernel slower where its predecessor had just written x, or where the prefetched lines
+   were still in flight. */
+static inline uint32_t prefetch_blocks(int sm_count, int64_t vectors, int64_t block_vectors, int64_t threads,
+                                       int most)
 {
-    const int64_t part = vectors / sm_count, ask_most = most * 1024 / 16;
-    const int64_t share = part < ASK_LEAST ? ASK_LEAST : part > ask_most ? ask_most : part;
+    const int64_t part = vectors / sm_count, limit = most * 1024 / 16;
+    const int64_t share = part < PREFETCH_MIN ? PREFETCH_MIN : part > limit ? limit : part;
     const int64_t blocks = share * sm_count / block_vectors, at_once = blocks_at_once(sm_count, threads);
     return (uint32_t)(blocks < 1 ? 1 : blocks < at_once ? blocks : at_once);
 }
@@ -99,7 +100,7 @@ static inline adze_status cuda_status(const char *op, cudaError_t e)
     return e == cudaSuccess ? ADZE_OK : adze_fail(ADZE_DEVICE, "%s: %s", op, cudaGetErrorString(e));
 }
 
-/* Bytes of shared memory a block asks for, and the blocks of a cluster, which divide the grid. */
+/* Dynamic shared memory of a block in bytes, and the blocks of a cluster, which divide the grid. */
 struct launch_shape {
     size_t shared;
     unsigned cluster;
@@ -111,7 +112,7 @@ template <typename... P, typename... A>
 static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, dim3 block,
                           launch_shape shape, A... params)
 {
-    constexpr size_t PLAIN_SHARED = 47 << 10; /* more has to be asked for: 48 KB with what a kernel declares itself */
+    constexpr size_t PLAIN_SHARED = 47 << 10; /* beyond 48 KB, static shared memory included, a kernel must opt in */
     if (shape.shared > PLAIN_SHARED) {
         const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shape.shared);
@@ -145,15 +146,15 @@ static inline int64_t ceil_div(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* Blocks for `work` items of `per_block` each, within what a grid may have: kernels loop over the rest. */
+/* Blocks for `work` items of `per_block` each, within the limit of a grid: kernels loop over the remainder. */
 static inline int64_t grid_for(int64_t work, int64_t per_block)
 {
     const int64_t blocks = ceil_div(work, per_block);
     return blocks < 0x7fffffff ? blocks : 0x7fffffff;
 }
 
-/* The thread's unit u of its UNITS. TILED: a warp's units are neighbours, so that their addresses differ by
-   constants; blocks then have whole warps. */
+/* Unit u of the thread's UNITS. TILED: the units of a warp are contiguous, so that the addresses of a thread differ
+   by constants; blocks then have whole warps. */
 template <bool TILED, int UNITS>
 __device__ __forceinline__ int unit_of(int u)
 {
@@ -161,8 +162,8 @@ __device__ __forceinline__ int unit_of(int u)
     return TILED ? thread / 32 * (32 * UNITS) + thread % 32 + u * 32 : thread + u * (int)blockDim.x;
 }
 
-/* Threads for rows of `units` units, `each` in a thread and at most `most` in a block: long rows are cut into
-   pieces of equal size, short ones share a block. */
+/* Threads for rows of `units` units, with `each` units per thread and at most `most` threads per block. Long rows
+   are cut into equal pieces, short rows share a block. */
 struct unit_split {
     int64_t pieces, rows, blocks; /* of a row; of a block; of the grid */
     dim3 block;

@@ -9,55 +9,56 @@
 
 #include <algorithm>
 
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int EACH,
+template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int LANES, int EACH,
           bool FULL, bool EARLY, int MOST, int BLOCKS>
-static adze_status norm_launch(const char *op, adze_stream s, norm_lean<FORM> p, int sm_count)
+static adze_status norm_launch(const char *op, adze_stream s, norm_registers_params<FUSION> p, int sm_count)
 {
     const bool few = p.rows.count <= 8 * (int64_t)sm_count;
     const int64_t threads = norm_threads(LANES, EACH, p.vectors);
-    const int64_t rows = LANES                             ? (few || EACH > 1 ? 128 : 256) / LANES
-                         : few || threads > 96             ? 1
-                         : threads > 64 && modulates<FORM> ? 1
-                         : threads > 32                    ? 2
-                                                           : 4;
+    const int64_t rows = LANES                               ? (few || EACH > 1 ? 128 : 256) / LANES
+                         : few || threads > 96               ? 1
+                         : threads > 64 && modulates<FUSION> ? 1
+                         : threads > 32                      ? 2
+                                                             : 4;
     const dim3 block = LANES ? dim3((unsigned)(threads * rows)) : dim3((unsigned)threads, (unsigned)rows);
-    /* Half of x is asked for. Where there is a residual, that is asked for instead, but in small calls both are. */
+    /* Half of x is prefetched. With a residual, the residual is prefetched instead; small calls prefetch both. */
     const int64_t all = p.rows.count * (int64_t)p.vectors;
-    const bool asks = !has_residual<FORM> || all <= ASK_LEAST * sm_count;
-    p.ask =
-        asks ? asking_blocks(sm_count, all / 2, rows * p.vectors, threads * rows, LANES || modulates<FORM> ? 24 : 32)
-             : 1;
-    p.ask_residual = (uint32_t)blocks_at_once(sm_count, threads * rows);
-    const auto kernel = norm_registers<T, S, CENTRED, FORM, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>;
+    const bool prefetch_x = !has_residual<FUSION> || all <= PREFETCH_MIN * sm_count;
+    p.prefetch_blocks = prefetch_x ? prefetch_blocks(sm_count, all / 2, rows * p.vectors, threads * rows,
+                                                     LANES || modulates<FUSION> ? 24 : 32)
+                                   : 1;
+    p.prefetch_residual_blocks = (uint32_t)blocks_at_once(sm_count, threads * rows);
+    const auto kernel = norm_registers<T, S, CENTRED, FUSION, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>;
     return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);
 }
 
-/* In the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int I = 0>
-static adze_status norm_launch_as(const char *op, adze_stream s, const norm_lean<FORM> &p)
+/* Launches the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
+template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int I = 0>
+static adze_status norm_launch_as(const char *op, adze_stream s, const norm_registers_params<FUSION> &p)
 {
-    constexpr auto &shapes = norm_shapes<T, S, CENTRED, FORM, ROUND, EXTRA>();
+    constexpr auto &shapes = norm_shapes<T, S, CENTRED, FUSION, ROUND, EXTRA>();
     if constexpr (I < (int)(sizeof shapes / sizeof *shapes)) {
         constexpr norm_shape k = shapes[I];
         const int sm_count = adze_cuda_sm_count(s.device);
         if (norm_fits(k, p.rows.count, p.vectors, sm_count))
-            return norm_launch<T, S, CENTRED, FORM, ROUND, EXTRA, k.lanes, k.each, k.full, k.early, k.most, k.blocks>(
-                op, s, p, sm_count);
-        return norm_launch_as<T, S, CENTRED, FORM, ROUND, EXTRA, I + 1>(op, s, p);
+            return norm_launch<T, S, CENTRED, FUSION, ROUND, EXTRA, k.lanes, k.each, k.full, k.early, k.most,
+                               k.blocks>(op, s, p, sm_count);
+        return norm_launch_as<T, S, CENTRED, FUSION, ROUND, EXTRA, I + 1>(op, s, p);
     }
     return ADZE_NO_KERNEL;
 }
 
-/* A call as norm_registers takes it: `which` names the general call's tensors in the form's order. */
-template <norm_form FORM>
-static norm_lean<FORM> norm_leaner(const norm_params &g, int width, const int (&which)[row_tensors<FORM>],
-                                   const void *flat0, const void *flat1, const void *flat2)
+/* The parameters of norm_registers: `which` lists the call's tensors in the order of the fusion. */
+template <norm_fusion FUSION>
+static norm_registers_params<FUSION> norm_call_of(const norm_params &g, int width,
+                                                  const int (&which)[row_tensors<FUSION>], const void *flat0,
+                                                  const void *flat1, const void *flat2)
 {
-    norm_lean<FORM> p = {};
-    for (int t = 0; t < row_tensors<FORM>; t++)
+    norm_registers_params<FUSION> p = {};
+    for (int t = 0; t < row_tensors<FUSION>; t++)
         p.row[t] = g.data[which[t]];
     p.flat[0] = flat0, p.flat[1] = flat1, p.flat[2] = flat2;
-    p.rows = rows_near(g.rows, which);
+    p.rows = rows_simple(g.rows, which);
     p.vectors = (int32_t)(g.dim / width);
     p.eps = g.eps;
     p.inverse_dim = g.inverse_dim;
@@ -71,30 +72,30 @@ static adze_status norm_modulated(const char *op, adze_stream s, const norm_para
 {
     const void *const *d = g.data;
     if (d[RESIDUAL]) {
-        auto p = norm_leaner<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
-                                    d[SHIFT_TABLE], d[GATE_TABLE]);
+        auto p = norm_call_of<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
+                                     d[SHIFT_TABLE], d[GATE_TABLE]);
         p.weight_offset = one;
         return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, BLOCK, ROUND, true>(op, s, p)
                               : norm_launch_as<T, S, CENTRED, BLOCK, ROUND, false>(op, s, p);
     }
-    auto p = norm_leaner<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
+    auto p = norm_call_of<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
     p.weight_offset = one;
     return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, MODULATED, ROUND, true>(op, s, p)
                           : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p);
 }
 
-/* Nothing modulates. */
-template <typename T, bool CENTRED, norm_form FORM>
-static adze_status norm_plain(const char *op, adze_stream s, const norm_lean<FORM> &p, bool round)
+/* No modulation. */
+template <typename T, bool CENTRED, norm_fusion FUSION>
+static adze_status norm_plain(const char *op, adze_stream s, const norm_registers_params<FUSION> &p, bool round)
 {
     constexpr bool can_round = sizeof(T) < 4 && !CENTRED; /* before a weight */
     if (!p.flat[WEIGHT])
-        return norm_launch_as<T, T, CENTRED, FORM, false, false>(op, s, p);
-    return round ? norm_launch_as<T, T, CENTRED, FORM, can_round, true>(op, s, p)
-                 : norm_launch_as<T, T, CENTRED, FORM, false, true>(op, s, p);
+        return norm_launch_as<T, T, CENTRED, FUSION, false, false>(op, s, p);
+    return round ? norm_launch_as<T, T, CENTRED, FUSION, can_round, true>(op, s, p)
+                 : norm_launch_as<T, T, CENTRED, FUSION, false, true>(op, s, p);
 }
 
-/* Whether a table is one vector for all rows. */
+/* Whether a table is one vector that all rows share. */
 static bool norm_flat(const norm_params &g, int t)
 {
     bool flat = true;
@@ -103,51 +104,52 @@ static bool norm_flat(const norm_params &g, int t)
     return flat;
 }
 
-/* In norm_registers, if that has the form; else ADZE_NO_KERNEL. */
+/* Runs norm_registers, if it has this fusion; else ADZE_NO_KERNEL. */
 template <typename T, bool CENTRED>
 static adze_status norm_in_registers(const char *op, adze_stream s, const norm_params &g)
 {
     const void *const *d = g.data;
-    constexpr bool half = sizeof(T) < 4; /* rounding a float to a float is no step */
+    constexpr bool half = sizeof(T) < 4; /* rounding f32 to f32 has no effect */
     const bool steps = half && g.rounding & ADZE_ROUND_STEPS, round_norm = half && g.rounding & ADZE_ROUND_NORM;
     const bool no_table = !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !d[GATE_TABLE];
     const bool f32_gate = !d[GATE] || g.is_f32 >> GATE & 1;
-    if (!rows_are_near(g.rows) || g.dim > INT32_MAX || g.is_f32 >> OUT & 1 ||
+    if (!rows_are_simple(g.rows) || g.dim > INT32_MAX || g.is_f32 >> OUT & 1 ||
         (d[RESIDUAL] && half && g.rounding & ADZE_FLOAT_SUM))
         return ADZE_NO_KERNEL;
 
     if (d[SCALE] && d[SHIFT] && !g.weight && !g.bias && !round_norm) {
-        const bool f32_sides = g.is_f32 >> SCALE & 1 && g.is_f32 >> SHIFT & 1 && f32_gate && !steps;
+        const bool f32_params = g.is_f32 >> SCALE & 1 && g.is_f32 >> SHIFT & 1 && f32_gate && !steps;
         bool fits = no_table || (d[SCALE_TABLE] && d[SHIFT_TABLE] && (!d[GATE] || d[GATE_TABLE]));
         for (int t = SCALE; t <= GATE; t++)
-            fits = fits && (!d[t] || (g.is_f32 >> t & 1) == f32_sides) && norm_flat(g, t + TABLE) &&
-                   (!d[t + TABLE] || (g.is_f32 >> (t + TABLE) & 1) == f32_sides);
+            fits = fits && (!d[t] || (g.is_f32 >> t & 1) == f32_params) && norm_flat(g, t + TABLE) &&
+                   (!d[t + TABLE] || (g.is_f32 >> (t + TABLE) & 1) == f32_params);
         if (!fits)
             return ADZE_NO_KERNEL;
-        return half && f32_sides ? norm_modulated<T, float, CENTRED, false>(op, s, g)
-               : steps           ? norm_modulated<T, T, CENTRED, half>(op, s, g)
-                                 : norm_modulated<T, T, CENTRED, false>(op, s, g);
+        return half && f32_params ? norm_modulated<T, float, CENTRED, false>(op, s, g)
+               : steps            ? norm_modulated<T, T, CENTRED, half>(op, s, g)
+                                  : norm_modulated<T, T, CENTRED, false>(op, s, g);
     }
     if constexpr (half && !CENTRED)
         if (d[SHIFT] && !d[SCALE] && !d[RESIDUAL] && no_table && !(g.is_f32 >> SHIFT & 1) && steps && !round_norm &&
             g.weight && !g.weight_f32 && !g.bias)
             return norm_launch_as<T, T, false, ADDED, false, true>(
-                op, s, norm_leaner<ADDED>(g, VEC<T>, {X, OUT, SHIFT}, g.weight, NULL, NULL));
+                op, s, norm_call_of<ADDED>(g, VEC<T>, {X, OUT, SHIFT}, g.weight, NULL, NULL));
     if (d[SCALE] || d[SHIFT] || !no_table)
         return ADZE_NO_KERNEL;
     if constexpr (half && CENTRED)
         if (d[GATE] && f32_gate && !steps && !round_norm && g.weight_f32 && g.bias_f32) {
-            norm_params as_sides = g; /* whose strides are 0 */
-            as_sides.data[SCALE] = g.weight, as_sides.data[SHIFT] = g.bias;
-            return norm_modulated<T, float, true, false>(op, s, as_sides, g.weight_offset);
+            norm_params as_modulation = g; /* weight and bias are a scale and a shift with strides of 0 */
+            as_modulation.data[SCALE] = g.weight, as_modulation.data[SHIFT] = g.bias;
+            return norm_modulated<T, float, true, false>(op, s, as_modulation, g.weight_offset);
         }
     if (d[GATE] || (half && (g.weight_f32 || g.bias_f32)) || (CENTRED ? round_norm : g.bias != NULL) ||
         (round_norm && g.weight_offset != 0))
         return ADZE_NO_KERNEL;
     if (d[RESIDUAL])
         return norm_plain<T, CENTRED, RESIDUAL_SUM>(
-            op, s, norm_leaner<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL), round_norm);
-    return norm_plain<T, CENTRED, PLAIN>(op, s, norm_leaner<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
+            op, s, norm_call_of<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL),
+            round_norm);
+    return norm_plain<T, CENTRED, PLAIN>(op, s, norm_call_of<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
                                          round_norm);
 }
 

@@ -1,27 +1,27 @@
-/* rms_norm and layer_norm on CUDA, any call: how rows are cut for norm_any.cuh. */
+/* rms_norm and layer_norm on CUDA, any call: how rows are tiled for norm_any.cuh. */
 #include "norm_any.cuh"
 
 #include <algorithm>
 
-/* How a call is cut: `threads` of a row, with `turns` units each, in each of `cluster` blocks, which have `rows`
-   rows. `held`: in registers at all. `many`: a thread holds many elements. */
+/* The tiling of a call: `threads` per row and block, with `thread_units` units each, in each of `cluster` blocks of
+   `rows` rows. `held`: rows fit in registers. `many`: a thread holds many elements. */
 struct norm_cut {
     bool held, many;
-    int cluster, turns;
+    int cluster, thread_units;
     int64_t units, threads, rows;
 };
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 static adze_status norm_launch_held(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-    norm_any_near p = {};
+    norm_any_simple p = {};
     const int64_t vectors = ceil_div(cut.units * W, VEC<T>), threads = cut.threads * cut.rows;
     p.g = g;
     p.units = cut.units;
     p.part = ceil_div(cut.units, cut.cluster);
-    p.turns = cut.turns;
-    p.prefetch = asking_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
-                               ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
-    p.rows = rows_near(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
+    p.thread_units = cut.thread_units;
+    p.prefetch_blocks = prefetch_blocks(adze_cuda_sm_count(s.device), g.rows.count * vectors / 2,
+                                        ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
+    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
     return launch(op, s, norm_any<T, W, LANES, UNITS, MODULATED, IN_CLUSTER>,
                   grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
                   launch_shape(0, (unsigned)cut.cluster), p);
@@ -45,7 +45,7 @@ static adze_status norm_launch_width(const char *op, adze_stream s, const norm_p
 template <typename T, bool IN_CLUSTER>
 static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_params &g, const norm_cut &cut)
 {
-    norm_any_far p = {};
+    norm_any_general p = {};
     p.g = g;
     p.units = g.dim;
     p.part = ceil_div(g.dim, cut.cluster);
@@ -55,7 +55,7 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
                   launch_shape(0, (unsigned)cut.cluster), p);
 }
 
-/* How norm_any takes a call of elements of `size` bytes in units of `width` elements. */
+/* The tiling for elements of `size` bytes in units of `width` elements. */
 static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width, bool modulated)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
@@ -64,25 +64,26 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     norm_cut cut = {};
     cut.units = g.dim / width;
     cut.cluster = cut.rows = 1;
-    /* Units of a block alone, of one in a cluster with few of them in a thread, and with many: at most. */
+    /* The most units of a block: alone, in a cluster with few per thread, in a cluster with many per thread. */
     const int64_t held = any_held(width, size, modulated, false), joined = any_held(width, size, modulated, true);
     const int64_t alone = ANY_THREADS * held / width, part_few = ANY_THREADS * ANY_FEW / width;
     const int64_t part_many = ANY_THREADS * joined / width;
-    cut.held = rows_are_near(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
+    cut.held = rows_are_simple(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
     if (!cut.held) {
         cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
         return cut;
     }
-    /* A few rows have many threads, so that each waits for little; long rows have more than a block's. */
+    /* Few rows get many threads each, so that each thread has a short chain of loads. Long rows need more than one
+       block. */
     const bool few = g.rows.count <= 4 * (int64_t)sm_count;
     if (g.dim <= ANY_LANES * ANY_SHORT && !(few && g.dim > ANY_LANES * ANY_SHORT / 2)) {
         cut.threads = ANY_LANES;
-        cut.turns = (int)ceil_div(cut.units, ANY_LANES);
+        cut.thread_units = (int)ceil_div(cut.units, ANY_LANES);
         cut.rows = 128 / ANY_LANES;
         return cut;
     }
     if (most_blocks > 1 && cut.units > (g.rows.count < sm_count ? part_few : alone)) {
-        /* in as many blocks as it takes, or as there is room for */
+        /* in as many blocks as needed, or as a cluster can have */
         cut.cluster = 2;
         while (cut.cluster < most_blocks &&
                (cut.units > cut.cluster * part_many ||
@@ -90,14 +91,14 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
             cut.cluster *= 2;
     }
     const int64_t part = ceil_div(cut.units, cut.cluster);
-    /* Many elements a thread where there are rows enough for threads that fill the card. */
+    /* Many elements per thread where there are enough rows to fill the GPU anyway. */
     const int64_t warps_many = ceil_div(part * width, 32 * held) * cut.cluster * g.rows.count;
     cut.many = part > part_few ||
                (!modulated && part > 32 * ANY_FEW / width && warps_many >= (int64_t)sm_count * SM_THREADS / 64);
     const int64_t each = !cut.many ? ANY_FEW : cut.cluster > 1 ? joined : held;
     const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), (int64_t)ANY_THREADS / 32);
     cut.threads = warps * 32;
-    cut.turns = (int)ceil_div(part, cut.threads);
+    cut.thread_units = (int)ceil_div(part, cut.threads);
     cut.rows = cut.threads >= 128 || cut.cluster > 1 ? 1 : 128 / cut.threads;
     return cut;
 }
@@ -109,7 +110,7 @@ static adze_status norm_launch_any(const char *op, adze_stream s, const norm_par
         return norm_launch_width<T, W, MODULATED>(op, s, g, cut);
     return cut.cluster > 1 ? norm_launch_loop<T, true>(op, s, g, cut) : norm_launch_loop<T, false>(op, s, g, cut);
 }
-/* Modulations take no vectors of 16 bytes: their parameters, which may be floats, would take too many registers. */
+/* Modulations do not use 16-byte vectors: their parameters, which may be f32, would need too many registers. */
 template <typename T>
 static adze_status norm_any_as(const char *op, adze_stream s, const norm_params &g)
 {

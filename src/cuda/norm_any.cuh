@@ -1,13 +1,12 @@
 /* norm_any.cuh - any call of rms_norm and layer_norm, on CUDA: all options, any alignment, rows of any length.
 
-   A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x threads
-   share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any holds a row in registers, as
-   floats: UNITS units in each thread, neighbours in neighbouring lanes, from the one time it is read. IN_CLUSTER: the
-   blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many to
-   count in 32 bits, and reads them again for each pass. Options are branches on the call's parameters, the same in
-   all threads and around the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their
-   tables, or an output of another dtype.
- */
+   A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x
+   threads share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any reads a row once and
+   holds it in registers, as floats: UNITS units in each thread, neighbours in neighbouring lanes. IN_CLUSTER: the
+   blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many for
+   a 32-bit index, and reads them again for each pass. Options are uniform branches on the call's parameters, outside
+   the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their tables, or an output of
+   another dtype. */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
 
@@ -21,23 +20,23 @@
 #include <type_traits>
 
 constexpr int ANY_CLUSTER = 8;                    /* blocks, at most */
-constexpr int ANY_GROUP = 4;                      /* units that a warp leaves out together */
+constexpr int ANY_GROUP = 4;                      /* units that a warp skips together */
 constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
 constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
 
 template <typename ROWS>
 struct norm_any_params {
     norm_params g;
-    int64_t units;     /* of a row */
-    int64_t part;      /* of them in each block of a cluster */
-    int32_t turns;     /* units of a thread */
-    uint32_t prefetch; /* the first blocks, which prefetch what they read */
+    int64_t units;            /* of a row */
+    int64_t part;             /* of them in each block of a cluster */
+    int32_t thread_units;     /* units of a thread */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
     ROWS rows;
 };
-typedef norm_any_params<near_rows<NORM_TENSORS>> norm_any_near;
-typedef norm_any_params<far_rows<NORM_TENSORS>> norm_any_far;
+typedef norm_any_params<simple_rows<NORM_TENSORS>> norm_any_simple;
+typedef norm_any_params<general_rows<NORM_TENSORS>> norm_any_general;
 
-/* All W values as a store and a load would leave them. */
+/* Rounds all W values to T and back. */
 template <typename T, int W>
 __device__ __forceinline__ void round_unit(float (&f)[W])
 {
@@ -85,7 +84,7 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
 /* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
 struct norm_piece {
-    /* Units of which the parameters are fetched together, and those that a warp leaves out together. */
+    /* How many units fetch their parameters together, and how many a warp skips together. */
     static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED || UNITS * W > 16 ? 4 : 8) / W;
     static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
     typedef param_unit<T, W> param;
@@ -95,19 +94,19 @@ struct norm_piece {
     int units; /* that the thread has */
     int most;  /* that a thread of its warp has */
 
-    /* What is fetched before it is used, as far as registers allow: what a call is likely to have. */
+    /* Parameters that are loaded ahead of their use, as far as registers allow: those a call is likely to have. */
     struct params {
         param weight[MODULATED ? 1 : CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
     };
 
-    /* Threads `thread` of a row that take units begin..end-1, LANES of them side by side with `turns` units each. */
-    __device__ __forceinline__ void take(int thread, I begin, I end, int turns)
+    /* Gives a thread of a row its share of units begin..end-1: `thread_units` units, LANES apart. */
+    __device__ __forceinline__ void take(int thread, I begin, I end, int thread_units)
     {
-        const I from = begin + (I)(thread / LANES) * (LANES * turns), lane = thread % LANES;
+        const I from = begin + (I)(thread / LANES) * (LANES * thread_units), lane = thread % LANES;
         first = from + lane;
         const I own = (end - first + LANES - 1) / LANES, of_warp = (end - from + LANES - 1) / LANES;
-        units = own < 0 ? 0 : own < turns ? (int)own : turns;
-        most = of_warp < 0 ? 0 : of_warp < turns ? (int)of_warp : turns;
+        units = own < 0 ? 0 : own < thread_units ? (int)own : thread_units;
+        most = of_warp < 0 ? 0 : of_warp < thread_units ? (int)of_warp : thread_units;
     }
     __device__ __forceinline__ bool is_f32(int t) const { return sizeof(T) < 4 && p.g.is_f32 >> t & 1; }
     /* Where the thread's first unit lies in a tensor. */
@@ -120,7 +119,7 @@ struct norm_piece {
     {
         return (const char *)flat + (int64_t)first * W * (int64_t)(f32 ? sizeof(float) : sizeof(T));
     }
-    /* Addresses are computed again after this, rather than held in registers. */
+    /* Makes the offset opaque: addresses are recomputed after this, rather than held in registers. */
     __device__ __forceinline__ void forget()
     {
         if constexpr (sizeof place.first() == 4)
@@ -128,7 +127,7 @@ struct norm_piece {
         else
             asm volatile("" : "+l"(place.first()));
     }
-    /* work(u) for units FROM..TO-1; a warp leaves out a group of which none of its threads has a unit. */
+    /* work(u) for units FROM..TO-1; a warp skips a group of units if none of its threads has one. */
     template <int FROM = 0, int TO = UNITS, typename F>
     __device__ __forceinline__ void each(F work) const
     {
@@ -175,7 +174,7 @@ struct norm_piece {
         };
         f32 ? apply(std::true_type()) : apply(std::false_type());
     }
-    /* The same with a vector that all rows share and that is fetched here. */
+    /* The same with a vector that all rows share, loaded here. */
     template <int FROM, typename F>
     __device__ __forceinline__ void with_flat(const void *flat, bool f32, F work) const
     {
@@ -191,7 +190,7 @@ struct norm_piece {
                 round_unit<T>(y[c]);
         }
     }
-    /* One of scale, shift and gate with its table, if any, of which `own` has been fetched. */
+    /* One of scale, shift and gate plus its table, if any; `own` has been loaded. */
     template <int FROM>
     __device__ __forceinline__ void with_table(int t, const param (&own)[CHUNK], float (&f)[CHUNK][W]) const
     {
@@ -211,7 +210,7 @@ struct norm_piece {
             round_all(p.g.rounding & ADZE_ROUND_STEPS, f);
         }
     }
-    /* x, through the gate, and the residual, in units FROM... */
+    /* Loads x and the residual of units FROM.. and applies the gate. */
     template <int FROM = 0>
     __device__ __forceinline__ void add_residual(float (&h)[UNITS][W], bool store_sum) const
     {
@@ -256,7 +255,7 @@ struct norm_piece {
             add_residual<FROM + CHUNK>(h, store_sum);
         }
     }
-    /* What is normalised; units that the thread does not have are 0. */
+    /* The value to normalise; 0 in units that the thread does not have. */
     __device__ __forceinline__ void read(float (&h)[UNITS][W], bool store_sum) const
     {
         unit<T, W> x[UNITS];
@@ -292,7 +291,7 @@ struct norm_piece {
         });
         return sum;
     }
-    /* What multiplies units FROM.. and is added to them. */
+    /* The scale and shift of units FROM... */
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
@@ -306,7 +305,8 @@ struct norm_piece {
                 fetch_param<FROM>(start(SHIFT), is_f32(SHIFT), to.shift);
         }
     }
-    /* From what is normalised to what is stored, in units FROM... The parameters of the first have been fetched. */
+    /* Normalises, applies the parameters and stores units FROM... The parameters of the first units have been
+       loaded. */
     template <int FROM = 0>
     __device__ __forceinline__ void write(const float (&h)[UNITS][W], params &given, float mean, float factor) const
     {
@@ -392,11 +392,11 @@ struct norm_piece {
     }
 };
 
-/* The first thread of a row prefetches what the block reads of it: `units` units from `first` on. */
+/* The first thread of a row prefetches the block's part of it: `units` units from `first` on. */
 template <typename T, int W, bool MODULATED>
-__device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32_t r, int first, int units)
+__device__ __forceinline__ void norm_any_prefetch(const norm_any_simple &p, uint32_t r, int first, int units)
 {
-    const norm_piece<T, W, 1, 1, MODULATED, near_rows<NORM_TENSORS>, int> piece = {
+    const norm_piece<T, W, 1, 1, MODULATED, simple_rows<NORM_TENSORS>, int> piece = {
         p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1), first, 0, 0};
     const int bytes = units * W * (int)sizeof(T), wide = units * W * (int)sizeof(float);
     prefetch_bytes(piece.start(X), bytes);
@@ -411,9 +411,10 @@ __device__ __forceinline__ void norm_any_prefetch(const norm_any_near &p, uint32
             prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Elements that a thread holds, many or few. Many are 64 bytes, which the memory needs in flight with as many threads
-   as their registers allow; vectors of 16 bytes with their parameters leave room for fewer. With a modulation few do:
-   scale and shift are in flight beside x. Rows that are too long for a block have threads with many in a cluster. */
+/* Elements that a thread holds, many or few. Many are 64 bytes: at the occupancy that their registers allow, the
+   memory needs as many in flight. 16-byte vectors with their parameters leave registers for fewer. With a modulation
+   few suffice, since the loads of scale and shift are in flight with those of x. Rows that are too long for a block
+   have threads with many in a cluster. */
 constexpr int ANY_FEW = 8, ANY_THREADS = 512; /* threads of a block, at most */
 constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
 {
@@ -421,7 +422,7 @@ constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
         return 32;
     return modulated ? ANY_FEW : size < 4 && width < 8 ? 32 : 16;
 }
-/* Blocks of a multiprocessor, at least: this bounds the registers. */
+/* Minimum blocks per SM: this bounds the registers. */
 constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
@@ -433,31 +434,31 @@ constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluste
 #endif
 }
 
-/* LANES 32: a row has whole warps. LANES below: it has so many lanes of one. */
+/* LANES 32: a row has whole warps. LANES below 32: a row has that many lanes of a warp. */
 template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
 __global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
-    norm_any(const __grid_constant__ norm_any_near p)
+    norm_any(const __grid_constant__ norm_any_simple p)
 {
-    typedef norm_piece<T, W, LANES, UNITS, MODULATED, near_rows<NORM_TENSORS>, int> piece_type;
+    typedef norm_piece<T, W, LANES, UNITS, MODULATED, simple_rows<NORM_TENSORS>, int> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     const uint32_t block = IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x;
     const uint32_t r = block * blockDim.y + threadIdx.y;
     const int begin = IN_CLUSTER ? cluster_rank() * (int)p.part : 0;
     const int end = IN_CLUSTER ? min((int)p.units, begin + (int)p.part) : (int)p.units;
     pdl_launch_next();
-    if (blockIdx.x < p.prefetch && threadIdx.x == 0)
+    if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0)
         norm_any_prefetch<T, W, MODULATED>(p, r, begin, end - begin);
-    /* Beyond the last row, that one again without a store: shuffles and barriers want all threads. */
+    /* Threads beyond the last row repeat it without a store: shuffles and barriers need all threads. */
     const bool writes = r < p.rows.count;
     piece_type piece = {p, p.rows.split(writes ? r : p.rows.count - 1), 0, 0, 0};
-    piece.take((int)threadIdx.x, begin, end, p.turns);
+    piece.take((int)threadIdx.x, begin, end, p.thread_units);
     float h[UNITS][W];
     typename piece_type::params params;
     pdl_wait();
     piece.read(h, writes);
-    piece.template fetch_params<0>(params); /* before the sum is known */
+    piece.template fetch_params<0>(params); /* in flight before the sum is known */
     if (IN_CLUSTER)
         cluster_wait();
     float mean = 0;
@@ -471,9 +472,9 @@ __global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED
 }
 
 template <typename T, bool IN_CLUSTER>
-__global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_far p)
+__global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_general p)
 {
-    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, far_rows<NORM_TENSORS>, int64_t> piece_type;
+    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, general_rows<NORM_TENSORS>, int64_t> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     const int64_t blocks = IN_CLUSTER ? cluster_size() : 1;
     const int64_t begin = IN_CLUSTER ? cluster_rank() * p.part : 0;
@@ -511,7 +512,7 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
             piece.write(h, params, mean, factor);
         });
         if constexpr (IN_CLUSTER)
-            cluster_arrive(); /* shared is used again */
+            cluster_arrive(); /* shared memory is reused */
         else
             __syncthreads();
     }

@@ -13,10 +13,10 @@ struct norm_params {
     int64_t dim;
     float eps, weight_offset, inverse_dim;
     int32_t rounding;
-    uint32_t is_f32; /* by tensor: it is f32 where x is not */
+    uint32_t is_f32; /* one bit per tensor: it is f32 where x is not */
     bool weight_f32, bias_f32;
     bool centred; /* layer_norm */
-    int width;    /* elements that can be read at a time in all tensors: 16 for vectors of 16 bytes */
+    int width;    /* elements of one load that all tensors allow: 16 stands for 16-byte vectors */
     adze_rows rows;
 };
 /* norm_any.cu: any call, of x of a dtype. */

@@ -1,10 +1,10 @@
 /* norm_registers.cuh - the calls of rms_norm and layer_norm that models make, on CUDA.
 
-   A row is held in registers, packed, from the one time it is read until it is written: VECTORS 16-byte vectors in
-   each of its threads. LANES > 0: so many lanes of a warp share a row; LANES 0: the threads of a block with the same
-   threadIdx.y do. A block has several rows, because a card starts blocks more slowly than it could finish them. All
-   loads of a thread are issued before the first is used; what multiplies the row later (the weight, or scale and
-   shift) is on its way before the sum is known. */
+   A row is read once and held in registers, packed, until it is written: VECTORS 16-byte vectors in each of its
+   threads. LANES > 0: that many lanes of a warp share a row; LANES 0: the threads of a block with the same
+   threadIdx.y do. A block has several rows, because the GPU launches blocks more slowly than it could finish them.
+   All loads of a thread are issued before the first is used. The loads of what multiplies the row later (the weight,
+   or scale and shift) are in flight before the sum is known. */
 #ifndef ADZE_CUDA_NORM_REGISTERS_CUH
 #define ADZE_CUDA_NORM_REGISTERS_CUH
 
@@ -15,43 +15,43 @@
 
 constexpr int NORM_ROWS = 8; /* of a block, at most, where LANES is 0 */
 
-enum norm_form {
+enum norm_fusion {
     PLAIN,        /* weight and bias, if any */
-    ADDED,        /* a weight, and then a residual is added: each is rounded */
-    RESIDUAL_SUM, /* weight and bias, if any, of the sum with a residual */
+    ADDED,        /* a weight, then a residual is added; each result is rounded */
+    RESIDUAL_SUM, /* weight and bias, if any, after the sum with a residual */
     MODULATED,    /* scale and shift, with or without tables */
-    BLOCK         /* a residual before them, with or without a gate */
+    BLOCK         /* MODULATED after the sum with a residual, with or without a gate */
 };
-template <norm_form FORM>
-constexpr bool adds = FORM == RESIDUAL_SUM || FORM == BLOCK;
-template <norm_form FORM>
-constexpr bool has_residual = adds<FORM> || FORM == ADDED;
-template <norm_form FORM>
-constexpr bool modulates = FORM == MODULATED || FORM == BLOCK;
+template <norm_fusion FUSION>
+constexpr bool adds = FUSION == RESIDUAL_SUM || FUSION == BLOCK;
+template <norm_fusion FUSION>
+constexpr bool has_residual = adds<FUSION> || FUSION == ADDED;
+template <norm_fusion FUSION>
+constexpr bool modulates = FUSION == MODULATED || FUSION == BLOCK;
 
-/* The tensors of a form that have rows, in order, and its vectors that all rows share. */
-enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* then scale, shift, gate, without the residual's in MODULATED */
-enum { WEIGHT, BIAS };                          /* of forms that do not modulate */
+/* The tensors of a fusion that have rows, in order, and its vectors that all rows share. */
+enum { X_ROW, OUT_ROW, RESIDUAL_ROW, SUM_ROW }; /* scale, shift, gate follow; in MODULATED after OUT_ROW */
+enum { WEIGHT, BIAS };                          /* of fusions without modulation */
 enum { SCALE_TABLE_AT, SHIFT_TABLE_AT, GATE_TABLE_AT };
-template <norm_form FORM>
-constexpr int scale_row = FORM == BLOCK ? 4 : 2;
-template <norm_form FORM>
-constexpr int row_tensors = FORM == PLAIN   ? 2
-                            : FORM == ADDED ? 3
-                            : FORM == BLOCK ? 7
-                                            : 4;
+template <norm_fusion FUSION>
+constexpr int scale_row = FUSION == BLOCK ? 4 : 2;
+template <norm_fusion FUSION>
+constexpr int row_tensors = FUSION == PLAIN   ? 2
+                            : FUSION == ADDED ? 3
+                            : FUSION == BLOCK ? 7
+                                              : 4;
 
-template <norm_form FORM>
-struct norm_lean {
-    const void *row[row_tensors<FORM>];
+template <norm_fusion FUSION>
+struct norm_registers_params {
+    const void *row[row_tensors<FUSION>];
     const void *flat[3];
     int32_t vectors;
-    float eps, inverse_dim, weight_offset; /* added to a weight, or to a scale in float */
-    uint32_t ask, ask_residual;            /* the first blocks, which ask ahead for x, and for a residual */
-    near_rows<row_tensors<FORM>> rows;
+    float eps, inverse_dim, weight_offset;              /* added to a weight, or to a scale in float */
+    uint32_t prefetch_blocks, prefetch_residual_blocks; /* the first blocks of the grid prefetch */
+    simple_rows<row_tensors<FUSION>> rows;
 };
 
-/* The VECTORS vectors of a thread, all at once. */
+/* Issues the loads of all VECTORS vectors of a thread. */
 template <bool FULL, typename T, int VECTORS>
 __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void *data, int thread, int threads,
                                            int vectors)
@@ -67,7 +67,7 @@ __device__ __forceinline__ void norm_fetch(packed<T> (&to)[VECTORS], const void 
 
 /* W parameters of dtype S that multiply or shift W values of x. */
 template <typename S, int W>
-struct side_vector {
+struct param_vector {
     packed<S> part[W / VEC<S>];
     __device__ __forceinline__ void get(float (&f)[W]) const
     {
@@ -82,41 +82,41 @@ struct side_vector {
     }
 };
 template <typename S, int W>
-__device__ __forceinline__ side_vector<S, W> side_load(const void *data, int at)
+__device__ __forceinline__ param_vector<S, W> param_load(const void *data, int at)
 {
-    side_vector<S, W> to;
+    param_vector<S, W> to;
 #pragma unroll
     for (int i = 0; i < W / VEC<S>; i++)
         to.part[i] = load_packed((const S *)data + at + i * VEC<S>);
     return to;
 }
 template <bool FULL, typename S, int W, int VECTORS>
-__device__ __forceinline__ void side_fetch(side_vector<S, W> (&to)[VECTORS], const void *data, int thread,
-                                           int threads, int vectors)
+__device__ __forceinline__ void param_fetch(param_vector<S, W> (&to)[VECTORS], const void *data, int thread,
+                                            int threads, int vectors)
 {
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         if (FULL || thread + v * threads < vectors)
-            to[v] = side_load<S, W>(data, (thread + v * threads) * W);
+            to[v] = param_load<S, W>(data, (thread + v * threads) * W);
 }
 
-/* side + table, in float. */
+/* param + table, in float. */
 template <typename S, int W>
-__device__ __forceinline__ void add_table(const void *table, int at, float (&side)[W])
+__device__ __forceinline__ void add_table(const void *table, int at, float (&param)[W])
 {
     float f[W];
     load<S, W>((const S *)table + at, f);
 #pragma unroll
     for (int j = 0; j < W; j++)
-        side[j] += f[j];
+        param[j] += f[j];
 }
-/* side + table, rounded. */
+/* param + table, rounded. */
 template <bool TABLE, typename T>
-__device__ __forceinline__ packed<T> side_of(packed<T> side, const void *table, int at)
+__device__ __forceinline__ packed<T> param_with_table(packed<T> param, const void *table, int at)
 {
     if constexpr (TABLE)
-        return packed_add(side, load_packed((const T *)table + at));
-    return side;
+        return packed_add(param, load_packed((const T *)table + at));
+    return param;
 }
 
 /* The sum over the threads of a row. */
@@ -129,8 +129,8 @@ __device__ __forceinline__ float norm_total(float v, float (&part)[32])
         return row_sum(v, part);
 }
 
-/* The blocks of launch bounds: as measured on compute capability 9.0, and as compilers for others can do without
-   spilling. */
+/* The minimum blocks per SM of the launch bounds: as measured on compute capability 9.0, and without spills on
+   others. */
 constexpr int norm_room(int blocks, int vectors)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -143,30 +143,30 @@ constexpr int norm_room(int blocks, int vectors)
 }
 
 /* Where row r of each tensor begins. Threads beyond the last row repeat it and write nothing: shuffles and barriers
-   want them all. */
-template <typename T, typename S, norm_form FORM>
-__device__ __forceinline__ void norm_locate(const norm_lean<FORM> &p, uint32_t r,
-                                            const void *(&row)[row_tensors<FORM>])
+   need them all. */
+template <typename T, typename S, norm_fusion FUSION>
+__device__ __forceinline__ void norm_locate(const norm_registers_params<FUSION> &p, uint32_t r,
+                                            const void *(&row)[row_tensors<FUSION>])
 {
-    int64_t at[row_tensors<FORM>];
+    int64_t at[row_tensors<FUSION>];
     p.rows.locate(r < p.rows.count ? r : p.rows.count - 1, at);
 #pragma unroll
-    for (int t = 0; t < row_tensors<FORM>; t++)
+    for (int t = 0; t < row_tensors<FUSION>; t++)
         row[t] = (const char *)p.row[t] +
-                 at[t] * (int64_t)(modulates<FORM> && t >= scale_row<FORM> ? sizeof(S) : sizeof(T));
+                 at[t] * (int64_t)(modulates<FUSION> && t >= scale_row<FUSION> ? sizeof(S) : sizeof(T));
 }
 
-/* Asks ahead for x, and for what all rows share, or the first of those that share it. BLOCK, which reads more than it
-   has registers for, is slower with it. */
-template <typename T, typename S, norm_form FORM, int LANES, int VECTORS, bool FULL>
-__device__ __forceinline__ void norm_ask(const norm_lean<FORM> &p)
+/* Prefetches x and the parameters that all rows share; of parameters that some rows share, the first vector. BLOCK
+   does not prefetch: it reads more than it has registers for, and was slower with it. */
+template <typename T, typename S, norm_fusion FUSION, int LANES, int VECTORS, bool FULL>
+__device__ __forceinline__ void norm_prefetch(const norm_registers_params<FUSION> &p)
 {
-    constexpr int lanes = LANES ? LANES : 32, side = VEC<T> * (int)sizeof(S) / 16;
+    constexpr int lanes = LANES ? LANES : 32, param_vectors = VEC<T> * (int)sizeof(S) / 16;
     pdl_launch_next();
-    const uint32_t block = anew(blockIdx.x), in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
+    const uint32_t block = opaque(blockIdx.x), in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
-    const void *row[row_tensors<FORM>];
-    norm_locate<T, S, FORM>(p, block * (LANES ? blockDim.x / lanes : blockDim.y) + in_block, row);
+    const void *row[row_tensors<FUSION>];
+    norm_locate<T, S, FUSION>(p, block * (LANES ? blockDim.x / lanes : blockDim.y) + in_block, row);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
         if (FULL || thread + v * threads < p.vectors)
@@ -174,51 +174,51 @@ __device__ __forceinline__ void norm_ask(const norm_lean<FORM> &p)
     if (block > 0 || in_block > 0 || thread > 0)
         return;
 #pragma unroll
-    for (int t = scale_row<FORM>; t < row_tensors<FORM> && modulates<FORM>; t++)
-        prefetch_row(p.row[t], p.vectors * side);
+    for (int t = scale_row<FUSION>; t < row_tensors<FUSION> && modulates<FUSION>; t++)
+        prefetch_row(p.row[t], p.vectors * param_vectors);
 #pragma unroll
     for (int f = 0; f < 3; f++)
         if (p.flat[f])
-            prefetch_row(p.flat[f], p.vectors * side);
+            prefetch_row(p.flat[f], p.vectors * param_vectors);
 }
 
-/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each
-   step of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
-   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum: registers for latency. MOST
-   threads of a block and BLOCKS of a multiprocessor bound the registers. */
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA, int LANES, int VECTORS,
+/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each step
+   of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
+   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum, which costs registers and hides
+   latency. MOST threads per block and BLOCKS per SM bound the registers. */
+template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int LANES, int VECTORS,
           bool FULL, bool EARLY, int MOST, int BLOCKS>
 __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
-    norm_registers(const __grid_constant__ norm_lean<FORM> p)
+    norm_registers(const __grid_constant__ norm_registers_params<FUSION> p)
 {
-    constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, SIDES = EARLY && modulates<FORM> ? VECTORS : 1;
-    constexpr bool TABLES = EXTRA && modulates<FORM>, WEIGHTED = EXTRA && !modulates<FORM>;
-    constexpr int scale_at = scale_row<FORM>, shift_at = scale_at + 1, gate_at = scale_at + 2;
+    constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, PARAM_VECTORS = EARLY && modulates<FUSION> ? VECTORS : 1;
+    constexpr bool TABLES = EXTRA && modulates<FUSION>, WEIGHTED = EXTRA && !modulates<FUSION>;
+    constexpr int scale_at = scale_row<FUSION>, shift_at = scale_at + 1, gate_at = scale_at + 2;
     __shared__ __align__(16) float part[LANES ? 1 : 2][LANES ? 1 : NORM_ROWS][32];
-    if constexpr (FORM != BLOCK)
-        if (blockIdx.x < p.ask)
-            norm_ask<T, S, FORM, LANES, VECTORS, FULL>(p);
+    if constexpr (FUSION != BLOCK)
+        if (blockIdx.x < p.prefetch_blocks)
+            norm_prefetch<T, S, FUSION, LANES, VECTORS, FULL>(p);
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
     const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;
     const bool writes = r < p.rows.count;
-    const void *row[row_tensors<FORM>], *const *flat = p.flat;
-    norm_locate<T, S, FORM>(p, r, row);
+    const void *row[row_tensors<FUSION>], *const *flat = p.flat;
+    norm_locate<T, S, FUSION>(p, r, row);
     const int vectors = p.vectors;
     pdl_launch_next();
-    /* The kernel before this one has made x, but the residual is older, and may have left the cache. */
-    if (has_residual<FORM> && thread == 0 && blockIdx.x < p.ask_residual)
+    /* The preceding kernel has just written x, but the residual is older and may have left L2. */
+    if (has_residual<FUSION> && thread == 0 && blockIdx.x < p.prefetch_residual_blocks)
         prefetch_row(row[RESIDUAL_ROW], vectors);
     pdl_wait();
 
-    packed<T> x[VECTORS], residual[has_residual<FORM> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
-    side_vector<S, W> scale[SIDES], shift[SIDES];
+    packed<T> x[VECTORS], residual[has_residual<FUSION> ? VECTORS : 1], weight[EARLY && WEIGHTED ? VECTORS : 1];
+    param_vector<S, W> scale[PARAM_VECTORS], shift[PARAM_VECTORS];
     norm_fetch<FULL>(x, row[X_ROW], thread, threads, vectors);
-    if constexpr (has_residual<FORM>)
+    if constexpr (has_residual<FUSION>)
         norm_fetch<FULL>(residual, row[RESIDUAL_ROW], thread, threads, vectors);
-    if constexpr (modulates<FORM> && EARLY) {
-        side_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
-        side_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
+    if constexpr (modulates<FUSION> && EARLY) {
+        param_fetch<FULL>(scale, row[scale_at], thread, threads, vectors);
+        param_fetch<FULL>(shift, row[shift_at], thread, threads, vectors);
     } else if constexpr (EARLY && WEIGHTED) {
         norm_fetch<FULL>(weight, flat[WEIGHT], thread, threads, vectors);
     }
@@ -228,17 +228,17 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     for (int v = 0; v < VECTORS; v++) {
         const int i = (thread + v * threads) * W;
         float h[W];
-        if constexpr (adds<FORM>) {
+        if constexpr (adds<FUSION>) {
             if (FULL || thread + v * threads < vectors) {
-                if constexpr (FORM == BLOCK && ROUND) {
+                if constexpr (FUSION == BLOCK && ROUND) {
                     if (p.row[gate_at])
-                        x[v] = packed_mul(
-                            x[v], side_of<TABLES>(load_packed((const T *)row[gate_at] + i), flat[GATE_TABLE_AT], i));
+                        x[v] = packed_mul(x[v], param_with_table<TABLES>(load_packed((const T *)row[gate_at] + i),
+                                                                         flat[GATE_TABLE_AT], i));
                     x[v] = packed_add(x[v], residual[v]);
                 } else {
                     float other[W];
                     x[v].get(h);
-                    if constexpr (FORM == BLOCK) {
+                    if constexpr (FUSION == BLOCK) {
                         if (p.row[gate_at]) {
                             load<S, W>((const S *)row[gate_at] + i, other);
                             if (TABLES)
@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
     }
     sum = norm_total<LANES>(sum, part[0][LANES ? 0 : in_block]);
     keep_packed(x);
-    if constexpr (FORM == ADDED)
+    if constexpr (FUSION == ADDED)
         keep_packed(residual);
-    if constexpr (modulates<FORM> && EARLY) {
+    if constexpr (modulates<FUSION> && EARLY) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
             keep_packed(scale[v].part), keep_packed(shift[v].part);
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         sum = norm_total<LANES>(sum, part[!LANES][LANES ? 0 : in_block]);
         keep_packed(x);
     }
-    if constexpr (FORM == MODULATED && EARLY) /* which leaves no registers to keep where out is */
-        norm_locate<T, S, FORM>(p, anew(r), row);
+    if constexpr (FUSION == MODULATED && EARLY) /* registers are too few to keep the address of out */
+        norm_locate<T, S, FUSION>(p, opaque(r), row);
     const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
@@ -305,12 +305,14 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         for (int j = 0; j < W; j++)
             y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
         out.set(y);
-        if constexpr (modulates<FORM>) {
-            side_vector<S, W> by = EARLY ? scale[v * EARLY] : side_load<S, W>(row[scale_at], i);
-            side_vector<S, W> more = EARLY ? shift[v * EARLY] : side_load<S, W>(row[shift_at], i);
+        if constexpr (modulates<FUSION>) {
+            param_vector<S, W> by = EARLY ? scale[v * EARLY] : param_load<S, W>(row[scale_at], i);
+            param_vector<S, W> more = EARLY ? shift[v * EARLY] : param_load<S, W>(row[shift_at], i);
             if constexpr (ROUND) {
-                by.part[0] = packed_add(side_of<TABLES>(by.part[0], flat[SCALE_TABLE_AT], i), packed_all<T>(1));
-                out = packed_add(packed_mul(out, by.part[0]), side_of<TABLES>(more.part[0], flat[SHIFT_TABLE_AT], i));
+                by.part[0] =
+                    packed_add(param_with_table<TABLES>(by.part[0], flat[SCALE_TABLE_AT], i), packed_all<T>(1));
+                out = packed_add(packed_mul(out, by.part[0]),
+                                 param_with_table<TABLES>(more.part[0], flat[SHIFT_TABLE_AT], i));
             } else {
                 float times[W], plus[W];
                 by.get(times), more.get(plus);
@@ -326,21 +328,21 @@ __global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
         } else if constexpr (ROUND) {
             out = packed_mul(out, EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i));
         } else if constexpr (WEIGHTED || CENTRED) {
-            float side[W];
+            float param[W];
             if constexpr (WEIGHTED) {
-                (EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i)).get(side);
+                (EARLY ? weight[v * EARLY] : load_packed((const T *)flat[WEIGHT] + i)).get(param);
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    y[j] *= side[j] + p.weight_offset;
+                    y[j] *= param[j] + p.weight_offset;
             }
             if (CENTRED && flat[BIAS]) {
-                load<T, W>((const T *)flat[BIAS] + i, side);
+                load<T, W>((const T *)flat[BIAS] + i, param);
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    y[j] += side[j];
+                    y[j] += param[j];
             }
             out.set(y);
-            if constexpr (FORM == ADDED)
+            if constexpr (FUSION == ADDED)
                 out = packed_add(out, residual[v]);
         }
         store_packed((T *)row[OUT_ROW] + i, out);

@@ -1,24 +1,24 @@
-/* norm_shapes.cuh - the shapes in which norm_registers is compiled, and which calls take which. */
+/* norm_shapes.cuh - the shapes that norm_registers is compiled for, and which calls take which. */
 #ifndef ADZE_CUDA_NORM_SHAPES_CUH
 #define ADZE_CUDA_NORM_SHAPES_CUH
 
 #include "norm_registers.cuh"
 
-enum norm_rows { ANY, ABOUT_ONE, FEW, MANY }; /* a multiprocessor: from 1/2 to 2, up to 8, more */
+enum norm_rows { ANY, ABOUT_ONE, FEW, MANY }; /* rows per SM: any, 1/2 to 2, up to 8, more */
 
 struct norm_shape {
-    int lanes, each;  /* norm_registers' LANES and VECTORS, */
-    bool full, early; /* FULL and EARLY, */
+    int lanes, each;  /* LANES and VECTORS of norm_registers */
+    bool full, early; /* FULL and EARLY */
     int most, blocks; /* MOST and BLOCKS */
-    norm_rows rows;   /* it is for so many rows, */
-    int from, to;     /* of so many vectors, */
-    int waste;        /* which leave at most so many eighths of the threads' room free */
+    norm_rows rows;   /* the rows per SM that the shape is for */
+    int from, to;     /* vectors of a row, at least and at most */
+    int waste;        /* idle vector slots of the threads, at most, in eighths */
 };
 
-/* As sweeps on an H200 gave them: a call takes the first shape that fits. Short rows take a part of a warp; few rows
-   two vectors a thread, the shortest chain of work; many more where a row has many threads or not all of them would
-   work. Where bounds let a thread have too many registers, the compiler keeps more in flight than helps; with too few
-   it spills. */
+/* From sweeps on an H200: a call takes the first shape that fits. Short rows take a part of a warp. Few rows take
+   two vectors per thread, which has the lowest latency. Many rows take more where a row has many threads, or where
+   some would idle. Where the bounds allow too many registers, the compiler keeps more loads in flight than helps;
+   with too few it spills. */
 /* clang-format off */
 constexpr norm_shape RMS[] = {
     {8, 1, true, true, 512, 0, ANY, 8, 8, 0},
@@ -111,7 +111,7 @@ constexpr norm_shape GATED[] = {
     {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
     {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
 };
-/* With tables, as LTX-Video has them. */
+/* With tables, as in LTX-Video. */
 constexpr norm_shape TABLED[] = {
     {0, 2, true, true, 256, 5, ANY, 1, 512, 0},
     {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
@@ -121,14 +121,14 @@ constexpr norm_shape TABLED_GATED[] = {
     {0, 2, true, false, 512, ROUND ? 3 : 2, ANY, 1, 1024, 0},
     {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
 };
-/* With f32 beside halves, as Wan has it. */
-constexpr norm_shape FLOAT_SIDES[] = {
+/* f32 parameters with f16 or bf16 x, as in Wan. */
+constexpr norm_shape FLOAT_PARAMS[] = {
     {0, 5, true, false, 448, 0, ANY, 512, 2240, 0},
     {0, 3, true, false, 448, 0, ANY, 1, 1344, 0},
     {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
 };
-/* What few models call has few shapes: each is seconds of compilation. All in f32; without a weight; the other
-   modulations in float or with an f32 beside halves. */
+/* Rare calls have few shapes, since each takes seconds to compile: f32 throughout; no weight; the other modulations
+   in float, or with f32 parameters. */
 constexpr norm_shape SINGLE[] = {
     {4, 1, false, true, 512, 0, ANY, 1, 4, 8},
     {4, 2, false, true, 512, 0, ANY, 5, 8, 8},
@@ -154,40 +154,39 @@ constexpr norm_shape RARE[] = {
 
 /* clang-format on */
 
-template <typename T, typename S, bool CENTRED, norm_form FORM, bool ROUND, bool EXTRA>
+template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA>
 constexpr const auto &norm_shapes()
 {
-    if constexpr (FORM == PLAIN && sizeof(T) == 4)
+    if constexpr (FUSION == PLAIN && sizeof(T) == 4)
         return SINGLE;
-    else if constexpr (FORM == PLAIN && CENTRED)
+    else if constexpr (FUSION == PLAIN && CENTRED)
         return LAYER;
-    else if constexpr (FORM == PLAIN && EXTRA)
+    else if constexpr (FUSION == PLAIN && EXTRA)
         return RMS;
-    else if constexpr (FORM == PLAIN)
+    else if constexpr (FUSION == PLAIN)
         return BARE_RMS;
-    else if constexpr (FORM == ADDED)
+    else if constexpr (FUSION == ADDED)
         return RMS_ADDED;
-    else if constexpr (FORM == RESIDUAL_SUM && !EXTRA)
+    else if constexpr (FUSION == RESIDUAL_SUM && !EXTRA)
         return BARE_SUM;
-    else if constexpr (FORM == RESIDUAL_SUM && CENTRED)
+    else if constexpr (FUSION == RESIDUAL_SUM && CENTRED)
         return LAYER_SUM;
-    else if constexpr (FORM == RESIDUAL_SUM)
+    else if constexpr (FUSION == RESIDUAL_SUM)
         return RMS_SUM;
-    else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4 && FORM == BLOCK)
+    else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4 && FUSION == BLOCK)
         return TABLED_GATED<ROUND>;
     else if constexpr (EXTRA && !CENTRED && sizeof(S) < 4)
         return TABLED;
-    else if constexpr (!EXTRA && CENTRED && FORM == MODULATED && sizeof(T) < sizeof(S))
-        return FLOAT_SIDES;
-    else if constexpr (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FORM == BLOCK)))
+    else if constexpr (!EXTRA && CENTRED && FUSION == MODULATED && sizeof(T) < sizeof(S))
+        return FLOAT_PARAMS;
+    else if constexpr (EXTRA || sizeof(S) == 4 || (!ROUND && (!CENTRED || FUSION == BLOCK)))
         return RARE;
-    else if constexpr (FORM == MODULATED)
+    else if constexpr (FUSION == MODULATED)
         return MODULATION;
     else
         return GATED;
 }
 
-/* Threads of a row. */
 constexpr int64_t norm_threads(int lanes, int each, int64_t vectors)
 {
     return lanes ? lanes : (vectors + 32 * each - 1) / (32 * each) * 32;

@@ -20,8 +20,8 @@ __device__ __forceinline__ float warp_max(float v)
     return v;
 }
 
-/* N sums over the threads of a block with the same threadIdx.y: whole warps. `part` is shared memory of their own,
-   16-byte aligned, that nothing else uses until the block's next barrier. All threads of the block call it. */
+/* N sums over the threads of a block with the same threadIdx.y, which are whole warps. `part` is their own shared
+   memory, 16-byte aligned and unused until the block's next barrier. All threads of the block must call it. */
 template <int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[32])
 {

@@ -1,23 +1,23 @@
-/* rope.cuh - which kernel a call of rope or qk_norm_rope takes, and how it is launched: rope_lean.cuh has what models
-   call most, rope_any.cuh all else. */
+/* rope.cuh - which kernel a call of rope or qk_norm_rope takes, and its launch: rope_fast.cuh has the calls that
+   models make most, rope_any.cuh all others. */
 #ifndef ADZE_CUDA_ROPE_CUH
 #define ADZE_CUDA_ROPE_CUH
 
 #include "rope_any.cuh"
-#include "rope_forms.cuh"
+#include "rope_variants.cuh"
 
 /* Whether q and k and their outputs can be read and written `bytes` bytes at a time. */
-static inline bool rope_sides_aligned(const adze_rotary &r, int64_t size, int64_t bytes)
+static inline bool rope_qk_aligned(const adze_rotary &r, int64_t size, int64_t bytes)
 {
     bool aligned = true;
-    for (const adze_rotary_side &side : r.side) {
-        const int64_t sizes[3] = {r.batch, r.seq, side.heads};
-        if (side.heads == 0)
+    for (const adze_rotary_tensor &tensor : r.qk) {
+        const int64_t sizes[3] = {r.batch, r.seq, tensor.heads};
+        if (tensor.heads == 0)
             continue;
-        aligned = aligned && (uintptr_t)side.x % bytes == 0 && (uintptr_t)side.out % bytes == 0;
+        aligned = aligned && (uintptr_t)tensor.x % bytes == 0 && (uintptr_t)tensor.out % bytes == 0;
         for (int d = 0; d < 3; d++)
-            aligned = aligned && (sizes[d] == 1 ||
-                                  (side.x_stride[d] * size % bytes == 0 && side.out_stride[d] * size % bytes == 0));
+            aligned = aligned && (sizes[d] == 1 || (tensor.x_stride[d] * size % bytes == 0 &&
+                                                    tensor.out_stride[d] * size % bytes == 0));
     }
     return aligned;
 }
@@ -31,13 +31,13 @@ static inline bool rope_tables_aligned(const adze_rotary &r, int64_t bytes)
     return aligned;
 }
 
-/* Whether the lean kernels can read all of it in vectors of 16 bytes. */
+/* Whether rope_fast and rope_across can read all of it in 16-byte vectors. */
 static inline bool rope_aligned(const adze_rotary &r, int64_t size)
 {
-    bool aligned = r.rotary_dim * size % 32 == 0 && r.head_dim * size % 16 == 0 && rope_sides_aligned(r, size, 16) &&
+    bool aligned = r.rotary_dim * size % 32 == 0 && r.head_dim * size % 16 == 0 && rope_qk_aligned(r, size, 16) &&
                    rope_tables_aligned(r, 16);
-    for (const adze_rotary_side &side : r.side)
-        aligned = aligned && (side.heads == 0 || (uintptr_t)side.weight % 16 == 0);
+    for (const adze_rotary_tensor &tensor : r.qk)
+        aligned = aligned && (tensor.heads == 0 || (uintptr_t)tensor.weight % 16 == 0);
     return aligned;
 }
 
@@ -47,7 +47,7 @@ static inline bool rope_width_fits(const adze_rotary &r, int64_t size, int64_t w
     const bool interleaved = r.pairs == ADZE_ROPE_INTERLEAVED;
     const int64_t columns = interleaved && r.once ? width / 2 : width;
     return r.rotary_dim / (interleaved ? 1 : 2) % width == 0 && rest % width == 0 &&
-           rope_sides_aligned(r, size, width * size) &&
+           rope_qk_aligned(r, size, width * size) &&
            rope_tables_aligned(r, columns * (int64_t)adze_dtype_size(r.table_dtype));
 }
 
@@ -58,106 +58,106 @@ static inline int rope_any_places(rope_any_params *p, bool norm, int width)
     const int64_t size = (int64_t)adze_dtype_size(r.dtype);
     const int32_t half = (int32_t)(r.rotary_dim / 2);
     bool in_place = true;
-    for (const adze_rotary_side &side : r.side) {
-        in_place = in_place && (side.heads == 0 || side.x == side.out);
+    for (const adze_rotary_tensor &tensor : r.qk) {
+        in_place = in_place && (tensor.heads == 0 || tensor.x == tensor.out);
         for (int d = 0; d < 3; d++)
-            in_place = in_place && (side.heads == 0 || side.x_stride[d] == side.out_stride[d]);
+            in_place = in_place && (tensor.heads == 0 || tensor.x_stride[d] == tensor.out_stride[d]);
     }
     const int32_t rest = in_place && !norm ? 0 : (int32_t)(r.head_dim - r.rotary_dim);
     while (width > 1 && !rope_width_fits(r, size, width, rest))
         width /= 2;
-    p->turn_step = p->table_step = width;
+    p->rotated_step = p->table_step = width;
     if (r.pairs == ADZE_ROPE_HALF) {
-        p->turning = p->turn_seconds = half / width;
-        p->turn_apart = half;
+        p->rotating = p->rotated_seconds = half / width;
+        p->rotated_apart = half;
         p->table_apart = r.once ? 0 : half;
     } else if (width == 1) {
-        p->turning = p->turn_seconds = half;
-        p->turn_step = 2, p->turn_apart = 1;
+        p->rotating = p->rotated_seconds = half;
+        p->rotated_step = 2, p->rotated_apart = 1;
         p->table_step = r.once ? 1 : 2, p->table_apart = r.once ? 0 : 1;
     } else {
-        p->turn_seconds = half / width;
-        p->turning = 2 * half / width - p->turn_seconds;
-        p->turn_apart = p->turning * width;
+        p->rotated_seconds = half / width;
+        p->rotating = 2 * half / width - p->rotated_seconds;
+        p->rotated_apart = p->rotating * width;
     }
     p->rest_seconds = rest / width / 2;
     const int32_t rest_pairs = rest / width - p->rest_seconds;
     p->rest_apart = rest_pairs * width;
-    p->pairs = p->turning + rest_pairs;
+    p->pairs = p->rotating + rest_pairs;
     for (int k = 0; k < 2; k++)
-        p->weight_wide[k] =
-            (uintptr_t)r.side[k].weight % (width * (r.side[k].weight_dtype == ADZE_F32 ? 4 : size)) == 0;
+        p->weight_wide[k] = (uintptr_t)r.qk[k].weight % (width * (r.qk[k].weight_dtype == ADZE_F32 ? 4 : size)) == 0;
     return width;
 }
 
-/* The first blocks ask ahead; a block has `pairs` pairs of units of `bytes` bytes. */
-static inline uint32_t rope_any_ask(const rope_any_params &p, int sm_count, int64_t pairs, int64_t bytes,
-                                    int64_t threads)
+/* How many blocks prefetch; a block has `pairs` pairs of units of `bytes` bytes. */
+static inline uint32_t rope_any_prefetch_blocks(const rope_any_params &p, int sm_count, int64_t pairs, int64_t bytes,
+                                                int64_t threads)
 {
     const adze_rotary &r = p.r;
-    const int64_t all = r.batch * r.seq * (r.side[0].heads + r.side[1].heads) * r.head_dim;
+    const int64_t all = r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) * r.head_dim;
     const int64_t block = pairs * 2 * bytes / 16;
-    return asking_blocks(sm_count, all * (int64_t)adze_dtype_size(r.dtype) / 16, block > 1 ? block : 1, threads, 24);
+    return prefetch_blocks(sm_count, all * (int64_t)adze_dtype_size(r.dtype) / 16, block > 1 ? block : 1, threads,
+                           24);
 }
 
-template <typename FORM>
+template <typename TRAITS>
 static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
-    const adze_rotary_side &q = r.side[0], &k = r.side[1], &main = q.heads ? q : k;
+    const adze_rotary_tensor &q = r.qk[0], &k = r.qk[1], &main = q.heads ? q : k;
     const int64_t tokens = r.batch * r.seq;
     const int sm_count = adze_cuda_sm_count(stream.device);
-    p.width = (int32_t)ceil_div(p.pairs, FORM::P);
-    if (FORM::NORM)
-        for (p.width = 1; p.width * FORM::P < p.pairs;)
+    p.width = (int32_t)ceil_div(p.pairs, TRAITS::P);
+    if (TRAITS::NORM)
+        for (p.width = 1; p.width * TRAITS::P < p.pairs;)
             p.width *= 2;
-    /* More heads in a thread, while there are enough threads. */
+    /* More heads per thread, as long as there are enough threads. */
     const auto threads = [&](int64_t each) {
         return tokens * p.width * (ceil_div(q.heads, each) + ceil_div(k.heads, each));
     };
-    for (p.each = 1; p.each < FORM::HEADS && threads(2 * p.each) >= 1024 * (int64_t)sm_count;)
+    for (p.each = 1; p.each < TRAITS::HEADS && threads(2 * p.each) >= 1024 * (int64_t)sm_count;)
         p.each *= 2;
     p.groups[0] = ceil_div(q.heads, p.each), p.groups[1] = ceil_div(k.heads, p.each);
     p.count = threads(p.each);
-    p.far = p.count > 0x7fffffff;
+    p.wide_index = p.count > 0x7fffffff;
     p.tokens_inner = main.heads > 1 && r.seq > 1 && llabs(main.x_stride[1]) < llabs(main.x_stride[2]);
     p.by_width = divisor_of(p.width);
     p.by_inner = divisor_of(p.tokens_inner ? tokens : p.groups[0] + p.groups[1]);
     p.by_seq = divisor_of(r.seq);
-    p.ask =
-        rope_any_ask(p, sm_count, ANY_THREADS * p.each * FORM::P, FORM::W * sizeof(typename FORM::T), ANY_THREADS);
-    return launch(op, stream, rope_any<FORM>, ceil_div(p.count, ANY_THREADS), dim3(ANY_THREADS), 0, p);
+    p.prefetch_blocks = rope_any_prefetch_blocks(p, sm_count, ANY_THREADS * p.each * TRAITS::P,
+                                                 TRAITS::W * sizeof(typename TRAITS::T), ANY_THREADS);
+    return launch(op, stream, rope_any<TRAITS>, ceil_div(p.count, ANY_THREADS), dim3(ANY_THREADS), 0, p);
 }
 
-template <typename FORM>
+template <typename TRAITS>
 static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
     const int sm_count = adze_cuda_sm_count(stream.device);
     int64_t heads = 1;
     for (int k = 0; k < 2; k++) {
-        p.groups[k] = r.across_heads ? r.side[k].heads > 0 : r.side[k].heads;
-        heads = r.across_heads && r.side[k].heads > heads ? r.side[k].heads : heads;
+        p.groups[k] = r.across_heads ? r.qk[k].heads > 0 : r.qk[k].heads;
+        heads = r.across_heads && r.qk[k].heads > heads ? r.qk[k].heads : heads;
     }
     const int64_t pairs = heads * p.pairs;
     p.count = r.batch * r.seq * (p.groups[0] + p.groups[1]);
-    p.far = p.count > 0x7fffffff;
+    p.wide_index = p.count > 0x7fffffff;
     p.by_inner = divisor_of(p.groups[0] + p.groups[1]);
     p.by_seq = divisor_of(r.seq);
-    /* Half of what a thread can hold where there are rows enough, so that blocks are small; else little, for speed.
-     */
-    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? FORM::SLOTS : 1;
+    /* With enough rows, half of what a thread can hold, so that blocks are small; else little, for latency. */
+    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? TRAITS::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
     const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads <= 128 ? 256 / threads : 1;
     p.step_heads = (int32_t)(threads / p.pairs), p.step_pairs = (int32_t)(threads % p.pairs);
-    p.twice = pairs > threads * FORM::SLOTS;
-    p.ask = rope_any_ask(p, sm_count, rows * pairs, FORM::W * sizeof(typename FORM::T), threads * rows);
-    return launch(op, stream, rope_any_row<FORM>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
-                  p);
+    p.twice = pairs > threads * TRAITS::SLOTS;
+    p.prefetch_blocks =
+        rope_any_prefetch_blocks(p, sm_count, rows * pairs, TRAITS::W * sizeof(typename TRAITS::T), threads * rows);
+    return launch(op, stream, rope_any_row<TRAITS>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows),
+                  0, p);
 }
 
-/* Whether a norm needs a row: it goes across heads, or a head is longer than what 32 threads hold. */
+/* Whether a norm needs rope_any_row: it goes across heads, or a head is longer than 32 threads can hold. */
 static inline bool rope_needs_row(const rope_any_params &p, int width)
 {
     return p.r.across_heads || p.pairs > 32 * 4 / width;
@@ -167,16 +167,16 @@ template <typename T, typename S, int KIND, int W, bool NORM, bool ROUNDS>
 static adze_status rope_pick_any(const char *op, adze_stream stream, const rope_any_params &p)
 {
     if constexpr (NORM) {
-        typedef rope_any_form<T, S, KIND, W, 4 / W, true, ROUNDS> form;
+        typedef rope_any_traits<T, S, KIND, W, 4 / W, true, ROUNDS> row_traits;
         if constexpr (W != 2)
             if (rope_needs_row(p, W))
-                return rope_launch_row<form>(op, stream, p);
+                return rope_launch_row<row_traits>(op, stream, p);
         if (W > 1 || p.pairs > 32)
-            return rope_launch_any<form>(op, stream, p);
+            return rope_launch_any<row_traits>(op, stream, p);
     }
     constexpr int P = NORM ? 4 / W : 1;
-    typedef rope_any_form<T, S, KIND, W, W == 1 ? 1 : P, NORM, ROUNDS> short_form;
-    return rope_launch_any<short_form>(op, stream, p);
+    typedef rope_any_traits<T, S, KIND, W, W == 1 ? 1 : P, NORM, ROUNDS> short_traits;
+    return rope_launch_any<short_traits>(op, stream, p);
 }
 
 template <typename T, typename S, bool NORM, bool ROUNDS>
@@ -199,7 +199,7 @@ static adze_status rope_launch(const char *op, adze_stream stream, rope_any_para
 {
     const adze_rotary &r = p.r;
     adze_status status;
-    if (rope_aligned(r, sizeof(T)) && rope_try_lean<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
+    if (rope_aligned(r, sizeof(T)) && rope_try_fast<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
         return status;
     int width = rope_any_places(&p, NORM, 4);
     if (NORM && width == 2 && rope_needs_row(p, width)) /* rows have units of 4 elements or of 1 */
@@ -221,20 +221,20 @@ static adze_status rope_run(const char *op, adze_stream stream, const adze_qk_no
     rope_any_params p = {};
     p.r = adze_rotary_of(a);
     const adze_rotary &r = p.r;
-    if (r.batch * r.seq * (r.side[0].heads + r.side[1].heads) * r.head_dim == 0)
+    if (r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) * r.head_dim == 0)
         return ADZE_OK;
     constexpr int64_t most = 0x3fffffff; /* kernels count the elements of a head, and heads, in 32 bits */
-    if (r.head_dim > most || r.side[0].heads > most || r.side[1].heads > most)
-        return adze_fail(
-            ADZE_BAD_ARG, "%s: head_dim is %lld, with %lld and %lld heads; CUDA has at most %lld of each", op,
-            (long long)r.head_dim, (long long)r.side[0].heads, (long long)r.side[1].heads, (long long)most);
+    if (r.head_dim > most || r.qk[0].heads > most || r.qk[1].heads > most)
+        return adze_fail(ADZE_BAD_ARG,
+                         "%s: head_dim is %lld, with %lld and %lld heads; CUDA has at most %lld of each", op,
+                         (long long)r.head_dim, (long long)r.qk[0].heads, (long long)r.qk[1].heads, (long long)most);
     /* A norm of one head that is too long for a warp is a norm across heads. */
-    if (NORM && r.side[0].heads <= 1 && r.side[1].heads <= 1 &&
+    if (NORM && r.qk[0].heads <= 1 && r.qk[1].heads <= 1 &&
         r.head_dim * (int64_t)adze_dtype_size(r.dtype) > 32 * 2 * 16)
         p.r.across_heads = 1;
     p.const_tables = (a->call.flags & ADZE_CONST_WEIGHTS) != 0;
     for (int k = 0; k < 2; k++)
-        p.inverse[k] = 1 / (float)(r.head_dim * (r.across_heads ? r.side[k].heads : 1));
+        p.inverse[k] = 1 / (float)(r.head_dim * (r.across_heads ? r.qk[k].heads : 1));
     switch (r.dtype) {
     case ADZE_F32: return rope_launch<float, NORM>(op, stream, p);
     case ADZE_F16: return rope_launch<f16, NORM>(op, stream, p);

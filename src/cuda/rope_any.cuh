@@ -1,13 +1,12 @@
 /* rope_any.cuh - rope and qk_norm_rope on CUDA for every call: any head dim, rotary dim, rounding, stride and
-   address. Calls that models make most take rope_lean.cuh instead.
+   alignment. The calls that models make most take rope_fast.cuh instead.
 
-   A thread has pairs of units of W elements of a head: the unit at i of the rotated elements and the one half of them
-   further, or two of those that are not rotated. W is the widest that all tensors allow. Everything is fetched as it
-   lies in memory before the first of it is used.
-   rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several heads, and
-   the tables and the weight of these pairs serve all heads. A norm is a sum over the threads of a head, by shuffles.
-   rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. It stays in
-   registers while the block adds; a row with more elements than that is read twice. */
+   A thread has pairs of units of W elements of a head: two units whose elements rotate, half of rotary_dim apart, or
+   two that do not rotate. W is the widest that all tensors allow. All loads are issued, packed, before the first is
+   used. rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several
+   heads, so that it loads tables and weight once for all of them. A norm is a sum over the threads of a head, by
+   shuffles. rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. The row
+   stays in registers during the block's reduction; a row that does not fit is read twice. */
 #ifndef ADZE_CUDA_ROPE_ANY_CUH
 #define ADZE_CUDA_ROPE_ANY_CUH
 
@@ -19,52 +18,52 @@
 
 constexpr int ANY_THREADS = 256, ROW_THREADS = 512;
 
-/* Where the other element of a pair is, and what the tables have for a unit. A pair whose elements are in the
-   thread's two units has a column of each; a unit of whole pairs has a column for each pair, or one for each element.
- */
+/* Where the other element of a pair is, and how many table columns a unit has. If the elements of a pair are in the
+   thread's two units, each unit has its own columns. A unit of whole pairs has a column per pair, or one per
+   element. */
 enum { PAIR_OF_UNITS, PAIRS_ONCE, PAIRS_EACH };
 
-/* What of a call is compiled. S: of the tables. ROUNDS: the call's rounding is not 0. */
+/* What is known of a call at compile time. S: dtype of the tables. ROUNDS: the call's rounding is not 0. */
 template <typename T_, typename S_, int KIND_, int W_, int P_, bool NORM_, bool ROUNDS_>
-struct rope_any_form {
+struct rope_any_traits {
     typedef T_ T;
     typedef S_ S;
     static constexpr int KIND = KIND_, W = W_, P = P_;
     static constexpr bool NORM = NORM_, ROUNDS = ROUNDS_;
-    /* Up to 64 bytes of a thread are on their way, in up to 8 pairs of units. */
+    /* A thread has up to 64 bytes in flight, in up to 8 pairs of units. */
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
-    /* Of a multiprocessor, at least; with 0 the compiler aims at 64 registers and spills where it rounds. */
+    /* Minimum blocks per SM; with 0 the compiler aims at 64 registers and spills where it rounds. */
     static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
     static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
 };
 
 struct rope_any_params {
     adze_rotary r;
-    float inverse[2];                   /* 1 / elements of a norm, by side */
-    int64_t count;                      /* threads with work; of rope_any_row: rows */
-    int32_t width;                      /* threads of a head */
-    int32_t pairs;                      /* of units of a head */
-    int32_t turning;                    /* of them, those that rotate */
-    int32_t turn_seconds, rest_seconds; /* of both kinds, those that have a second unit */
-    int32_t turn_apart, rest_apart;     /* from a first unit to its second, in elements */
-    int32_t table_apart;                /* the same in a table */
-    int32_t turn_step, table_step;      /* from one pair to the next */
-    int32_t each;                       /* heads of a thread */
-    int64_t groups[2];                  /* of heads; of rope_any_row: rows of a token */
-    int32_t step_heads, step_pairs;     /* rope_any_row: from a pair of units of a thread to its next */
+    float inverse[2];                      /* 1 / elements of a norm, of q and k */
+    int64_t count;                         /* threads with work; of rope_any_row: rows */
+    int32_t width;                         /* threads of a head */
+    int32_t pairs;                         /* of units of a head */
+    int32_t rotating;                      /* of them, those that rotate */
+    int32_t rotated_seconds, rest_seconds; /* of both kinds, those that have a second unit */
+    int32_t rotated_apart, rest_apart;     /* from a first unit to its second, in elements */
+    int32_t table_apart;                   /* the same in a table */
+    int32_t rotated_step, table_step;      /* from one pair to the next */
+    int32_t each;                          /* heads of a thread */
+    int64_t groups[2];                     /* of heads; of rope_any_row: rows of a token */
+    int32_t step_heads, step_pairs;        /* rope_any_row: from a pair of units of a thread to its next */
     divisor by_width, by_inner, by_seq;
-    int32_t far;            /* indices need more than 31 bits */
-    int32_t tokens_inner;   /* neighbouring threads have neighbouring tokens rather than heads */
-    int32_t twice;          /* rope_any_row: rows do not fit in registers and are read twice */
-    int32_t const_tables;   /* tables and weights may be read before the dependency wait */
-    int32_t weight_wide[2]; /* weights can be read in whole units */
-    uint32_t ask;           /* the first blocks, which ask ahead for what they read */
+    int32_t wide_index;       /* indices need more than 31 bits */
+    int32_t tokens_inner;     /* neighbouring threads have neighbouring tokens rather than heads */
+    int32_t twice;            /* rope_any_row: rows do not fit in registers and are read twice */
+    int32_t const_tables;     /* tables and weights may be read before the dependency wait */
+    int32_t weight_wide[2];   /* weights can be read in whole units */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
 };
 
-/* n / d and the rest. */
+/* n / d and the remainder. */
 __device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const divisor &d, int64_t n, int64_t *rest)
 {
-    const int64_t quotient = p.far ? divide(n, d.by) : (int64_t)divide((uint32_t)n, d);
+    const int64_t quotient = p.wide_index ? divide(n, d.by) : (int64_t)divide((uint32_t)n, d);
     *rest = n - quotient * d.by;
     return quotient;
 }
@@ -72,18 +71,18 @@ __device__ __forceinline__ int64_t rope_divide(const rope_any_params &p, const d
 /* A pair of units in a head. */
 struct rope_place {
     int32_t at, apart;
-    bool there, second, turns;
+    bool there, second, rotates;
 };
 template <int W>
 __device__ __forceinline__ rope_place rope_find(const rope_any_params &p, int32_t pair)
 {
     rope_place place;
     place.there = pair < p.pairs;
-    place.turns = pair < p.turning;
-    const int32_t rest = pair - p.turning;
-    place.at = place.turns ? pair * p.turn_step : (int32_t)p.r.rotary_dim + rest * W;
-    place.apart = place.turns ? p.turn_apart : p.rest_apart;
-    place.second = place.turns ? pair < p.turn_seconds : rest < p.rest_seconds;
+    place.rotates = pair < p.rotating;
+    const int32_t rest = pair - p.rotating;
+    place.at = place.rotates ? pair * p.rotated_step : (int32_t)p.r.rotary_dim + rest * W;
+    place.apart = place.rotates ? p.rotated_apart : p.rest_apart;
+    place.second = place.rotates ? pair < p.rotated_seconds : rest < p.rest_seconds;
     return place;
 }
 
@@ -98,15 +97,15 @@ __device__ __forceinline__ void rope_fetch(const rope_place &place, const T *hea
 }
 
 /* The columns of both tables that belong to a pair of units. */
-template <typename FORM>
+template <typename TRAITS>
 struct rope_any_columns {
-    typedef typename FORM::S S;
-    static constexpr int W = FORM::W, N = FORM::KIND == PAIRS_ONCE ? W / 2 : W;
+    typedef typename TRAITS::S S;
+    static constexpr int W = TRAITS::W, N = TRAITS::KIND == PAIRS_ONCE ? W / 2 : W;
     unit<S, N> cos[2], sin[2];
     __device__ __forceinline__ static int32_t column(const rope_any_params &p, const rope_place &place, int32_t pair,
                                                      int i)
     {
-        if (FORM::KIND == PAIR_OF_UNITS)
+        if (TRAITS::KIND == PAIR_OF_UNITS)
             return pair * p.table_step + i * p.table_apart;
         return (place.at + i * place.apart) / (W / N);
     }
@@ -122,8 +121,8 @@ struct rope_any_columns {
                 sin[i].fetch(sin_row + column(p, place, pair, i));
             }
     }
-    __device__ __forceinline__ static void ask(const rope_any_params &p, const rope_place &place, int32_t pair,
-                                               int64_t b, int64_t s)
+    __device__ __forceinline__ static void prefetch_columns(const rope_any_params &p, const rope_place &place,
+                                                            int32_t pair, int64_t b, int64_t s)
     {
         const S *cos_row = (const S *)p.r.cos + b * p.r.cos_stride[0] + s * p.r.cos_stride[1];
         const S *sin_row = (const S *)p.r.sin + b * p.r.sin_stride[0] + s * p.r.sin_stride[1];
@@ -144,7 +143,7 @@ struct rope_any_columns {
     }
 };
 
-/* The weights of a pair of units, as they lie in memory; without weights they are ones. */
+/* The weights of a pair of units, packed; without weights they are ones. */
 template <typename T, int W>
 struct rope_any_weight {
     uint32_t word[2][W];
@@ -182,10 +181,10 @@ struct rope_any_weight {
     }
     __device__ __forceinline__ void fetch(const rope_any_params &p, bool k, const rope_place &place, int64_t at)
     {
-        const adze_rotary_side &q_side = p.r.side[0], &k_side = p.r.side[1];
-        const void *row = k ? k_side.weight : q_side.weight;
+        const adze_rotary_tensor &q_tensor = p.r.qk[0], &k_tensor = p.r.qk[1];
+        const void *row = k ? k_tensor.weight : q_tensor.weight;
         const bool wide = k ? p.weight_wide[1] : p.weight_wide[0];
-        f32 = sizeof(T) == 4 || !row || (k ? k_side.weight_dtype : q_side.weight_dtype) == ADZE_F32;
+        f32 = sizeof(T) == 4 || !row || (k ? k_tensor.weight_dtype : q_tensor.weight_dtype) == ADZE_F32;
         offset = row ? p.r.weight_offset : 0;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -198,11 +197,12 @@ struct rope_any_weight {
             }
         }
     }
-    __device__ __forceinline__ static void ask(const rope_any_params &p, bool k, const rope_place &place, int64_t at)
+    __device__ __forceinline__ static void prefetch_weight(const rope_any_params &p, bool k, const rope_place &place,
+                                                           int64_t at)
     {
-        const adze_rotary_side &q_side = p.r.side[0], &k_side = p.r.side[1];
-        const char *row = (const char *)(k ? k_side.weight : q_side.weight);
-        const int size = (k ? k_side.weight_dtype : q_side.weight_dtype) == ADZE_F32 ? 4 : (int)sizeof(T);
+        const adze_rotary_tensor &q_tensor = p.r.qk[0], &k_tensor = p.r.qk[1];
+        const char *row = (const char *)(k ? k_tensor.weight : q_tensor.weight);
+        const int size = (k ? k_tensor.weight_dtype : q_tensor.weight_dtype) == ADZE_F32 ? 4 : (int)sizeof(T);
         if (row)
             prefetch(row + at * size), prefetch(row + (at + (place.second ? place.apart : 0)) * size);
     }
@@ -230,16 +230,16 @@ __device__ __forceinline__ float rope_unit_squares(const unit<T, W> (&x)[2])
     return sum;
 }
 
-/* From what was fetched to what is written. */
-template <typename FORM>
-__device__ __forceinline__ void rope_any_finish(const rope_any_params &p, const rope_place &place,
-                                                const rope_any_columns<FORM> &t,
-                                                const rope_any_weight<typename FORM::T, FORM::W> &weight, float scale,
-                                                unit<typename FORM::T, FORM::W> (&x)[2], typename FORM::T *head)
+/* Normalises, rotates and stores a pair of units. */
+template <typename TRAITS>
+__device__ __forceinline__ void
+rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_any_columns<TRAITS> &t,
+                const rope_any_weight<typename TRAITS::T, TRAITS::W> &weight, float scale,
+                unit<typename TRAITS::T, TRAITS::W> (&x)[2], typename TRAITS::T *head)
 {
-    typedef typename FORM::T T;
-    constexpr int W = FORM::W;
-    const int rounding = FORM::ROUNDS ? p.r.rounding : 0;
+    typedef typename TRAITS::T T;
+    constexpr int W = TRAITS::W;
+    const int rounding = TRAITS::ROUNDS ? p.r.rounding : 0;
     const bool steps = rounding & ADZE_ROUND_STEPS, values = rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS);
     const auto round_if = [](bool condition, float v) { return condition ? round_to<T>(v) : v; };
     float f[2][W];
@@ -247,7 +247,7 @@ __device__ __forceinline__ void rope_any_finish(const rope_any_params &p, const 
     for (int i = 0; i < 2; i++) {
         x[i].get(f[i]);
 #pragma unroll
-        for (int j = 0; j < W && FORM::NORM; j++) {
+        for (int j = 0; j < W && TRAITS::NORM; j++) {
             f[i][j] = round_if(rounding & ADZE_ROUND_NORM, f[i][j] * scale);
             f[i][j] = round_if(values, f[i][j] * weight.get(i, j));
         }
@@ -258,12 +258,12 @@ __device__ __forceinline__ void rope_any_finish(const rope_any_params &p, const 
         a = round_if(steps, x0 * a_cos) - round_if(steps, y0 * a_sin);
         b = round_if(steps, y0 * b_cos) + round_if(steps, x0 * b_sin);
     };
-    if (place.turns) {
+    if (place.rotates) {
         float cos[2][W], sin[2][W];
 #pragma unroll
         for (int i = 0; i < 2; i++)
             t.get(t.cos[i], cos[i]), t.get(t.sin[i], sin[i]);
-        if constexpr (FORM::KIND == PAIR_OF_UNITS) {
+        if constexpr (TRAITS::KIND == PAIR_OF_UNITS) {
 #pragma unroll
             for (int j = 0; j < W; j++)
                 turn(f[0][j], f[1][j], cos[0][j], sin[0][j], cos[1][j], sin[1][j]);
@@ -282,7 +282,7 @@ __device__ __forceinline__ void rope_any_finish(const rope_any_params &p, const 
         x[1].put(head + place.at + place.apart);
 }
 
-/* The elements of q or k of a token, and where they go. */
+/* Where a token's heads of q or k are, in the input and in the output. */
 template <typename T>
 struct rope_rows {
     const T *from;
@@ -290,18 +290,18 @@ struct rope_rows {
     int64_t from_head, to_head; /* from one head to the next */
     __device__ __forceinline__ rope_rows(const rope_any_params &p, bool k, int64_t b, int64_t s)
     {
-        const adze_rotary_side &q_side = p.r.side[0], &k_side = p.r.side[1];
-        from = (const T *)(k ? k_side.x : q_side.x) + b * (k ? k_side.x_stride[0] : q_side.x_stride[0]) +
-               s * (k ? k_side.x_stride[1] : q_side.x_stride[1]);
-        to = (T *)(k ? k_side.out : q_side.out) + b * (k ? k_side.out_stride[0] : q_side.out_stride[0]) +
-             s * (k ? k_side.out_stride[1] : q_side.out_stride[1]);
-        from_head = k ? k_side.x_stride[2] : q_side.x_stride[2];
-        to_head = k ? k_side.out_stride[2] : q_side.out_stride[2];
+        const adze_rotary_tensor &q_tensor = p.r.qk[0], &k_tensor = p.r.qk[1];
+        from = (const T *)(k ? k_tensor.x : q_tensor.x) + b * (k ? k_tensor.x_stride[0] : q_tensor.x_stride[0]) +
+               s * (k ? k_tensor.x_stride[1] : q_tensor.x_stride[1]);
+        to = (T *)(k ? k_tensor.out : q_tensor.out) + b * (k ? k_tensor.out_stride[0] : q_tensor.out_stride[0]) +
+             s * (k ? k_tensor.out_stride[1] : q_tensor.out_stride[1]);
+        from_head = k ? k_tensor.x_stride[2] : q_tensor.x_stride[2];
+        to_head = k ? k_tensor.out_stride[2] : q_tensor.out_stride[2];
     }
 };
 
-/* What a thread of rope_any has: a token, and every `groups`th head of q or of k from the first on. Threads without
-   work have no head and stay: the shuffles want them. */
+/* The work of a thread of rope_any: a token, and every `groups`th head of q or of k from the first on. Threads
+   without work have no heads but stay: the shuffles need them. */
 struct rope_any_share {
     int64_t b, s, first, groups, left;
     int32_t lane;
@@ -322,39 +322,39 @@ struct rope_any_share {
         k = group >= p.groups[0];
         first = k ? group - p.groups[0] : group;
         groups = k ? p.groups[1] : p.groups[0];
-        left = works ? (k ? p.r.side[1].heads : p.r.side[0].heads) - first : 0;
+        left = works ? (k ? p.r.qk[1].heads : p.r.qk[0].heads) - first : 0;
     }
     __device__ __forceinline__ bool has(int h) const { return h * groups < left; }
 };
 
-template <typename FORM>
-__device__ __forceinline__ void rope_any_ask(const rope_any_params &p)
+template <typename TRAITS>
+__device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
 {
-    typedef typename FORM::T T;
+    typedef typename TRAITS::T T;
     pdl_launch_next();
-    const rope_any_share share(p, anew(blockIdx.x));
+    const rope_any_share share(p, opaque(blockIdx.x));
     const rope_rows<T> rows(p, share.k, share.b, share.s);
 #pragma unroll
-    for (int q = 0; q < FORM::P; q++) {
-        const rope_place place = rope_find<FORM::W>(p, share.lane + q * p.width);
+    for (int q = 0; q < TRAITS::P; q++) {
+        const rope_place place = rope_find<TRAITS::W>(p, share.lane + q * p.width);
         if (!place.there || share.left <= 0)
             continue;
         const T *at = rows.from + share.first * rows.from_head + place.at;
 #pragma unroll 1
-        for (int h = 0; h < FORM::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
+        for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
             prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-        if (place.turns)
-            rope_any_columns<FORM>::ask(p, place, share.lane + q * p.width, share.b, share.s);
+        if (place.rotates)
+            rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
     }
 }
 
-template <typename FORM>
-__global__ void __launch_bounds__(ANY_THREADS, FORM::BLOCKS) rope_any(const __grid_constant__ rope_any_params p)
+template <typename TRAITS>
+__global__ void __launch_bounds__(ANY_THREADS, TRAITS::BLOCKS) rope_any(const __grid_constant__ rope_any_params p)
 {
-    typedef typename FORM::T T;
-    constexpr int W = FORM::W, P = FORM::P, HEADS = FORM::HEADS;
-    if (blockIdx.x < p.ask)
-        rope_any_ask<FORM>(p);
+    typedef typename TRAITS::T T;
+    constexpr int W = TRAITS::W, P = TRAITS::P, HEADS = TRAITS::HEADS;
+    if (blockIdx.x < p.prefetch_blocks)
+        rope_any_prefetch<TRAITS>(p);
     const rope_any_share share(p, blockIdx.x);
     const rope_rows<T> rows(p, share.k, share.b, share.s);
     pdl_launch_next();
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(ANY_THREADS, FORM::BLOCKS) rope_any(const __gr
         pdl_wait();
 
     rope_place place[P];
-    rope_any_columns<FORM> columns[P];
+    rope_any_columns<TRAITS> columns[P];
     rope_any_weight<T, W> weight[P];
     unit<T, W> x[HEADS][P][2];
 #pragma unroll
@@ -371,9 +371,9 @@ __global__ void __launch_bounds__(ANY_THREADS, FORM::BLOCKS) rope_any(const __gr
         place[q] = rope_find<W>(p, pair);
         if (share.left <= 0)
             place[q].there = false;
-        if (place[q].there && place[q].turns)
+        if (place[q].there && place[q].rotates)
             columns[q].fetch(p, place[q], pair, share.b, share.s);
-        if (FORM::NORM && place[q].there)
+        if (TRAITS::NORM && place[q].there)
             weight[q].fetch(p, share.k, place[q], place[q].at);
     }
     if (p.const_tables)
@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(ANY_THREADS, FORM::BLOCKS) rope_any(const __gr
                 rope_fetch<T, W>(place[q], from + h * (share.groups * rows.from_head), x[h][q]);
 
     float scale[HEADS];
-    if constexpr (FORM::NORM) {
+    if constexpr (TRAITS::NORM) {
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
             scale[h] = 0;
@@ -410,11 +410,11 @@ __global__ void __launch_bounds__(ANY_THREADS, FORM::BLOCKS) rope_any(const __gr
 #pragma unroll
         for (int q = 0; q < P; q++)
             if (share.has(h) && place[q].there)
-                rope_any_finish<FORM>(p, place[q], columns[q], weight[q], FORM::NORM ? scale[h] : 1, x[h][q],
-                                      to + h * (share.groups * rows.to_head));
+                rope_any_finish<TRAITS>(p, place[q], columns[q], weight[q], TRAITS::NORM ? scale[h] : 1, x[h][q],
+                                        to + h * (share.groups * rows.to_head));
 }
 
-/* A pair of units in a row, and the thread's next one. */
+/* Iterates over a thread's pairs of units in a row. */
 struct rope_cursor {
     int32_t head, pair;
     __device__ __forceinline__ void next(const rope_any_params &p)
@@ -426,11 +426,11 @@ struct rope_cursor {
 };
 
 /* A block has blockDim.y rows. */
-template <typename FORM>
+template <typename TRAITS>
 __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_constant__ rope_any_params p)
 {
-    typedef typename FORM::T T;
-    constexpr int W = FORM::W, SLOTS = FORM::SLOTS, TOGETHER = W == 4 ? 1 : 2;
+    typedef typename TRAITS::T T;
+    constexpr int W = TRAITS::W, SLOTS = TRAITS::SLOTS, TOGETHER = W == 4 ? 1 : 2;
     __shared__ alignas(16) float part[ROW_THREADS / 32][32];
     const rope_cursor start = {(int32_t)threadIdx.x / p.pairs, (int32_t)threadIdx.x % p.pairs};
     pdl_launch_next();
@@ -446,27 +446,26 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
         const rope_rows<T> rows(p, k, b, s);
         const T *from = rows.from + first * rows.from_head;
         T *to = rows.to + first * rows.to_head;
-        const int64_t all = !p.r.across_heads ? 1 : k ? p.r.side[1].heads : p.r.side[0].heads;
+        const int64_t all = !p.r.across_heads ? 1 : k ? p.r.qk[1].heads : p.r.qk[0].heads;
         const int32_t heads = row < p.count ? (int32_t)all : 0;
 
-        /* Tables and weights are read after the sum, for the registers; they are on their way to the cache by then.
-         */
+        /* Tables and weights are loaded after the sum, to save registers; they have been prefetched by then. */
         if (start.head < heads) {
             const rope_place place = rope_find<W>(p, start.pair);
-            if (blockIdx.x < p.ask) {
+            if (blockIdx.x < p.prefetch_blocks) {
                 const T *at = from + start.head * rows.from_head + place.at;
                 prefetch(at), prefetch(at + (place.second ? place.apart : 0));
             }
-            if (start.head == 0 && place.turns)
-                rope_any_columns<FORM>::ask(p, place, start.pair, b, s);
-            rope_any_weight<T, W>::ask(p, k, place, (int64_t)start.head * p.r.head_dim + place.at);
+            if (start.head == 0 && place.rotates)
+                rope_any_columns<TRAITS>::prefetch_columns(p, place, start.pair, b, s);
+            rope_any_weight<T, W>::prefetch_weight(p, k, place, (int64_t)start.head * p.r.head_dim + place.at);
         }
         if (block == blockIdx.x)
             pdl_wait();
 
         unit<T, W> x[SLOTS][2];
         const auto fetch = [&](rope_cursor at) {
-            /* The places of what is written are found anew: kept from here on, they would not fit in registers. */
+            /* The output addresses are recomputed: they would not fit in registers from here on. */
             asm volatile("" : "+r"(at.head), "+r"(at.pair));
 #pragma unroll
             for (int i = 0; i < SLOTS; i++, at.next(p))
@@ -490,7 +489,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
                 fetch(at);
 #pragma unroll
             for (int i = 0; i < SLOTS; i += TOGETHER) {
-                rope_any_columns<FORM> columns[TOGETHER];
+                rope_any_columns<TRAITS> columns[TOGETHER];
                 rope_any_weight<T, W> weight[TOGETHER];
                 rope_place place[TOGETHER];
                 int32_t head[TOGETHER];
@@ -499,7 +498,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
                     head[j] = at.head;
                     place[j] = rope_find<W>(p, at.pair);
                     if (head[j] < heads) {
-                        if (place[j].turns)
+                        if (place[j].rotates)
                             columns[j].fetch(p, place[j], at.pair, b, s);
                         weight[j].fetch(p, k, place[j], head[j] * p.r.head_dim + place[j].at);
                     }
@@ -507,12 +506,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++)
                     if (head[j] < heads)
-                        rope_any_finish<FORM>(p, place[j], columns[j], weight[j], scale, x[i + j],
-                                              to + head[j] * rows.to_head);
+                        rope_any_finish<TRAITS>(p, place[j], columns[j], weight[j], scale, x[i + j],
+                                                to + head[j] * rows.to_head);
             }
         }
         if ((block + gridDim.x) * blockDim.y < p.count)
-            __syncthreads(); /* part is used again */
+            __syncthreads(); /* part is reused */
     }
 }
 

@@ -80,7 +80,7 @@ __device__ __forceinline__ void table_store(const table_params &p, T *row, int64
     }
 }
 
-/* AXES: each frequency names the position that it turns. */
+/* AXES: each frequency has an axis of the position. */
 template <typename T, int W, bool AXES>
 __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constant__ table_params p)
 {
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
         for (int j = 0; j < W; j++) {
             const double freq =
                 p.freq_dtype == ADZE_F64 ? ((const double *)p.freq)[i + j] : (double)((const float *)p.freq)[i + j];
-            /* A negative axis is beyond all axes too, and what is beyond them is NaN. */
+            /* A negative axis is out of range too; out of range gives NaN. */
             const uint32_t axis = AXES ? (uint32_t)p.axis[i + j] : 0;
             double angle = table_position(p, pos_at + (AXES ? min(axis, p.axes - 1) : 0)) * freq;
             if (AXES && axis >= p.axes)

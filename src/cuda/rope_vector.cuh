@@ -1,5 +1,5 @@
-/* rope_vector.cuh - what a thread of rope_lean and rope_across has of a head, of the tables and of a weight, and what
-   becomes of it. */
+/* rope_vector.cuh - a thread's vectors of a head, of the tables and of a weight in rope_fast and rope_across, and
+   the arithmetic on them. */
 #ifndef ADZE_CUDA_ROPE_VECTOR_CUH
 #define ADZE_CUDA_ROPE_VECTOR_CUH
 
@@ -8,20 +8,20 @@
 #include "rotary.h"
 #include "vec.cuh"
 
-constexpr int LEAN_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
+constexpr int FAST_THREADS = 256, ACROSS_THREADS = 512; /* of a block, at most */
 
-/* What of a call is compiled. S: of the tables; ONCE: they have one column per pair; ROUND: the call's rounding, with
-   NO_NORM for rope; REST: elements behind those that are rotated are normalised or copied. */
+/* What is known of a call at compile time. S: dtype of the tables; ONCE: they have one column per pair; ROUND: the
+   call's rounding, with NO_NORM for rope; REST: elements beyond rotary_dim are normalised or copied. */
 constexpr int NO_NORM = 8;
 template <typename TABLE, int PAIRS_, bool ONCE_, int ROUND_, bool REST_ = false>
-struct rope_form {
+struct rope_traits {
     typedef TABLE S;
     static constexpr int PAIRS = PAIRS_, ROUND = ROUND_;
     static constexpr bool ONCE = ONCE_, REST = REST_, NORM = !(ROUND_ & NO_NORM), STEPS = ROUND_ & ADZE_ROUND_STEPS;
     static constexpr bool INTERLEAVED = PAIRS_ == ADZE_ROPE_INTERLEAVED;
 };
 
-struct rope_lean_side {
+struct rope_fast_tensor {
     const void *x, *weight;
     void *out;
     int64_t x_stride[2], out_stride[2]; /* of batch and seq, in elements */
@@ -29,14 +29,14 @@ struct rope_lean_side {
     int32_t heads, groups;              /* groups: of HEADS heads */
     float inverse;                      /* 1 / elements of a norm */
 };
-struct rope_lean_params {
-    rope_lean_side side[2];
+struct rope_fast_params {
+    rope_fast_tensor qk[2];
     const void *cos, *sin;
     int64_t cos_stride[2], sin_stride[2];
     uint32_t seq;           /* 0: there is one batch */
     int32_t width;          /* threads of a head */
     int32_t lanes;          /* of them, those with elements of it */
-    int32_t turning;        /* of them, those that rotate; the others copy */
+    int32_t rotating;       /* of them, those that rotate; the others copy */
     uint32_t inverse_width; /* 65536 / width, rounded up: exact for the threads of a block */
     int32_t half;           /* from a thread's first elements to its second */
     int32_t table_half;     /* the same in a table */
@@ -46,10 +46,10 @@ struct rope_lean_params {
     uint32_t inverse_part;  /* 65536 / part_groups, rounded up */
     int32_t const_tables;   /* tables and weights may be read before the dependency wait */
     float eps, weight_offset;
-    uint32_t ask; /* the first blocks, which ask ahead for what they read */
+    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
 };
 
-/* N neighbouring elements of 4 bytes or more, as they were loaded. */
+/* N contiguous elements of 4 bytes or more, still packed. */
 template <typename T, int N>
 struct rope_words {
     static constexpr int COUNT = N * (int)sizeof(T) / 4;
@@ -119,15 +119,15 @@ template <typename T>
 using rope_vector = rope_words<T, VEC<T>>;
 
 /* The columns of both tables that a thread uses. */
-template <typename T, typename FORM>
+template <typename T, typename TRAITS>
 struct rope_columns {
-    typedef typename FORM::S S;
-    static constexpr int W = VEC<T>, N = FORM::ONCE && FORM::INTERLEAVED ? W / 2 : W;
-    static constexpr int SETS = FORM::ONCE && !FORM::INTERLEAVED ? 1 : 2;
+    typedef typename TRAITS::S S;
+    static constexpr int W = VEC<T>, N = TRAITS::ONCE && TRAITS::INTERLEAVED ? W / 2 : W;
+    static constexpr int SETS = TRAITS::ONCE && !TRAITS::INTERLEAVED ? 1 : 2;
     rope_words<S, N> cos[SETS], sin[SETS];
-    /* use(set, cos, sin): where they are. */
+    /* Calls use(set, cos, sin) with their addresses. */
     template <typename F>
-    __device__ __forceinline__ static void at(const rope_lean_params &p, uint32_t b, uint32_t s, int lane, F use)
+    __device__ __forceinline__ static void at(const rope_fast_params &p, uint32_t b, uint32_t s, int lane, F use)
     {
         const S *cos_row = (const S *)p.cos + s * p.cos_stride[1] + b * p.cos_stride[0];
         const S *sin_row = (const S *)p.sin + s * p.sin_stride[1] + b * p.sin_stride[0];
@@ -135,11 +135,12 @@ struct rope_columns {
         for (int i = 0; i < SETS; i++)
             use(i, cos_row + lane * N + i * p.table_half, sin_row + lane * N + i * p.table_half);
     }
-    __device__ __forceinline__ void read(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
+    __device__ __forceinline__ void read(const rope_fast_params &p, uint32_t b, uint32_t s, int lane)
     {
         at(p, b, s, lane, [this](int i, const S *c, const S *n) { cos[i].read(c), sin[i].read(n); });
     }
-    __device__ __forceinline__ static void ask(const rope_lean_params &p, uint32_t b, uint32_t s, int lane)
+    __device__ __forceinline__ static void prefetch_columns(const rope_fast_params &p, uint32_t b, uint32_t s,
+                                                            int lane)
     {
         at(p, b, s, lane, [](int, const S *c, const S *n) { prefetch(c), prefetch(n); });
     }
@@ -161,15 +162,16 @@ struct rope_columns {
     }
 };
 
-/* Rotates x and y, the thread's two sets. A model that rounds every step computes in T: the products of two T are
-   exact in float, so rounding them once is the same. */
-template <typename T, typename FORM>
-__device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, rope_vector<T> &x, rope_vector<T> &y)
+/* Rotates x and y, the thread's two vectors. A model that rounds every step computes in T: products of two T are
+   exact in float, so that one rounding gives the same. */
+template <typename T, typename TRAITS>
+__device__ __forceinline__ void rope_rotate_words(const rope_columns<T, TRAITS> &t, rope_vector<T> &x,
+                                                  rope_vector<T> &y)
 {
 #pragma unroll
     for (int i = 0; i < rope_vector<T>::COUNT; i++) {
         const uint32_t a = x.word[i], b = y.word[i];
-        if constexpr (FORM::INTERLEAVED) {
+        if constexpr (TRAITS::INTERLEAVED) {
             /* (a0, a1) becomes (a0 c0 - a1 s0, a1 c1 + a0 s1). */
             const uint32_t turned_a = __byte_perm(a, 0, 0x1032), turned_b = __byte_perm(b, 0, 0x1032);
             x.word[i] =
@@ -182,12 +184,12 @@ __device__ __forceinline__ void rope_turn_words(const rope_columns<T, FORM> &t, 
         }
     }
 }
-template <typename T, typename FORM>
-__device__ __forceinline__ void rope_turn_floats(const rope_columns<T, FORM> &t, float (&a)[VEC<T>],
-                                                 float (&b)[VEC<T>])
+template <typename T, typename TRAITS>
+__device__ __forceinline__ void rope_rotate_floats(const rope_columns<T, TRAITS> &t, float (&a)[VEC<T>],
+                                                   float (&b)[VEC<T>])
 {
     constexpr int W = VEC<T>;
-    if constexpr (FORM::INTERLEAVED) {
+    if constexpr (TRAITS::INTERLEAVED) {
 #pragma unroll
         for (int j = 0; j < W; j += 2) {
             const float a0 = a[j], a1 = a[j + 1], b0 = b[j], b1 = b[j + 1];
@@ -222,7 +224,7 @@ __device__ __forceinline__ float rope_squares(const rope_vector<T> (&x)[2])
     return sum[0] + sum[1];
 }
 
-/* What a thread has of a weight: ones, where there is none. */
+/* Loads a thread's part of a weight: ones, if there is none. */
 template <typename T>
 __device__ __forceinline__ void rope_read_weight(const void *row, int at, int apart, rope_vector<T> (&weight)[2])
 {
@@ -230,14 +232,14 @@ __device__ __forceinline__ void rope_read_weight(const void *row, int at, int ap
     weight[1].read_if(row, (const T *)row + at + apart);
 }
 
-/* From what was read to what is written, in place. Lanes that do not turn have elements that are not rotated. */
-template <typename T, typename FORM>
-__device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_columns<T, FORM> &t,
-                                            const rope_vector<T> (&weight)[2], float scale, bool turns,
+/* Normalises and rotates in place. Lanes with `rotates` false have elements that are not rotated. */
+template <typename T, typename TRAITS>
+__device__ __forceinline__ void rope_finish(const rope_fast_params &p, rope_columns<T, TRAITS> &t,
+                                            const rope_vector<T> (&weight)[2], float scale, bool rotates,
                                             rope_vector<T> (&x)[2])
 {
     constexpr int W = VEC<T>;
-    if constexpr (FORM::NORM && FORM::STEPS && FORM::ROUND & ADZE_ROUND_NORM) {
+    if constexpr (TRAITS::NORM && TRAITS::STEPS && TRAITS::ROUND & ADZE_ROUND_NORM) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float f[W];
@@ -250,23 +252,23 @@ __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_colu
             for (int j = 0; j < rope_vector<T>::COUNT; j++)
                 x[i].word[j] = pair_mul<T>(x[i].word[j], weight[i].word[j]);
         }
-        if (turns)
-            rope_turn_words<T, FORM>(t, x[0], x[1]);
-    } else if constexpr (!FORM::NORM && FORM::STEPS) {
-        if (turns)
-            rope_turn_words<T, FORM>(t, x[0], x[1]);
+        if (rotates)
+            rope_rotate_words<T, TRAITS>(t, x[0], x[1]);
+    } else if constexpr (!TRAITS::NORM && TRAITS::STEPS) {
+        if (rotates)
+            rope_rotate_words<T, TRAITS>(t, x[0], x[1]);
     } else {
-        if (!FORM::NORM && !turns)
+        if (!TRAITS::NORM && !rotates)
             return;
         float f[2][W];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             x[i].unpack(f[i]);
-            if constexpr (FORM::NORM) {
+            if constexpr (TRAITS::NORM) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[i][j] *= scale;
-                if constexpr (FORM::ROUND & ADZE_ROUND_NORM) {
+                if constexpr (TRAITS::ROUND & ADZE_ROUND_NORM) {
                     x[i].pack(f[i]);
                     x[i].unpack(f[i]);
                 }
@@ -274,17 +276,17 @@ __device__ __forceinline__ void rope_finish(const rope_lean_params &p, rope_colu
                 for (int j = 0; j < W; j++)
                     f[i][j] *= weight[i].get(j) + p.weight_offset;
             }
-            if constexpr (FORM::NORM && FORM::ROUND != 0) {
+            if constexpr (TRAITS::NORM && TRAITS::ROUND != 0) {
                 x[i].pack(f[i]);
                 x[i].unpack(f[i]);
             }
         }
-        if constexpr (FORM::STEPS) {
-            if (turns)
-                rope_turn_words<T, FORM>(t, x[0], x[1]);
+        if constexpr (TRAITS::STEPS) {
+            if (rotates)
+                rope_rotate_words<T, TRAITS>(t, x[0], x[1]);
         } else {
-            if (turns)
-                rope_turn_floats<T, FORM>(t, f[0], f[1]);
+            if (rotates)
+                rope_rotate_floats<T, TRAITS>(t, f[0], f[1]);
             x[0].pack(f[0]);
             x[1].pack(f[1]);
         }

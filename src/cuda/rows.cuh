@@ -4,8 +4,8 @@
 
 #include "kernel.h"
 
-/* 1 / v to the last bits of a double, and a / b of whole numbers for 0 <= a < 2^52: the compiler's own are calls of
-   functions, and a call costs the registers around it. */
+/* 1 / v to nearly the last bit of a double, and a / b of integers for 0 <= a < 2^52: the compiler's own are function
+   calls, around which registers spill. */
 __device__ __forceinline__ double inverse(double v)
 {
     double r;
@@ -19,7 +19,7 @@ __device__ __forceinline__ int64_t divide(int64_t a, int64_t b)
     return rest < 0 ? times - 1 : rest >= b ? times + 1 : times;
 }
 
-/* Division of numbers below 2^31 by one that the host knows. */
+/* Division of integers below 2^31 by a divisor that the host knows. */
 struct divisor {
     uint32_t factor, shift;
     int64_t by;
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t divide(uint32_t n, const divisor &d)
     return (uint32_t)((uint64_t)n * d.factor >> d.shift);
 }
 
-/* A row's index in each of the merged dimensions: found once, used for every tensor. */
+/* A row's index in each of the merged dimensions: computed once, used for every tensor. */
 struct row_index {
     int64_t at[4];
     __device__ __forceinline__ int64_t &first() { return at[0]; }
@@ -49,7 +49,7 @@ __device__ __forceinline__ row_index row_split(const adze_rows &rows, int64_t ro
     row_index index = {{row, 0, 0, 0}};
     if (rows.rank == 1)
         return index;
-    if (rows.count <= 0x7fffffff) { /* division of 32 bits is several times cheaper */
+    if (rows.count <= 0x7fffffff) { /* 32-bit division is several times cheaper */
         uint32_t rest = (uint32_t)row;
 #pragma unroll
         for (int d = 3; d > 0; d--)
@@ -82,29 +82,29 @@ __device__ __forceinline__ int64_t row_offset(const adze_rows &rows, int tensor,
     return offset;
 }
 
-/* The rows of N tensors when there are at most 2^31 in up to three dimensions, as those of models are: a kernel finds
-   its row before its first load, and the general way above takes longer than the load. */
+/* The rows of N tensors when there are at most 2^31 in up to three dimensions, as in models. A kernel finds its row
+   before its first load, and the general way above takes longer than the load. */
 template <int N>
-struct near_rows {
+struct simple_rows {
     uint32_t count;
     uint32_t size[2]; /* of the inner dimensions, when there are 3; size[1] alone when there are 2 */
     int64_t stride[N], outer[2][N];
 
-    /* A row, found once, and where it begins in each tensor. */
+    /* A row's index in each dimension, computed once for all tensors. */
     struct place {
-        uint32_t inner, middle, far;
+        uint32_t inner, middle, outermost;
         __device__ __forceinline__ uint32_t &first() { return inner; }
     };
     __device__ __forceinline__ place split(uint32_t r) const
     {
         if (size[1] == 0)
             return {r, 0, 0};
-        const uint32_t rest = r / size[1], far = size[0] ? rest / size[0] : 0;
-        return {r - rest * size[1], rest - far * size[0], far};
+        const uint32_t rest = r / size[1], outermost = size[0] ? rest / size[0] : 0;
+        return {r - rest * size[1], rest - outermost * size[0], outermost};
     }
     __device__ __forceinline__ int64_t offset(const place &at, int t) const
     {
-        return at.inner * stride[t] + at.middle * outer[1][t] + at.far * outer[0][t];
+        return at.inner * stride[t] + at.middle * outer[1][t] + at.outermost * outer[0][t];
     }
     /* Where row r of each tensor begins, in elements. */
     __device__ __forceinline__ void locate(uint32_t r, int64_t (&at)[N]) const
@@ -116,14 +116,14 @@ struct near_rows {
             return;
         }
         const uint32_t rest = r / size[1], inner = r - rest * size[1];
-        const uint32_t far = size[0] ? rest / size[0] : 0, middle = rest - far * size[0];
+        const uint32_t outermost = size[0] ? rest / size[0] : 0, middle = rest - outermost * size[0];
 #pragma unroll
         for (int t = 0; t < N; t++)
-            at[t] = inner * stride[t] + middle * outer[1][t] + far * outer[0][t];
+            at[t] = inner * stride[t] + middle * outer[1][t] + outermost * outer[0][t];
     }
 };
 
-/* Short rows in one dimension, whose units are counted through: unit n of all of them. */
+/* Short rows in one dimension, whose units are numbered consecutively: unit n of all rows. */
 template <int N>
 struct flat_rows {
     uint32_t count; /* of units */
@@ -143,14 +143,14 @@ struct flat_rows {
         return at.row * stride[t] + at.unit * W;
     }
 };
-/* Host: whether rows of `units` units can be counted through, and as such. */
+/* Host: whether rows of `units` units can be numbered so, and the rows in this form. */
 template <int N>
-static inline bool rows_are_flat(const near_rows<N> &rows, int64_t units)
+static inline bool rows_are_flat(const simple_rows<N> &rows, int64_t units)
 {
     return rows.size[1] == 0 && units * rows.count <= 0x7fffffff;
 }
 template <int N>
-static flat_rows<N> rows_flat(const near_rows<N> &rows, int64_t units)
+static flat_rows<N> rows_flat(const simple_rows<N> &rows, int64_t units)
 {
     flat_rows<N> flat = {(uint32_t)(units * rows.count), divisor_of(units), {}};
     for (int t = 0; t < N; t++)
@@ -158,9 +158,9 @@ static flat_rows<N> rows_flat(const near_rows<N> &rows, int64_t units)
     return flat;
 }
 
-/* Any rows. */
+/* Rows of any number in any dimensions. */
 template <int N>
-struct far_rows : adze_rows {
+struct general_rows : adze_rows {
     typedef row_index place;
     __device__ __forceinline__ place split(int64_t r) const { return row_split(*this, r); }
     __device__ __forceinline__ int64_t offset(const place &at, int t) const { return row_offset(*this, t, at); }
@@ -173,42 +173,43 @@ struct far_rows : adze_rows {
     }
 };
 
-/* What a kernel takes that walks rows W elements at a time: vectors of near rows, or single elements of any. */
+/* The rows of a kernel that reads W elements at a time: simple rows for vectors, general rows for single elements.
+ */
 template <int W, int N>
 struct rows_choice {
-    typedef near_rows<N> type;
+    typedef simple_rows<N> type;
 };
 template <int N>
 struct rows_choice<1, N> {
-    typedef far_rows<N> type;
+    typedef general_rows<N> type;
 };
 template <int W, int N>
 using rows_for = typename rows_choice<W, N>::type;
 
-/* Host: whether the rows are near, and those of the tensors that `which` names. */
-static inline bool rows_are_near(const adze_rows &rows)
+/* Host: whether rows are simple, and the simple rows of the tensors that `which` lists. */
+static inline bool rows_are_simple(const adze_rows &rows)
 {
     return rows.count <= 0x7fffffff && rows.rank <= 3;
 }
 template <int N>
-static near_rows<N> rows_near(const adze_rows &rows, const int (&which)[N])
+static simple_rows<N> rows_simple(const adze_rows &rows, const int (&which)[N])
 {
-    near_rows<N> near = {};
+    simple_rows<N> simple = {};
     const int rank = rows.rank;
-    near.count = (uint32_t)rows.count;
-    near.size[1] = rank > 1 ? (uint32_t)rows.size[rank - 1] : 0;
-    near.size[0] = rank > 2 ? (uint32_t)rows.size[rank - 2] : 0;
+    simple.count = (uint32_t)rows.count;
+    simple.size[1] = rank > 1 ? (uint32_t)rows.size[rank - 1] : 0;
+    simple.size[0] = rank > 2 ? (uint32_t)rows.size[rank - 2] : 0;
     for (int t = 0; t < N; t++) {
         const int64_t *stride = rows.stride[which[t]];
-        near.stride[t] = stride[rank - 1];
-        near.outer[1][t] = rank > 1 ? stride[rank - 2] : 0;
-        near.outer[0][t] = rank > 2 ? stride[rank - 3] : 0;
+        simple.stride[t] = stride[rank - 1];
+        simple.outer[1][t] = rank > 1 ? stride[rank - 2] : 0;
+        simple.outer[0][t] = rank > 2 ? stride[rank - 3] : 0;
     }
-    return near;
+    return simple;
 }
 
-/* Host: how many elements of a tensor's rows can be read at a time: 1, 2 or 4, or 16 if a vector of 16 bytes can be,
-   or the tensor is absent. */
+/* Host: how many elements of a tensor's rows one load may have: 1, 2 or 4, or 16 if 16-byte vectors are aligned or
+   the tensor is absent. */
 static inline int rows_width(const adze_tensor *t, int64_t dim)
 {
     if (t->dtype == ADZE_NONE)

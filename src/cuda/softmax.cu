@@ -1,24 +1,25 @@
-/* softmax on CUDA. A row is read once, all loads of a thread before the first is used, and stays in registers until
-   it is written.
+/* softmax on CUDA. A row is read once, with all loads of a thread issued before the first is used, and stays in
+   registers until it is written.
 
-   softmax_lanes: a row belongs to LANES lanes of a warp, and a block has several. softmax_block: a row belongs to a
-   block, or to a cluster of blocks with a part each. Every warp takes the maximum of its own elements and the sum of
-   their powers relative to it; one barrier later each warp puts all these pairs together, and what it holds needs one
-   factor. In a cluster the pairs are written into the shared memory of all its blocks, so that the same one barrier
-   does and no block waits for another before it ends. softmax_shared: the same for long rows of 16 bits without a
-   mask, which lie in shared memory as they were read, so that a multiprocessor has several rows, and one is loaded
-   while another is stored. Powers are then computed twice. softmax_loop: any call, rows of any length, in blocks or
-   clusters too; maximum and sum are found together in a first pass, the second reads the row again.
-   softmax_any.cuh has the kernels for rows that no 16-byte vectors fit. */
+   softmax_lanes: a row belongs to LANES lanes of a warp, and a block has several rows. softmax_block: a row belongs
+   to a block, or to a cluster of blocks with a part each. Every warp computes the maximum of its own elements and
+   the sum of their exponentials relative to it. After one barrier each warp combines all these pairs and scales its
+   elements by one factor. In a cluster the pairs are written into the shared memory of all its blocks: the same
+   barrier suffices, and no block waits for another before it exits. softmax_shared: the same for long rows of 16-bit
+   elements without a mask, which stay packed in shared memory, so that an SM has several rows and loads one while it
+   stores another. Exponentials are then computed twice. softmax_loop: any call, rows of any length, in blocks or
+   clusters too; a first pass computes maximum and sum together, a second reads the row again. softmax_any.cuh has
+   the kernels for rows that are not aligned for 16-byte vectors. */
 #include "softmax_any.cuh"
 
 template <typename T, bool MASKED, int LANES, int UNITS>
-__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const __grid_constant__ softmax_lean p)
+__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
+    softmax_lanes(const __grid_constant__ softmax_row_params p)
 {
     constexpr int W = VEC<T>;
     const int lane = (int)threadIdx.x % LANES;
     const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
-    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
+    /* All lanes of a warp take part in the shuffles: those beyond the last row repeat it and write nothing. */
     const bool writes = r < p.rows.count;
     int64_t at[SOFTMAX_TENSORS];
     p.rows.locate(writes ? r : p.rows.count - 1, at);
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_lanes(const 
         softmax_write<T, UNITS>(out, lane, LANES, p.units, inverse, y);
 }
 
-/* Threads of a block, at most, and the blocks of sixteen elements a thread that a multiprocessor has room for. */
+/* Threads of a block, at most, and how many blocks with sixteen elements per thread an SM has room for. */
 template <typename T, bool MASKED, int ELEMENTS>
 constexpr int softmax_threads = ELEMENTS == 32 && !(MASKED && sizeof(T) == 4) ? LONG_THREADS : BLOCK_THREADS;
 template <typename T, bool MASKED, int ELEMENTS>
@@ -49,7 +50,7 @@ template <typename T, bool MASKED, int ELEMENTS>
 constexpr int softmax_blocks = ELEMENTS == 32             ? 1
                                : MASKED && sizeof(T) == 4 ? 2
                                                           : 3;
-/* Threads of softmax_shared on a multiprocessor, at least: this bounds its registers. */
+/* Threads of softmax_shared per SM, at least: this bounds its registers. */
 constexpr int SHARED_THREADS = 1536;
 #else
 constexpr int softmax_blocks = 1;
@@ -58,25 +59,26 @@ constexpr int SHARED_THREADS = 512;
 
 template <typename T, bool MASKED, int ELEMENTS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(softmax_threads<T, MASKED, ELEMENTS>, softmax_blocks<T, MASKED, ELEMENTS>)
-    softmax_block(const __grid_constant__ softmax_lean p)
+    softmax_block(const __grid_constant__ softmax_row_params p)
 {
     constexpr int W = VEC<T>, UNITS = ELEMENTS / W;
-    constexpr bool LATE = ELEMENTS == 16; /* there are few blocks, and the next kernel's would be in their way */
+    constexpr bool LAUNCH_AFTER_LOADS =
+        ELEMENTS == 16; /* blocks are few, and those of the next kernel would compete with them */
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * softmax_threads<T, MASKED, ELEMENTS> / 32];
     const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
-    if (!LATE)
+    if (!LAUNCH_AFTER_LOADS)
         pdl_launch_next();
     pdl_wait();
     const T *x = (const T *)p.x + at[X], *mask = (const T *)p.mask + at[MASK];
     T *out = (T *)p.out + at[OUT];
     float y[UNITS][W], sum[2] = {0, 0};
     const float most =
-        warp_max<32>(softmax_read<T, MASKED, UNITS, LATE>(x, mask, p.scale, thread, threads, units, y));
+        warp_max<32>(softmax_read<T, MASKED, UNITS, LAUNCH_AFTER_LOADS>(x, mask, p.scale, thread, threads, units, y));
     const float from = softmax_from(most);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
@@ -101,11 +103,11 @@ __device__ __forceinline__ uint32_t pair_max(uint32_t a, uint32_t b)
     const P y = __hmax2(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b));
     return *reinterpret_cast<const uint32_t *>(&y);
 }
-/* A thread works on what it has brought into shared memory itself. The maximum is that of x, or for a negative scale
-   of -x (`flip` is the sign), and is taken from x before the scale. For sm_90 and newer. */
+/* A thread works on what it has loaded into shared memory itself. The maximum is that of x, or for a negative scale
+   of -x (`flip` is the sign), and is taken before the scale. For sm_90 and newer. */
 template <typename T, int THREADS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
-    softmax_shared(const __grid_constant__ softmax_lean p)
+    softmax_shared(const __grid_constant__ softmax_row_params p)
 {
 #if __CUDA_ARCH__ >= 900
     constexpr int W = VEC<T>;
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(THREADS, SHARED_THREADS / THREADS)
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * THREADS / 32];
     const int thread = (int)threadIdx.x;
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
@@ -238,7 +240,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, ONE_BLOCK) softmax_loop(const _
                 y[j] = power(y[j] - all.max) * inverse;
             store<T, W>((T *)p.out + row.out + i, y);
         }
-        if constexpr (IN_CLUSTER) { /* shares are used again */
+        if constexpr (IN_CLUSTER) { /* shares are reused */
             cluster_arrive();
             cluster_wait();
         } else {
@@ -264,7 +266,7 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
 
 /* A row in a block, or in a cluster. */
 template <typename T, bool MASKED, int ELEMENTS>
-static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int blocks)
+static adze_status softmax_launch_block(adze_stream s, softmax_row_params p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
@@ -274,9 +276,9 @@ static adze_status softmax_launch_block(adze_stream s, softmax_lean p, int block
                       {0, (unsigned)blocks}, p);
     return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, false>, rows, threads, 0, p);
 }
-/* The fewest blocks to a row that leave several rows to a multiprocessor. */
+/* The fewest blocks per row that leave room for several rows per SM. */
 template <typename T>
-static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
+static adze_status softmax_launch_shared(adze_stream s, softmax_row_params p)
 {
     const int64_t rows = p.rows.count, bytes = (int64_t)p.units * 16;
     unsigned blocks = 1;
@@ -291,15 +293,15 @@ static adze_status softmax_launch_shared(adze_stream s, softmax_lean p)
     return launch("softmax", s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
 }
 template <typename T, bool MASKED, int LANES, int ELEMENTS>
-static adze_status softmax_launch_lanes(adze_stream s, const softmax_lean &p)
+static adze_status softmax_launch_lanes(adze_stream s, const softmax_row_params &p)
 {
     return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
-/* As measurements on an H200 gave it: 16 elements a thread when there are few rows, so that more threads are at work,
-   or when a mask wants registers too; else 32, so that more bytes are on their way. Longer rows in shared memory
-   where they can. A cluster only for what a block cannot hold, or for few rows. */
+/* As measured on an H200: 16 elements per thread when there are few rows, so that more threads work, or when a mask
+   needs registers too; else 32, so that more bytes are in flight. Longer rows use shared memory where possible.
+   Clusters are for rows that do not fit in a block, and for few rows. */
 template <typename T, bool MASKED>
 static adze_status softmax_launch(adze_stream s, const softmax_params &g, int width)
 {
@@ -307,17 +309,17 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, int wi
     const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
     const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
     const bool in_shared = !MASKED && sizeof(T) == 2 && blocks > 1;
-    /* elements that a block can hold: 16 in each thread, 32, and as they are held at most */
+    /* elements that a block can hold: with 16 per thread, with 32, and at most */
     const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
     const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
-    softmax_lean p = {};
+    softmax_row_params p = {};
     p.x = g.x, p.mask = g.mask, p.out = g.out;
     p.scale = g.scale, p.by = (float)(g.scale * LOG2_E);
-    const bool few = rows <= some, near = rows_are_near(g.rows) && isfinite(p.by), aligned = width == 16;
+    const bool few = rows <= some, simple = rows_are_simple(g.rows) && isfinite(p.by), aligned = width == 16;
     const bool wide_mask = sizeof(T) < 4 && MASKED && g.mask_f32, any = !aligned || wide_mask;
-    if (!near || (any ? !softmax_any_holds(s, dim, rows, MASKED) : dim > most * blocks))
+    if (!simple || (any ? !softmax_any_holds(s, dim, rows, MASKED) : dim > most * blocks))
         return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
-    p.rows = rows_near(g.rows, {X, OUT, MASK});
+    p.rows = rows_simple(g.rows, {X, OUT, MASK});
     p.dim = (int32_t)dim;
     p.units = (int32_t)(dim / W);
     if (any) {

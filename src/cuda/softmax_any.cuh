@@ -1,9 +1,10 @@
-/* softmax_any.cuh - softmax of rows at any address, and of rows of 16 bits with a mask of f32.
+/* softmax_any.cuh - softmax of rows at any address, and of rows of 16-bit elements with an f32 mask.
 
-   A thread has units of W elements, which all tensors allow; neighbouring lanes have neighbouring units. The lanes of
-   a row, or the warps of its blocks, have a run of it each: from unit to unit of a thread is then a number that the
-   compiler knows, and so are the offsets of its loads. All are loaded before the first is used, and a row is read
-   once. softmax_any_lanes: a row belongs to LANES lanes. softmax_any_block: to a block or a cluster of blocks. */
+   A thread has units of W elements, the widest that all tensors allow; neighbouring lanes have neighbouring units.
+   The lanes of a row, or the warps of its blocks, have a contiguous run each: the stride between units of a thread
+   is then a compile-time constant, and so are the offsets of its loads. All loads are issued before the first is
+   used, and a row is read once. softmax_any_lanes: a row belongs to LANES lanes. softmax_any_block: to a block or a
+   cluster of blocks. */
 #ifndef ADZE_CUDA_SOFTMAX_ANY_CUH
 #define ADZE_CUDA_SOFTMAX_ANY_CUH
 
@@ -53,13 +54,13 @@ __device__ __forceinline__ const void *mask_at(const void *, int64_t)
     return nullptr;
 }
 
-/* What a thread has of a row: unit u is there where u * STEP < left, counted from the thread's first. */
+/* A thread's part of a row: unit u exists where u * STEP < left, counted from the thread's first. */
 template <typename T, typename M, int W, int UNITS, int STEP>
 struct softmax_units {
     float y[UNITS][W];
 
-    /* Scaled and masked; gives the largest, -inf where there is nothing. LATE: as in softmax_read. */
-    template <bool LATE>
+    /* Loads, scales and masks; returns the maximum, or -inf. LAUNCH_AFTER_LOADS: as in softmax_read. */
+    template <bool LAUNCH_AFTER_LOADS>
     __device__ __forceinline__ float read(const T *x, const M *mask, float scale, int left)
     {
         unit<T, W> raw[UNITS];
@@ -74,7 +75,7 @@ struct softmax_units {
                 hide[u].fetch(mask_at(mask, u * STEP * W));
             }
         }
-        if (LATE)
+        if (LAUNCH_AFTER_LOADS)
             pdl_launch_next();
         float max = -INFINITY;
 #pragma unroll
@@ -90,7 +91,7 @@ struct softmax_units {
         }
         return max;
     }
-    /* Makes powers relative to `from` of all, and gives their sum. */
+    /* Replaces all elements by exponentials relative to `from` and returns their sum. */
     __device__ __forceinline__ float powers(float from)
     {
         float sum[2] = {0, 0};
@@ -105,7 +106,7 @@ struct softmax_units {
     }
     __device__ __forceinline__ void write(T *out, int left, float factor)
     {
-        asm volatile("" : "+r"(left)); /* so that no register holds what was found for the loads until here */
+        asm volatile("" : "+r"(left)); /* opaque: recomputed here rather than kept in registers since the loads */
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             if (u * STEP < left) {
@@ -120,11 +121,12 @@ struct softmax_units {
 };
 
 template <typename T, typename M, int W, int LANES, int ELEMENTS>
-__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_any_lanes(const __grid_constant__ softmax_lean p)
+__global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
+    softmax_any_lanes(const __grid_constant__ softmax_row_params p)
 {
     const int lane = (int)threadIdx.x % LANES, left = p.units - lane;
     const uint32_t r = blockIdx.x * (SHORT_THREADS / LANES) + threadIdx.x / LANES;
-    /* Lanes of a warp stay together for the shuffles: those beyond the last row repeat it and write nothing. */
+    /* All lanes of a warp take part in the shuffles: those beyond the last row repeat it and write nothing. */
     const bool writes = r < p.rows.count;
     int64_t at[SOFTMAX_TENSORS];
     p.rows.locate(writes ? r : p.rows.count - 1, at);
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK) softmax_any_lanes(co
         row.write((T *)p.out + at[OUT] + lane * W, left, inverse);
 }
 
-/* The blocks of BLOCK_THREADS threads that a multiprocessor has room for: this bounds the registers. */
+/* Blocks of BLOCK_THREADS threads per SM: this bounds the registers. */
 template <typename M, int ELEMENTS>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 constexpr int any_blocks = ELEMENTS == 32                  ? (has_mask<M> ? 1 : 2)
@@ -150,22 +152,23 @@ constexpr int any_blocks = 1;
 
 template <typename T, typename M, int W, int ELEMENTS, bool IN_CLUSTER>
 __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
-    softmax_any_block(const __grid_constant__ softmax_lean p)
+    softmax_any_block(const __grid_constant__ softmax_row_params p)
 {
-    constexpr bool LATE = ELEMENTS <= 16; /* there are few blocks, and the next kernel's would be in their way */
+    constexpr bool LAUNCH_AFTER_LOADS =
+        ELEMENTS <= 16; /* blocks are few, and those of the next kernel would compete with them */
     constexpr int UNITS = ELEMENTS / W;
     __shared__ softmax_share shares[(IN_CLUSTER ? CLUSTER : 1) * BLOCK_THREADS / 32];
     if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* waited for before the first store: all blocks are there */
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
     int64_t at[SOFTMAX_TENSORS];
     int first;
     const int units = softmax_place<W, IN_CLUSTER>(p, at, &first);
     const int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * (32 * UNITS) + lane, left = units - own;
-    if (!LATE)
+    if (!LAUNCH_AFTER_LOADS)
         pdl_launch_next();
     pdl_wait();
     softmax_units<T, M, W, UNITS, 32> row;
-    const float most = warp_max<32>(row.template read<LATE>(
+    const float most = warp_max<32>(row.template read<LAUNCH_AFTER_LOADS>(
         (const T *)p.x + at[X] + own * W, mask_at((const M *)p.mask, at[MASK] + own * W), p.scale, left));
     const softmax_share mine = {most, warp_sum<32>(row.powers(softmax_from(most)))};
     if constexpr (IN_CLUSTER)
@@ -177,21 +180,21 @@ __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
 /* ---- The host ---- */
 
 template <typename T, typename M, int W, int LANES, int ELEMENTS>
-static adze_status softmax_launch_any_lanes(adze_stream s, const softmax_lean &p)
+static adze_status softmax_launch_any_lanes(adze_stream s, const softmax_row_params &p)
 {
     return launch("softmax", s, softmax_any_lanes<T, M, W, LANES, ELEMENTS>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 template <typename T, typename M, int W, int ELEMENTS>
-static adze_status softmax_launch_any_block(adze_stream s, const softmax_lean &p)
+static adze_status softmax_launch_any_block(adze_stream s, const softmax_row_params &p)
 {
     const dim3 threads((unsigned)ceil_div(p.units, 32 * ELEMENTS / W) * 32);
     return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, false>, p.rows.count, threads, 0, p);
 }
-/* A row in a cluster: of the fewest blocks, a power of two, that have at most 16 elements for each of BLOCK_THREADS
-   threads, or of more while there are multiprocessors without a block. */
+/* A row in a cluster of the fewest blocks, a power of two, with at most 16 elements for each of BLOCK_THREADS
+   threads; of more blocks while SMs would idle. */
 template <typename T, typename M, int W, int ELEMENTS>
-static adze_status softmax_launch_any_cluster(adze_stream s, softmax_lean p, int64_t some)
+static adze_status softmax_launch_any_cluster(adze_stream s, softmax_row_params p, int64_t some)
 {
     const int64_t rows = p.rows.count;
     unsigned blocks = 2;
@@ -209,10 +212,10 @@ static bool softmax_any_holds(adze_stream s, int64_t dim, int64_t rows, bool mas
     return dim <= BLOCK_THREADS * (clusters ? 32 * CLUSTER : masked ? 16 : 32);
 }
 
-/* Few elements a thread where there are few rows, so that more threads are at work; many where there are many, for a
-   thread's other work is the same. A mask wants registers too: 32 elements only where 16 do not hold the row. */
+/* Few elements per thread where there are few rows, so that more threads work; many where there are many, since a
+   thread's overhead is constant. A mask needs registers too: 32 elements only where 16 do not hold the row. */
 template <typename T, typename M, int W>
-static adze_status softmax_launch_any(adze_stream s, softmax_lean p)
+static adze_status softmax_launch_any(adze_stream s, softmax_row_params p)
 {
     constexpr bool MASKED = has_mask<M>;
     const int64_t rows = p.rows.count, dim = p.dim, sms = adze_cuda_sm_count(s.device), some = 2 * sms;

@@ -1,5 +1,5 @@
-/* softmax_rows.cuh - what a thread of softmax has of a row: read, as powers, and written; and what the warps of a row
-   know together. */
+/* softmax_rows.cuh - a thread's part of a softmax row: loads, exponentials and stores; and the combination over the
+   warps of a row. */
 #ifndef ADZE_CUDA_SOFTMAX_ROWS_CUH
 #define ADZE_CUDA_SOFTMAX_ROWS_CUH
 
@@ -15,7 +15,7 @@ constexpr int SHORT_THREADS = 256, BLOCK_THREADS = 512, LONG_THREADS = 1024; /* 
 constexpr int SHARED_FEW = 40 << 10, SHARED_MOST = 72 << 10; /* bytes of a row that a block of softmax_shared holds */
 constexpr int CLUSTER = 8;                                   /* blocks, at most */
 
-/* Beside sm_90 the compiler must be told that one block may have all registers, or it spills. */
+/* On targets other than sm_90 the launch bounds must allow one block all registers, or the compiler spills. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int ONE_BLOCK = 1;
 #else
@@ -32,19 +32,19 @@ struct softmax_params {
     adze_rows rows;
 };
 
-/* The same as the kernels take it that hold a row: a mask has the dtype that the kernel was made for. */
-struct softmax_lean {
+/* The same for the kernels that hold a row; a mask has the dtype that the kernel was compiled for. */
+struct softmax_row_params {
     const void *x, *mask;
     void *out;
     int32_t dim;
     int32_t units, part; /* of a row, and of them in each block of a cluster */
     float scale, by;     /* by: scale times log2(e), rounded once */
-    near_rows<SOFTMAX_TENSORS> rows;
+    simple_rows<SOFTMAX_TENSORS> rows;
 };
 
 constexpr double LOG2_E = 1.4426950408889634;
-/* exp(d), d <= 0. In a sum, where the largest term is 1, what is below the smallest normal float may be lost: there
-   power_of_two does. */
+/* exp(d), d <= 0. power_of_sum flushes results below the smallest normal float, which do not matter in a sum whose
+   largest term is 1. */
 __device__ __forceinline__ float power(float d)
 {
     return exp2f(d * (float)LOG2_E);
@@ -54,7 +54,7 @@ __device__ __forceinline__ float power_of_sum(float d)
     return power_of_two(d * (float)LOG2_E);
 }
 
-/* Two to the power t, as a result of type T needs it: nothing of f16 is as small as a subnormal float. */
+/* 2^t as a result of type T needs it: f16 has no values as small as a subnormal float. */
 template <typename T>
 __device__ __forceinline__ float softmax_result(float t)
 {
@@ -69,7 +69,7 @@ __device__ __forceinline__ float softmax_result<f16>(float t)
 /* Where this block's row begins in each tensor, or its part of the row, whose first unit of W elements is
    `first`, and how many units it has. */
 template <int W, bool IN_CLUSTER>
-__device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
+__device__ __forceinline__ int softmax_place(const softmax_row_params &p, int64_t (&at)[SOFTMAX_TENSORS], int *first)
 {
     *first = 0;
     if constexpr (!IN_CLUSTER) {
@@ -85,14 +85,14 @@ __device__ __forceinline__ int softmax_place(const softmax_lean &p, int64_t (&at
     return max(min(p.units - *first, p.part), 0);
 }
 
-/* The UNITS units of a thread as floats, scaled and masked, and the largest of them; -inf where the row has ended.
-   LATE: the next kernel may start once the loads are on their way, not before. */
-template <typename T, bool MASKED, int UNITS, bool LATE>
+/* Loads the UNITS units of a thread as floats, scaled and masked, and returns their maximum; -inf beyond the end of
+   the row. LAUNCH_AFTER_LOADS: the next kernel may start once the loads are in flight, not before. */
+template <typename T, bool MASKED, int UNITS, bool LAUNCH_AFTER_LOADS>
 __device__ __forceinline__ float softmax_read(const T *x, const T *mask, float scale, int thread, int threads,
                                               int units, float (&y)[UNITS][VEC<T>])
 {
     constexpr int W = VEC<T>;
-    constexpr bool MASK_EARLY = MASKED && UNITS * 16 <= 64; /* else registers would not do */
+    constexpr bool MASK_EARLY = MASKED && UNITS * 16 <= 64; /* else registers are too few */
     unit<T, W> raw[UNITS], hide[MASK_EARLY ? UNITS : 1];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ float softmax_read(const T *x, const T *mask, float s
                 hide[u].fetch(mask + (thread + u * threads) * W);
         }
     }
-    if (LATE)
+    if (LAUNCH_AFTER_LOADS)
         pdl_launch_next();
     float max = -INFINITY;
 #pragma unroll
@@ -138,7 +138,7 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
                                               float (&y)[UNITS][VEC<T>])
 {
     constexpr int W = VEC<T>;
-    asm volatile("" : "+r"(thread)); /* so that no register holds the units' indices from the loads until here */
+    asm volatile("" : "+r"(thread)); /* opaque: recomputed here rather than kept in registers since the loads */
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         if (thread + u * threads < units) {
@@ -149,16 +149,16 @@ __device__ __forceinline__ void softmax_write(T *out, int thread, int threads, i
         }
 }
 
-/* What a warp found in its part of a row: the maximum, and the sum of the powers relative to it. */
+/* A warp's maximum, and the sum of its exponentials relative to it. */
 struct alignas(8) softmax_share {
     float max, sum;
 };
-/* Where powers are relative to: a warp may have nothing, or only what is hidden. */
+/* What exponentials are relative to: a warp may have no elements, or only masked ones. */
 __device__ __forceinline__ float softmax_from(float max)
 {
     return max == -INFINITY ? 0 : max;
 }
-/* The shares of all warps of a row together. `shares` is shared memory that nothing uses until the next barrier. `by`
+/* Combines the shares of all warps of a row. `shares` is shared memory that is unused until the next barrier. `by`
    times a difference of maxima is an exponent of 2. */
 template <bool IN_CLUSTER>
 __device__ __forceinline__ softmax_share softmax_join(softmax_share mine, softmax_share *shares,

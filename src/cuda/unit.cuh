@@ -1,9 +1,9 @@
-/* unit.cuh - W neighbouring elements as they lie in memory: 2, 4, 8 or 16 bytes, which are as far aligned. Fetched
-   now, unpacked later, so that a thread has many loads in flight. Products are rounded to T.
+/* unit.cuh - W contiguous elements, packed as in memory: 2, 4, 8 or 16 bytes with that alignment. They are loaded
+   now and unpacked later, so that a thread has many loads in flight. Products are rounded to T.
 
    Rows at any address are read in units as wide as the alignment of all tensors allows (rows_width). Neighbouring
-   threads have neighbouring units, so that narrow ones coalesce too: a multiprocessor issues loads of 2 bytes several
-   times as fast as the memory answers. */
+   threads have neighbouring units, so that narrow loads coalesce too: an SM issues 2-byte loads several times as
+   fast as the memory responds. */
 #ifndef ADZE_CUDA_UNIT_CUH
 #define ADZE_CUDA_UNIT_CUH
 
@@ -39,7 +39,7 @@ struct unit {
     }
     __device__ __forceinline__ void get(float (&f)[W]) const
     {
-        /* through a vector, of which the compiler drops what is not used */
+        /* loaded into a vector, whose unused elements the compiler drops */
         packed<T> wide = {};
         float all[VEC<T>];
         if constexpr (sizeof v == 8)

@@ -42,14 +42,14 @@ __device__ __forceinline__ bf16 from_float<bf16>(float v)
 {
     return __float2bfloat16_rn(v);
 }
-/* v as a store and a load would leave it. */
+/* v rounded to T and back. */
 template <typename T>
 __device__ __forceinline__ float round_to(float v)
 {
     return to_float(from_float<T>(v));
 }
 
-/* Sixteen bytes, still packed: what a row costs in registers while it waits. */
+/* Sixteen bytes, still packed, to save registers while a row waits. */
 template <typename T>
 struct packed;
 template <>
@@ -112,8 +112,8 @@ struct packed<f16> {
     }
 };
 
-/* The compiler may not carry unpacked floats past this point: they take twice the registers and cost a shift to get.
- */
+/* Keeps the compiler from holding unpacked floats beyond this point: they take twice the registers, and unpacking
+   again costs only a shift. */
 template <typename T, int N>
 __device__ __forceinline__ void keep_packed(packed<T> (&v)[N])
 {

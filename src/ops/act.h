@@ -47,12 +47,12 @@ static inline adze_value act_sigmoid(adze_value z)
     return z.v < 0 ? adze_mul(e, inverse) : inverse;
 }
 
-/* The normal distribution's integral up to x. The tail from |x| on is good to six float units. */
+/* The normal CDF at x. The tail beyond |x| is good to six float units. */
 static inline adze_value act_normal(adze_value x)
 {
-    const double a = fabs(x.v), near = fmax(a - x.e, 0);
+    const double a = fabs(x.v), nearest = fmax(a - x.e, 0);
     adze_value tail =
-        adze_fn(x, 0.5 * erfc(a * 0.70710678118654752), 0.39894228040143268 * exp(-0.5 * near * near), 6);
+        adze_fn(x, 0.5 * erfc(a * 0.70710678118654752), 0.39894228040143268 * exp(-0.5 * nearest * nearest), 6);
     tail.e += 0x1p-148;
     return x.v < 0 ? tail : adze_sub(adze_exact(1), tail);
 }

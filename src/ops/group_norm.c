@@ -72,10 +72,10 @@ static void group_finish(group_sums *s, float eps)
     s->scale = adze_rsqrt(adze_add(variance, adze_exact(eps)));
 }
 
-/* One walk over all elements of x, in the order of the output. */
+/* One pass over all elements of x, in the order of the output. */
 typedef enum group_step { SUM, SQUARE, WRITE } group_step;
 
-static void group_walk(const adze_group_norm_args *a, group_sums *sums, adze_value *out, group_step step)
+static void group_pass(const adze_group_norm_args *a, group_sums *sums, adze_value *out, group_step step)
 {
     const int64_t count = adze_count(&a->x), per_group = channels_of(a) / a->groups;
     const int channel_at = a->channels_last ? a->x.rank - 1 : 1;
@@ -117,16 +117,16 @@ static void reference(const void *args, adze_value *const *out)
     group_sums *sums = calloc((size_t)groups, sizeof *sums);
     if (!sums)
         return;
-    group_walk(a, sums, NULL, SUM);
+    group_pass(a, sums, NULL, SUM);
     for (int64_t g = 0; g < groups; g++) {
         group_sums *s = &sums[g];
         s->mean.v = s->sum / s->n;
         s->mean.e = ADZE_U * (group_depth(s->n) * s->magnitude / s->n + fabs(s->mean.v));
     }
-    group_walk(a, sums, NULL, SQUARE);
+    group_pass(a, sums, NULL, SQUARE);
     for (int64_t g = 0; g < groups; g++)
         group_finish(&sums[g], a->eps);
-    group_walk(a, sums, out[0], WRITE);
+    group_pass(a, sums, out[0], WRITE);
     free(sums);
 }
 

@@ -36,14 +36,14 @@ static adze_status norm_validate(const char *op, const adze_norm_args *a)
     const struct {
         const char *name, *table_name;
         const adze_tensor *t, *table;
-    } sides[] = {{"gate", "gate_table", &a->gate, &a->gate_table},
-                 {"scale", "scale_table", &a->scale, &a->scale_table},
-                 {"shift", "shift_table", &a->shift, &a->shift_table}};
+    } params[] = {{"gate", "gate_table", &a->gate, &a->gate_table},
+                  {"scale", "scale_table", &a->scale, &a->scale_table},
+                  {"shift", "shift_table", &a->shift, &a->shift_table}};
     for (int i = 0; i < 3; i++) {
-        ADZE_CHECK(adze_check_to(op, sides[i].name, sides[i].t, &a->x));
-        ADZE_CHECK(adze_check_to(op, sides[i].table_name, sides[i].table, &a->x));
-        ADZE_REQUIRE(!sides[i].table->dtype || sides[i].t->dtype, ADZE_BAD_ARG, "%s: %s is given without %s", op,
-                     sides[i].table_name, sides[i].name);
+        ADZE_CHECK(adze_check_to(op, params[i].name, params[i].t, &a->x));
+        ADZE_CHECK(adze_check_to(op, params[i].table_name, params[i].table, &a->x));
+        ADZE_REQUIRE(!params[i].table->dtype || params[i].t->dtype, ADZE_BAD_ARG, "%s: %s is given without %s", op,
+                     params[i].table_name, params[i].name);
     }
     ADZE_REQUIRE(!a->gate.dtype || a->residual.dtype, ADZE_BAD_ARG, "%s: gate is given without residual", op);
     ADZE_REQUIRE(a->eps >= 0, ADZE_BAD_ARG, "%s: eps is %g, it must not be negative", op, (double)a->eps);
@@ -64,8 +64,8 @@ static void norm_outputs(void *args)
 }
 
 /* t + table at one element; `steps` rounds it to x's dtype. */
-static adze_value norm_side(const adze_norm_args *a, const adze_tensor *t, const adze_tensor *table, int64_t at,
-                            int64_t table_at)
+static adze_value norm_with_table(const adze_norm_args *a, const adze_tensor *t, const adze_tensor *table, int64_t at,
+                                  int64_t table_at)
 {
     const adze_value v = adze_element(t, at);
     if (!table->dtype)
@@ -81,8 +81,9 @@ static adze_value norm_sum(const adze_norm_args *a, const int64_t *at, int64_t i
     const int steps = a->rounding & ADZE_ROUND_STEPS;
     adze_value h = adze_element(&a->x, at[X] + i);
     if (a->gate.dtype)
-        h = adze_rounded_if(steps, a->x.dtype,
-                            adze_mul(norm_side(a, &a->gate, &a->gate_table, at[GATE] + i, at[GATE_TABLE] + i), h));
+        h = adze_rounded_if(
+            steps, a->x.dtype,
+            adze_mul(norm_with_table(a, &a->gate, &a->gate_table, at[GATE] + i, at[GATE_TABLE] + i), h));
     return a->residual.dtype ? adze_add(adze_element(&a->residual, at[RESIDUAL] + i), h) : h;
 }
 
@@ -95,13 +96,13 @@ static adze_value norm_out(const adze_norm_args *a, const int64_t *at, int64_t i
     if (a->bias.dtype)
         y = adze_add(y, adze_element(&a->bias, i));
     if (a->scale.dtype) {
-        const adze_value scale = norm_side(a, &a->scale, &a->scale_table, at[SCALE] + i, at[SCALE_TABLE] + i);
+        const adze_value scale = norm_with_table(a, &a->scale, &a->scale_table, at[SCALE] + i, at[SCALE_TABLE] + i);
         const adze_value factor = adze_rounded_if(steps, dtype, adze_add(adze_exact(1), scale));
         y = adze_rounded_if(steps && a->shift.dtype, dtype, adze_mul(adze_rounded_if(steps, dtype, y), factor));
     }
     if (a->shift.dtype)
         y = adze_add(adze_rounded_if(steps, dtype, y),
-                     norm_side(a, &a->shift, &a->shift_table, at[SHIFT] + i, at[SHIFT_TABLE] + i));
+                     norm_with_table(a, &a->shift, &a->shift_table, at[SHIFT] + i, at[SHIFT_TABLE] + i));
     return y;
 }
 

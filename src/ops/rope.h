@@ -7,7 +7,7 @@
 
 static const adze_word rope_pairs[] = {{"half", ADZE_ROPE_HALF}, {"interleaved", ADZE_ROPE_INTERLEAVED}, {NULL, 0}};
 
-/* One of k's dimensions against q's; `at` counts from the last. */
+/* Checks that one of k's dimensions is q's; `at` counts from the last. */
 static adze_status rope_same(const char *op, const char *what, const adze_tensor *q, const adze_tensor *k, int at)
 {
     const int64_t has = k->shape[k->rank - at], due = q->shape[q->rank - at];
@@ -84,12 +84,12 @@ static adze_value rope_norm(const adze_rotary *r, const adze_tensor *x, int64_t 
 }
 
 /* A normalised and weighted element. */
-static adze_value rope_value(const adze_rotary *r, const adze_rotary_side *side, adze_value v, adze_value scale,
+static adze_value rope_value(const adze_rotary *r, const adze_rotary_tensor *tensor, adze_value v, adze_value scale,
                              int64_t weight_at)
 {
     v = adze_rounded_if(r->rounding & ADZE_ROUND_NORM, r->dtype, adze_mul(v, scale));
-    if (side->weight) {
-        const adze_tensor weight = {.data = (void *)side->weight, .dtype = side->weight_dtype};
+    if (tensor->weight) {
+        const adze_tensor weight = {.data = (void *)tensor->weight, .dtype = tensor->weight_dtype};
         v = adze_mul(v, adze_add(adze_element(&weight, weight_at), adze_exact(r->weight_offset)));
     }
     return adze_rounded_if(r->rounding & (ADZE_ROUND_VALUE | ADZE_ROUND_STEPS), r->dtype, v);
@@ -121,22 +121,23 @@ static void rope_rotate(const adze_rotary *r, adze_value *y, int64_t cos_at, int
 static void rope_reference(const adze_rotary *r, adze_value *const *out, int normed)
 {
     for (int k = 0; k < 2; k++) {
-        const adze_rotary_side *side = &r->side[k];
-        const adze_tensor x = {.data = (void *)side->x, .dtype = r->dtype};
-        const int64_t rows = out[k] ? r->batch * r->seq * side->heads : 0;
+        const adze_rotary_tensor *tensor = &r->qk[k];
+        const adze_tensor x = {.data = (void *)tensor->x, .dtype = r->dtype};
+        const int64_t rows = out[k] ? r->batch * r->seq * tensor->heads : 0;
         for (int64_t row = 0; row < rows; row++) {
-            const int64_t b = row / (r->seq * side->heads), in = row % (r->seq * side->heads);
-            const int64_t s = r->heads_first ? in % r->seq : in / side->heads;
-            const int64_t h = r->heads_first ? in / r->seq : in % side->heads;
-            const int64_t token = b * side->x_stride[0] + s * side->x_stride[1], at = token + h * side->x_stride[2];
+            const int64_t b = row / (r->seq * tensor->heads), in = row % (r->seq * tensor->heads);
+            const int64_t s = r->heads_first ? in % r->seq : in / tensor->heads;
+            const int64_t h = r->heads_first ? in / r->seq : in % tensor->heads;
+            const int64_t token = b * tensor->x_stride[0] + s * tensor->x_stride[1],
+                          at = token + h * tensor->x_stride[2];
             adze_value *y = out[k] + row * r->head_dim, scale = {1, 0};
             if (normed)
-                scale = r->across_heads ? rope_norm(r, &x, token, side->x_stride[2], side->heads)
+                scale = r->across_heads ? rope_norm(r, &x, token, tensor->x_stride[2], tensor->heads)
                                         : rope_norm(r, &x, at, 0, 1);
             for (int64_t i = 0; i < r->head_dim; i++) {
                 y[i] = adze_element(&x, at + i);
                 if (normed)
-                    y[i] = rope_value(r, side, y[i], scale, (r->across_heads ? h * r->head_dim : 0) + i);
+                    y[i] = rope_value(r, tensor, y[i], scale, (r->across_heads ? h * r->head_dim : 0) + i);
             }
             rope_rotate(r, y, b * r->cos_stride[0] + s * r->cos_stride[1],
                         b * r->sin_stride[0] + s * r->sin_stride[1]);

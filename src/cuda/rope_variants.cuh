@@ -1,0 +1,193 @@
+/* rope_variants.cuh - the variants of rope_fast and rope_across that are compiled, and which calls take which. */
+#ifndef ADZE_CUDA_ROPE_VARIANTS_CUH
+#define ADZE_CUDA_ROPE_VARIANTS_CUH
+
+#include "rope_fast.cuh"
+
+#include <stdlib.h>
+
+/* Table dtype (T or f32), pairs, whether the table has one column per pair, rounding. Models of Hugging Face round
+   every step and have tables of T; the others have f32 tables. */
+#define ROPE_VARIANTS(X)                                                                                             \
+    X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
+    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
+    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM)                                                                      \
+    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS)                                                   \
+    X(float, ADZE_ROPE_HALF, true, NO_NORM)                                                                          \
+    X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
+    X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
+    X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
+#define QK_NORM_ROPE_VARIANTS(X)                                                                                     \
+    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
+    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
+    X(float, ADZE_ROPE_HALF, true, 0)                                                                                \
+    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
+    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
+#define ACROSS_VARIANTS(X)                                                                                           \
+    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
+    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
+    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
+
+/* The parameters of a call for rope_fast or rope_across; false if they cannot take it. The caller checks the
+   variant. */
+template <typename T>
+static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
+{
+    constexpr int64_t W = VEC<T>, most = 0x7fffffff;
+    bool in_place = true;
+    for (const adze_rotary_tensor &tensor : r.qk) {
+        if (tensor.heads == 0)
+            continue;
+        in_place = in_place && tensor.x == tensor.out;
+        for (int d = 0; d < 3; d++)
+            in_place = in_place && tensor.x_stride[d] == tensor.out_stride[d];
+    }
+    const int64_t rotating = r.rotary_dim / 2 / W, rest = in_place && !norm ? 0 : r.head_dim - r.rotary_dim;
+    const int64_t lanes = rotating + rest / 2 / W;
+    int64_t width = norm && !r.across_heads ? 1 : lanes;
+    while (width < lanes)
+        width *= 2;
+    const int64_t excess = width ? (65536 + width - 1) / width * width - 65536 : 0;
+    bool fits = rotating > 0 && r.rotary_dim % (2 * W) == 0 && rest % (2 * W) == 0 &&
+                lanes <= (r.across_heads ? ACROSS_THREADS : FAST_THREADS) && excess * ACROSS_THREADS < 65536 &&
+                r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) <= most / 2;
+    if (norm)
+        fits = fits && (r.across_heads ? r.rotary_dim == r.head_dim : width <= 32);
+    for (int k = 0; k < 2; k++) {
+        const adze_rotary_tensor &tensor = r.qk[k];
+        rope_fast_tensor &to = p->qk[k];
+        if (tensor.heads == 0)
+            continue;
+        fits = fits && tensor.heads <= most / r.head_dim;
+        fits = fits && llabs(tensor.x_stride[2]) <= most / (tensor.heads + 8) - r.head_dim &&
+               llabs(tensor.out_stride[2]) <= most / (tensor.heads + 8) - r.head_dim;
+        fits = fits && (!norm || (tensor.weight ? tensor.weight_dtype == r.dtype : r.weight_offset == 0));
+        to.x = tensor.x, to.out = tensor.out, to.weight = tensor.weight;
+        for (int d = 0; d < 2; d++)
+            to.x_stride[d] = tensor.x_stride[d], to.out_stride[d] = tensor.out_stride[d];
+        to.x_head = (int32_t)tensor.x_stride[2], to.out_head = (int32_t)tensor.out_stride[2];
+        to.heads = (int32_t)tensor.heads;
+    }
+    p->cos = r.cos, p->sin = r.sin;
+    for (int d = 0; d < 2; d++)
+        p->cos_stride[d] = r.cos_stride[d], p->sin_stride[d] = r.sin_stride[d];
+    p->seq = r.batch > 1 ? (uint32_t)r.seq : 0;
+    p->width = (int32_t)width;
+    p->lanes = (int32_t)lanes;
+    p->rotating = (int32_t)rotating;
+    p->inverse_width = width ? (uint32_t)((65536 + width - 1) / width) : 0;
+    p->half = (int32_t)(r.rotary_dim / 2);
+    p->table_half = !r.once ? p->half : r.pairs == ADZE_ROPE_INTERLEAVED ? p->half / 2 : 0;
+    p->eps = r.eps;
+    p->weight_offset = r.weight_offset;
+    return fits;
+}
+
+template <typename T, typename TRAITS, int HEADS>
+static adze_status rope_launch_fast(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
+{
+    constexpr int most = HEADS == 1 ? FAST_THREADS : FAST_THREADS / 2;
+    for (auto &tensor : p.qk)
+        tensor.groups = (tensor.heads + HEADS - 1) / HEADS;
+    const int groups = p.qk[0].groups + p.qk[1].groups;
+    for (p.part_groups = groups; p.part_groups * p.width > most && p.part_groups > 1; p.parts_log2++)
+        p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
+    const int64_t token_threads = p.part_groups * p.width, sm_count = adze_cuda_sm_count(stream.device);
+    p.tokens = (uint32_t)tokens;
+    p.pack = token_threads <= 64 && tokens > 4 * sm_count ? (uint32_t)(128 / token_threads) : 1;
+    p.inverse_part = (uint32_t)((65536 + p.part_groups - 1) / p.part_groups);
+    const int64_t vectors = 2 * HEADS * p.lanes, threads = (p.pack * token_threads + 31) / 32 * 32;
+    p.prefetch_blocks =
+        prefetch_blocks((int)sm_count, tokens * groups * vectors, p.pack * p.part_groups * vectors, threads, 24);
+    return launch(op, stream, rope_fast<T, TRAITS, HEADS>, ceil_div(tokens, p.pack) << p.parts_log2,
+                  dim3((unsigned)threads), 0, p);
+}
+
+/* One head per thread while the GPU has room for all threads, for f32, whose heads are twice as long, and for
+   partial rotation, which few models have; else two. */
+template <typename T, typename TRAITS>
+static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
+{
+    const int64_t threads = tokens * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
+    if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
+        if (threads > SM_THREADS * adze_cuda_sm_count(stream.device))
+            return rope_launch_fast<T, TRAITS, 2>(op, stream, p, tokens);
+    return rope_launch_fast<T, TRAITS, 1>(op, stream, p, tokens);
+}
+
+template <typename T, typename TRAITS>
+static adze_status rope_launch_across(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
+{
+    const int heads = p.qk[0].heads > p.qk[1].heads ? p.qk[0].heads : p.qk[1].heads;
+    const dim3 threads((unsigned)(heads * p.lanes + 31) / 32 * 32);
+    const int64_t vectors = 2 * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
+    p.prefetch_blocks = prefetch_blocks(adze_cuda_sm_count(stream.device), tokens * vectors, vectors, threads.x, 16);
+    if constexpr (wide_tables<T, TRAITS>)
+        if (heads > 1 && (int)threads.x <= across_threads<true>)
+            return launch(op, stream, rope_across<T, TRAITS, true>, tokens, threads, 0, p);
+    return launch(op, stream, rope_across<T, TRAITS, false>, tokens, threads, 0, p);
+}
+
+/* Whether a call is of a variant. f32 is not rounded. Tables of T with a column per element also serve calls with a
+   column per pair: both halves then read the same columns. */
+template <typename T, typename TRAITS>
+static bool rope_is_variant(const adze_rotary &r, bool norm)
+{
+    constexpr bool f32_table = sizeof(typename TRAITS::S) == 4;
+    const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
+    return TRAITS::PAIRS == r.pairs && TRAITS::NORM == norm && f32_table == (r.table_dtype == ADZE_F32) &&
+           (TRAITS::ONCE == (r.once != 0) || (!TRAITS::ONCE && !TRAITS::INTERLEAVED && !f32_table)) &&
+           (sizeof(T) == 4 || (TRAITS::ROUND & ~NO_NORM) == round) &&
+           (TRAITS::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
+}
+
+/* Launches a call if it is of a variant; false if it is not. */
+template <typename T, bool NORM>
+static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
+                          bool const_tables, adze_status *status)
+{
+    rope_fast_params p = {};
+    if (!rope_fast_init<T>(r, NORM, &p))
+        return false;
+    const int64_t tokens = r.batch * r.seq;
+    const int most = p.qk[0].heads > p.qk[1].heads ? p.qk[0].heads : p.qk[1].heads;
+    p.qk[0].inverse = inverse[0], p.qk[1].inverse = inverse[1];
+    p.const_tables = const_tables;
+    if (r.across_heads && most > ACROSS_THREADS / p.lanes)
+        return false;
+#define TRY(kernel, rest, table, pairs, once, round)                                                                 \
+    {                                                                                                                \
+        typedef rope_traits<table, pairs, once, round, rest> traits;                                                 \
+        if constexpr (sizeof(T) < 4 || !(traits::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                      \
+            if (rope_is_variant<T, traits>(r, NORM)) {                                                               \
+                *status = kernel<T, traits>(op, stream, p, tokens);                                                  \
+                return true;                                                                                         \
+            }                                                                                                        \
+    }
+#define TRY_HEADS(...)  TRY(rope_pick_heads, false, __VA_ARGS__)
+#define TRY_REST(...)   TRY(rope_pick_heads, true, __VA_ARGS__)
+#define TRY_ACROSS(...) TRY(rope_launch_across, false, __VA_ARGS__)
+    const bool rest = p.rotating < p.lanes;
+    if constexpr (!NORM) {
+        if (rest) {
+            ROPE_VARIANTS(TRY_REST)
+        } else {
+            ROPE_VARIANTS(TRY_HEADS)
+        }
+    } else if (r.across_heads) {
+        ACROSS_VARIANTS(TRY_ACROSS)
+    } else if (rest) {
+        QK_NORM_ROPE_VARIANTS(TRY_REST)
+    } else {
+        QK_NORM_ROPE_VARIANTS(TRY_HEADS)
+    }
+#undef TRY_ACROSS
+#undef TRY_REST
+#undef TRY_HEADS
+#undef TRY
+    return false;
+}
+
+#endif
