@@ -1,7 +1,7 @@
 """adze compared with what PyTorch users have, in one run: eager Hugging Face formulas, torch's own functions,
-torch.compile, Liger. On a GPU: cold (inputs and outputs rotate through more than 300 MB, other memory is read before each graph), in
-captured graphs, variants in turn, medians. On the CPU: as a user calls an op, with a fresh output each time, and with
-memory that the allocator kept.
+torch.compile, Liger. On a GPU: cold (inputs and outputs rotate through more than 300 MB, other memory is read
+before each graph), in captured graphs, variants in turn, medians. On the CPU: as a user calls an
+op, with a fresh output each time, and with memory that the allocator kept.
 
     python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
     python3 bench/compare_torch.py --sweep [--seed N] [--count N] [--seconds S] [--op NAME] [--json FILE]
