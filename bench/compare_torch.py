@@ -1,13 +1,13 @@
-"""adze beside what PyTorch users have, in one run: eager Hugging Face formulas, torch's own functions, torch.compile,
-Liger. On a GPU: cold (inputs and outputs rotate through more than 300 MB, other memory is read before each graph), in
-captured graphs, variants in turn, medians. On the CPU: as a user calls an op, with a fresh output each time, and with
-memory that the allocator kept.
+"""adze compared with what PyTorch users have, in one run: eager Hugging Face formulas, torch's own functions,
+torch.compile, Liger. On a GPU: cold (inputs and outputs rotate through more than 300 MB, other memory is read
+before each graph), in captured graphs, variants in turn, medians. On the CPU: as a user calls an
+op, with a fresh output each time, and with memory that the allocator kept.
 
     python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
     python3 bench/compare_torch.py --sweep [--seed N] [--count N] [--seconds S] [--op NAME] [--json FILE]
 
 With --sweep calls of every op are drawn from a seed, with shapes, strides, offsets and dtypes that nobody chose; each
-is held to its definition, timed in the same way, and the worst are shown with the lines that `adze run` repeats.
+is verified against its definition, timed in the same way, and the worst are shown with their `adze run` lines.
 """
 
 import argparse

@@ -103,7 +103,7 @@ def rotate(x, pairs):
 
 
 def over_heads(table, rotary_dim, pairs, heads_first):
-    """A table of [seq, n] beside q: its columns for every element, and a dimension for the heads."""
+    """A table of [seq, n] as q needs it: its columns for every element, and a dimension for the heads."""
     if table.shape[-1] != rotary_dim:
         table = table.repeat_interleave(2, -1) if pairs else torch.cat((table, table), -1)
     return table if heads_first else table.unsqueeze(1)
@@ -206,7 +206,7 @@ def depth(n):
 
 
 def normalised(h, centred, eps, dims, deep):
-    """Of h: (h - mean) / deviation, its magnitude, and what that is off beside a part of UNIT * magnitude."""
+    """Of h: (h - mean) / deviation, its magnitude, and its error in addition to a part of UNIT * magnitude."""
     mean = h.mean(dims, keepdim=True) if centred else torch.zeros((), dtype=h.dtype, device=h.device)
     mean_off = UNIT * deep * h.abs().mean(dims, keepdim=True) if centred else mean
     d = h - mean
@@ -222,7 +222,7 @@ def defined_norm(centred):
         h, found = x.double(), []
         if residual is not None:
             found = [(h + residual.double(), 2 * UNIT * (h.abs() + residual.double().abs()))]
-            h = got[1].double()  # the sum is rounded before it is normalised, and has just been held to its bound
+            h = got[1].double()  # the sum is rounded before it is normalised, and has just been verified
         y, off = normalised(h, centred, eps, -1, depth(x.shape[-1]))
         for factor, term in ((weight, bias), (None if scale is None else 1 + scale.double(), shift)):
             if factor is not None:
@@ -326,7 +326,7 @@ DEFINITION = {
 }
 
 
-def held_to_definition(op, got, fields):
+def error_of(op, got, fields):
     """How far outputs are off, as a part of what they may be: the float error, and half a unit of their dtype. More
     than 1 is wrong; so is NaN. Also the exact values."""
     parts, exacts = [], []

@@ -5,7 +5,7 @@
     python3 bench/generate_video.py --model PATH                        the whole pipeline of a local checkpoint
     python3 bench/generate_video.py --flux                              FLUX.1-dev, 1024x1024
 
-Weights are random unless a checkpoint is given. Each variant's output is held to eager's before it is timed.
+Weights are random unless a checkpoint is given. Each variant's output is compared with eager's before it is timed.
 """
 
 import sys
@@ -131,7 +131,9 @@ def chosen(options):
 def main():
     parser = models.parser(__doc__, steps=30)
     switch = parser.add_mutually_exclusive_group()
-    switch.add_argument("--use-optimized-kernels", action="store_true", default=None, help="adze, beside eager")
+    switch.add_argument(
+        "--use-optimized-kernels", action="store_true", default=None, help="adze, compared with eager"
+    )
     switch.add_argument("--no-optimized-kernels", dest="use_optimized_kernels", action="store_false")
     parser.add_argument("--compile", action="store_true", help="torch.compile, alone or of the patched model")
     parser.add_argument("--regional", action="store_true", help="compile the repeated blocks, not the whole model")

@@ -1,4 +1,4 @@
-"""What a call of torch.ops.adze costs the host, beside an operator of the same schema written in C++ against torch.
+"""What a call of torch.ops.adze costs the host, compared with an operator of the same schema in C++ against torch.
 
 The C++ operator allocates its output and computes nothing; so does adze's on an output without elements. Both are
 also timed on one small row, and with them the Python function adze.rms_norm. Where the libraries come to lie decides

@@ -2,7 +2,7 @@
 
     python3 bench/qwen3.py [--model llama-2-7b] [--context 512] [--steps 64] [--json FILE] [--plot PNG]
 
-Weights are random. Each variant's logits are held to eager's, and its greedy tokens are compared, before it is timed.
+Weights are random. Each variant's logits are compared with eager's, and so are its greedy tokens, before it is timed.
 """
 
 import copy

@@ -19,7 +19,7 @@ NAMES = {
     "compile": "torch.compile",
     "liger": "Liger",
 }
-README_ROWS = 12
+README_ROWS = 6
 OWN = "adze's own"
 PARTS = {
     "launch": "cudaLaunchKernelEx, an empty kernel",
@@ -36,11 +36,18 @@ INTRO = """# Performance
 
 Written by `python3 bench/report.py` from the runs in [bench/results](../bench/results).
 
-Each call of `adze bench` was held to its definition, then timed cold: inputs and outputs go through more memory than
-the cache holds. On a GPU calls are in captured graphs: *us* chained with programmatic dependent launch, *alone*
-without. *Spread* is between the quartiles. *Share* is of the ceiling: what plain loops reach in the same run with the
-same mix of reads and writes. Comparisons with PyTorch are made in one process, in turn, with the same rotation of
-memory for all.
+`adze bench` verifies each call against its definition and then times it with cold caches: inputs and outputs rotate
+through more memory than the cache holds. On a GPU the calls run in a captured CUDA graph. *us* is the time of a
+call with programmatic dependent launch, *alone* the time without it. *Spread* is the distance between the
+quartiles. *Share* is the share of the ceiling: the bandwidth that plain loops reach in the same run with the same
+mix of reads and writes. Comparisons with PyTorch are made in one process. The variants take turns, and all rotate
+through the same memory.
+
+The models have random weights. *Error / eager's* is the error of the outputs against the same model in a wider
+dtype (float32 for bf16), divided by the error of eager. *Equal* is the share of output elements that have eager's
+value; for generate() it is the share of greedy tokens. *Tokens equal* is the share of greedy tokens of a decode of
+several tokens. With `numerics="match"` every op rounds where the model rounds. A sum may be added in another order,
+so near-ties can fall the other way. One greedy token that differs changes all tokens after it.
 """
 
 
@@ -58,6 +65,14 @@ def runs():
 
 def number(value):
     return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def percent(share):
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def relative_error(row):
+    return f"{row['error'] / max(row['eager_error'], 1e-30):.2f}" if "error" in row else "-"
 
 
 def table(head, rows):
@@ -110,7 +125,7 @@ def compare_table(rows, key):
 def compare_section(run):
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
-    text = f"### Beside PyTorch {machine['torch']}: {where}\n\n{source(run)}.\n\n"
+    text = f"### Compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}.\n\n"
     reused = [row for row in run["rows"] if "us_reused" in row]
     if reused:
         text += "As a user calls it, with a fresh output (page faults are part of it):\n\n"
@@ -121,19 +136,22 @@ def compare_section(run):
 
 
 def models_section(run):
-    """Whole models and blocks: a step's wall time, the GPU's share of it, and how far its outputs are off those of
-    the same model in a wider dtype, beside eager's."""
+    """Whole models and blocks: a step's wall time, the GPU's share of it, the share of outputs that are equal to
+    eager's, and the error against the same model in a wider dtype relative to eager's error."""
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### {run['model']}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
     eager = {row["what"]: row["ms"] for row in run["rows"] if row["variant"] == "eager"}
+    tokens = any("whole_equal" in row for row in run["rows"])
     cells = []
     for row in run["rows"]:
         ratio = f"{eager[row['what']] / row['ms']:.2f}" if row["what"] in eager else "-"
         cells.append([f"{row['what']}, {row['variant']}", number(row["ms"]), f"{100 * row['spread']:.1f} %", ratio])
         cells[-1] += [number(row.get("busy_ms")), str(row.get("launches", "-"))]
-        cells[-1] += [f"{row['error'] / max(row['eager_error'], 1e-30):.2f}" if "error" in row else "-"]
-    text += table(["step", "ms", "spread", "eager / it", "GPU ms", "launches", "error / eager's"], cells)
+        cells[-1] += [relative_error(row), percent(row.get("equal"))]
+        cells[-1] += [percent(row.get("whole_equal"))] if tokens else []
+    head = ["step", "ms", "spread", "eager / it", "GPU ms", "launches", "error / eager's", "equal"]
+    text += table(head + (["tokens equal"] if tokens else []), cells)
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
 
@@ -141,7 +159,7 @@ def sweep_section(run):
     """The worst of random calls, and how many miss what is asked of them."""
     machine, settings = run["machine"], run["settings"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
-    text = f"### Random calls beside PyTorch {machine['torch']}: {where}\n\n{source(run)}."
+    text = f"### Random calls compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}."
     if run["clocks"]:
         text += f" Driver {run['driver']}, clocks: {run['clocks']}."
     text += (
@@ -157,12 +175,12 @@ def sweep_section(run):
         else:
             cell += ["-", "-", "-", "-" if row["error"] <= 1 else "wrong"]
         cells.append(cell)
-    head = [f"the {len(cells)} worst, us", "rows on 16-byte borders", "adze", "best of the others", "share of copy"]
+    head = [f"the {len(cells)} worst, us", "rows aligned to 16 bytes", "adze", "best of the others", "share of copy"]
     return text + table([*head, "best peer / adze"], cells) + "\n"
 
 
 def host_section(run):
-    """What a call costs the host: adze's operator beside one in C++, and adze's Python function."""
+    """What a call costs the host: adze's operator, an operator in C++, and adze's Python function."""
     machine, rows = run["machine"], run["rows"]
     where = f"{machine['cpu']}, tensors on the {'GPU' if 'gpu' in machine else 'CPU'}"
     text = f"### Host cost of a call, PyTorch {machine['torch']}: {where}\n\n{source(run)}. Median of processes.\n\n"
@@ -205,7 +223,7 @@ def performance(found):
 
 
 def readme_table(found):
-    """The newest comparison on a GPU; without one, on a CPU; without any, nothing."""
+    """Steps of models, then the newest comparison of ops: on a GPU, or on a CPU where no other was recorded."""
     compared = [run for group in found.values() for run in group if "adze_compare" in run]
     compared.sort(key=lambda run: ("gpu" in run["machine"], run["date"]))
     if not compared:
@@ -222,33 +240,37 @@ def readme_table(found):
             [f"{row['op']} {row['case']}", number(row["us"]["adze"]), best, eager, f"{row['ratio']:.2f}x"],
         )
     head = [f"us, {where}, {rows[0]['dtype']}", "adze", "best of the others", "torch eager", "best / adze"]
-    return table(head, cells) + models_table(found)
+    models = models_table(found)
+    return (models + "\n" if models else "") + table(head, cells)
 
 
 def models_table(found):
-    """Steps of whole models on a GPU, the variants that users choose from."""
+    """Steps of whole models on a GPU in the variants that users choose from. A step without a time of plain
+    adze.patch is left out. The error is that of plain adze.patch."""
     columns = {
         "eager": "eager",
-        "adze": "patched",
+        "adze": "adze.patch",
         "compile": "torch.compile",
-        "adze + compile": "torch.compile, patched",
-        "adze + graph": "adze.graph, patched",
-        "adze fast + graph": 'adze.graph, numerics="fast"',
+        "adze + compile": "adze.patch + torch.compile",
+        "adze + graph": "adze.patch + adze.graph",
+        "adze fast + graph": 'the same, numerics="fast"',
     }
-    needed = {"eager", "compile", "adze + compile"}
+    needed = {"eager", "adze", "compile", "adze + compile"}
     runs = [run for group in found.values() for run in group if "adze_models" in run and "gpu" in run["machine"]]
     cells, where = [], ""
     for run in runs:
         steps = {}
         for row in run["rows"]:
-            steps.setdefault(row["what"], {})[row["variant"]] = row.get("ms")
-        for what, ms in steps.items():
-            if ms.keys() >= needed and ms.keys() & {"adze", "adze + graph"}:
+            steps.setdefault(row["what"], {})[row["variant"]] = row
+        for what, variants in steps.items():
+            ms = {variant: row.get("ms") for variant, row in variants.items()}
+            if ms.keys() >= needed:
                 batch = run["settings"].get("batch_size")
                 name = f"{run['model']}, {f'a step, batch {batch}' if batch else what}"
                 cells.append([name, *(number(ms.get(variant)) for variant in columns)])
+                cells[-1].append(relative_error(variants["adze"]))
                 where = run["machine"]["gpu"]
-    return "\n" + table([f"ms, {where}", *columns.values()], cells) if cells else ""
+    return table([f"ms, {where}", *columns.values(), "error / eager's"], cells) if cells else ""
 
 
 def main():

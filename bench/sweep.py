@@ -1,4 +1,4 @@
-"""`compare_torch.py --sweep`: random calls of every op, each held to its definition and timed beside its peers.
+"""`compare_torch.py --sweep`: random calls of every op, verified against its definition and timed with its peers.
 
 What torch.compile makes is compiled before, by several processes at once (warming.py).
 """
@@ -70,7 +70,7 @@ def proven(call, adze, tuned, given):
         got = ways["adze"](given)
     except RuntimeError as error:  # a call that is legal, and refused
         return {}, math.inf, {"adze": str(error)}
-    worst, exacts = formulas.held_to_definition(call.op, got, given | call.numbers)
+    worst, exacts = formulas.error_of(call.op, got, given | call.numbers)
     unit = torch.finfo(got[0].dtype).eps
     left_out = {}
     for name, way in peers(call, tuned).items():

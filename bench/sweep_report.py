@@ -4,7 +4,7 @@ import math
 import statistics
 
 RATIO = 0.98  # of the best peer's time; less is a loss
-LARGE, SHARE, SHARE_OFF = 64 << 20, 0.85, 0.70  # bytes; of the copy ceiling, with rows on 16-byte borders and off
+LARGE, SHARE, SHARE_OFF = 64 << 20, 0.85, 0.70  # bytes; of the copy ceiling, with rows aligned to 16 bytes and not
 WORST = 10
 
 
@@ -41,6 +41,6 @@ def told(found):
     return (
         f"{found['timed']} of {found['drawn']} calls timed, {found['wrong']} wrong{spread}; {found['losses']} below "
         f"{RATIO}. Of calls of {LARGE >> 20} MB or more {found['large_below']} of {found['large']} are below "
-        f"{100 * SHARE:.0f} % of a copy, of those with rows off 16-byte borders {found['large_off_below']} of "
+        f"{100 * SHARE:.0f} % of a copy, of those with rows not aligned to 16 bytes {found['large_off_below']} of "
         f"{found['large_off']} below {100 * SHARE_OFF:.0f} %."
     )

@@ -1,4 +1,4 @@
-"""vLLM's gated activations on the CPU: its own forward beside adze's, in the vLLM that is installed.
+"""vLLM's gated activations on the CPU: its own forward compared with adze's, in the vLLM that is installed.
 
 `python bench/vllm_layers.py [THREADS]` prints microseconds: the best of many calls, the two in turn.
 """

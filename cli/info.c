@@ -91,7 +91,20 @@ static void print_comment(const char *header, const char *at)
     printf("```\n\n");
 }
 
-/* The note beside a field's declaration, with | escaped for the table. */
+/* Whether the note of the declaration [at, stop) is about `name`. A note that begins with one of several fields and a
+   colon, as `float eps, weight_offset; (comment) weight_offset: Gemma's 1`, is about that field only. */
+static int note_is_about(const char *note, const char *at, const char *stop, const char *name)
+{
+    const size_t n = strcspn(note, ": ");
+    if (note[n] != ':' || (strlen(name) == n && strncmp(note, name, n) == 0))
+        return 1;
+    for (const char *word = at; word + n <= stop; word++)
+        if (strncmp(word, note, n) == 0 && strchr(" ,;", word[n]) && strchr(" ,", word[-1]))
+            return 0;
+    return 1;
+}
+
+/* The note behind a field's declaration, with | escaped for the table. */
 static void print_note(const char *body, const char *name)
 {
     const char *end = strstr(body, "\n}"), *at = body;
@@ -103,7 +116,7 @@ static void print_note(const char *body, const char *name)
         if (word >= stop || *stop != ';')
             continue;
         const char *open = strstr(stop, "/*"), *close = open ? strstr(open, "*/") : NULL;
-        if (!close || memchr(stop, '\n', (size_t)(open - stop)))
+        if (!close || memchr(stop, '\n', (size_t)(open - stop)) || !note_is_about(open + 3, at, stop, name))
             return;
         for (const char *c = open + 3; c < close - 1; c++) {
             if (*c == '\n' || (*c == ' ' && (c[1] == ' ' || c[1] == '\n')))

@@ -1,4 +1,4 @@
-"""adze as a Hub package, loaded from a folder by the kernels library: its norm beside torch's.
+"""adze as a Hub package, loaded from a folder by the kernels library: its norm compared with torch's.
 
 make hub && python examples/hub_kernel.py [folder]
 """

@@ -1,4 +1,4 @@
-"""adze.jax beside the same norm in jax.numpy, both under jit.
+"""adze.jax compared with the same norm in jax.numpy, both under jit.
 
 python examples/jax_rms_norm.py
 """

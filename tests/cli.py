@@ -162,6 +162,26 @@ def files(adze, folder):
         expect(good, f"a full disk: {run.returncode}, {run.stderr}")
 
 
+def markdown(adze, folder):
+    """The table of an op's fields: a note that names one field of a declaration stands at that field only."""
+    header = pathlib.Path(folder, "include/adze.h")
+    header.parent.mkdir(parents=True, exist_ok=True)
+    text = pathlib.Path(__file__).parent.parent.joinpath("include/adze.h").read_text()
+    for note, at_eps, at_offset in (
+        ("weight_offset: one", "", "weight_offset: one"),
+        ("eps: one", "eps: one", ""),
+        ("0: none", "0: none", "0: none"),
+    ):
+        changed, declarations = re.subn(
+            r"float eps, weight_offset;.*", f"float eps, weight_offset; /* {note} */", text
+        )
+        expect(declarations, "adze.h declares no `float eps, weight_offset;`")
+        header.write_text(changed)
+        out = adze("info", "--markdown", str(header))[1]
+        rows = set(re.findall(r"\| `(eps|weight_offset)` \| float \| (.*) \|", out.split("## group_norm")[0]))
+        expect(rows == {("eps", at_eps), ("weight_offset", at_offset)}, f"fields with the note '{note}': {rows}")
+
+
 def main(path, folder):
     adze, folder = Program(path), pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,6 +190,7 @@ def main(path, folder):
     lines(adze)
     memory(adze)
     files(adze, folder)
+    markdown(adze, folder)
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1
 

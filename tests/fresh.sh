@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# fresh.sh - README's commands on a machine that holds nothing else: a minimal Debian root (mmdebstrap) with make, gcc, git
-# and python3, into which HEAD is cloned. Once without nvcc and, where this machine has one, once with it.
+# fresh.sh - the commands of docs/c.md on a machine that holds nothing else: a minimal Debian root (mmdebstrap) with make, gcc,
+# git and python3, into which HEAD is cloned. Once without nvcc and, where this machine has one, once with it.
 #   tests/fresh.sh [--without-nvcc | --with-nvcc] [--keep] [--twice] [run | test | install] ...
-# run and test are make's; install puts the library into /usr/local and builds the example as README says. All three when
+# run and test are make's; install puts the library into /usr/local and builds the example as docs/c.md says. All three when
 # none is named. --twice runs each a second time, --keep leaves the root behind. Needs root, and a few GB in TMPDIR.
 #
 # The root gets packages from where this machine gets them: apt's and pip's settings, proxies and certificates are passed
@@ -153,7 +153,7 @@ enter() { # root, mounts, command
     wait $inside
 }
 
-# README's line, in a folder that holds nothing but the example.
+# The line of docs/c.md, in a folder that holds nothing but the example.
 install_and_compile='make install && { command -v pkg-config >/dev/null ||
     { apt-get -qq update && apt-get -qq install -y --no-install-recommends pkg-config >/dev/null; }; } &&
     rm -rf /tmp/example && mkdir /tmp/example && cp examples/rms_norm.c /tmp/example && cd /tmp/example &&

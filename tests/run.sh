@@ -273,8 +273,8 @@ step_docs() {
     python3 bind/header.py | diff -u python/adze/operators/header.py -
     python3 bench/report.py --check
     python3 -c 'import re, textwrap
-block = re.search("```c\n(.*?)```", open("README.md").read(), re.S)[1]
-assert textwrap.indent(block, "    ") in open("examples/rms_norm.c").read(), "README.md shows another example"'
+block = re.search("```c\n(.*?)```", open("docs/c.md").read(), re.S)[1]
+assert textwrap.indent(block, "    ") in open("examples/rms_norm.c").read(), "docs/c.md shows another example"'
 }
 step_cli() {
     about 'options, errors and files of the program'

@@ -35,10 +35,11 @@ KINDS = {
 WORDS = """\
 # Versions
 
-`python3 tests/versions.py` has written this page. It runs tiny models with each of these versions, with and without
-adze, on torch {torch}: their outputs and greedy tokens are the same, and as many modules are replaced as in the
-newest one. The minor versions below are supported. `handle.report()` says when another one is installed; there, too,
-a module whose source nobody has seen is left as it is.
+`python3 tests/versions.py` writes this page. It runs tiny models in float32 with each of these versions, with and
+without adze, on torch {torch}. A model passes when its outputs agree within the tolerance that `torch.testing` has
+for float32, and when the 6 greedy tokens of a language model are the same. As many modules must be replaced as in
+the newest version. The minor versions below are supported. `handle.report()` says when another one is installed.
+There, too, a module whose source is not known is left as it is.
 
 `python -m adze.fingerprint --scan` lists the classes of the installed packages that look like a target: those that
 rules know, those that are near to a known source and what it is, and the others. A block is also known by the
@@ -49,7 +50,7 @@ statements in it that add a residual and norm the sum. A new version is added in
 2. `python -m adze.fingerprint --diff FOLDER` shows how they have changed, against the version in a folder such as
    build/versions/transformers-5.22.2/lib/python3.11/site-packages. `--record --accept NAME` adds one that was
    reviewed: the rule must compute what the source computes.
-3. The version is written into `supported` in the same file, and `python3 tests/versions.py` makes this page anew.
+3. The version is written into `supported` in the same file, and `python3 tests/versions.py` writes this page again.
 """
 
 # Prints the requirements of some packages that the environment does not meet.
@@ -148,7 +149,7 @@ def page(results):
     for package, versions in results.items():
         kinds = [kind for kind in KINDS if any(kind in result["classes"] for result in versions.values())]
         lines += ["", f"## {package}", ""]
-        lines.append(f"| version | models alike | modules replaced | {' | '.join(KINDS[kind] for kind in kinds)} |")
+        lines.append(f"| version | models passed | modules replaced | {' | '.join(KINDS[kind] for kind in kinds)} |")
         lines.append("|---" * (3 + len(kinds)) + "|")
         for version in reversed(versions):
             result = versions[version]
@@ -195,7 +196,7 @@ def main():
             results[package][version] = result
             passed = sum(not isinstance(counts, str) for counts in result["models"].values())
             known = ", ".join(f"{s['known']}/{sum(s.values())} {kind}" for kind, s in result["classes"].items())
-            models = f"{passed} of {len(result['models'])} models alike"
+            models = f"{passed} of {len(result['models'])} models passed"
             print(f"{package} {version}: {models}; known: {known}", flush=True)
     wrong = faults(results)
     print(*wrong, sep="\n")

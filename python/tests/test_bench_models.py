@@ -1,6 +1,7 @@
 """The model benchmarks with tiny models on the CPU: they run, compare before they time, and write what they found."""
 
 import json
+import pathlib
 import subprocess
 import sys
 import threading
@@ -72,7 +73,20 @@ def test_a_report_has_the_rows_of_generate(bench):
     rows = [{"what": "generate(), a token", "variant": name, "ms": value} for name, value in ms.items()]
     run = {"adze_models": 1, "machine": {"gpu": "a GPU"}, "settings": {}, "model": "tiny", "rows": rows}
     table = bench["report"].models_table({"there": [run]})
-    assert "| tiny, generate(), a token | 31.50 | 18.25 | 7.50 | 7.25 | - | - |" in table
+    assert "| tiny, generate(), a token | 31.50 | 18.25 | 7.50 | 7.25 | - | - | - |" in table
+
+
+def test_a_report_has_errors_and_equal_shares(bench):
+    row = {"what": "decode", "ms": 2.0, "spread": 0.01, "eager_error": 0.5}
+    rows = [row | {"variant": name, "error": 0.5, "equal": 1.0} for name in ("eager", "compile", "adze + compile")]
+    rows.append(row | {"variant": "adze", "error": 0.45, "equal": 0.04, "whole_equal": 0.0625})
+    run = {"adze_models": 1, "machine": {"gpu": "a GPU"}, "settings": {}, "model": "tiny", "script": "qwen3.py"}
+    run |= {"rows": rows, "left_out": [], "commit": "abc", "date": "2026-01-01", "path": pathlib.Path("a.json")}
+    report = bench["report"]
+    assert "| decode, adze | 2.00 | 1.0 % | 1.00 | - | - | 0.90 | 4 % | 6 % |" in report.models_section(run)
+    assert "| tiny, decode | 2.00 | 2.00 | 2.00 | 2.00 | - | - | 0.90 |" in report.models_table({"there": [run]})
+    run["rows"] = rows[:3]
+    assert report.models_table({"there": [run]}) == "", "a step without a time of plain adze.patch"
 
 
 def test_switches_name_variants(bench):

@@ -196,7 +196,7 @@ def test_a_call_that_is_refused_is_wrong(bench, run, quick, monkeypatch, capsys)
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_the_bound_takes_the_rounded_truth_and_nothing_else(bench, adze, dtype):
-    held, found = bench["formulas"].held_to_definition, set()
+    held, found = bench["formulas"].error_of, set()
     for call in bench["sweep_draw"].draws(11, 120, tiny=True):
         if call.main.dtype != dtype:
             continue

@@ -290,7 +290,7 @@ def test_offloaded_pipelines(offload, when):
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
 def test_a_product_and_its_gelu(dtype):
     """At once it is nearer to the exact values than with a product that was rounded."""
-    from adze.patching.norm_act import product_gelu
+    from adze.patching.norm_act import linear_gelu
 
     proj = torch.nn.Linear(256, 512, dtype=dtype).requires_grad_(False)
     x = torch.randn(2, 96, 256, dtype=dtype) * 4
@@ -298,9 +298,9 @@ def test_a_product_and_its_gelu(dtype):
         torch.nn.functional.linear(*(t.double() for t in (x, proj.weight, proj.bias))), approximate="tanh"
     )
     rounded = torch.nn.functional.gelu(proj(x), approximate="tanh")
-    assert (product_gelu(proj, x) - exact).square().mean() < (rounded - exact).square().mean()
-    assert product_gelu(torch.nn.Linear(256, 512, bias=False, dtype=dtype), x) is None
-    assert product_gelu(proj.float(), x.float()) is None
+    assert (linear_gelu(proj, x) - exact).square().mean() < (rounded - exact).square().mean()
+    assert linear_gelu(torch.nn.Linear(256, 512, bias=False, dtype=dtype), x) is None
+    assert linear_gelu(proj.float(), x.float()) is None
 
 
 # ---- Compilers ----

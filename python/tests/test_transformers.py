@@ -227,7 +227,7 @@ def test_normed_rotations(name):
 # ---- Whole models ----
 
 TOKENS = 8 if here().type == "cpu" else 64
-LEFT = {  # known, and nothing to fuse: attention and MLP run beside each other
+LEFT = {  # known, and nothing to fuse: attention and MLP run in parallel
     "phi": 2, "gpt_neox": 2, "falcon": 2, "falcon_two_norms": 2,
 }  # fmt: skip
 

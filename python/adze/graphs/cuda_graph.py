@@ -177,7 +177,7 @@ class GraphHandle:
             if self.wasted == MOST_WASTED:
                 warnings.warn(
                     f"adze.graph: the {type(self.module).__name__} changed {MOST_WASTED} times in a row before its "
-                    "graphs were of use; it runs as it is until reset()",
+                    "graphs were replayed often enough to pay; it runs without graphs until reset()",
                     stacklevel=4,
                 )
             self.state.record()
@@ -200,7 +200,9 @@ class GraphHandle:
             except (RuntimeError, NotImplementedError) as error:  # a module that cannot be captured runs as it is
                 self.refused[key] = str(error)
                 if isinstance(error, Refused):
-                    warnings.warn(f"adze.graph runs the {type(self.module).__name__} as it is: {error}", stacklevel=4)
+                    warnings.warn(
+                        f"adze.graph runs the {type(self.module).__name__} without a graph: {error}", stacklevel=4
+                    )
                 self.state.ran()
                 return None
             self.state.ran()
@@ -235,10 +237,10 @@ class GraphHandle:
         self.refused.clear()
 
     def report(self):
-        lines = [f"{len(self.captured)} graphs, {len(self.refused)} calls that run as they are"]
+        lines = [f"{len(self.captured)} graphs, {len(self.refused)} calls that run without a graph"]
         lines += [f"refused: {reason.splitlines()[0]}" for reason in self.refused.values()]
         if self.wasted >= MOST_WASTED:
-            lines.append("the module changes too often: it runs as it is until reset()")
+            lines.append("the module changes too often: it runs without graphs until reset()")
         return "\n".join(lines)
 
     def __getattr__(self, name):
@@ -252,6 +254,6 @@ def graph(module, limit=16):
     shapes beyond the limit, inputs off the GPU, caches, and calls that need a gradient run the module itself, and so
     does a module that returns a cache. Weights that move (offloading, a new dtype) make a new graph; weights that
     change in place are seen by the old one. Before each call the module's attributes, hooks, forwards and submodules
-    are compared with those of the capture: after a change (an adapter, a patch that is disabled) graphs are made
-    anew."""
+    are compared with those of the capture. After a change (an adapter, a patch that is disabled) graphs are captured
+    again."""
     return GraphHandle(module, limit)

@@ -1,6 +1,6 @@
-"""What a module's forward depends on beside its inputs and the values of its weights: forwards, hooks, submodules,
-and every attribute, also those within lists, dicts and objects such as a config or a cache. For adze.graph, which
-replays what a module did once and must see when it would do something else.
+"""What a module's forward depends on, other than its inputs and the values of its weights: forwards, hooks,
+submodules and every attribute, also those within lists, dicts and objects such as a config or a cache.
+For adze.graph, which replays what a module did once and must see when it would do something else.
 """
 
 import itertools

@@ -61,7 +61,7 @@ def _empty(like, dtype, shape):
 
 
 def _argument(op, name, tensor, is_out):
-    """A tensor as TVM FFI takes it. An array that may not be written can be read from a copy alone."""
+    """A tensor as TVM FFI takes it. A read-only array is passed as a copy."""
     torch = _torch_of(tensor)
     if torch:
         if torch.is_grad_enabled() and tensor.requires_grad:

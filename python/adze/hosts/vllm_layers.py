@@ -1,7 +1,7 @@
 """vLLM's gated activations over glu, in its eager mode on the CPU.
 
 They are subclasses of vLLM's own and take their place (CustomOp.register_oot). In a compiled graph and on GPUs they
-stay vLLM's: a compiler fuses them with what stands beside them, vLLM's passes look for its own operators, and its
+stay vLLM's: a compiler fuses them with their neighbours, vLLM's passes search for its own operators, and its
 kernels for GPUs are one launch as well. RotaryEmbedding is not replaced: vLLM's kernel reads the table at the
 positions itself, and rope after a gather of the table took up to four times as long.
 """

@@ -239,11 +239,11 @@ def insert_call(graph, target, args, outputs, inner=()):
     order = {node: at for at, node in enumerate(graph.nodes)}
     after = max(inputs, key=order.__getitem__)
     readers = {user for out in outputs for user in out.users if user not in inner}
-    late = {}  # in their order
+    moved = {}  # nodes that must come after the call, in their order
     for node in list(graph.nodes)[: order[after] + 1]:
-        if node in readers or any(n in late for n in node.all_input_nodes):
-            late[node] = None
-    if any(n in late for n in inputs):
+        if node in readers or any(n in moved for n in node.all_input_nodes):
+            moved[node] = None
+    if any(n in moved for n in inputs):
         return None
     call = last = new_node(graph, target, args, after)
     results = [call]
@@ -252,7 +252,7 @@ def insert_call(graph, target, args, outputs, inner=()):
         for at in range(len(outputs)):
             last = new_node(graph, operator.getitem, (call, at), last)
             results.append(last)
-    for node in late:
+    for node in moved:
         last.append(node)
         last = node
     return results

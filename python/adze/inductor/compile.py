@@ -2,9 +2,9 @@
 
 An opaque kernel in place of one small op costs more than it gives: Inductor can no longer fuse through it, and
 outside of CUDA graphs each call of a foreign operator costs host time. A chain that is replaced as a whole
-(residual + norm, norm + modulation, qk-norm + rope, gate * activation) leaves nothing behind to fuse, and is where
+(residual + norm, norm + modulation, qk-norm + rope, gate * activation) leaves no op behind to fuse, and is where
 these kernels are faster. Lone norms, activations and elementwise work stay with Inductor, but for large activations
-between two matrix products, which nothing could be fused with.
+between two GEMMs, which Inductor can fuse with no other op.
 """
 
 import functools
@@ -50,9 +50,9 @@ BARE = [
     ("rms_norm", ops.rms_norm, lambda h, eps: (h * _root(h, eps)).to(h.dtype)),
 ]
 GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
-# Devices on which an activation between two products pays, from so many elements on.
+# Devices on which an activation between two GEMMs pays, and the number of elements from which on it does.
 ALONE = {"cuda": 4 << 20}
-PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")}
+GEMMS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")}
 
 
 def _norm_args(
@@ -129,15 +129,15 @@ def _glu(name):
     return Chain(f"{name}, product", search, call, "x x")
 
 
-def _goes_into_products(node):
+def _only_gemms_read(node):
     return bool(node.users) and all(
-        user.target in PRODUCTS or (fake.is_view(user) and _goes_into_products(user)) for user in node.users
+        user.target in GEMMS or (fake.is_view(user) and _only_gemms_read(user)) for user in node.users
     )
 
 
 def _alone(x, out):
-    """Whether Inductor would make a kernel of the activation alone, and one that is slower than ours. With autotuned
-    products it may be part of the product's kernel."""
+    """Whether Inductor would make a separate kernel of the activation, and a slower one than adze's. With autotuned
+    GEMMs it may be the epilogue of a GEMM."""
     value = x.meta["val"]
     if value.dtype not in (torch.float16, torch.bfloat16) or not isinstance(value.numel(), int):
         return False
@@ -145,7 +145,7 @@ def _alone(x, out):
         return False
     while fake.is_view(x):
         x = x.args[0]
-    return x.target in PRODUCTS and _goes_into_products(out)
+    return x.target in GEMMS and _only_gemms_read(out)
 
 
 def _activation(name):

@@ -86,7 +86,7 @@ def softmax(x, mask=None, *, scale=1.0, out=None):
 
 
 def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
-    """q and k rotated by the angles of cos and sin; q alone when k is None."""
+    """q and k rotated by the angles of cos and sin; only q when k is None."""
     args = (q, k, cos, sin, int(interleaved), rotary_dim, int(heads_first), rounding)
     return ops.rope(args, q_out, k_out, k is not None)
 

@@ -96,7 +96,7 @@ DECORATORS = {
 def unwrapped(fn):
     """The function itself: without a binding, or the module that `kernels` makes of it.
 
-    A function that wraps another is not looked through: what it does beside calling the other would be lost."""
+    A function that wraps another is not unwrapped: what it does in addition to the call would be lost."""
     while True:
         if isinstance(fn, types.MethodType):
             fn = fn.__func__
@@ -107,7 +107,7 @@ def unwrapped(fn):
 
 
 def _held_function(module):
-    """The function behind a module whose forward does nothing but call it, as `kernels` makes for functions."""
+    """The function behind a module whose forward only calls it, as `kernels` makes for functions."""
     cls = type(module)
     forward = getattr(cls, "forward", None)
     cells = getattr(forward, "__closure__", None) or ()
@@ -150,7 +150,7 @@ def undecorated(fn):
 
 
 def decorated_like(function, made):
-    """A function with the decorators of the list that another has; their own functions are made anew around it."""
+    """A function with the decorators of the list that another has; their own functions are made again around it."""
     inner = _decorated(function)
     if inner is None:
         return made

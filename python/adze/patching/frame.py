@@ -122,8 +122,8 @@ def left_to_compiler(x):
 
 
 def _leaving_tokens(made, original):
-    """The forward that was made, but for one token in a compiled graph the original: before each call Dynamo looks at
-    every function and number that the traced code read, and decoding waits for that."""
+    """The forward that was made, but for one token in a compiled graph the original: before each call Dynamo checks
+    a guard for every function and number that the traced code read, and decoding waits for that."""
 
     def forward(self, *args, **kwargs):
         if torch.compiler.is_compiling():
@@ -181,7 +181,7 @@ def usable(x, *others):
 
 
 def plain(child, cls):
-    """Whether a child is exactly of this class, and its call would run nothing but its own or adze's forward."""
+    """Whether a child is exactly of this class, and its call would run only its own or adze's forward."""
     if type(child) is not cls or child._forward_hooks or child._forward_pre_hooks:
         return False
     if child._backward_hooks or child._backward_pre_hooks:
@@ -319,7 +319,7 @@ class _Plan:
         return Context(self.numerics, self.ops, path, function, self)
 
     def choose(self, module, path, site):
-        """(rule or None, function or None, why not), or None for a module that is nobody's business."""
+        """(rule or None, function or None, why not), or None for a module that no op could replace."""
         cls = type(module)
         kind = looks_like(module)
         if module in self.excluded:
@@ -417,7 +417,7 @@ class PatchHandle:
                     )
 
     def report(self):
-        """A table: modules, what replaced them, or why nothing did. Modules of no interest are not in it."""
+        """A table: modules, and what replaced them or why not. Modules that no op could replace are left out."""
         counts = {}
         for row in self.rows:
             path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.path)

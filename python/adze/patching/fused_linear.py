@@ -1,5 +1,5 @@
 """Linears that read the same input, as one GEMM: fewer launches, and fewer multiprocessors idle at its end. And a
-Linear that reads a concatenation, as two GEMMs: nothing is copied.
+Linear that reads a concatenation, as two GEMMs without a copy.
 
 The weights of Linears that share a GEMM are packed one after the other in memory, in one storage. They stay the
 parameters they were, with the same values, and a state_dict shows each with a storage of its own, as savers want it;
@@ -20,7 +20,7 @@ MOST = 3  # parts of the operator for compiled graphs
 
 def adjacent(parts, dim=0):
     """The tensors as the contiguous one that they are in memory, one after the other along a dimension, or None.
-    Pointers alone do not tell: neighbours may belong to two allocations."""
+    Equal pointers are not enough: neighbours may belong to two allocations."""
     first = parts[0]
     stride, shape, size = first.stride(), list(first.shape), first.element_size()
     pointer, offset, count = first.data_ptr(), first.storage_offset(), 0
@@ -57,7 +57,7 @@ if _operator is not None:
 
 
 def _compiled(x, weights, biases):
-    """The same as one operator. Dynamo does not see where weights lie; the operator looks."""
+    """The same as one operator. Dynamo does not know addresses; the operator compares them when it runs."""
     if _operator is None or len(weights) > MOST or not _alike(weights, biases):
         return None
     none = [None] * (MOST - len(weights))
@@ -102,7 +102,7 @@ def pack_weights(*linears):
         if not parts or adjacent(parts) is not None:
             continue
         if any(p.is_inference() or p.untyped_storage().nbytes() != p.nbytes for p in parts):
-            return False  # others may look at this memory
+            return False  # other views may share this memory
         with torch.inference_mode(False), torch.no_grad():
             pieces = torch.cat([part.detach() for part in parts]).split([part.shape[0] for part in parts])
         for part, piece in zip(parts, pieces, strict=True):
@@ -146,8 +146,8 @@ def fused_linears(ctx, *linears):
 
 
 def mark_fused(forward, project):
-    """The forward, marked where `project` runs one GEMM for several Linears: then a compiler does not get one token,
-    as it would run each GEMM alone."""
+    """The forward, marked where `project` runs one GEMM for several Linears: then one token is not left to a
+    compiler, which would run each GEMM by itself."""
     forward.adze_fused_linear = project is _together
     return forward
 

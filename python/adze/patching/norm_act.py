@@ -20,7 +20,7 @@ class Norm(NamedTuple):
     weight_offset: float = 0.0
     rounding: int = 0
     dtype: str = (
-        "x"  # of the output: x's, "promoted" with the weight's, or "weight": T5's, which then rounds nothing else
+        "x"  # of the output: x's, "promoted" with the weight's, or "weight": T5's, which then rounds only the output
     )
     weight: bool | str = True  # whether it has one; or the attribute that says so
     bias: bool | None = False  # whether it may have one; None: it may, and ops cannot add it as the model does
@@ -28,7 +28,7 @@ class Norm(NamedTuple):
 
     def taken(self, module, x, *others):
         """The weight and the bias of such a module, where an op may do its work on x; else None. others: what the op
-        would read beside them."""
+        would read in addition."""
         scaled = getattr(module, self.weight) if isinstance(self.weight, str) else self.weight
         weight = parameter(module, "weight") if scaled else None
         bias = None if self.bias is False else parameter(module, "bias")
@@ -130,7 +130,7 @@ def norm_add(child, norm, x, residual, steps):
 
 
 class Act(NamedTuple):
-    """An activation module: adze's name, and whether the module rounds once. Others are matched in f32 alone."""
+    """An activation module: adze's name, and whether the module rounds once. Others are matched only in f32."""
 
     cls: type
     name: str
@@ -143,7 +143,7 @@ class Act(NamedTuple):
         return self.chosen is None or self.chosen(module)
 
     def plain(self, child):
-        """Whether a call of the child would compute this and nothing else."""
+        """Whether a call of the child would compute exactly this."""
         return plain(child, self.cls) and self.is_of(child)
 
 
@@ -151,9 +151,9 @@ def act_usable(act, match, x, *others):
     return (act.once or not match or x.dtype == torch.float32) and usable(x, *others)
 
 
-def product_gelu(proj, x):
-    """gelu(proj(x)) by its tanh formula from cuBLASLt, which does not round the product before it; None where proj is
-    not a plain Linear with a bias, in half precision on a GPU."""
+def linear_gelu(proj, x):
+    """gelu(proj(x)) by its tanh formula from cuBLASLt, which does not round the output of the GEMM before it; None
+    where proj is not a plain Linear with a bias, in half precision on a GPU."""
     if not x.is_cuda or x.dtype == torch.float32 or not plain(proj, nn.Linear) or proj.bias is None:
         return None
     weight, bias = proj.weight, proj.bias

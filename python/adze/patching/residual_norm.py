@@ -1,4 +1,4 @@
-"""A rule by syntax, for blocks whose source nobody has seen: a sum and the norm that reads it become one call.
+"""A rule by syntax, for blocks whose source is not known: a sum and the norm that reads it become one call.
 
     hidden_states = residual + hidden_states              hidden_states, n = fused(residual, hidden_states, self.norm)
     residual = hidden_states                      ->      residual = hidden_states
@@ -6,8 +6,8 @@
 
 The rest of the forward is compiled as it stands: its globals stay those of its module, defaults and decorators are
 kept, and lines keep their numbers. The call adds and norms one after the other wherever it cannot fuse, so that the
-statements compute the same whatever their names hold. A forward is left alone when its source, compiled anew, is not
-the code that runs, and when it does anything unusual."""
+statements compute the same whatever their names hold. A forward is not changed when its source, compiled again, is
+not the code that runs, or when it does anything unusual."""
 
 import __future__
 
@@ -40,7 +40,7 @@ def _blocks(node):
 
 
 def _assigned(statement, kind):
-    """The name that a statement gives a value of this kind, where it does nothing else."""
+    """The name that a statement gives a value of this kind, where that is all it does."""
     if isinstance(statement, ast.Assign) and isinstance(statement.value, kind) and len(statement.targets) == 1:
         target = statement.targets[0]
         return target.id if isinstance(target, ast.Name) else None
@@ -88,7 +88,7 @@ def _parsed(code):
 
 
 def _odd(code, function):
-    """Why a function is not to be compiled anew, or None."""
+    """Why a function must not be compiled again, or None."""
     if code.co_freevars:
         return "its forward uses names of a function or class around it"
     arguments = function.args
@@ -163,7 +163,7 @@ def _same_code(a, b):
 @functools.lru_cache(1024)
 def norms_of_sums(original):
     """The attributes of the norms in a function that read a sum made just before; () where it is not one to be
-    compiled anew."""
+    compiled again."""
     function = _parsed(original.__code__)
     if function is None:
         return ()

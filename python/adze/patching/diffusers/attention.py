@@ -51,13 +51,13 @@ OWN, ADDED = ("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"
 
 def _projections(ctx, module, names=OWN):
     """A function (module, x) that gives the query, key and value of x."""
-    product, (q, k, v) = fused_linears(ctx, *(getattr(module, name) for name in names)), names
-    return lambda self, x: product(x, getattr(self, q), getattr(self, k), getattr(self, v))
+    project, (q, k, v) = fused_linears(ctx, *(getattr(module, name) for name in names)), names
+    return lambda self, x: project(x, getattr(self, q), getattr(self, k), getattr(self, v))
 
 
 def _two_streams(ctx, module):
-    """The same for image and text. There are many tokens of the image: one product would not take less time than
-    three, and torch.cat takes longer where a value is a part of one."""
+    """The same for image and text. The image has many tokens: one GEMM would not take less time than three, and
+    torch.cat takes longer where a value is a part of a larger tensor."""
     text = _projections(ctx, module, ADDED)
 
     def project(self, x, words):
@@ -184,8 +184,8 @@ def _pairs_once(*tables):
 
 
 def ltx_tables(module, ctx):
-    """LTXVideoRotaryPosEmbed: every step of a video has the same tables, so those of the step before are kept. Beside
-    them stand their pairs without repetition, which are half as much to read."""
+    """LTXVideoRotaryPosEmbed: every step of a video has the same tables, so those of the last step are kept. The
+    pairs without repetition are kept with them: they are half as much to read."""
     original, kept = ctx.original, {}
 
     def with_pairs(tables):
@@ -385,7 +385,7 @@ def wan(module, ctx):
 
 
 def hunyuan_video(module, ctx, cls):
-    """Attention with a HunyuanVideoAttnProcessor2_0: image before text, and the image alone is rotated. Without
+    """Attention with a HunyuanVideoAttnProcessor2_0: image before text, and only the image is rotated. Without
     projections for the text both have the same norms."""
     own = module.add_q_proj is not None
     children = [module.norm_q, module.norm_k, *([module.norm_added_q, module.norm_added_k] if own else [])]

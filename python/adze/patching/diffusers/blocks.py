@@ -9,7 +9,7 @@ from ...operators import ops
 from ..concat_activation import concat_activation
 from ..frame import plain, usable
 from ..fused_linear import adjacent, linear_of_concat
-from ..norm_act import product_gelu
+from ..norm_act import linear_gelu
 from ..torch import grouped
 from .norms import added, dense, gate_usable, gated, modulated
 
@@ -114,7 +114,7 @@ def _cat_tokens(first, rest):
 
 def _with_mlp(module, ctx):
     """A function (module, x, attend) that gives proj_out of attend() and the MLP of x side by side, or a str: why
-    there is none. When fast, they are not laid side by side: a product of each is made."""
+    there is none. When fast, they are not concatenated: each has its own GEMM."""
     act = ctx.facts(module.act_mlp, "act")
     if isinstance(act, str):
         return act
@@ -122,28 +122,28 @@ def _with_mlp(module, ctx):
         return f"{act.name} rounds more than once"
     at_once = not ctx.match and act.name == "gelu_pytorch_tanh"
 
-    def product(self, x, attend):
-        mlp = product_gelu(self.proj_mlp, x) if at_once and act.plain(self.act_mlp) else None
+    def project(self, x, attend):
+        mlp = linear_gelu(self.proj_mlp, x) if at_once and act.plain(self.act_mlp) else None
         if mlp is not None:
             return linear_of_concat(self.proj_out, attend(), mlp)
         mlp = self.proj_mlp(x)
         return self.proj_out(_side_by_side(self.act_mlp, act, attend(), mlp))
 
-    return product
+    return project
 
 
 def flux_single(module, ctx):
     """FluxSingleTransformerBlock: attention and MLP side by side."""
-    product, fast = _with_mlp(module, ctx), not ctx.match
-    if isinstance(product, str):
-        return product
+    project, fast = _with_mlp(module, ctx), not ctx.match
+    if isinstance(project, str):
+        return project
 
     def forward(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb=None, joint_attention_kwargs=None):
         n = encoder_hidden_states.shape[1]
         tokens = _cat_tokens(encoder_hidden_states, hidden_states)
         x, gate = self.norm(tokens, emb=temb)
         kwargs = {"image_rotary_emb": image_rotary_emb, **(joint_attention_kwargs or {})}
-        made = product(self, x, lambda: self.attn(hidden_states=x, **kwargs))
+        made = project(self, x, lambda: self.attn(hidden_states=x, **kwargs))
         tokens = _finite(gated(fast, tokens, made, gate[:, None]))
         return tokens[:, :n], tokens[:, n:]
 
@@ -391,9 +391,9 @@ def hunyuan_video_token_replace(module, ctx):
 
 
 def _hunyuan_video_single(module, ctx, replaces):
-    product, fast = _with_mlp(module, ctx), not ctx.match
-    if isinstance(product, str):
-        return product
+    project, fast = _with_mlp(module, ctx), not ctx.match
+    if isinstance(project, str):
+        return project
 
     def attended(self, x, n, attention_mask, image_rotary_emb):
         def attend():
@@ -405,7 +405,7 @@ def _hunyuan_video_single(module, ctx, replaces):
             )
             return torch.cat(parts, dim=1)
 
-        return product(self, x, attend)
+        return project(self, x, attend)
 
     def one_gate(
         self,

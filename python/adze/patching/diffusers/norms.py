@@ -5,7 +5,7 @@ from torch import nn
 
 from ...operators import ops
 from ..frame import plain, usable
-from ..norm_act import Act, Norm, act_usable, product_gelu
+from ..norm_act import Act, Norm, act_usable, linear_gelu
 
 # ---- Norms of one input ----
 
@@ -232,7 +232,7 @@ def gelu(module, ctx):
     names, fast = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}, not ctx.match
 
     def forward(self, hidden_states):
-        made = product_gelu(self.proj, hidden_states) if fast and self.approximate == "tanh" else None
+        made = linear_gelu(self.proj, hidden_states) if fast and self.approximate == "tanh" else None
         if made is not None:
             return made
         hidden_states, act = self.proj(hidden_states), names.get(self.approximate)
@@ -242,7 +242,7 @@ def gelu(module, ctx):
 
 
 def approximate_gelu(module, ctx):
-    """A Linear and x * sigmoid(1.702 x), of which bf16 and f16 models round every step: matched in f32 alone."""
+    """A Linear and x * sigmoid(1.702 x), of which bf16 and f16 models round every step: matched only in f32."""
     act, match = Act(type(module), "quick_gelu", once=False), ctx.match
 
     def forward(self, x):

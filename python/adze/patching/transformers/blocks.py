@@ -1,4 +1,4 @@
-"""Rules for the blocks of transformers: a residual sum and the norm beside it are one launch."""
+"""Rules for the blocks of transformers: a residual sum and the norm next to it are one launch."""
 
 from torch.nn import functional as F
 
@@ -22,7 +22,7 @@ def _block(**norms):
 
 
 def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=False):
-    """Attributes of dropouts, and whether the MLP returns something beside its output."""
+    """Attributes of dropouts, and whether the MLP returns a pair of its output and something else."""
 
     @_block(after_attention="post_attention_layernorm")
     def build(ctx, after_attention):
@@ -186,7 +186,7 @@ def _gpt_neox_sequential(ctx, before_mlp):
     return forward
 
 
-_PARALLEL = "attention and MLP run beside each other: no sum feeds a norm of this block"
+_PARALLEL = "attention and MLP run in parallel: no sum feeds a norm of this block"
 
 
 def _gpt_neox_layer(module, ctx):

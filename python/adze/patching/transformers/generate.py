@@ -1,9 +1,9 @@
 """Decoding that transformers compiles by itself, generate() with a static cache, for a patched model.
 
-One token is the model's own code there (patching.py), so the graph is that of the model without a patch. What is left
-is what Dynamo looks at before every token: that the forward of each patched module is bound to it is compared in
-Python, one by one, and decoding waits for it. A patch always binds a forward to the module it is in. So these
-guards can go; those on the function and on what it closes over stay.
+For one token a patched module runs the model's own code there (frame.py), so the graph is that of the unpatched
+model. Dynamo still checks its guards before every token. It compares in Python, module by module, whether the patched
+forward is bound to its module, and decoding waits for that. A patch always binds a forward to the module it is in.
+So these guards can go; those on the function and on what it closes over stay.
 """
 
 import copy

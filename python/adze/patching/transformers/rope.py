@@ -81,8 +81,8 @@ _ONLY_ROTATE = {
 }
 
 
-def _of_one_product(module, ctx, rotate, windows):
-    """The forward of such an attention, with queries, keys and values from one product."""
+def _with_fused_qkv(module, ctx, rotate, windows):
+    """The forward of such an attention, with queries, keys and values from one GEMM."""
     eager = ctx.original.__globals__["eager_attention_forward"]
     project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
 
@@ -105,7 +105,7 @@ def _rope(make):
         apply = make(unwrapped(home.apply_rotary_pos_emb), ctx.match)
         windows = None if ctx.match else by_hash(_ONLY_ROTATE).get(fingerprint(ctx.original))
         if windows is not None:
-            return _of_one_product(module, ctx, apply, windows)
+            return _with_fused_qkv(module, ctx, apply, windows)
         return clone(ctx.original, shim(home, ctx.numerics, {"apply_rotary_pos_emb": apply}))
 
     return build

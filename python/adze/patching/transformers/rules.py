@@ -109,9 +109,9 @@ ACTIVATIONS = [
 ]
 
 
-def _gated(attribute, *products):
+def _gated(attribute, *linears):
     """The build of an MLP with a gate, from a function that makes the forward; attribute names its activation,
-    products the Linears that read its input, for which the function is given a way to make them."""
+    linears the Linears that read its input, which that function gets as one projection."""
 
     def with_forward(make):
         def build(module, ctx):
@@ -119,9 +119,9 @@ def _gated(attribute, *products):
             if isinstance(act, str):
                 return act
             rounding = ctx.rounding(ROUND_STEPS)
-            if not products:
+            if not linears:
                 return act_note(act, ctx, make(act, ctx.match, rounding))
-            project = fused_linears(ctx, *(getattr(module, name) for name in products))
+            project = fused_linears(ctx, *(getattr(module, name) for name in linears))
             return act_note(act, ctx, mark_fused(make(act, ctx.match, rounding, project), project))
 
         return build
