@@ -107,25 +107,25 @@ constexpr norm_shape MODULATION[] = {
 };
 constexpr norm_shape GATED[] = {
     {0, 2, true, true, 384, 3, ANY, 1, 768, 0},
-    {0, 2, false, true, 384, 3, ANY, 1, 768, 8},
+    {0, 2, false, true, 384, 3, ANY, 33, 768, 8},
     {0, 4, true, false, 512, 2, ANY, 1, 2048, 0},
-    {0, 4, false, false, 448, 2, ANY, 1, 1792, 8},
+    {0, 4, false, false, 448, 2, ANY, 33, 1792, 8},
 };
 /* With tables, as in LTX-Video. */
 constexpr norm_shape TABLED[] = {
     {0, 2, true, true, 256, 5, ANY, 1, 512, 0},
-    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+    {0, 4, false, false, 448, 0, ANY, 33, 1792, 8},
 };
 template <bool ROUND>
 constexpr norm_shape TABLED_GATED[] = {
     {0, 2, true, false, 512, ROUND ? 3 : 2, ANY, 1, 1024, 0},
-    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+    {0, 4, false, false, 448, 0, ANY, 33, 1792, 8},
 };
 /* f32 parameters with f16 or bf16 x, as in Wan. */
 constexpr norm_shape FLOAT_PARAMS[] = {
     {0, 5, true, false, 448, 0, ANY, 512, 2240, 0},
     {0, 3, true, false, 448, 0, ANY, 1, 1344, 0},
-    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+    {0, 4, false, false, 448, 0, ANY, 33, 1792, 8},
 };
 /* Rare calls have few shapes, since each takes seconds to compile: f32 throughout; no weight; the other modulations
    in float, or with f32 parameters. */
@@ -149,7 +149,7 @@ constexpr norm_shape BARE_SUM[] = {
     {0, 8, false, false, 512, 0, ANY, 1, 4096, 8},
 };
 constexpr norm_shape RARE[] = {
-    {0, 4, false, false, 448, 0, ANY, 1, 1792, 8},
+    {0, 4, false, false, 448, 0, ANY, 33, 1792, 8},
 };
 
 /* clang-format on */
