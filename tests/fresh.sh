@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# fresh.sh - the commands of docs/c.md on a machine that holds nothing else: a minimal Debian root (mmdebstrap) with make, gcc,
-# git and python3, into which HEAD is cloned. Once without nvcc and, where this machine has one, once with it.
+# fresh.sh - README's commands, and docs/c.md's, on a machine that holds nothing else: a minimal Debian root (mmdebstrap) with
+# make, gcc, git and python3, into which HEAD is cloned. Once without nvcc and, where this machine has one, once with it.
 #   tests/fresh.sh [--without-nvcc | --with-nvcc] [--keep] [--twice] [run | test | install] ...
 # run and test are make's; install puts the library into /usr/local and builds the example as docs/c.md says. All three when
 # none is named. --twice runs each a second time, --keep leaves the root behind. Needs root, and a few GB in TMPDIR.
