@@ -54,7 +54,10 @@ FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 CPUINFO.sve    := sve
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
-UNWATCHED     = $(if $(SAN),$(if $(shell grep -w $(CPUINFO.$1) /proc/cpuinfo),,-fno-sanitize=all))
+# Kernels that this processor cannot run are not watched. UndefinedBehaviorSanitizer, which takes most of the time to
+# compile, watches the same sources in the kernels for any processor.
+UNWATCHED     = $(if $(SAN),$(if $(shell grep -w $(CPUINFO.$1) /proc/cpuinfo),$(if $(filter-out thread,$(SAN)),\
+                -fno-sanitize=undefined),-fno-sanitize=all))
 SAN_CFLAGS    = -O1 $(if $(filter-out thread,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size \
                 $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0)
 CPU_CFLAGS   := $(if $(SAN),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast \
@@ -196,9 +199,10 @@ docs: $(B)/adze
 	python3 bind/header.py > $(B)/header.py && mv $(B)/header.py python/adze/operators/header.py
 fat:
 	$(if $(filter 1,$(CUDA)),,$(error make fat needs nvcc))$(MAKE) CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" all
+COMPILE_ARCHS ?= $(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))
 cuda-compile:
 	$(if $(filter 1,$(CUDA)),,$(error make cuda-compile needs nvcc))$(MAKE) B=$(B)/cuda \
-	  CUDA_ARCHS="$(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))" cuda-objects
+	  CUDA_ARCHS="$(COMPILE_ARCHS)" cuda-objects
 cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
 
 # An image (DESTDIR) is for a package, whose installer calls ldconfig. Otherwise the loader is told, where it may be, and

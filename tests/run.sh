@@ -121,9 +121,9 @@ step_check-cross() {
     "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
 }
 step_cuda-compile() {
-    about 'the CUDA sources for the oldest and the newest GPU'
+    about 'the CUDA sources for the oldest GPU; `make cuda-compile` does it for the newest too'
     need 'nvcc|/usr/local/cuda/bin/nvcc'
-    build cuda-compile
+    build cuda-compile COMPILE_ARCHS=75
 }
 
 # A program of tests/ sees the library as a user does, unless it includes what only the static library has.
