@@ -199,10 +199,9 @@ docs: $(B)/adze
 	python3 bind/header.py > $(B)/header.py && mv $(B)/header.py python/adze/operators/header.py
 fat:
 	$(if $(filter 1,$(CUDA)),,$(error make fat needs nvcc))$(MAKE) CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" all
-COMPILE_ARCHS ?= $(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))
 cuda-compile:
 	$(if $(filter 1,$(CUDA)),,$(error make cuda-compile needs nvcc))$(MAKE) B=$(B)/cuda \
-	  CUDA_ARCHS="$(COMPILE_ARCHS)" cuda-objects
+	  CUDA_ARCHS="$(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))" cuda-objects
 cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
 
 # An image (DESTDIR) is for a package, whose installer calls ldconfig. Otherwise the loader is told, where it may be, and

@@ -11,9 +11,10 @@ logs=$PWD/build/test suite=$PWD/tests/run.sh
 mkdir -p "$logs"
 
 # The first group builds, one after the other, each on all cores; the second runs side by side, the longest first, so that
-# the cores end together; the last has the machine for itself.
+# the cores end together; the last has the machine for itself. A step on demand runs when it is named.
 builds='build build-clang build-sanitized build-tsan build-cross'
-steps='cuda-compile check-cross check-sve'
+on_demand='cuda-compile' # by name alone: as long as a third of all the rest
+steps='check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
 steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli example symbols headers docs cuda-graph"
 quiet='sdist wheel bench page'
@@ -121,9 +122,9 @@ step_check-cross() {
     "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
 }
 step_cuda-compile() {
-    about 'the CUDA sources for the oldest GPU; `make cuda-compile` does it for the newest too'
+    about 'the CUDA sources for the oldest and the newest GPU; on demand, and before a release'
     need 'nvcc|/usr/local/cuda/bin/nvcc'
-    build cuda-compile COMPILE_ARCHS=75
+    build cuda-compile
 }
 
 # A program of tests/ sees the library as a user does, unless it includes what only the static library has.

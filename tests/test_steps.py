@@ -9,6 +9,7 @@ logs={folder} suite={folder}/suite.sh
 builds='build-good build-broken build-absent'
 steps='on-good on-broken on-absent on-both on-nothing counted program'
 quiet='late'
+on_demand='rare'
 need() {{ true; }}
 test_program() {{
     about 'tests/NAME.c'
@@ -33,6 +34,7 @@ step_on-both() {{ true; }}
 step_on-nothing() {{ true; }}
 step_counted() {{ echo '3 passed, 0 failed, 2 skipped'; }}
 step_late() {{ true; }}
+step_rare() {{ touch "$logs/rare-was-run"; }}
 . {steps}
 """
 
@@ -71,6 +73,14 @@ def test_a_build_that_was_not_asked_for_is_not_judged(tmp_path):
     assert words == {"ok": {"on-broken"}, "FAIL": set(), "skip": set()}
     assert (tmp_path / "was-run").exists()
     assert done.returncode == 0
+
+
+def test_a_step_on_demand_runs_when_it_is_named(tmp_path):
+    run(tmp_path)
+    assert not (tmp_path / "rare-was-run").exists()
+    done, words = run(tmp_path, "rare")
+    assert words["ok"] == {"rare"} and done.returncode == 0
+    assert (tmp_path / "rare-was-run").exists()
 
 
 def test_seconds_of_each_step_come_at_the_end(tmp_path):
