@@ -32,7 +32,25 @@ typedef act_params<simple_rows<ACT_TENSORS>> act_simple;
 typedef act_params<general_rows<ACT_TENSORS>> act_general;
 typedef act_params<flat_rows<ACT_TENSORS>> act_flat;
 
-/* Stores y, or y * v if TIMES. STEPS rounds y before the product. */
+/* Unit u of y, or of y * v if TIMES. `steps` rounds y before the product. */
+template <bool TIMES, int UNITS, typename T, int W>
+__device__ __forceinline__ unit<T, W> act_result(const float (&y)[UNITS * W],
+                                                 const unit<T, W> (&v)[TIMES ? UNITS : 1], int u, bool steps)
+{
+    float part[W], factor[W];
+    if constexpr (TIMES)
+        v[u].get(factor);
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        part[j] = TIMES && !steps ? y[u * W + j] * factor[j] : y[u * W + j];
+    unit<T, W> result;
+    result.set(part);
+    if constexpr (TIMES)
+        if (steps)
+            result.multiply(v[u]);
+    return result;
+}
+/* Stores all units; the branch on STEPS is outside their loop. */
 template <bool TIMES, bool STEPS, bool TILED, typename T, int W, int UNITS>
 __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const unit<T, W> (&v)[TIMES ? UNITS : 1],
                                           T *out, int units)
@@ -40,16 +58,7 @@ __device__ __forceinline__ void act_write(const float (&y)[UNITS * W], const uni
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         const int at = unit_of<TILED, UNITS>(u);
-        float part[W], factor[W];
-        if constexpr (TIMES)
-            v[u].get(factor);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            part[j] = TIMES && !STEPS ? y[u * W + j] * factor[j] : y[u * W + j];
-        unit<T, W> result;
-        result.set(part);
-        if constexpr (TIMES && STEPS)
-            result.multiply(v[u]);
+        const unit<T, W> result = act_result<TIMES, UNITS>(y, v, u, STEPS);
         if (at < units)
             result.put(out + at * W);
     }
@@ -175,16 +184,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__
     act_all<UNITS * W, sizeof(T) == 2>(p.act, y);
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        float part[W], factor[W];
-        if constexpr (TIMES)
-            v[u].get(factor);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            part[j] = TIMES && !p.steps ? y[u * W + j] * factor[j] : y[u * W + j];
-        unit<T, W> result;
-        result.set(part);
-        if (TIMES && p.steps)
-            result.multiply(v[TIMES ? u : 0]);
+        const unit<T, W> result = act_result<TIMES, UNITS>(y, v, u, p.steps);
         if (first + u * 32 < p.rows.count)
             result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
     }

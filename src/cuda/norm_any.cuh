@@ -13,7 +13,6 @@
 #include "cluster.cuh"
 #include "launch.cuh"
 #include "norm_call.cuh"
-#include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
 

@@ -173,19 +173,6 @@ struct general_rows : adze_rows {
     }
 };
 
-/* The rows of a kernel that reads W elements at a time: simple rows for vectors, general rows for single elements.
- */
-template <int W, int N>
-struct rows_choice {
-    typedef simple_rows<N> type;
-};
-template <int N>
-struct rows_choice<1, N> {
-    typedef general_rows<N> type;
-};
-template <int W, int N>
-using rows_for = typename rows_choice<W, N>::type;
-
 /* Host: whether rows are simple, and the simple rows of the tensors that `which` lists. */
 static inline bool rows_are_simple(const adze_rows &rows)
 {
