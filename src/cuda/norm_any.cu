@@ -58,10 +58,10 @@ static adze_status norm_launch_loop(const char *op, adze_stream s, const norm_pa
 static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int width, norm_form form)
 {
     const int sm_count = adze_cuda_sm_count(s.device);
-    /* A sum that is not rounded is held as floats, which rows with a modulation have few registers for. */
-    const bool floats = form == ANY_OPTION && size < 4 && g.data[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM;
-    const int most_blocks =
-        adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER && !floats ? ANY_CLUSTER : 1;
+    /* A sum that is not rounded is held as floats: threads have registers for few, unless in plain vectors. */
+    const bool floats = size < 4 && width < 8 && g.data[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM;
+    const int clusters = adze_cuda_clusters(s.device) && g.rows.count <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
+    const int most_blocks = floats ? 1 : clusters;
     norm_cut cut = {};
     cut.units = g.dim / width;
     cut.cluster = cut.rows = 1;
@@ -71,7 +71,7 @@ static norm_cut norm_cut_for(const norm_params &g, adze_stream s, int size, int 
     const int64_t part_few = ANY_THREADS * few / width, part_many = ANY_THREADS * joined / width;
     cut.held = rows_are_simple(g.rows) && cut.units <= (most_blocks > 1 ? most_blocks * part_many : alone);
     if (!cut.held) {
-        cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? most_blocks : 1;
+        cut.cluster = g.dim > 4 * LOOP_UNITS * LOOP_THREADS ? clusters : 1;
         return cut;
     }
     /* Few rows get many threads each, so that each thread has a short chain of loads. Long rows need more than one

@@ -104,23 +104,26 @@ constexpr int any_many(norm_form form, int width, int size, bool in_cluster)
     return in_cluster || (size < 4 && width < 8) ? 32 : 16;
 }
 /* Whether a row is held packed: where it fits in registers only so. A sum that is not rounded cannot be. */
-constexpr bool any_packed(norm_form form, int lanes, int elements)
+constexpr bool any_packed(norm_form form, int width, int size, int lanes, int elements)
 {
-    return form == SCALE_SHIFT || (form == ANY_OPTION && lanes == 32 && elements > 8);
+    if (form == UNMODULATED)
+        return size < 4 && width < 8 && elements > 16 && lanes == 32;
+    return form == SCALE_SHIFT || (lanes == 32 && elements > 8);
 }
 
 /* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
 template <typename T, int W, int LANES, int UNITS, norm_form FORM, typename ROWS, typename I>
 struct norm_piece {
     static constexpr int ELEMENTS = UNITS * W;
-    static constexpr bool PACKED = any_packed(FORM, LANES, ELEMENTS);
+    static constexpr bool PACKED = any_packed(FORM, W, sizeof(T), LANES, ELEMENTS);
     /* How many units fetch their parameters together, how many their residual, and how many a warp skips together. */
-    static constexpr int CHUNK = ELEMENTS <= any_few(FORM, W, sizeof(T)) ? UNITS
-                                 : W > 4                                 ? 1
-                                 : FORM == SCALE_SHIFT                   ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
+    static constexpr int CHUNK = ELEMENTS <= any_few(FORM, W, sizeof(T)) && (LANES == 32 || ELEMENTS <= 8) ? UNITS
+                                 : W > 4                                                                   ? 1
+                                 : FORM == SCALE_SHIFT ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
                                                        : (FORM == ANY_OPTION || ELEMENTS > 16 ? 4 : 8) / W;
     static constexpr int ADD_CHUNK = FORM != SCALE_SHIFT ? CHUNK : sizeof(T) * W == 2 && UNITS > 8 ? 8 : UNITS;
-    static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
+    static constexpr int MOST_GROUP = LANES < 32 && PACKED && CHUNK < ANY_GROUP ? CHUNK : ANY_GROUP;
+    static constexpr int GROUP = UNITS < MOST_GROUP ? UNITS : MOST_GROUP;
     typedef param_unit<T, W> param;
     typedef norm_held<T, W, UNITS, PACKED> held;
     const norm_any_params<ROWS> &p;
@@ -351,8 +354,9 @@ struct norm_piece {
             h.get(u, x);
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                const float d = u < units ? x[j] - mean : 0;
-                sum += d * d;
+                const float d = x[j] - mean;
+                if (u < units)
+                    sum += d * d;
             }
         });
         return sum;
