@@ -161,16 +161,20 @@ template <typename T, int W, bool TIMES, int UNITS>
 __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__ act_flat p)
 {
     const uint32_t first = blockIdx.x * (uint32_t)(ACT_THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    auto place = p.rows.template first<W>(first);
+    int64_t out[UNITS];
     pdl_wait();
     unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++) {
         if (first + u * 32 < p.rows.count) {
-            const auto place = p.rows.split(first + u * 32);
-            g[u].fetch((const T *)p.gate + p.rows.template offset<W>(place, GATE));
+            g[u].fetch((const T *)p.gate + p.rows.offset(place, GATE));
             if constexpr (TIMES)
-                v[u].fetch((const T *)p.value + p.rows.template offset<W>(place, VALUE));
+                v[u].fetch((const T *)p.value + p.rows.offset(place, VALUE));
         }
+        out[u] = p.rows.offset(place, OUT);
+        p.rows.advance(place);
+    }
     pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -186,7 +190,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__
     for (int u = 0; u < UNITS; u++) {
         const unit<T, W> result = act_result<TIMES, UNITS>(y, v, u, p.steps);
         if (first + u * 32 < p.rows.count)
-            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+            result.put((T *)p.out + out[u]);
     }
 }
 
@@ -208,23 +212,24 @@ static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p,
     return launch(op, s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
+/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is
+   little to do. */
 template <typename T, int W, bool TIMES>
 static adze_status act_launch_narrow(const char *op, adze_stream s, const act_simple &p)
 {
-    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
+    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W, SHORT_UNITS = VEC<T> / W;
     const int64_t full = (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS;
-    if (p.units * p.rows.count <= full * UNITS)
-        return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
-    if (p.units < 32 * UNITS && rows_are_flat(p.rows, p.units)) {
-        constexpr int SHORT_UNITS = VEC<T> / W;
+    const bool little = p.units * p.rows.count <= full * UNITS;
+    if (p.units < ACT_THREADS * 2 && rows_are_flat(p.rows, p.units, W)) {
         act_flat flat = {};
         flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units);
-        return launch(op, s, act_short<T, W, TIMES, SHORT_UNITS>,
-                      ceil_div(flat.rows.count, ACT_THREADS * SHORT_UNITS), dim3(ACT_THREADS), 0, flat);
+        flat.rows = rows_flat(p.rows, p.units, W);
+        const auto kernel = little ? act_short<T, W, TIMES, 2> : act_short<T, W, TIMES, SHORT_UNITS>;
+        return launch(op, s, kernel, ceil_div(flat.rows.count, ACT_THREADS * (little ? 2 : SHORT_UNITS)),
+                      dim3(ACT_THREADS), 0, flat);
     }
-    return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
+    return little ? act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2)
+                  : act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
 }
 
 template <typename T, bool TIMES>
