@@ -70,6 +70,11 @@ int adze_cpu_quota(const char *groups, const char *root);
 
 /* tensor.c */
 size_t adze_dtype_size(int dtype); /* bytes; 0 for dtypes that have none */
+/* The bytes of f32, f16 or bf16, inline: kernels scale offsets by it. The type converts to any integer. */
+static inline uint8_t adze_float_size(int dtype)
+{
+    return dtype == ADZE_F32 ? 4 : 2;
+}
 const char *adze_dtype_name(int dtype);
 int64_t adze_count(const adze_tensor *t);
 double adze_get(const adze_tensor *t, int64_t at); /* the element at data + at */

@@ -9,13 +9,14 @@
 
 #include <algorithm>
 
-template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int LANES, int EACH,
-          bool FULL, bool EARLY, int MOST, int BLOCKS>
-static adze_status norm_launch(const char *op, adze_stream s, norm_registers_params<FUSION> p, int sm_count)
+template <typename TRAITS>
+static adze_status norm_launch(const char *op, adze_stream s, norm_registers_params<TRAITS::FUSION> p, int sm_count)
 {
+    constexpr int LANES = TRAITS::LANES;
+    constexpr norm_fusion FUSION = TRAITS::FUSION;
     const bool few = p.rows.count <= 8 * (int64_t)sm_count;
-    const int64_t threads = norm_threads(LANES, EACH, p.vectors);
-    const int64_t rows = LANES                               ? (few || EACH > 1 ? 128 : 256) / LANES
+    const int64_t threads = norm_threads(TRAITS::SHAPE, p.vectors);
+    const int64_t rows = LANES                               ? (few || TRAITS::VECTORS > 1 ? 128 : 256) / LANES
                          : few || threads > 96               ? 1
                          : threads > 64 && modulates<FUSION> ? 1
                          : threads > 32                      ? 2
@@ -28,22 +29,20 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_registers_par
                                                      LANES || modulates<FUSION> ? 24 : 32)
                                    : 1;
     p.prefetch_residual_blocks = (uint32_t)blocks_at_once(sm_count, threads * rows);
-    const auto kernel = norm_registers<T, S, CENTRED, FUSION, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>;
-    return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);
+    return launch(op, s, norm_registers<TRAITS>, grid_for(p.rows.count, rows), block, 0, p);
 }
 
-/* Launches the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
-template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int I = 0>
-static adze_status norm_launch_as(const char *op, adze_stream s, const norm_registers_params<FUSION> &p)
+/* Launches the first rule that fits, from RULE on; ADZE_NO_KERNEL if none does. */
+template <typename FORM, int RULE = 0>
+static adze_status norm_launch_as(const char *op, adze_stream s, const norm_registers_params<FORM::FUSION> &p)
 {
-    constexpr auto &shapes = norm_shapes<T, S, CENTRED, FUSION, ROUND, EXTRA>();
-    if constexpr (I < (int)(sizeof shapes / sizeof *shapes)) {
-        constexpr norm_shape k = shapes[I];
+    constexpr auto &rules = norm_rules<FORM>();
+    if constexpr (RULE < (int)(sizeof rules / sizeof *rules)) {
         const int sm_count = adze_cuda_sm_count(s.device);
-        if (norm_fits(k, p.rows.count, p.vectors, sm_count))
-            return norm_launch<T, S, CENTRED, FUSION, ROUND, EXTRA, k.lanes, k.each, k.full, k.early, k.most,
-                               k.blocks>(op, s, p, sm_count);
-        return norm_launch_as<T, S, CENTRED, FUSION, ROUND, EXTRA, I + 1>(op, s, p);
+        constexpr int variant = NORM_SHAPES<FORM::CENTRED>.find(rules[RULE].shape);
+        if (norm_fits(rules[RULE], p.rows.count, p.vectors, sm_count))
+            return norm_launch<norm_traits<FORM, variant>>(op, s, p, sm_count);
+        return norm_launch_as<FORM, RULE + 1>(op, s, p);
     }
     return ADZE_NO_KERNEL;
 }
@@ -75,13 +74,13 @@ static adze_status norm_modulated(const char *op, adze_stream s, const norm_para
         auto p = norm_call_of<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
                                      d[SHIFT_TABLE], d[GATE_TABLE]);
         p.weight_offset = one;
-        return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, BLOCK, ROUND, true>(op, s, p)
-                              : norm_launch_as<T, S, CENTRED, BLOCK, ROUND, false>(op, s, p);
+        return d[SCALE_TABLE] ? norm_launch_as<norm_form<T, S, CENTRED, BLOCK, ROUND, true>>(op, s, p)
+                              : norm_launch_as<norm_form<T, S, CENTRED, BLOCK, ROUND, false>>(op, s, p);
     }
     auto p = norm_call_of<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
     p.weight_offset = one;
-    return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, MODULATED, ROUND, true>(op, s, p)
-                          : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p);
+    return d[SCALE_TABLE] ? norm_launch_as<norm_form<T, S, CENTRED, MODULATED, ROUND, true>>(op, s, p)
+                          : norm_launch_as<norm_form<T, S, CENTRED, MODULATED, ROUND, false>>(op, s, p);
 }
 
 /* No modulation. */
@@ -90,9 +89,9 @@ static adze_status norm_plain(const char *op, adze_stream s, const norm_register
 {
     constexpr bool can_round = sizeof(T) < 4 && !CENTRED; /* before a weight */
     if (!p.flat[WEIGHT])
-        return norm_launch_as<T, T, CENTRED, FUSION, false, false>(op, s, p);
-    return round ? norm_launch_as<T, T, CENTRED, FUSION, can_round, true>(op, s, p)
-                 : norm_launch_as<T, T, CENTRED, FUSION, false, true>(op, s, p);
+        return norm_launch_as<norm_form<T, T, CENTRED, FUSION, false, false>>(op, s, p);
+    return round ? norm_launch_as<norm_form<T, T, CENTRED, FUSION, can_round, true>>(op, s, p)
+                 : norm_launch_as<norm_form<T, T, CENTRED, FUSION, false, true>>(op, s, p);
 }
 
 /* Whether a table is one vector that all rows share. */
@@ -132,7 +131,7 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
     if constexpr (half && !CENTRED)
         if (d[SHIFT] && !d[SCALE] && !d[RESIDUAL] && no_table && !(g.is_f32 >> SHIFT & 1) && steps && !round_norm &&
             g.weight && !g.weight_f32 && !g.bias)
-            return norm_launch_as<T, T, false, ADDED, false, true>(
+            return norm_launch_as<norm_form<T, T, false, ADDED, false, true>>(
                 op, s, norm_call_of<ADDED>(g, VEC<T>, {X, OUT, SHIFT}, g.weight, NULL, NULL));
     if (d[SCALE] || d[SHIFT] || !no_table)
         return ADZE_NO_KERNEL;

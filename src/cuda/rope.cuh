@@ -4,7 +4,7 @@
 #define ADZE_CUDA_ROPE_CUH
 
 #include "rope_any.cuh"
-#include "rope_variants.cuh"
+#include "rope_forms.cuh"
 
 /* Whether q and k and their outputs can be read and written `bytes` bytes at a time. */
 static inline bool rope_qk_aligned(const adze_rotary &r, int64_t size, int64_t bytes)
@@ -85,7 +85,7 @@ static inline int rope_any_places(rope_any_params *p, bool norm, int width)
     p->rest_apart = rest_pairs * width;
     p->pairs = p->rotating + rest_pairs;
     for (int k = 0; k < 2; k++)
-        p->weight_wide[k] = (uintptr_t)r.qk[k].weight % (width * (r.qk[k].weight_dtype == ADZE_F32 ? 4 : size)) == 0;
+        p->weight_wide[k] = (uintptr_t)r.qk[k].weight % (width * adze_float_size(r.qk[k].weight_dtype)) == 0;
     return width;
 }
 

@@ -1,37 +1,71 @@
-/* rope_variants.cuh - the variants of rope_fast and rope_across that are compiled, and which calls take which. */
-#ifndef ADZE_CUDA_ROPE_VARIANTS_CUH
-#define ADZE_CUDA_ROPE_VARIANTS_CUH
+/* rope_forms.cuh - the forms of calls that rope_fast and rope_across are compiled for, and which calls take which. */
+#ifndef ADZE_CUDA_ROPE_FORMS_CUH
+#define ADZE_CUDA_ROPE_FORMS_CUH
 
 #include "rope_fast.cuh"
 
 #include <stdlib.h>
+#include <type_traits>
 
-/* Table dtype (T or f32), pairs, whether the table has one column per pair, rounding. Models of Hugging Face round
-   every step and have tables of T; the others have f32 tables. */
-#define ROPE_VARIANTS(X)                                                                                             \
-    X(T, ADZE_ROPE_HALF, false, NO_NORM)                                                                             \
-    X(T, ADZE_ROPE_HALF, false, NO_NORM | ADZE_ROUND_STEPS)                                                          \
-    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM)                                                                      \
-    X(T, ADZE_ROPE_INTERLEAVED, false, NO_NORM | ADZE_ROUND_STEPS)                                                   \
-    X(float, ADZE_ROPE_HALF, true, NO_NORM)                                                                          \
-    X(float, ADZE_ROPE_HALF, false, NO_NORM)                                                                         \
-    X(float, ADZE_ROPE_INTERLEAVED, true, NO_NORM)                                                                   \
-    X(float, ADZE_ROPE_INTERLEAVED, false, NO_NORM)
-#define QK_NORM_ROPE_VARIANTS(X)                                                                                     \
-    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
-    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_NORM | ADZE_ROUND_STEPS)                                                  \
-    X(float, ADZE_ROPE_HALF, true, 0)                                                                                \
-    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)                                                         \
-    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)                                        \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_NORM | ADZE_ROUND_VALUE)
-#define ACROSS_VARIANTS(X)                                                                                           \
-    X(T, ADZE_ROPE_HALF, false, ADZE_ROUND_STEPS)                                                                    \
-    X(float, ADZE_ROPE_INTERLEAVED, true, ADZE_ROUND_VALUE)                                                          \
-    X(float, ADZE_ROPE_INTERLEAVED, false, ADZE_ROUND_VALUE)
+/* The modes of a call that a kernel is compiled for. */
+struct rope_form {
+    bool f32_tables; /* else they have the dtype of x */
+    int pairs;
+    bool once; /* tables have one column per pair */
+    int round; /* NO_NORM, in rope, and the rounding */
+
+    constexpr rope_form one_column() const { return {f32_tables, pairs, true, round}; }
+    constexpr rope_form rounding(int bits) const { return {f32_tables, pairs, once, round | bits}; }
+    constexpr rope_form no_norm() const { return rounding(NO_NORM); }
+};
+constexpr rope_form same_tables(int pairs)
+{
+    return {false, pairs, false, 0};
+}
+constexpr rope_form f32_tables(int pairs)
+{
+    return {true, pairs, false, 0};
+}
+
+/* Models of Hugging Face round every step and have tables of the dtype of x; the others have f32 tables. */
+constexpr rope_form ROPE_FORMS[] = {
+    same_tables(ADZE_ROPE_HALF).no_norm(),
+    same_tables(ADZE_ROPE_HALF).no_norm().rounding(ADZE_ROUND_STEPS),
+    same_tables(ADZE_ROPE_INTERLEAVED).no_norm(),
+    same_tables(ADZE_ROPE_INTERLEAVED).no_norm().rounding(ADZE_ROUND_STEPS),
+    f32_tables(ADZE_ROPE_HALF).no_norm().one_column(),
+    f32_tables(ADZE_ROPE_HALF).no_norm(),
+    f32_tables(ADZE_ROPE_INTERLEAVED).no_norm().one_column(),
+    f32_tables(ADZE_ROPE_INTERLEAVED).no_norm(),
+};
+constexpr rope_form QK_NORM_ROPE_FORMS[] = {
+    same_tables(ADZE_ROPE_HALF).rounding(ADZE_ROUND_STEPS),
+    same_tables(ADZE_ROPE_HALF).rounding(ADZE_ROUND_NORM | ADZE_ROUND_STEPS),
+    f32_tables(ADZE_ROPE_HALF).one_column(),
+    f32_tables(ADZE_ROPE_INTERLEAVED).one_column().rounding(ADZE_ROUND_VALUE),
+    f32_tables(ADZE_ROPE_INTERLEAVED).rounding(ADZE_ROUND_VALUE),
+    f32_tables(ADZE_ROPE_INTERLEAVED).one_column().rounding(ADZE_ROUND_NORM | ADZE_ROUND_VALUE),
+    f32_tables(ADZE_ROPE_INTERLEAVED).rounding(ADZE_ROUND_NORM | ADZE_ROUND_VALUE),
+};
+/* With one norm over all heads. */
+constexpr rope_form ACROSS_FORMS[] = {
+    same_tables(ADZE_ROPE_HALF).rounding(ADZE_ROUND_STEPS),
+    f32_tables(ADZE_ROPE_INTERLEAVED).one_column().rounding(ADZE_ROUND_VALUE),
+    f32_tables(ADZE_ROPE_INTERLEAVED).rounding(ADZE_ROUND_VALUE),
+};
+template <bool NORM, bool ACROSS>
+constexpr const auto &rope_forms()
+{
+    if constexpr (ACROSS)
+        return ACROSS_FORMS;
+    else if constexpr (NORM)
+        return QK_NORM_ROPE_FORMS;
+    else
+        return ROPE_FORMS;
+}
 
 /* The parameters of a call for rope_fast or rope_across; false if they cannot take it. The caller checks the
-   variant. */
+   form. */
 template <typename T>
 static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
 {
@@ -130,10 +164,10 @@ static adze_status rope_launch_across(const char *op, adze_stream stream, rope_f
     return launch(op, stream, rope_across<T, TRAITS, false>, tokens, threads, 0, p);
 }
 
-/* Whether a call is of a variant. f32 is not rounded. Tables of T with a column per element also serve calls with a
+/* Whether a call is of a form. f32 is not rounded. Tables of T with a column per element also serve calls with a
    column per pair: both halves then read the same columns. */
 template <typename T, typename TRAITS>
-static bool rope_is_variant(const adze_rotary &r, bool norm)
+static bool rope_is_form(const adze_rotary &r, bool norm)
 {
     constexpr bool f32_table = sizeof(typename TRAITS::S) == 4;
     const int round = r.rounding & ADZE_ROUND_STEPS ? r.rounding & ~ADZE_ROUND_VALUE : r.rounding;
@@ -143,7 +177,31 @@ static bool rope_is_variant(const adze_rotary &r, bool norm)
            (TRAITS::ROUND != (ADZE_ROUND_NORM | ADZE_ROUND_STEPS) || r.weight_offset == 0);
 }
 
-/* Launches a call if it is of a variant; false if it is not. */
+/* Launches a call by the first form from FORM on that it is of; false if there is none. REST: a part of each head is
+   not rotated. */
+template <typename T, bool NORM, bool ACROSS, bool REST, int FORM = 0>
+static bool rope_try_forms(const char *op, adze_stream stream, const adze_rotary &r, const rope_fast_params &p,
+                           adze_status *status)
+{
+    constexpr auto &forms = rope_forms<NORM, ACROSS>();
+    if constexpr (FORM < (int)(sizeof forms / sizeof *forms)) {
+        constexpr rope_form f = forms[FORM];
+        typedef rope_traits<std::conditional_t<f.f32_tables, float, T>, f.pairs, f.once, f.round, REST> traits;
+        if constexpr (sizeof(T) < 4 || !(traits::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))
+            if (rope_is_form<T, traits>(r, NORM)) {
+                const int64_t tokens = r.batch * r.seq;
+                if constexpr (ACROSS)
+                    *status = rope_launch_across<T, traits>(op, stream, p, tokens);
+                else
+                    *status = rope_pick_heads<T, traits>(op, stream, p, tokens);
+                return true;
+            }
+        return rope_try_forms<T, NORM, ACROSS, REST, FORM + 1>(op, stream, r, p, status);
+    }
+    return false;
+}
+
+/* Launches a call if it is of a form; false if it is not. */
 template <typename T, bool NORM>
 static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
                           bool const_tables, adze_status *status)
@@ -151,43 +209,14 @@ static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary 
     rope_fast_params p = {};
     if (!rope_fast_init<T>(r, NORM, &p))
         return false;
-    const int64_t tokens = r.batch * r.seq;
     const int most = p.qk[0].heads > p.qk[1].heads ? p.qk[0].heads : p.qk[1].heads;
     p.qk[0].inverse = inverse[0], p.qk[1].inverse = inverse[1];
     p.const_tables = const_tables;
-    if (r.across_heads && most > ACROSS_THREADS / p.lanes)
-        return false;
-#define TRY(kernel, rest, table, pairs, once, round)                                                                 \
-    {                                                                                                                \
-        typedef rope_traits<table, pairs, once, round, rest> traits;                                                 \
-        if constexpr (sizeof(T) < 4 || !(traits::ROUND & (ADZE_ROUND_NORM | ADZE_ROUND_STEPS)))                      \
-            if (rope_is_variant<T, traits>(r, NORM)) {                                                               \
-                *status = kernel<T, traits>(op, stream, p, tokens);                                                  \
-                return true;                                                                                         \
-            }                                                                                                        \
-    }
-#define TRY_HEADS(...)  TRY(rope_pick_heads, false, __VA_ARGS__)
-#define TRY_REST(...)   TRY(rope_pick_heads, true, __VA_ARGS__)
-#define TRY_ACROSS(...) TRY(rope_launch_across, false, __VA_ARGS__)
-    const bool rest = p.rotating < p.lanes;
-    if constexpr (!NORM) {
-        if (rest) {
-            ROPE_VARIANTS(TRY_REST)
-        } else {
-            ROPE_VARIANTS(TRY_HEADS)
-        }
-    } else if (r.across_heads) {
-        ACROSS_VARIANTS(TRY_ACROSS)
-    } else if (rest) {
-        QK_NORM_ROPE_VARIANTS(TRY_REST)
-    } else {
-        QK_NORM_ROPE_VARIANTS(TRY_HEADS)
-    }
-#undef TRY_ACROSS
-#undef TRY_REST
-#undef TRY_HEADS
-#undef TRY
-    return false;
+    if constexpr (NORM)
+        if (r.across_heads)
+            return most <= ACROSS_THREADS / p.lanes && rope_try_forms<T, NORM, true, false>(op, stream, r, p, status);
+    return p.rotating < p.lanes ? rope_try_forms<T, NORM, false, true>(op, stream, r, p, status)
+                                : rope_try_forms<T, NORM, false, false>(op, stream, r, p, status);
 }
 
 #endif
