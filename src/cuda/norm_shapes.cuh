@@ -4,6 +4,8 @@
 
 #include "norm_registers.cuh"
 
+#include <stdio.h>
+
 /* What an instance of norm_registers is compiled for. */
 struct norm_shape {
     int lanes;   /* of a warp that share a row; 0: the threads of a block do */
@@ -302,15 +304,53 @@ constexpr int64_t norm_threads(const norm_shape &s, int64_t vectors)
 {
     return s.lanes ? s.lanes : (vectors + 32 * s.vectors - 1) / (32 * s.vectors) * 32;
 }
-static bool norm_fits(const norm_rule &r, int64_t rows, int64_t vectors, int64_t sm_count)
+/* Whether a shape can hold such a row. */
+static inline bool norm_holds(const norm_shape &s, int64_t vectors)
 {
-    const int64_t used = norm_threads(r.shape, vectors), room = used * r.shape.vectors;
+    const int64_t used = norm_threads(s, vectors), room = used * s.vectors;
+    return used <= s.most && (s.full ? room == vectors : room >= vectors);
+}
+/* Whether a call is one that the rule is for. */
+static inline bool norm_prefers(const norm_rule &r, int64_t rows, int64_t vectors, int64_t sm_count)
+{
+    const int64_t room = norm_threads(r.shape, vectors) * r.shape.vectors;
     const bool as_many = r.per_sm == ABOUT_ONE ? rows * 2 >= sm_count && rows <= sm_count * 2
                          : r.per_sm == FEW     ? rows <= sm_count * 8
                          : r.per_sm == MANY    ? rows > sm_count * 8
                                                : true;
-    return as_many && vectors >= r.from && vectors <= r.to && used <= r.shape.most &&
-           (r.shape.full ? room == vectors : (room - vectors) * 8 <= room * r.idle);
+    return as_many && vectors >= r.from && vectors <= r.to && (room - vectors) * 8 <= room * r.idle;
 }
+
+/* The variants of an op: its shapes, then norm_any and norm_loop. 512x2-full-b3: up to 512 threads of 2 vectors that
+   a row fills exactly, 3 blocks per SM. */
+template <bool CENTRED>
+constexpr int NORM_ANY = NORM_SHAPES<CENTRED>.count;
+template <bool CENTRED>
+struct norm_variants {
+    char name[NORM_ANY<CENTRED>][32], takes[NORM_ANY<CENTRED>][80];
+    adze_variant list[NORM_ANY<CENTRED> + 3];
+    norm_variants() : name(), takes(), list()
+    {
+        for (int i = 0; i < NORM_ANY<CENTRED>; i++) {
+            const norm_shape &s = NORM_SHAPES<CENTRED>.shape[i];
+            char blocks[16] = "";
+            if (s.blocks)
+                snprintf(blocks, sizeof blocks, "-b%d", s.blocks);
+            snprintf(name[i], sizeof name[i], "%dx%d%s%s%s", s.lanes ? s.lanes : s.most, s.vectors,
+                     s.full ? "-full" : "", s.early ? "" : "-late", blocks);
+            const int most = (s.lanes ? s.lanes : s.most) * s.vectors;
+            if (!s.full)
+                snprintf(takes[i], sizeof takes[i], "rows of up to %d vectors of 16 bytes", most);
+            else if (s.lanes)
+                snprintf(takes[i], sizeof takes[i], "rows of %d vectors of 16 bytes", most);
+            else
+                snprintf(takes[i], sizeof takes[i], "rows of n x %d vectors of 16 bytes, up to %d", 32 * s.vectors,
+                         most);
+            list[i] = {name[i], takes[i]};
+        }
+        list[NORM_ANY<CENTRED>] = {"any", "rows that a block or a cluster holds, at any address"};
+        list[NORM_ANY<CENTRED> + 1] = {"loop", "every call"};
+    }
+};
 
 #endif

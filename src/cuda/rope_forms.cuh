@@ -7,6 +7,24 @@
 #include <stdlib.h>
 #include <type_traits>
 
+/* The variants of rope and, with the last three, of qk_norm_rope. */
+enum { ROPE_FAST1, ROPE_FAST2, ROPE_ANY, ROPE_ROW, ROPE_ACROSS, ROPE_ACROSS_LATE };
+constexpr adze_variant ROPE_VARIANTS[] = {
+    {"fast-1", "aligned calls of a compiled form, one head per thread"},
+    {"fast-2", "aligned calls of f16 or bf16 of a compiled form, two heads per thread"},
+    {"any", "every call"},
+    {NULL, NULL},
+};
+constexpr adze_variant QK_NORM_ROPE_VARIANTS[] = {
+    {"fast-1", "aligned calls of a compiled form whose heads fit a warp, one head per thread"},
+    {"fast-2", "the same of f16 or bf16, two heads per thread"},
+    {"any", "a norm of each head, heads that fit a warp"},
+    {"row", "every call"},
+    {"across", "aligned calls of a compiled form with a norm over all heads"},
+    {"across-late", "the same with f32 tables of a column per element, which are loaded after the sum"},
+    {NULL, NULL},
+};
+
 /* The modes of a call that a kernel is compiled for. */
 struct rope_form {
     bool f32_tables; /* else they have the dtype of x */
@@ -120,7 +138,7 @@ static bool rope_fast_init(const adze_rotary &r, bool norm, rope_fast_params *p)
 }
 
 template <typename T, typename TRAITS, int HEADS>
-static adze_status rope_launch_fast(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
+static adze_status rope_launch_fast(const cuda_call &stream, rope_fast_params p, int64_t tokens)
 {
     constexpr int most = HEADS == 1 ? FAST_THREADS : FAST_THREADS / 2;
     for (auto &tensor : p.qk)
@@ -128,40 +146,41 @@ static adze_status rope_launch_fast(const char *op, adze_stream stream, rope_fas
     const int groups = p.qk[0].groups + p.qk[1].groups;
     for (p.part_groups = groups; p.part_groups * p.width > most && p.part_groups > 1; p.parts_log2++)
         p.part_groups = (groups + (2 << p.parts_log2) - 1) / (2 << p.parts_log2);
-    const int64_t token_threads = p.part_groups * p.width, sm_count = adze_cuda_sm_count(stream.device);
+    const int64_t token_threads = p.part_groups * p.width, sm_count = stream.gpu.sm_count;
     p.tokens = (uint32_t)tokens;
     p.pack = token_threads <= 64 && tokens > 4 * sm_count ? (uint32_t)(128 / token_threads) : 1;
     p.inverse_part = (uint32_t)((65536 + p.part_groups - 1) / p.part_groups);
     const int64_t vectors = 2 * HEADS * p.lanes, threads = (p.pack * token_threads + 31) / 32 * 32;
     p.prefetch_blocks =
-        prefetch_blocks((int)sm_count, tokens * groups * vectors, p.pack * p.part_groups * vectors, threads, 24);
-    return launch(op, stream, rope_fast<T, TRAITS, HEADS>, ceil_div(tokens, p.pack) << p.parts_log2,
+        prefetch_blocks(stream.gpu, tokens * groups * vectors, p.pack * p.part_groups * vectors, threads, 24);
+    return launch(stream, rope_fast<T, TRAITS, HEADS>, ceil_div(tokens, p.pack) << p.parts_log2,
                   dim3((unsigned)threads), 0, p);
 }
 
 /* One head per thread while the GPU has room for all threads, for f32, whose heads are twice as long, and for
    partial rotation, which few models have; else two. */
 template <typename T, typename TRAITS>
-static adze_status rope_pick_heads(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
+static adze_status rope_pick_heads(const cuda_call &stream, rope_fast_params p, int64_t tokens)
 {
     const int64_t threads = tokens * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
     if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
-        if (threads > SM_THREADS * adze_cuda_sm_count(stream.device))
-            return rope_launch_fast<T, TRAITS, 2>(op, stream, p, tokens);
-    return rope_launch_fast<T, TRAITS, 1>(op, stream, p, tokens);
+        if (stream.takes(ROPE_FAST2, true, threads > (int64_t)stream.gpu.sm_threads * stream.gpu.sm_count))
+            return rope_launch_fast<T, TRAITS, 2>(stream, p, tokens);
+    return stream.takes(ROPE_FAST1, true) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens) : ADZE_NO_KERNEL;
 }
 
 template <typename T, typename TRAITS>
-static adze_status rope_launch_across(const char *op, adze_stream stream, rope_fast_params p, int64_t tokens)
+static adze_status rope_launch_across(const cuda_call &stream, rope_fast_params p, int64_t tokens)
 {
     const int heads = p.qk[0].heads > p.qk[1].heads ? p.qk[0].heads : p.qk[1].heads;
     const dim3 threads((unsigned)(heads * p.lanes + 31) / 32 * 32);
     const int64_t vectors = 2 * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
-    p.prefetch_blocks = prefetch_blocks(adze_cuda_sm_count(stream.device), tokens * vectors, vectors, threads.x, 16);
+    p.prefetch_blocks = prefetch_blocks(stream.gpu, tokens * vectors, vectors, threads.x, 16);
     if constexpr (wide_tables<T, TRAITS>)
-        if (heads > 1 && (int)threads.x <= across_threads<true>)
-            return launch(op, stream, rope_across<T, TRAITS, true>, tokens, threads, 0, p);
-    return launch(op, stream, rope_across<T, TRAITS, false>, tokens, threads, 0, p);
+        if (stream.takes(ROPE_ACROSS_LATE, (int)threads.x <= across_threads<true>, heads > 1))
+            return launch(stream, rope_across<T, TRAITS, true>, tokens, threads, 0, p);
+    return stream.takes(ROPE_ACROSS, true) ? launch(stream, rope_across<T, TRAITS, false>, tokens, threads, 0, p)
+                                           : ADZE_NO_KERNEL;
 }
 
 /* Whether a call is of a form. f32 is not rounded. Tables of T with a column per element also serve calls with a
@@ -180,7 +199,7 @@ static bool rope_is_form(const adze_rotary &r, bool norm)
 /* Launches a call by the first form from FORM on that it is of; false if there is none. REST: a part of each head is
    not rotated. */
 template <typename T, bool NORM, bool ACROSS, bool REST, int FORM = 0>
-static bool rope_try_forms(const char *op, adze_stream stream, const adze_rotary &r, const rope_fast_params &p,
+static bool rope_try_forms(const cuda_call &stream, const adze_rotary &r, const rope_fast_params &p,
                            adze_status *status)
 {
     constexpr auto &forms = rope_forms<NORM, ACROSS>();
@@ -191,20 +210,20 @@ static bool rope_try_forms(const char *op, adze_stream stream, const adze_rotary
             if (rope_is_form<T, traits>(r, NORM)) {
                 const int64_t tokens = r.batch * r.seq;
                 if constexpr (ACROSS)
-                    *status = rope_launch_across<T, traits>(op, stream, p, tokens);
+                    *status = rope_launch_across<T, traits>(stream, p, tokens);
                 else
-                    *status = rope_pick_heads<T, traits>(op, stream, p, tokens);
+                    *status = rope_pick_heads<T, traits>(stream, p, tokens);
                 return true;
             }
-        return rope_try_forms<T, NORM, ACROSS, REST, FORM + 1>(op, stream, r, p, status);
+        return rope_try_forms<T, NORM, ACROSS, REST, FORM + 1>(stream, r, p, status);
     }
     return false;
 }
 
 /* Launches a call if it is of a form; false if it is not. */
 template <typename T, bool NORM>
-static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary &r, const float (&inverse)[2],
-                          bool const_tables, adze_status *status)
+static bool rope_try_fast(const cuda_call &stream, const adze_rotary &r, const float (&inverse)[2], bool const_tables,
+                          adze_status *status)
 {
     rope_fast_params p = {};
     if (!rope_fast_init<T>(r, NORM, &p))
@@ -214,9 +233,9 @@ static bool rope_try_fast(const char *op, adze_stream stream, const adze_rotary 
     p.const_tables = const_tables;
     if constexpr (NORM)
         if (r.across_heads)
-            return most <= ACROSS_THREADS / p.lanes && rope_try_forms<T, NORM, true, false>(op, stream, r, p, status);
-    return p.rotating < p.lanes ? rope_try_forms<T, NORM, false, true>(op, stream, r, p, status)
-                                : rope_try_forms<T, NORM, false, false>(op, stream, r, p, status);
+            return most <= ACROSS_THREADS / p.lanes && rope_try_forms<T, NORM, true, false>(stream, r, p, status);
+    return p.rotating < p.lanes ? rope_try_forms<T, NORM, false, true>(stream, r, p, status)
+                                : rope_try_forms<T, NORM, false, false>(stream, r, p, status);
 }
 
 #endif
