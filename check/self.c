@@ -398,7 +398,7 @@ static void try_waits(adze_dependency *d, int verbose, adze_tally *tally)
     static const char *const names[ADZE_WAITS] = {"waits", "table_before_wait", "input_before_wait", "waits_last",
                                                   "never_waits"};
     static const char text[] = "x=f32[64,96] residual=f32[64,96] gate=f32[64,96] gate_table=f32[64,96]";
-    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add};
+    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add, NULL, 0};
     adze_value *want[ADZE_FIELDS_MAX] = {0};
     char error[256];
     adze_job *job = adze_job_new(&adze_op_gated_add, text, d->stream, error, sizeof error);

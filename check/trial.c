@@ -162,18 +162,38 @@ static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, 
     return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
 }
 
-/* All kernels, or the one that the library would take. */
-static void judge(adze_trial *t, int all)
+static void attempt(adze_trial *t, const adze_kernel *k, int accepts)
+{
+    adze_attempt *a = &t->attempt[t->attempts++];
+    a->kernel = k;
+    if (accepts)
+        adze_judge(t->small, k, t->want, &a->verdict);
+}
+
+/* The variants of a kernel that take the call. */
+static void attempt_variants(adze_trial *t, const adze_kernel *k)
+{
+    const int count = adze_variant_count(k);
+    if (!count || t->variants)
+        return;
+    t->variants = calloc((size_t)count, sizeof *t->variants);
+    for (int i = 0; t->variants && i < count && t->attempts < ADZE_TRIAL_KERNELS; i++) {
+        const adze_kernel *variant = adze_variant_kernel(&t->variants[i], k, i);
+        if (adze_accepts(variant, t->small->stream, t->small->args))
+            attempt(t, variant, 1);
+    }
+}
+
+static void judge(adze_trial *t, adze_which which)
 {
     const adze_op *op = t->small->line.op;
-    for (const adze_kernel *k = op->kernels; k->run && t->attempts < (all ? ADZE_TRIAL_KERNELS : 1); k++) {
-        const int accepts = !k->accepts || k->accepts(t->small->stream, t->small->args);
-        if (!adze_can_run(k, t->small->stream) || (!all && !accepts))
+    for (const adze_kernel *k = op->kernels; k->run && t->attempts < ADZE_TRIAL_KERNELS; k++) {
+        const int accepts = adze_accepts(k, t->small->stream, t->small->args);
+        if (!adze_can_run(k, t->small->stream) || (which == ADZE_CHOSEN && (!accepts || t->attempts)))
             continue;
-        adze_attempt *a = &t->attempt[t->attempts++];
-        a->kernel = k;
-        if (accepts)
-            adze_judge(t->small, k, t->want, &a->verdict);
+        attempt(t, k, accepts);
+        if (which == ADZE_VARIANTS_ALL)
+            attempt_variants(t, k);
     }
 }
 
@@ -190,7 +210,8 @@ static const char *try_small(adze_job *job)
     return message ? message : adze_memory_sync(job->stream);
 }
 
-int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, int all, char *error, size_t error_size)
+int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, adze_which which, char *error,
+                    size_t error_size)
 {
     memset(t, 0, sizeof *t);
     t->whole = calloc(1, sizeof *t->whole);
@@ -214,7 +235,7 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, in
         return 0;
     }
     adze_reference_make(t->small, t->want);
-    judge(t, all);
+    judge(t, which);
     return 1;
 }
 
@@ -458,7 +479,7 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
     /* A kernel that takes the small call may refuse the whole one. */
     for (int k = 0; k < t->attempts && !message; k++) {
         adze_attempt *a = &t->attempt[k];
-        if (a->kernel->accepts && !a->kernel->accepts(t->whole->stream, t->whole->args))
+        if (!adze_accepts(a->kernel, t->whole->stream, t->whole->args))
             continue;
         if (!a->verdict.why[0])
             message = judge_whole(t, a);
@@ -487,6 +508,7 @@ void adze_trial_free(adze_trial *t)
     if (t->sets)
         adze_memory_give(t->whole->stream, t->sets);
     adze_reference_free(t->want);
+    free(t->variants);
     for (int i = 0; i < 2; i++) {
         adze_job *job = i ? t->whole : t->small;
         if (job)

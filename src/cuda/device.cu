@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@ enum { DEVICES_MAX = 64 };
 static struct {
     int count;
     struct {
-        int sm, sm_count;
+        cuda_limits limits;
         std::atomic<int> pdl; /* 0: not queried yet; -1: no */
     } device[DEVICES_MAX];
 } machine;
@@ -34,11 +35,15 @@ static void query_devices()
     cudaGetLastError();
     count = count < DEVICES_MAX ? count : DEVICES_MAX;
     for (int d = 0; d < count; d++) {
-        int major = 0, minor = 0;
+        int major = 0, minor = 0, shared = 0;
+        cuda_limits &limits = machine.device[d].limits;
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d);
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d);
-        cudaDeviceGetAttribute(&machine.device[d].sm_count, cudaDevAttrMultiProcessorCount, d);
-        machine.device[d].sm = major * 10 + minor;
+        cudaDeviceGetAttribute(&limits.sm_count, cudaDevAttrMultiProcessorCount, d);
+        cudaDeviceGetAttribute(&limits.sm_threads, cudaDevAttrMaxThreadsPerMultiProcessor, d);
+        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, d);
+        limits.block_shared = shared;
+        limits.sm = major * 10 + minor;
     }
     machine.count = count;
 }
@@ -48,7 +53,7 @@ static int has_wait(int device)
 {
     if (machine.device[device].pdl == 0) {
         cudaFuncAttributes attributes;
-        const bool ok = machine.device[device].sm >= 90 &&
+        const bool ok = machine.device[device].limits.sm >= 90 &&
                         cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess &&
                         attributes.ptxVersion >= 90;
         cudaGetLastError();
@@ -62,13 +67,26 @@ extern "C" int adze_cuda_count(void)
     pthread_once(&once, query_devices);
     return machine.count;
 }
+extern "C" const cuda_limits *adze_cuda_limits(int device)
+{
+    return device >= 0 && device < adze_cuda_count() ? &machine.device[device].limits : NULL;
+}
 extern "C" int adze_cuda_sm(int device)
 {
-    return device >= 0 && device < adze_cuda_count() ? machine.device[device].sm : 0;
+    const cuda_limits *limits = adze_cuda_limits(device);
+    return limits ? limits->sm : 0;
 }
 extern "C" int adze_cuda_sm_count(int device)
 {
-    return device >= 0 && device < adze_cuda_count() ? machine.device[device].sm_count : 0;
+    const cuda_limits *limits = adze_cuda_limits(device);
+    return limits ? limits->sm_count : 0;
+}
+extern "C" void adze_cuda_name(int device, char *to, size_t size)
+{
+    cudaDeviceProp properties;
+    const bool known = adze_cuda_limits(device) && cudaGetDeviceProperties(&properties, device) == cudaSuccess;
+    cudaGetLastError();
+    snprintf(to, size, "%s", known ? properties.name : "");
 }
 extern "C" int adze_cuda_pdl(int device)
 {
@@ -113,7 +131,7 @@ static adze_status prepare(adze_stream stream, const void *)
         if (no_code && m->kernel == (const void *)module_probe)
             return adze_fail(ADZE_DEVICE,
                              "prepare: device %d is sm_%d, this build of adze has code for " ADZE_CUDA_CODE,
-                             stream.device, machine.device[stream.device].sm);
+                             stream.device, machine.device[stream.device].limits.sm);
         if (e != cudaSuccess && !no_code)
             return cuda_status("prepare", e);
     }

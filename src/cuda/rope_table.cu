@@ -134,19 +134,28 @@ __global__ void __launch_bounds__(TABLE_THREADS) table_rows(const __grid_constan
     }
 }
 
+enum { TABLE_VECTOR, TABLE_SINGLE };
+constexpr adze_variant TABLE_VARIANTS[] = {
+    {"vector", "aligned tables, a multiple of 4 frequencies"},
+    {"single", "every call"},
+    {NULL, NULL},
+};
+
 template <typename T>
-static adze_status table_launch(adze_stream stream, table_params p, bool aligned)
+static adze_status table_launch(const cuda_call &s, table_params p, bool aligned)
 {
     const auto wide = p.axis ? table_rows<T, TABLE_W, true> : table_rows<T, TABLE_W, false>;
     const auto single = p.axis ? table_rows<T, 1, true> : table_rows<T, 1, false>;
-    p.pieces = divisor_of(aligned ? p.n / TABLE_W : p.n);
-    return launch("rope_table", stream, aligned ? wide : single, grid_for(p.rows.count * p.pieces.by, TABLE_THREADS),
+    const bool vectors = s.takes(TABLE_VECTOR, aligned);
+    if (!vectors && !s.takes(TABLE_SINGLE, true))
+        return ADZE_NO_KERNEL;
+    p.pieces = divisor_of(vectors ? p.n / TABLE_W : p.n);
+    return launch(s, vectors ? wide : single, grid_for(p.rows.count * p.pieces.by, TABLE_THREADS),
                   dim3(TABLE_THREADS), 0, p);
 }
 
-extern "C" adze_status adze_rope_table_cuda(adze_stream stream, const void *args)
+static adze_status rope_table_run(const cuda_call &s, const adze_rope_table_args *a)
 {
-    const adze_rope_table_args *a = (const adze_rope_table_args *)args;
     const adze_tensor *const tensors[TABLE_TENSORS] = {&a->pos, &a->cos, &a->sin};
     table_params p = {};
     adze_rows_init(&p.rows, &a->pos, TABLE_TENSORS, tensors);
@@ -166,9 +175,12 @@ extern "C" adze_status adze_rope_table_cuda(adze_stream stream, const void *args
     p.axes = (uint32_t)a->pos.shape[a->pos.rank - 1];
     const int64_t width = a->cos.shape[a->cos.rank - 1];
     const bool aligned = p.n % TABLE_W == 0 && rows_aligned(&a->cos, width) && rows_aligned(&a->sin, width);
-    switch (a->cos.dtype) {
-    case ADZE_F32: return table_launch<float>(stream, p, aligned);
-    case ADZE_F16: return table_launch<f16>(stream, p, aligned);
-    default: return table_launch<bf16>(stream, p, aligned);
-    }
+    return s.tuned(a->cos.dtype | a->columns << 4 | aligned << 8, p.rows.count, p.n, 0, 0, [&] {
+        switch (a->cos.dtype) {
+        case ADZE_F32: return table_launch<float>(s, p, aligned);
+        case ADZE_F16: return table_launch<f16>(s, p, aligned);
+        default: return table_launch<bf16>(s, p, aligned);
+        }
+    });
 }
+CUDA_ENTRIES(rope_table, TABLE_VARIANTS, rope_table_run)
