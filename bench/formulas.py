@@ -103,10 +103,10 @@ def rotate(x, pairs):
 
 
 def over_heads(table, rotary_dim, pairs, heads_first):
-    """A table of [seq, n] as q needs it: its columns for every element, and a dimension for the heads."""
+    """A table of [seq, n] or [batch, seq, n] as q needs it: a column for every element, a dimension for the heads."""
     if table.shape[-1] != rotary_dim:
         table = table.repeat_interleave(2, -1) if pairs else torch.cat((table, table), -1)
-    return table if heads_first else table.unsqueeze(1)
+    return table.unsqueeze(-3 if heads_first else -2)
 
 
 def rotated(x, cos, sin, pairs, rotary_dim):

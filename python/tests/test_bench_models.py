@@ -85,8 +85,12 @@ def test_a_report_has_errors_and_equal_shares(bench):
     report = bench["report"]
     assert "| decode, adze | 2.00 | 1.0 % | 1.00 | - | - | 0.90 | 4 % | 6 % |" in report.models_section(run)
     assert "| tiny, decode | 2.00 | 2.00 | 2.00 | 2.00 | - | - | 0.90 |" in report.models_table({"there": [run]})
+    run["rows"] = [rows[0], rows[1], rows[3]]
+    assert "| tiny, decode | 2.00 | 2.00 | 2.00 | - | - | - | 0.90 |" in report.models_table({"there": [run]})
     run["rows"] = rows[:3]
     assert report.models_table({"there": [run]}) == "", "a step without a time of plain adze.patch"
+    run["rows"] = [rows[0], rows[3]]
+    assert report.models_table({"there": [run]}) == "", "a step without a time of torch.compile"
 
 
 def test_switches_name_variants(bench):
