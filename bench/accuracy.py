@@ -50,7 +50,7 @@ def eager_outputs(call, given):
 
 
 class New:
-    """Makes a tensor for an op of compare_ops.py, which tells only its shape."""
+    """Makes a tensor for an op of compare_ops.py, of which only the shape is known."""
 
     def __init__(self, device, dtype, name):
         self.device, self.dtype = device, dtype

@@ -160,7 +160,7 @@ class Values:
         return (0.3 * self.heavy(*shape)).clamp(-8, 8)
 
     def causal(self, shape, dtype):
-        """A mask as transformers makes it: the smallest number of the dtype where a token must not look."""
+        """A mask as transformers makes it: the smallest number of the dtype where a token must not attend."""
         later = torch.ones(shape[-2:], device=self.device).triu(shape[-1] - shape[-2] + 1).bool()
         mask = torch.zeros(shape[-2:], device=self.device).masked_fill(later, torch.finfo(dtype).min)
         return mask.expand(shape)
@@ -242,8 +242,8 @@ def gated_add(x, residual, gate, gate_table=None, **_):
 
 
 def norm(op):
-    """A norm with all that may come before and after it. Parameters of float32 beside an x of another dtype mean that
-    the model computes in float32 (Wan)."""
+    """A norm with what may precede and follow it. If x has another dtype and parameters are float32, the model
+    computes in float32 (Wan)."""
 
     def eager(x, eps, residual=None, weight=None, bias=None, gate=None, gate_table=None, scale=None, scale_table=None,
               shift=None, shift_table=None, **numbers):  # fmt: skip

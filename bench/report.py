@@ -8,7 +8,7 @@ import json
 import pathlib
 import sys
 
-from sweep_report import told, worst
+from sweep_report import summary_text, worst
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -188,7 +188,7 @@ def models_section(run):
 
 
 def sweep_section(run):
-    """The worst of random calls, and how many miss what is asked of them."""
+    """The slowest of the random calls, relative to their peers, and how many miss the targets."""
     machine, settings = run["machine"], run["settings"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### Random calls compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}."
@@ -196,7 +196,7 @@ def sweep_section(run):
         text += f" Driver {run['driver']}, clocks: {run['clocks']}."
     text += (
         f" Seed {settings['seed']}, copy {run['copy_gbps']:.5g} GB/s. torch.compile is "
-        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{told(run['summary'])}\n\n"
+        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{summary_text(run['summary'])}\n\n"
     )
     cells = []
     for row in worst(run["rows"]):

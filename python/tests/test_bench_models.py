@@ -186,12 +186,12 @@ def test_a_block_compiled_as_a_program(tmp_path):
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     command = [sys.executable, str(bench_scripts.BENCH / "compile_graph.py"), *FEW, "--variants", "pass"]
     command += ["--commit", "abc", "--json", str(out), "--plot", str(picture)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     assert_result(0, result, "compile_graph", ["eager", "pass"], ["16 tokens"])
     assert result["rows"][1]["letter"] == "C" and result["rows"][1]["replaced"]["silu, product"] == 1
-    assert picture.exists() or "matplotlib is not installed" in told.stderr
+    assert picture.exists() or "matplotlib is not installed" in done.stderr
 
 
 class Scale(torch.nn.Module):

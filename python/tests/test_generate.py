@@ -88,8 +88,8 @@ def test_several_tokens_are_compiled_with_ops():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_products_that_are_made_as_one_stay(name):
-    """One token has them too: a compiler would make each product alone."""
+def test_fused_linears_stay_fused(name):
+    """In the graph of one token too: a compiler would run each GEMM by itself."""
     model = models.build(name)
     handle = adze.patch(model, numerics="fast")
     graphs = Graphs()

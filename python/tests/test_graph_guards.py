@@ -21,7 +21,7 @@ def _on_the_cpu():
 
 
 class Recorded:
-    """In the place of a CUDA graph: gives what the module gave, and takes as long as it is told."""
+    """Replaces a CUDA graph: returns what the module returned, and takes a given time."""
 
     pause = None
 
@@ -281,7 +281,7 @@ class _autocast:
 
 
 def test_a_look_has_a_bounded_size():
-    """Containers that hold each other end, and what lies deep is not looked at."""
+    """Containers that hold each other end, and deeply nested values are not compared."""
     block = Block()
     block.options["self"] = block.options
     block.other = [block]

@@ -1,4 +1,5 @@
-"""The Hub package, loaded by the real kernels library beside an installed adze: layout, values, layers, sources."""
+"""The Hub package, loaded by the real kernels library in a process with an installed adze: layout, values, layers,
+sources."""
 
 import ast
 import base64

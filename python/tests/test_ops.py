@@ -275,7 +275,7 @@ def test_errors_are_sentences(call, sentence):
 
 
 def test_unknown_words():
-    with pytest.raises(ValueError, match="act is 'tanhh', known are silu"):
+    with pytest.raises(ValueError, match="act is 'tanhh', it must be one of silu"):
         adze.activation(randn(2, 4), "tanhh")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         adze.nothing  # noqa: B018

@@ -1,4 +1,4 @@
-"""vLLM's contract: nothing that register() meets stops vLLM, the schemas of its IR ops are those of our functions,
+"""vLLM's contract: no error in register() stops vLLM, the schemas of its IR ops are those of our functions,
 and the numbers are its definitions'. Where vLLM is installed the layers are its own, otherwise those of fake_vllm.py:
 tests/vllm.sh runs this file with several versions."""
 

@@ -62,7 +62,7 @@ def main(package):
         ]():
             try:
                 found[name] = judge(model, run, exact)
-            except Exception as error:  # the table says so, and the other models are still looked at
+            except Exception as error:  # it is in the table, and the other models still run
                 found[name] = f"{type(error).__name__}: {error}".replace("\n", "; ")
     version = sys.modules[package].__version__
     print(json.dumps({"version": version, "torch": torch.__version__.split("+")[0], "models": found}))
