@@ -322,7 +322,20 @@ def readme_table(found):
     head = [f"us, {where}, {rows[0]['dtype']}", "adze", "best of the others", "torch eager", "best / adze"]
     head += ACCURACY if known else []
     models = models_table(found)
-    return (models + "\n" if models else "") + table(head, cells)
+    return (models + "\n" if models else "") + table(head, cells) + text_sentence(group)
+
+
+def text_sentence(recorded):
+    """The log-probability of a text with and without adze.patch, of a machine's newest accuracy run."""
+    runs = [run for run in recorded if "adze_accuracy" in run]
+    if not runs:
+        return ""
+    bits = {(row["dtype"], row["variant"]): f"{row['bits']:.4f}" for row in runs[-1]["texts"]}
+    return (
+        f"\nA text has {bits['bf16', 'adze']} bits per byte under a small Llama in bf16 with `adze.patch`, "
+        f"{bits['bf16', 'eager']} without it, and {bits['f32', 'eager']} in float32\n"
+        "([how the accuracy was measured](docs/performance.md)).\n"
+    )
 
 
 def models_table(found):

@@ -189,6 +189,11 @@ def test_a_run_is_recorded_and_reported(bench, result):
     head, _, row = report.compare_table([timed], "us", report.accuracies([result])).splitlines()
     assert head.endswith("| best peer / adze | equal to eager | error, ulp (eager's) |") and "| 100 % | 0." in row
     assert "equal to eager" not in report.compare_table([timed], "us", {})
+    timed |= {"best": "eager", "ratio": 3.0}
+    compared = {"adze_compare": 1, "machine": {"gpu": "a GPU"}, "date": "2026-01-01", "rows": [timed]}
+    text = report.readme_table({"there": [compared, result]})
+    assert "| 3.00x | 100 % | 0." in text and f"A text has {texts['bf16', 'adze']['bits']:.4f} bits per byte" in text
+    assert "equal to eager" not in report.readme_table({"there": [compared]})
     line = {"op": "softmax", "kernel": "cpu", "case": "2x64", "dtype": "bf16", "line": "softmax x=bf16[2,64]"}
     line |= {"us": 1.0, "spread": 0.0, "gbps": 1.0, "share": 0.5}
     machine = {"gpu": "", "cpu": "a CPU", "isa": "avx2", "threads": 1, "sm": 0, "sm_count": 0}
