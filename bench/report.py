@@ -5,6 +5,7 @@ python3 bench/report.py --check    fails when one of them is stale
 """
 
 import json
+import math
 import pathlib
 import sys
 
@@ -71,6 +72,11 @@ def percent(share):
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
+def equal_share(share):
+    """A share of equal elements, rounded down: 100 % means all of them."""
+    return "100 %" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f} %"
+
+
 def relative_error(row):
     return f"{row['error'] / max(row['eager_error'], 1e-30):.2f}" if "error" in row else "-"
 
@@ -95,7 +101,7 @@ def accuracy(found, row):
     measured = found.get(called(row))
     if measured is None:
         return ["-", "-"]
-    return [percent(measured["equal"]), both(measured, "error")]
+    return [equal_share(measured["equal"]), both(measured, "error")]
 
 
 def both(row, key):
@@ -229,7 +235,7 @@ def accuracy_section(run):
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### Accuracy, PyTorch {machine['torch']}: {where}\n\n{source(run)}.\n\n{ACCURACY_INTRO}\n"
     cells = [
-        [row["model"], row["dtype"], percent(row["equal"]), both(row, "error"), both(row, "max")]
+        [row["model"], row["dtype"], equal_share(row["equal"]), both(row, "error"), both(row, "max")]
         for row in run["rows"]
         if "model" in row
     ]
@@ -248,7 +254,7 @@ def accuracy_section(run):
             f"{row['difference']:+.1e}",
             f"{row['error']:.1e}",
         ]
-        + [f"{100 * row['greedy_equal']:.2f} %", f"{100 * row['greedy_equal_f32']:.2f} %"]
+        + [equal_share(row["greedy_equal"]), equal_share(row["greedy_equal_f32"])]
         for row in run["texts"]
     ]
     head = ["text", "bits per byte", "difference", "error of a byte", "greedy, as eager of the dtype"]

@@ -32,10 +32,11 @@ def tensors(value, name=""):
 
 
 class FloatMatmuls(TorchFunctionMode):
-    """GEMMs of bf16 on the CPU, computed in f32 and rounded once, as a processor with bf16 does them: one without
-    takes two hundred times as long. They are the model's part of the work, the same with adze and without.
+    """GEMMs of bf16 on the CPU, computed in f32 and rounded once, as a processor with bf16 instructions computes
+    them. Without such instructions torch's own take two hundred times as long. GEMMs are the model's part of the
+    work, the same with adze and without.
 
-    Of another dtype and device: what is summed in a dtype twice as wide has the same bits in any order."""
+    With another dtype and device, sums in a dtype twice as wide have the same bits in any order."""
 
     MATMULS = (F.linear, F.conv2d, F.scaled_dot_product_attention)
 
@@ -102,8 +103,8 @@ class Range:
             self.least, self.largest = torch.minimum(self.least, value), torch.maximum(self.largest, value)
 
     def judge(self, what, found):
-        """In a half dtype an element is the model's, or one it has when a rounding of its own that is within float's
-        error of a midpoint goes the other way."""
+        """In a half dtype an element must be the model's, or what the model computes when one of its roundings within
+        float's error of a midpoint goes the other way."""
         if found.dtype not in HALVES:
             compare(what, self.value, found)
             return
@@ -241,8 +242,8 @@ def recorded(model, inputs, paths):
 
 @contextlib.contextmanager
 def group_norms_in_float():
-    """Group norms that round once. On CUDA torch 2.11 rounds each group's mean and 1 / deviation to a half dtype
-    before it uses them, which moves a whole group by more than a rounding: what adze has to match is the formula."""
+    """Group norms that round once. On CUDA torch 2.11 rounds each group's mean and 1 / deviation to the half dtype
+    before it uses them. That moves a whole group by more than one rounding, so adze is compared with the formula."""
     forward = nn.GroupNorm.forward
 
     def in_float(self, x):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 
 import pytest
@@ -184,15 +185,21 @@ def test_a_run_is_recorded_and_reported(bench, result):
 
     report, result["path"] = bench["report"], pathlib.Path("a.json")
     text = report.accuracy_section(result)
-    assert "| Llama, Qwen: norm | bf16 | 100 % | 0." in text and "| bf16, adze fast | " in text
+    first = report.equal_share(result["rows"][0]["equal"])
+    assert f"| Llama, Qwen: norm | bf16 | {first} | 0." in text and "| bf16, adze fast | " in text
     timed = {"op": "rms_norm", "case": "4x256", "dtype": "bf16", "us": {"adze": 1.0, "eager": 3.0}}
     head, _, row = report.compare_table([timed], "us", report.accuracies([result])).splitlines()
-    assert head.endswith("| best peer / adze | equal to eager | error, ulp (eager's) |") and "| 100 % | 0." in row
+    assert head.endswith("| best peer / adze | equal to eager | error, ulp (eager's) |") and re.search(
+        r"[|] (100|99[.]..) % [|] 0[.]", row
+    )
     assert "equal to eager" not in report.compare_table([timed], "us", {})
     timed |= {"best": "eager", "ratio": 3.0}
     compared = {"adze_compare": 1, "machine": {"gpu": "a GPU"}, "date": "2026-01-01", "rows": [timed]}
     text = report.readme_table({"there": [compared, result]})
-    assert "| 3.00x | 100 % | 0." in text and f"A text has {texts['bf16', 'adze']['bits']:.4f} bits per byte" in text
+    assert (
+        re.search(r"3.00x [|] (100|99[.]..) % [|] 0[.]", text)
+        and f"A text has {texts['bf16', 'adze']['bits']:.4f} bits per byte" in text
+    )
     assert "equal to eager" not in report.readme_table({"there": [compared]})
     line = {"op": "softmax", "kernel": "cpu", "case": "2x64", "dtype": "bf16", "line": "softmax x=bf16[2,64]"}
     line |= {"us": 1.0, "spread": 0.0, "gbps": 1.0, "share": 0.5}
@@ -200,8 +207,12 @@ def test_a_run_is_recorded_and_reported(bench, result):
     run = {"machine": machine, "rows": [line], "driver": "", "clocks": ""}
     run |= {"ceilings": dict.fromkeys(("read", "two_reads", "copy", "write"), 1.0), "path": pathlib.Path("b.json")}
     run |= {"commit": "abc", "date": "2026-01-01"}
-    assert "| 50 % | 100 % | 0." in report.bench_section(run, report.accuracies([result]))
+    assert re.search(r"50 % [|] (100|9[0-9][.]..) % [|] 0[.]", report.bench_section(run, report.accuracies([result])))
     assert "equal" not in report.bench_section(run, {})
+
+
+def test_a_share_is_not_rounded_up(bench):
+    assert [bench["report"].equal_share(share) for share in (1, 0.99999, 0.5)] == ["100 %", "99.99 %", "50.00 %"]
 
 
 def test_weights_are_the_same_in_each_run(bench):

@@ -1,6 +1,7 @@
-"""What a GPU alone can show: the CPU's numbers, streams, threads, devices, graphs, weights that come and go.
+"""Tests that need a GPU: the CPU's values, streams, threads, devices, graphs, weights that are offloaded.
 
-The other tests run on a GPU too: ADZE_TEST_DEVICE=cuda, see conftest.py."""
+The other tests run on a GPU too: ADZE_TEST_DEVICE=cuda, see conftest.py.
+"""
 
 import threading
 

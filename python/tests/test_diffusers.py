@@ -267,9 +267,10 @@ def test_remove_leaves_nothing(name):
 
 @pytest.mark.parametrize("name", ["ltx", "flux", "wan", "hunyuan_video", "qwen_image"])
 def test_fast_is_as_near_to_float_and_not_the_same(name, float_matmuls):
-    """It rounds less than the model and adds up in another order. So its error is one that the model's own roundings
-    could have: of 16 runs that round by chance, which doubles the variance, no more than 4 standard deviations above
-    the mean, over the square root of 2; in the root mean square and in the largest element."""
+    """ "fast" rounds less than the model and adds in another order, so its error must be one that the model's own
+    roundings could have. 16 runs with stochastic rounding, which doubles the variance, give a mean and a deviation.
+    The error, in the root mean square and in the largest element, must be at most 4 standard deviations above that
+    mean, divided by the square root of 2."""
     model, inputs = diffusers_models.make(name, True, torch.bfloat16)
     with Watch() as before:
         expected = output(model, inputs)

@@ -1,5 +1,5 @@
-"""generate() with a static cache, which transformers compiles itself: one token is the model's own graph, patched or
-not, with no guard more that is written in Python; what reads a prompt still has adze's ops."""
+"""generate() with a static cache, which transformers compiles itself. The graph of one token is that of the unpatched
+model, with no additional guards in Python; the prefill still has adze's ops."""
 
 import contextlib
 

@@ -1,5 +1,5 @@
-"""What adze.graph must see before it replays, without a GPU: graphs are stood for by objects that hand out what the
-module gave when they were made, so that stale ones show."""
+"""The changes that adze.graph must detect before a replay, without a GPU. Graphs are replaced by objects that return
+what the module returned when they were made, so that a stale one is seen."""
 
 import threading
 

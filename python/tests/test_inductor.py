@@ -23,8 +23,8 @@ with default_device(None):
 
 
 def compiled(fn, dynamic=False, devices=None):
-    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass, then run as it is. The pass
-    keeps the graphs that it has seen."""
+    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass; the graph is run eagerly. The
+    pass keeps the graphs that it has seen."""
     own = Pass((here().type,) if devices is None else devices)
     own.graphs = []
 
@@ -562,8 +562,8 @@ def distance(got, exact):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", DIFFUSERS)
 def test_diffusers(name, dtype):
-    """Twice as far from the model in double as without the pass would be another computation; on a CPU bf16 has the
-    same bits."""
+    """The error against the model in double must be less than twice that without the pass. On a CPU bf16 has the same
+    bits."""
     model, inputs = diffusers_model(name, dtype)
     made, own = compiled(model)
     with torch.no_grad(), default_device(None):

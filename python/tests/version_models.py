@@ -1,7 +1,7 @@
-"""Tiny models of the transformers or diffusers that is here, with and without adze: prints what was found as JSON.
+"""Tiny models of the installed transformers or diffusers, with and without adze: prints what was found as JSON.
 
-tests/versions.py runs it once for each version. It is no test by itself: the counts of one version are compared with
-those of another there."""
+tests/versions.py runs it once for each version, and compares the counts of the versions. It is not a test by itself.
+"""
 
 import collections
 import importlib
