@@ -12,7 +12,7 @@ enum { BIND_ARGS = 4096, BIND_FIELDS = 32, BIND_ERROR = 256 };
    caller's own outputs. */
 typedef enum bind_form { BIND_PLAIN, BIND_ALL, BIND_OUT } bind_form;
 
-typedef struct bind_call { /* what every call touches comes first */
+typedef struct bind_call { /* the fields that every call uses come first */
     const adze_op *op;
     adze_stream stream;
     adze_status status; /* ADZE_OK: nothing has failed, and error says nothing */
@@ -109,11 +109,11 @@ ADZE_API const char *adze_torch_register(void);
 const char *bind_describe(int index);
 /* The table's tensor or number of that name, or NULL. */
 const adze_field *bind_find(const adze_op *op, const char *name, size_t length);
-/* Loads the kernels of the stream's device at its first call: a later capture finds them there. */
+/* Loads the kernels of the stream's device at its first call, so that a later capture need not. */
 int bind_prepare(bind_call *call);
-/* For who allocates before the call: given the table's tensors in order, without data, and its numbers in order,
-   writes dtype and shape of the outputs, NONE where there is none, and the bytes of scratch on CUDA. NULL, or why the
-   call is refused. */
+/* For callers that allocate before the call: given the table's tensors in order, without data, and its numbers in
+   order, writes dtype and shape of the outputs, NONE where there is none, and the bytes of scratch on CUDA. NULL, or
+   why the call is refused. */
 const char *bind_describe_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch);
 /* Writes dtype and shape of the outputs, once the inputs are there and have been checked. */
 static inline int bind_outputs(bind_call *call)

@@ -288,7 +288,7 @@ static xla_error *call_op(const adze_op *op, int on_cuda, xla_frame *frame)
 ADZE_OPS(X)
 #undef X
 
-/* Whoever calls a handler has allocated its outputs before: see bind_describe_outputs(). */
+/* The caller of a handler allocates its outputs first: see bind_describe_outputs(). */
 ADZE_API const char *adze_xla_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch);
 const char *adze_xla_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch)
 {

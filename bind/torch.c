@@ -51,7 +51,7 @@ static void device_name(char *text, size_t size, int32_t type, int32_t index)
         snprintf(text, size, "%s %d", type == torch.cuda ? "CUDA device" : "a device of another type,", index);
 }
 
-/* A tensor whose dtype or device is not one for this call. */
+/* The error for a tensor whose dtype or device this call does not accept. */
 __attribute__((cold, noinline)) static void other_tensor(torch_call *c, const adze_field *f, int32_t type,
                                                          int32_t index)
 {
@@ -78,7 +78,7 @@ static void take_tensor(torch_call *c, const slot *s, value v, bind_form form)
         torch.aoti_torch_get_device_type(t, &type) ||
         (s->kind < ADZE_OUT ? torch.torch_get_const_data_ptr : torch.torch_get_mutable_data_ptr)(t, &view->data) ||
         (type != torch.cpu && torch.aoti_torch_get_device_index(t, &index))) {
-        bind_fail(&c->call, "%s: torch does not say what %s is", c->call.op->name, f->name);
+        bind_fail(&c->call, "%s: torch gives no shape, dtype or address for %s", c->call.op->name, f->name);
         return;
     }
     view->dtype = (uint32_t)dtype < sizeof torch.adze_dtype ? torch.adze_dtype[dtype] : ADZE_NONE;
@@ -138,7 +138,7 @@ static inline void make_outputs(torch_call *c, const plan *p, bind_form form, va
         if (!t)
             return;
         stack[c->n_made++] = (value)(uintptr_t)t;
-        torch.torch_get_const_data_ptr(t, &view->data); /* nobody shares it: there is no copy to make */
+        torch.torch_get_const_data_ptr(t, &view->data); /* it is new, so there is no copy-on-write to resolve */
     }
 }
 
@@ -203,7 +203,7 @@ __attribute__((always_inline)) static inline void call_op(const plan *p, bind_fo
     torch.aoti_torch_check(false, p->op->name, __FILE__, __LINE__, c.call.error);
 }
 
-/* One copy for each form, without the others' code between. */
+/* One copy for each form, so that the hot path has no branches on the form. */
 __attribute__((noinline)) static void call_plain(const plan *p, value *stack)
 {
     call_op(p, BIND_PLAIN, stack);
@@ -217,7 +217,7 @@ __attribute__((noinline)) static void call_out(const plan *p, value *stack)
     call_op(p, BIND_OUT, stack);
 }
 
-/* A boxed kernel carries no context: each op has three of its own. */
+/* A boxed kernel gets no context, so each op has three functions of its own. */
 #define X(name)                                                                                                      \
     static void name##_plain(value *stack, uint64_t n_in, uint64_t n_out)                                            \
     {                                                                                                                \
@@ -377,7 +377,7 @@ static int register_op(library definitions, const library *backends, int n_backe
     return 1;
 }
 
-/* Torch multiplies: where it lacks a function, there is no operator. */
+/* torch runs the GEMMs. Where it lacks a function for them, the operator is not registered. */
 static int register_fused_linear(library definitions, const library *backends, int n_backends)
 {
     for (int b = 0; b < n_backends; b++)
@@ -391,7 +391,7 @@ static int register_fused_linear(library definitions, const library *backends, i
     return ok;
 }
 
-/* The libraries are never freed: that would take the operators away. */
+/* The libraries are never freed: that would remove the operators. */
 const char *adze_torch_register(void)
 {
     static char sentence[256];

@@ -144,8 +144,8 @@ static void take_stream(tvm_call *c)
     bind_prepare(&c->call);
 }
 
-/* Scratch is a tensor of the allocator that TVM FFI was given by who calls; freed when the kernels are on the stream,
-   which orders whatever that allocator does with it next. */
+/* Scratch is a tensor of the allocator that the caller has set in TVM FFI; it is freed when the kernels are on the
+   stream, which orders whatever that allocator does with it next. */
 static void run(tvm_call *c)
 {
     size_t bytes = 0;

@@ -75,7 +75,7 @@
         "x=$[2,3,2048] residual=$[2,3,2048] gate=$[2,1,2048] gate_table=$[2048] scale=$[2,1,2048] "                  \
         "scale_table=$[2048] shift=$[2,1,2048] shift_table=$[2048] eps=1e-6",                                        \
         "x=$[2,3,1536] scale=f32[2,1,1536] shift=f32[2,1,1536] eps=1e-6",                                            \
-        "x=$[2,3,5120] scale=f32[2,1,5120] shift=f32[2,1,5120] eps=1e-6", /* a gate beside weights */                \
+        "x=$[2,3,5120] scale=f32[2,1,5120] shift=f32[2,1,5120] eps=1e-6", /* a gate and weights */                   \
         "x=$[2,3,1536] residual=$[2,3,1536] gate=f32[2,1,1536] weight=f32[1536] bias=f32[1536] eps=1e-6",            \
         "x=$[2,3,1536] residual=$[2,3,1536] gate=f32[2,1,1536] weight=f32[1536] bias=f32[1536] eps=1e-6 "            \
         "weight_offset=1", /* added to the norm */                                                                   \

@@ -1,4 +1,4 @@
-"""The program as a user meets it: options, exit statuses, lines that are wrong, files that cannot be written.
+"""The program as a user sees it: options, exit statuses, lines that are wrong, files that cannot be written.
 
 python3 tests/cli.py build/adze FOLDER
 """

@@ -97,7 +97,7 @@ def _bits(array):
 
 def torch_of(array):
     """A tensor on torch's default device. An empty array's strides are zero in torch, which the last one may not be:
-    it is made anew."""
+    it is made again."""
     import torch
 
     if array.size == 0:
@@ -121,6 +121,6 @@ def torch_call(call, dtype):
 
 
 def expected(call, dtype):
-    """What adze.ops gives on torch's default device, whose own values test_ops.py judges."""
+    """The results of adze.ops on torch's default device, whose values test_ops.py checks."""
     function, args, kwargs = torch_call(call, dtype)
     return bits(function(*args, **kwargs))

@@ -1,5 +1,5 @@
-"""The torch operators: schemas, values, errors, fakes, compile. That kernels are exact is judged in C; here it is
-whether a call arrives as it was meant."""
+"""The torch operators: schemas, values, errors, fakes, compile. `adze check` verifies the kernels; these tests verify
+that every argument reaches them."""
 
 import gc
 import inspect
@@ -28,8 +28,8 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 def close(got, want):
-    """Rounded once from float arithmetic of at most 64 steps on terms as large as the row's largest value: a swapped,
-    dropped or misread argument is off by far more. Exact limits are the business of `adze check`."""
+    """The tolerance of one rounding after float arithmetic of at most 64 steps, on terms as large as the row's
+    largest value. A swapped, dropped or misread argument exceeds it by far. `adze check` verifies exact bounds."""
     assert got.shape == want.shape
     row = want.abs().amax(-1, keepdim=True).clamp_min(1)
     limit = 0.5 * torch.finfo(got.dtype).eps * want.abs() + 64 * 2**-24 * row
@@ -111,8 +111,8 @@ def test_fake_is_what_comes_out(at):
 
 @pytest.mark.parametrize("n", [64, 128, 4096])
 def test_layer_norm_of_extreme_rows_of_f16(n):
-    """Where torch's kernel on the CPU is off: it gives 0.71 for each element of a row of 65504, and 0.09 of a value
-    near the mean is wrong in a row of 1000s with a 1001. The definition takes the mean away first."""
+    """Rows for which torch's kernel on the CPU is wrong: it gives 0.71 for each element of a row of 65504, and is off
+    by 0.09 near the mean in a row of 1000s with one 1001. The definition subtracts the mean first."""
     most = torch.finfo(torch.float16).max
     spike = torch.zeros(n)
     spike[0], spike[1] = most, -most
@@ -275,7 +275,7 @@ def test_errors_are_sentences(call, sentence):
 
 
 def test_unknown_words():
-    with pytest.raises(ValueError, match="act is 'tanhh', known are silu"):
+    with pytest.raises(ValueError, match="act is 'tanhh', it must be one of silu"):
         adze.activation(randn(2, 4), "tanhh")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         adze.nothing  # noqa: B018

@@ -17,7 +17,8 @@ from ..operators.functions import take_functions
 
 @functools.cache
 def _register():
-    """On CUDA each execution also has a first stage, in which kernels are loaded before a graph is captured."""
+    """On CUDA the handler also runs in XLA's stage "initialize", where kernels are loaded before a graph is
+    captured."""
     for op in OPS:
         cpu = jax.ffi.pycapsule(getattr(description.library, f"adze_xla_{op}"))
         cuda = jax.ffi.pycapsule(getattr(description.library, f"adze_xla_{op}_cuda"))
@@ -26,8 +27,8 @@ def _register():
 
 
 def _run(op, args, out=None, second=None, more=False):
-    """The outputs of an op, without the optional one unless it is asked for. Scratch is an output of its own, also
-    where none is used: what is traced does not know where it will run."""
+    """The outputs of an op, with the optional one only if `more`. Scratch is an additional output of the XLA call, on
+    the CPU too: while it traces, JAX does not know the device."""
     if out is not None or second is not None:
         raise ValueError(f"adze: {op.name} writes no given outputs, as JAX arrays do not change")
     _register()

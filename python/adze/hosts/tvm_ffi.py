@@ -22,7 +22,7 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Renamed:
-    """An array whose dtype NumPy does not export: exported as integers, which then get the dtype's own code."""
+    """An array whose dtype NumPy cannot export: exported as integers, with the dtype's code set afterwards."""
 
     def __init__(self, array):
         self.array, self.code = array.view(f"u{array.itemsize}"), _CODES[array.dtype.name]
@@ -82,7 +82,7 @@ def _function(op):
 
 
 def _run(op, args, out=None, second=None, more=False):
-    """The caller's outputs; where the first is not given, all that the call returns are made here."""
+    """Runs an op into the caller's outputs, or into new ones where none is given."""
     given, numbers = description.split(op, args)
     outs = given_outputs(op, out, second)
     arguments = {name: _argument(op.name, name, t, False) for name, t in given.items()}

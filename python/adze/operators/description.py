@@ -72,7 +72,7 @@ OPS = _ops()
 
 def dtype_code(what, name):
     if name not in FLOATS:
-        raise ValueError(f"adze: {what} is {name}, known are {', '.join(FLOATS)}")
+        raise ValueError(f"adze: {what} is {name}, it must be one of {', '.join(FLOATS)}")
     return DTYPES[name]
 
 

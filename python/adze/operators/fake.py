@@ -1,5 +1,5 @@
-"""What each operator returns, for tensors that have a shape and no data: torch.compile and torch.export ask here.
-Inductor also learns here that calls share their inputs."""
+"""Fake (meta) functions of the operators, for torch.compile and torch.export, and the constraint on the strides of
+their inputs that Inductor applies."""
 
 import sys
 
@@ -35,7 +35,7 @@ def _like(op, output):
 
 
 def fake(op, more):
-    """The fake function of an op's form that returns its outputs; more: its optional one too."""
+    """The fake function of an op's overload that returns its outputs; with more, the optional one too."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
     names = [name for name in op.outputs if more or op.tensors[name] == "out"]
@@ -55,7 +55,7 @@ def fake(op, more):
 
 
 def nothing(*args, **kwargs):
-    """The form that writes the caller's outputs."""
+    """The fake function of the overloads that write the caller's outputs: they return nothing."""
     share_inputs()
 
 
@@ -63,7 +63,7 @@ _library = torch.library.Library(add_op_namespace_prefix("").split("::")[0], "FR
 
 
 def operator(schema, compute, shape):
-    """An operator written in Python, for the CPU and CUDA; shape gives what it returns for tensors without data."""
+    """An operator written in Python, for the CPU and CUDA; shape is its fake function."""
     name = schema.partition("(")[0]
     _library.define(schema)
     for device in ("CPU", "CUDA"):
@@ -80,7 +80,7 @@ def is_view(node):
 
 
 def _shared(node):
-    """Whether something else reads a node of the graph, or what it is a view of."""
+    """Whether a node of the graph, or the node it is a view of, has other readers."""
     while isinstance(node, torch.fx.Node) and len(node.users) == 1:
         if not is_view(node):
             return False
@@ -89,8 +89,9 @@ def _shared(node):
 
 
 def _constrain(node, *args, **kwargs):
-    """The arguments of a call, in the strides that they have in eager. Inductor brings values into strides by a copy
-    for each reader, which computes all that was not computed yet: one that others read too is computed first."""
+    """The arguments of a call, with the strides that they have in eager. Inductor changes strides by a copy, and
+    fuses into the copy all that is not computed yet. A value with other readers is realized first, so that it is
+    computed once."""
     lowering = sys.modules["torch._inductor.lowering"]
     names = [argument.name for argument in node.target._schema.arguments]
     sources = {**dict(zip(names, node.args)), **node.kwargs}  # noqa: B905  trailing arguments have defaults
@@ -112,7 +113,8 @@ def _constrain(node, *args, **kwargs):
 
 
 def share_inputs():
-    """Tells Inductor, once, where it is loaded: it asks for fakes before it lowers a graph."""
+    """Registers the constraint once Inductor is loaded. Fake functions call it: they run before a graph is
+    lowered."""
     lowering = sys.modules.get("torch._inductor.lowering")
     make_fallback = getattr(lowering, "make_fallback", None)
     if make_fallback is None or ops.rope.default in lowering.lowerings:

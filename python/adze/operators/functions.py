@@ -17,15 +17,15 @@ COLUMNS = OPS["rope_table"].words["columns"]
 
 
 def word(words, name, what):
-    """The value of a number that has names, such as act="silu"."""
+    """The number that a name stands for, such as 1 for act="silu"."""
     if name not in words:
-        raise ValueError(f"adze: {what} is {name!r}, known are {', '.join(words)}")
+        raise ValueError(f"adze: {what} is {name!r}, it must be one of {', '.join(words)}")
     return words[name]
 
 
 def returns(shape=None, dtype=None):
-    """For ops whose outputs are not like their first input: the shape as a function of the op's arguments, whose
-    sizes may be symbols, and the dtype where out_dtype is 0."""
+    """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
+    may be symbolic; dtype is that of the outputs where out_dtype is 0."""
 
     def with_rule(function):
         function.shape, function.dtype = shape, dtype
@@ -49,7 +49,7 @@ def rms_norm(x, weight=None, *, residual=None, bias=None, gate=None, gate_table=
 def layer_norm(x, weight=None, bias=None, *, residual=None, gate=None, gate_table=None, scale=None, scale_table=None,
                shift=None, shift_table=None, eps=1e-5, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
                out=None, sum_out=None):  # fmt: skip
-    """The same as rms_norm, with the mean taken away first."""
+    """As rms_norm, with the mean subtracted first."""
     code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
     args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
             rounding, code)  # fmt: skip
@@ -81,7 +81,7 @@ def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out=None):
 def softmax(x, mask=None, *, scale=1.0, out=None):
     """softmax(x * scale + mask) over the last dimension."""
     if not scale:
-        raise ValueError("adze: softmax's scale is 0")
+        raise ValueError("adze: softmax: scale is 0, it must not be 0")
     return ops.softmax((x, mask, scale), out)
 
 
@@ -105,7 +105,7 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=
 def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
     """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""
     if not scale:
-        raise ValueError("adze: rope_table's scale is 0")
+        raise ValueError("adze: rope_table: scale is 0, it must not be 0")
     code = 0 if dtype is None else dtype_code("dtype", dtype)
     return ops.rope_table((pos, freq, axis, scale, word(COLUMNS, columns, "columns"), int(double_angle), code))
 

@@ -35,7 +35,7 @@ def dtype_code(what, dtype, x=None):
     if x is not None and dtype == x.dtype:
         return 0
     if dtype not in DTYPES:
-        raise ValueError(f"adze: {what} is {dtype}, known are {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"adze: {what} is {dtype}, it must be one of {', '.join(map(str, DTYPES))}")
     return DTYPES[dtype]
 
 
