@@ -86,9 +86,12 @@ typedef struct adze_call {
 #define ADZE_CALL(op) {(uint32_t)sizeof(adze_##op##_args), 0, NULL, 0}
 /* clang-format on */
 
-/* A flag of a call: nothing still running on the stream writes its weights and tables (weight, bias, q_weight,
-   k_weight, cos, sin and every *_table), so they may be read early. */
-#define ADZE_CONST_WEIGHTS 1u
+/* Flags of a call. ADZE_CONST_WEIGHTS: nothing still running on the stream writes its weights and tables (weight,
+   bias, q_weight, k_weight, cos, sin, every *_table; of gemm w, w2, w3, their scales, zeros and biases, norm_weight
+   and norm_bias), so they may be read early. ADZE_BATCH_INVARIANT, of gemm: the bits of a row of out do not depend on
+   m or on the other rows. */
+#define ADZE_CONST_WEIGHTS   1u
+#define ADZE_BATCH_INVARIANT 2u
 
 /* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and
    any alignment that suits the dtype. "may be x" means that an output may be the very same view as x: address,
@@ -207,6 +210,38 @@ typedef struct adze_softmax_args {
     int32_t reserved;   /* zero */
 } adze_softmax_args;
 ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args);
+
+/* ---- Matrix products ---- */
+
+#define ADZE_NORM_RMS   1
+#define ADZE_NORM_LAYER 2
+
+/* gemm: y_i = p(x) . w_i^T + bias_i, out = residual + gate * f(y). p(x) is x, or its norm by `norm` as rms_norm and
+   layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) * y2. w2 and w3 read the same x:
+   the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
+   ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
+   Infinities and NaN in x and w come out as the formula has them. */
+typedef struct adze_gemm_args {
+    adze_call call;
+    adze_tensor out;        /* [..., n], of out_dtype; n + n2 + n3 columns without separate; may be residual */
+    adze_tensor out2, out3; /* [..., n2], [..., n3], with separate */
+    adze_tensor x;          /* [..., k]: f32, f16, bf16 */
+    adze_tensor w;          /* [n, k], x's dtype; or [batch, n, k] for x [batch, m, k], without w2 and norm */
+    adze_tensor w2, w3;     /* [n2, k], [n3, k]; w3 needs w2, glu has no w3 */
+    adze_tensor bias, bias2, bias3;     /* [n], [n2], [n3]; x's dtype or f32 */
+    adze_tensor norm_weight, norm_bias; /* [k]; x's dtype or f32; with norm */
+    adze_tensor residual;               /* like out, without separate */
+    adze_tensor gate;                   /* to out, x's dtype or f32; needs residual */
+    float eps, weight_offset;           /* of norm */
+    int32_t norm;                       /* 0, ADZE_NORM_RMS or ADZE_NORM_LAYER */
+    int32_t act;                        /* an adze_act, 0 for none; with glu 0 means ADZE_ACT_SILU */
+    int32_t glu;                        /* 1: w gives the gate, w2 of the same shape the value */
+    int32_t separate;                   /* 1: w2 and w3 have outputs of their own */
+    int32_t rounding;                   /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS */
+    int32_t out_dtype;                  /* 0 means x's dtype; or ADZE_F32 */
+} adze_gemm_args;
+ADZE_API adze_status adze_gemm(adze_stream stream, const adze_gemm_args *args);
+ADZE_API adze_status adze_gemm_scratch(adze_stream stream, const adze_gemm_args *args, size_t *bytes);
 
 /* ---- Rotary positions ---- */
 
