@@ -1,9 +1,10 @@
 /* torch.c - every op as torch.ops.adze.*, from its table of fields.
    Plain C over PyTorch's stable C functions, found by dlsym in the libtorch that is already loaded: no header of
    torch, no link to it, and one binary for torch 2.10 and newer. Each op has up to four overloads: `op` returns the
-   outputs that are always there, `op.<another output>` returns those up to that one, and `op.out` writes the caller's. A boxed
-   kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are handed over. Errors
-   leave by aoti_torch_check, which throws through this frame: nothing may be held then (-fexceptions). */
+   outputs that are always there, `op.<another output>` returns those up to that one, and `op.out` writes the
+   caller's. A boxed kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are
+   handed over. Errors leave by aoti_torch_check, which throws through this frame: nothing may be held then
+   (-fexceptions). */
 #include "torch.h"
 
 #include <dlfcn.h>

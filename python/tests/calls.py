@@ -47,7 +47,7 @@ def _calls():
         ("softmax", (x,), {}),
         ("softmax", (x, r[:1]), {"scale": 0.125}),
         ("gemm", (x, weights[0]), {}),
-        ("gemm", (x[0], weights[0], randn(20)), {"act": "gelu_new", "out_dtype": "float32"}),
+        ("gemm", (x[0], weights[0], randn(20)), {"act": "silu", "out_dtype": "float32"}),
         ("gemm", (x, weights[0]), {"w2": weights[1], "w3": weights[2], "bias2": randn(20)}),
         ("gemm", (x, weights[0]), {"w2": weights[1], "separate": True, "norm": "layer", "eps": 1e-5}),
         ("gemm", (x, weights[0]), {"w2": weights[1], "w3": weights[2], "separate": True, "norm": "rms"}),

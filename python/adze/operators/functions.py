@@ -152,10 +152,10 @@ def take_functions(host, call, outputs=True):
     """Adds the functions and the bits of rounding to a host's globals, and makes them its __all__.
 
     call(op) gives the host's call of an op: a function (args, out=None, second=None, more=0, third=None) of the op's
-    inputs and numbers, the caller's outputs, and how many of its optional outputs are asked for. The host has a function
-    dtype_code(what, dtype, x=None), too: the number of a dtype in adze.h, 0 for that of x; what is the argument's
-    name. outputs: whether the host can write the caller's outputs. The code of a function stays as it is here, and
-    finds these names in the host."""
+    inputs and numbers, the caller's outputs, and how many of its optional outputs are asked for. The host has a
+    function dtype_code(what, dtype, x=None), too: the number of a dtype in adze.h, 0 for that of x; what is the
+    argument's name. outputs: whether the host can write the caller's outputs. The code of a function stays as it is
+    here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
     host.update(ops=made, ACTS=ACTS, COLUMNS=COLUMNS, NORMS=NORMS, word=word, **ROUNDING)
