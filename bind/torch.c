@@ -345,6 +345,7 @@ static const char *find_functions(void *cpu, void *cuda)
     torch.dtype[ADZE_BF16] = torch.aoti_torch_dtype_bfloat16();
     torch.dtype[ADZE_F8E4M3] = torch.aoti_torch_dtype_float8_e4m3fn();
     torch.dtype[ADZE_F64] = torch.aoti_torch_dtype_float64();
+    torch.dtype[ADZE_U8] = torch.uint8;
     torch.dtype[ADZE_I8] = torch.aoti_torch_dtype_int8();
     torch.dtype[ADZE_I32] = torch.aoti_torch_dtype_int32();
     torch.dtype[ADZE_I64] = torch.aoti_torch_dtype_int64();

@@ -51,7 +51,7 @@ static int is_constant(const char *name)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)
             return 1;
-    return n > 6 && strcmp(name + n - 6, "_table") == 0;
+    return (n > 6 && strcmp(name + n - 6, "_table") == 0) || strstr(name, "_scale") || strstr(name, "_zero");
 }
 
 static const adze_tensor *tensor_of(const adze_job *job, int f)

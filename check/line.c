@@ -45,14 +45,14 @@ static int read_int(reader *r, int64_t *value)
 static int read_dtype(reader *r, int32_t *dtype)
 {
     const size_t n = word_length(r->at);
-    for (int d = ADZE_NONE; d <= ADZE_F64; d++)
+    for (int d = ADZE_NONE; d <= ADZE_U8; d++)
         if (strlen(adze_dtype_name(d)) == n && memcmp(adze_dtype_name(d), r->at, n) == 0) {
             r->at += n;
             *dtype = d;
             return 1;
         }
     char names[160] = "", what[240];
-    for (int d = ADZE_NONE; d <= ADZE_F64; d++)
+    for (int d = ADZE_NONE; d <= ADZE_U8; d++)
         add_name(names, sizeof names, adze_dtype_name(d));
     snprintf(what, sizeof what, "a dtype is expected, one of %s,", names);
     return fail(r, what);

@@ -70,7 +70,7 @@ int adze_cpu_count(void); /* CPUs that this process may use: its affinity, and i
 int adze_cpu_quota(const char *groups, const char *root);
 
 /* tensor.c */
-size_t adze_dtype_size(int dtype); /* bytes; 0 for dtypes that have none */
+size_t adze_dtype_size(int dtype); /* whole bytes; 0 for dtypes that no tensor has */
 const char *adze_dtype_name(int dtype);
 int64_t adze_count(const adze_tensor *t);
 double adze_get(const adze_tensor *t, int64_t at); /* the element at data + at */

@@ -228,7 +228,7 @@ def test_linear(dtype):
     assert pair[0] is out and pair[1] is second and torch.equal(second, adze.linear(x, v))
     own = r.clone()
     assert adze.linear(x, w, residual=own, out=own) is own and torch.equal(own, adze.linear(x, w, residual=r))
-    with pytest.raises(RuntimeError, match="rows of w have 95 elements, those of x 96"):
+    with pytest.raises(RuntimeError, match="rows of w have 95 elements, they must have 96"):
         adze.linear(x, w[:, :95])
     with pytest.raises(ValueError, match="norm is 'batch', known are rms, layer"):
         adze.linear(x, w, norm="batch")

@@ -1,5 +1,6 @@
 /* gemm: the contract, the definition, and the kernels. */
 #include "ops/act.h"
+#include "ops/quantised.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,15 @@ static const adze_field fields[] = {
     ADZE_FIELD(gemm, ADZE_INT, separate),
     ADZE_FIELD(gemm, ADZE_INT, rounding),
     ADZE_FIELD(gemm, ADZE_INT, out_dtype),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, w_scale),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, w2_scale),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, w3_scale),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, w_zero),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, w2_zero),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, w3_zero),
+    ADZE_FIELD(gemm, ADZE_INT, group),
+    ADZE_FIELD(gemm, ADZE_INT, group_rows),
+    ADZE_WORDS(gemm, format, format_words),
     ADZE_FIELDS_END,
 };
 
@@ -39,23 +49,49 @@ static int64_t k_of(const adze_gemm_args *a)
     return a->x.shape[a->x.rank - 1];
 }
 
-static adze_status check_weight(const char *name, const adze_tensor *w, const char *bias_name,
-                                const adze_tensor *bias, const adze_gemm_args *a)
+static quantised quantised_of(const adze_gemm_args *a, int i)
 {
+    static const char *const names[] = {"w", "w2", "w3"};
+    const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3};
+    const adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    const adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
+    const int64_t k = k_of(a), group = a->group ? a->group : k > 0 ? k : 1;
+    return (quantised){names[i],       w[i], scale[i], zero[i],
+                       w[i]->shape[0], k,    group,    a->group_rows ? a->group_rows : 1};
+}
+
+static adze_status check_weight(const adze_gemm_args *a, int i)
+{
+    static const char *const bias_names[] = {"bias", "bias2", "bias3"};
+    static const char *const scale_names[] = {"w_scale", "w2_scale", "w3_scale"};
+    static const char *const zero_names[] = {"w_zero", "w2_zero", "w3_zero"};
+    const adze_tensor *const biases[] = {&a->bias, &a->bias2, &a->bias3}, *bias = biases[i];
+    const quantised q = quantised_of(a, i);
+    const adze_tensor *w = q.w;
+    const int fewer = is_quantised(w->dtype);
+    ADZE_REQUIRE(fewer || !q.scale->dtype, ADZE_BAD_ARG, "gemm: %s is given, %s is not quantised", scale_names[i],
+                 q.name);
+    ADZE_REQUIRE(fewer || !q.zero->dtype, ADZE_BAD_ARG, "gemm: %s is given, %s is not quantised", zero_names[i],
+                 q.name);
     if (!w->dtype) {
-        ADZE_REQUIRE(!bias->dtype, ADZE_BAD_ARG, "gemm: %s is given without %s", bias_name, name);
+        ADZE_REQUIRE(!bias->dtype, ADZE_BAD_ARG, "gemm: %s is given without %s", bias_names[i], q.name);
         return ADZE_OK;
     }
-    ADZE_REQUIRE(w->dtype == a->x.dtype, ADZE_BAD_DTYPE, "gemm: %s is %s, it must be x's %s", name,
+    ADZE_REQUIRE(w->dtype == a->x.dtype || fewer, ADZE_BAD_DTYPE,
+                 "gemm: %s is %s, it must be x's %s, i8, f8e4m3, or u8 in a format", q.name,
                  adze_dtype_name(w->dtype), adze_dtype_name(a->x.dtype));
-    const int first = w == &a->w;
-    ADZE_REQUIRE(w->rank == 2 || (first && w->rank == 3), ADZE_BAD_ARG, "gemm: %s has rank %d, it must be 2%s", name,
-                 w->rank, first ? ", or 3 with a batch" : "");
-    ADZE_CHECK(adze_check_rows("gemm", name, w));
-    ADZE_REQUIRE(w->shape[w->rank - 1] == k_of(a), ADZE_BAD_ARG,
-                 "gemm: rows of %s have %lld elements, those of x %lld", name, (long long)w->shape[w->rank - 1],
-                 (long long)k_of(a));
-    return adze_check_param("gemm", bias_name, bias, &a->x, w->shape[w->rank - 2]);
+    ADZE_REQUIRE(w->dtype == a->w.dtype, ADZE_BAD_DTYPE, "gemm: %s is %s, w is %s", q.name, adze_dtype_name(w->dtype),
+                 adze_dtype_name(a->w.dtype));
+    const int batch = i == 0 && !fewer;
+    ADZE_REQUIRE(w->rank == 2 || (batch && w->rank == 3), ADZE_BAD_ARG, "gemm: %s has rank %d, it must be 2%s",
+                 q.name, w->rank, batch ? ", or 3 with a batch" : "");
+    ADZE_CHECK(adze_check_rows("gemm", q.name, w));
+    const int64_t due = w->dtype == ADZE_U8 ? (q.k + 1) / 2 : q.k, got = w->shape[w->rank - 1];
+    ADZE_REQUIRE(got == due, ADZE_BAD_ARG, "gemm: rows of %s have %lld elements, they must have %lld for x's %lld",
+                 q.name, (long long)got, (long long)due, (long long)q.k);
+    if (fewer)
+        ADZE_CHECK(check_quantised("gemm", &q, !a->group, a->format, scale_names[i], zero_names[i]));
+    return adze_check_param("gemm", bias_names[i], bias, &a->x, w->shape[w->rank - 2]);
 }
 
 static adze_status check_batch(const adze_gemm_args *a)
@@ -72,9 +108,12 @@ static adze_status check_batch(const adze_gemm_args *a)
 
 static adze_status check_weights(const adze_gemm_args *a)
 {
-    ADZE_CHECK(check_weight("w", &a->w, "bias", &a->bias, a));
-    ADZE_CHECK(check_weight("w2", &a->w2, "bias2", &a->bias2, a));
-    ADZE_CHECK(check_weight("w3", &a->w3, "bias3", &a->bias3, a));
+    ADZE_CHECK(check_group("gemm", a->w.dtype, a->group, a->group_rows));
+    ADZE_CHECK(adze_check_range("gemm", "format", a->format, ADZE_FORMAT_DTYPE, ADZE_FORMAT_U4));
+    ADZE_REQUIRE(is_quantised(a->w.dtype) || (!a->group && !a->group_rows && !a->format), ADZE_BAD_ARG,
+                 "gemm: group, group_rows or format is given, w is not quantised");
+    for (int i = 0; i < 3; i++)
+        ADZE_CHECK(check_weight(a, i));
     ADZE_REQUIRE(a->w2.dtype || !a->w3.dtype, ADZE_BAD_ARG, "gemm: w3 is given without w2");
     ADZE_CHECK(adze_check_range("gemm", "glu", a->glu, 0, 1));
     ADZE_CHECK(adze_check_range("gemm", "separate", a->separate, 0, 1));
@@ -201,8 +240,9 @@ static const double *weight_row(definition *d, int i, const adze_tensor *w, int6
         d->w[i] = calloc((size_t)d->k + 1, sizeof **d->w);
     else if (d->w_at[i] == at)
         return d->w[i];
+    const quantised q = quantised_of(d->a, i);
     for (int64_t j = 0; j < d->k; j++)
-        d->w[i][j] = adze_get(w, at + j);
+        d->w[i][j] = is_quantised(w->dtype) ? weight_at(&q, column, j) : adze_get(w, at + j);
     d->w_at[i] = at;
     return d->w[i];
 }
@@ -222,6 +262,11 @@ static adze_value product(definition *d, int weight, int64_t row, int64_t column
     for (int64_t i = 0; i < d->k; i++)
         adze_dot_add(&dot, p[i].v, p[i].e, v[i]);
     adze_value y = adze_dotted(d->sums, &dot);
+    if (is_quantised(w[weight]->dtype) && isfinite(y.v)) {
+        /* A weight and its product are rounded once more, or the sum of each group is, as it is scaled and added. */
+        const quantised q = quantised_of(d->a, weight);
+        y.e += ADZE_U * (double)((d->k + q.group - 1) / q.group + 3) * (dot.magnitude + dot.error);
+    }
     if (bias->dtype)
         y = adze_add(y, adze_element(bias, column));
     return settled(adze_rounded_if(d->a->rounding & ADZE_ROUND_STEPS, d->a->x.dtype, settled(y)));
@@ -305,7 +350,7 @@ static size_t scratch(adze_stream stream, const void *args)
 
 const adze_op adze_op_gemm = {"gemm",
                               sizeof(adze_gemm_args),
-                              ADZE_FIRST_SIZE(gemm, out_dtype),
+                              ADZE_FIRST_SIZE(gemm, reserved),
                               fields,
                               validate,
                               outputs,
