@@ -6,11 +6,11 @@
 
 #include <string.h>
 
-enum { BIND_ARGS = 4096, BIND_FIELDS = 32, BIND_ERROR = 256 };
+enum { BIND_ARGS = 4096, BIND_FIELDS = 40, BIND_ERROR = 256 };
 
-/* The forms in which an op with outputs that may be absent is offered: without them, with all of them, and with the
-   caller's own outputs. */
-typedef enum bind_form { BIND_PLAIN, BIND_ALL, BIND_OUT } bind_form;
+/* The forms in which an op with outputs that may be absent is offered: without them, with the first, with the first
+   two, and with the caller's own outputs. */
+typedef enum bind_form { BIND_PLAIN, BIND_ONE_MORE, BIND_TWO_MORE, BIND_OUT, BIND_FORMS } bind_form;
 
 typedef struct bind_call { /* the fields that every call uses come first */
     const adze_op *op;
@@ -42,18 +42,19 @@ static inline adze_tensor *bind_tensor(bind_call *call, const adze_field *f)
     return (void *)(call->args + f->offset);
 }
 
-/* Whether the op has outputs that may be absent, and so a form of its own with all of them. */
-static inline const adze_field *bind_last_optional(const adze_op *op)
+/* The last of the outputs that may be absent and that the form returns; NULL: the op has no such form. */
+static inline const adze_field *bind_last_optional(const adze_op *op, bind_form form)
 {
-    const adze_field *last = NULL;
+    int n = 0;
     for (const adze_field *f = op->fields; f->name; f++)
-        if (f->kind == ADZE_OUT_IF || f->kind == ADZE_OUT_OPTIONAL)
-            last = f;
-    return last;
+        if ((f->kind == ADZE_OUT_IF || f->kind == ADZE_OUT_OPTIONAL) && ++n == (int)form)
+            return f;
+    return NULL;
 }
-static inline int bind_returns(const adze_field *f, bind_form form)
+static inline int bind_returns(const adze_op *op, const adze_field *f, bind_form form)
 {
-    return f->kind == ADZE_OUT || (bind_is_out(f) && form == BIND_ALL);
+    return f->kind == ADZE_OUT ||
+           (bind_is_out(f) && form != BIND_PLAIN && form != BIND_OUT && f <= bind_last_optional(op, form));
 }
 
 __attribute__((format(printf, 2, 3), cold)) void bind_fail(bind_call *call, const char *format, ...);
@@ -127,7 +128,7 @@ __attribute__((cold)) void bind_other_output(bind_call *call, bind_form form, co
 static inline int bind_output(bind_call *call, bind_form form, const adze_field *f)
 {
     adze_tensor *t = bind_tensor(call, f);
-    const int returned = bind_returns(f, form);
+    const int returned = bind_returns(call->op, f, form);
     if (returned != (t->dtype != ADZE_NONE))
         bind_other_output(call, form, f);
     bind_make_dense(t);

@@ -1,9 +1,10 @@
 /* torch.c - every op as torch.ops.adze.*, from its table of fields.
    Plain C over PyTorch's stable C functions, found by dlsym in the libtorch that is already loaded: no header of
-   torch, no link to it, and one binary for torch 2.10 and newer. Each op has up to three overloads: `op` returns the
-   outputs that are always there, `op.<last output>` returns all of them, and `op.out` writes the caller's. A boxed
-   kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are handed over. Errors
-   leave by aoti_torch_check, which throws through this frame: nothing may be held then (-fexceptions). */
+   torch, no link to it, and one binary for torch 2.10 and newer. Each op has up to four overloads: `op` returns the
+   outputs that are always there, `op.<another output>` returns those up to that one, and `op.out` writes the
+   caller's. A boxed kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are
+   handed over. Errors leave by aoti_torch_check, which throws through this frame: nothing may be held then
+   (-fexceptions). */
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -208,9 +209,13 @@ __attribute__((noinline)) static void call_plain(const plan *p, value *stack)
 {
     call_op(p, BIND_PLAIN, stack);
 }
-__attribute__((noinline)) static void call_all(const plan *p, value *stack)
+__attribute__((noinline)) static void call_one_more(const plan *p, value *stack)
 {
-    call_op(p, BIND_ALL, stack);
+    call_op(p, BIND_ONE_MORE, stack);
+}
+__attribute__((noinline)) static void call_two_more(const plan *p, value *stack)
+{
+    call_op(p, BIND_TWO_MORE, stack);
 }
 __attribute__((noinline)) static void call_out(const plan *p, value *stack)
 {
@@ -224,10 +229,15 @@ __attribute__((noinline)) static void call_out(const plan *p, value *stack)
         (void)n_in, (void)n_out;                                                                                     \
         call_plain(&plans[name##_index], stack);                                                                     \
     }                                                                                                                \
-    static void name##_all(value *stack, uint64_t n_in, uint64_t n_out)                                              \
+    static void name##_one_more(value *stack, uint64_t n_in, uint64_t n_out)                                         \
     {                                                                                                                \
         (void)n_in, (void)n_out;                                                                                     \
-        call_all(&plans[name##_index], stack);                                                                       \
+        call_one_more(&plans[name##_index], stack);                                                                  \
+    }                                                                                                                \
+    static void name##_two_more(value *stack, uint64_t n_in, uint64_t n_out)                                         \
+    {                                                                                                                \
+        (void)n_in, (void)n_out;                                                                                     \
+        call_two_more(&plans[name##_index], stack);                                                                  \
     }                                                                                                                \
     static void name##_out(value *stack, uint64_t n_in, uint64_t n_out)                                              \
     {                                                                                                                \
@@ -236,8 +246,8 @@ __attribute__((noinline)) static void call_out(const plan *p, value *stack)
     }
 ADZE_OPS(X)
 #undef X
-#define X(name) {name##_plain, name##_all, name##_out},
-static const boxed kernels[][3] = {ADZE_OPS(X)};
+#define X(name) {name##_plain, name##_one_more, name##_two_more, name##_out},
+static const boxed kernels[][BIND_FORMS] = {ADZE_OPS(X)};
 #undef X
 
 /* `rms_norm.sum(Tensor x, Tensor? residual=None, ..., float eps=0., int rounding=0) -> (Tensor, Tensor)` */
@@ -251,7 +261,7 @@ static void schema(char *text, size_t size, const adze_op *op, bind_form form)
     PUT("%s%s%s(", op->name, form == BIND_PLAIN ? "" : ".",
         form == BIND_PLAIN ? ""
         : form == BIND_OUT ? "out"
-                           : bind_last_optional(op)->name);
+                           : bind_last_optional(op, form)->name);
     const char *comma = "";
     for (const adze_field *f = op->fields; f->name; f++) {
         if (bind_is_out(f))
@@ -276,7 +286,7 @@ static void schema(char *text, size_t size, const adze_op *op, bind_form form)
             PUT(", Tensor(%c!)%s %s%s", 'a' + count++, f->kind == ADZE_OUT ? "" : "?", f->name,
                 f->kind == ADZE_OUT ? "" : "=None");
         else
-            count += bind_returns(f, form);
+            count += bind_returns(op, f, form);
     }
     PUT(") -> %s", form == BIND_OUT ? "()" : count == 1 ? "Tensor" : "(");
     for (int i = 0; form != BIND_OUT && count > 1 && i < count; i++)
@@ -335,6 +345,7 @@ static const char *find_functions(void *cpu, void *cuda)
     torch.dtype[ADZE_BF16] = torch.aoti_torch_dtype_bfloat16();
     torch.dtype[ADZE_F8E4M3] = torch.aoti_torch_dtype_float8_e4m3fn();
     torch.dtype[ADZE_F64] = torch.aoti_torch_dtype_float64();
+    torch.dtype[ADZE_U8] = torch.uint8;
     torch.dtype[ADZE_I8] = torch.aoti_torch_dtype_int8();
     torch.dtype[ADZE_I32] = torch.aoti_torch_dtype_int32();
     torch.dtype[ADZE_I64] = torch.aoti_torch_dtype_int64();
@@ -356,18 +367,18 @@ static void make_plan(plan *p)
 
 static int register_op(library definitions, const library *backends, int n_backends, int index)
 {
-    static const char *const suffix[] = {"", NULL, ".out"};
     const adze_op *op = adze_ops[index];
     make_plan(&plans[index]);
     for (bind_form form = BIND_PLAIN; form <= BIND_OUT; form++) {
         char text[2048], name[128];
-        if (form == BIND_ALL && !bind_last_optional(op))
+        const int more = form == BIND_ONE_MORE || form == BIND_TWO_MORE;
+        if (more && !bind_last_optional(op, form))
             continue;
         schema(text, sizeof text, op, form);
-        if (form == BIND_ALL)
-            snprintf(name, sizeof name, "%s.%s", op->name, bind_last_optional(op)->name);
+        if (more)
+            snprintf(name, sizeof name, "%s.%s", op->name, bind_last_optional(op, form)->name);
         else
-            snprintf(name, sizeof name, "%s%s", op->name, suffix[form]);
+            snprintf(name, sizeof name, "%s%s", op->name, form == BIND_OUT ? ".out" : "");
         if (torch.aoti_torch_library_def(definitions, text))
             return 0;
         for (int b = 0; b < n_backends; b++)

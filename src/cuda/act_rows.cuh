@@ -227,35 +227,19 @@ static adze_status act_launch(const cuda_call &s, act_params<ROWS> p, int most)
 template <typename T, int W, bool TIMES>
 static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p)
 {
-<<<<<<< HEAD
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W, SHORT_UNITS = VEC<T> / W;
-    const int64_t full = (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS;
-    const bool little = p.units * p.rows.count <= full * UNITS;
-    if (p.units < ACT_THREADS * 2 && rows_are_flat(p.rows, p.units, W)) {
+    const bool little = p.units * p.rows.count <= (int64_t)s.gpu.sm_count * ACT_THREADS * UNITS;
+    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W), p.units < ACT_THREADS * 2)) {
         act_flat flat = {};
         flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
         flat.rows = rows_flat(p.rows, p.units, W);
         const auto kernel = little ? act_short<T, W, TIMES, 2> : act_short<T, W, TIMES, SHORT_UNITS>;
-        return launch(op, s, kernel, ceil_div(flat.rows.count, ACT_THREADS * (little ? 2 : SHORT_UNITS)),
+        return launch(s, kernel, ceil_div(flat.rows.count, ACT_THREADS * (little ? 2 : SHORT_UNITS)),
                       dim3(ACT_THREADS), 0, flat);
     }
-    return little ? act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2)
-                  : act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
-=======
-    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
-    const int64_t full = (int64_t)s.gpu.sm_count * ACT_THREADS;
-    if (s.takes(ACT_NARROW_SMALL, true, p.units * p.rows.count <= full * UNITS))
+    if (s.takes(ACT_NARROW_SMALL, true, little))
         return act_launch<T, W, TIMES, 2, false>(s, p, ACT_THREADS / 2);
-    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units), p.units < 32 * UNITS)) {
-        constexpr int SHORT_UNITS = VEC<T> / W;
-        act_flat flat = {};
-        flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units);
-        return launch(s, act_short<T, W, TIMES, SHORT_UNITS>, ceil_div(flat.rows.count, ACT_THREADS * SHORT_UNITS),
-                      dim3(ACT_THREADS), 0, flat);
-    }
     return s.takes(ACT_NARROW, true) ? act_launch<T, W, TIMES, UNITS, false>(s, p, ACT_THREADS) : ADZE_NO_KERNEL;
->>>>>>> wt-variants
 }
 
 template <typename T, bool TIMES>

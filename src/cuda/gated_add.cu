@@ -171,13 +171,7 @@ static adze_status gated_launch_narrow(const cuda_call &s, const gated_simple &p
     constexpr int UNITS = VEC<T> / W;
     if (s.takes(NARROW_SMALL, true, p.units * p.rows.count <= (int64_t)s.gpu.sm_count * THREADS * UNITS * 2))
         return gated_launch<T, W, 2, true, half>(s, p);
-<<<<<<< HEAD
-    if (p.table)
-        return gated_launch<T, W, UNITS, true, half>(s, p);
-    if (p.units < 32 * UNITS && rows_are_flat(p.rows, p.units, W)) {
-=======
-    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units), p.units < 32 * UNITS)) {
->>>>>>> wt-variants
+    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units, W), p.units < 32 * UNITS)) {
         gated_flat flat = {};
         flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
         flat.rows = rows_flat(p.rows, p.units, W);

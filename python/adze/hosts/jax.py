@@ -26,17 +26,17 @@ def _register():
         jax.ffi.register_ffi_target(f"adze_{op}", {"initialize": cuda, "execute": cuda}, platform="CUDA")
 
 
-def _run(op, args, out=None, second=None, more=False):
-    """The outputs of an op, with the optional one only if `more`. Scratch is an additional output of the XLA call, on
-    the CPU too: while it traces, JAX does not know the device."""
-    if out is not None or second is not None:
+def _run(op, args, out=None, second=None, more=0, third=None):
+    """The outputs of an op, with as many of the optional ones as `more` says. Scratch is an additional output of the
+    XLA call, on the CPU too: while it traces, JAX does not know the device."""
+    if out is not None or second is not None or third is not None:
         raise ValueError(f"adze: {op.name} writes no given outputs, as JAX arrays do not change")
     _register()
     tensors, numbers = description.split(op, args)
     arrays = {name: jnp.asarray(array) for name, array in tensors.items()}
     given = tuple(description.Tensor(name, a.dtype.name, a.shape) for name, a in arrays.items())
     outputs, scratch = description.returns(op.name, given, tuple(numbers.items()))
-    outputs = [output for output in outputs if more or output.name != op.optional]
+    outputs = [output for output in outputs if output.name in description.returned(op, more)]
     count = len(outputs)
     if scratch:
         outputs.append(description.Tensor("scratch", "uint8", (scratch,)))

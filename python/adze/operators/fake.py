@@ -7,7 +7,7 @@ import torch
 
 from . import functions
 from ._ops import add_op_namespace_prefix, ops
-from .description import FLOATS, OPS
+from .description import FLOATS, OPS, returned
 from .header import DTYPES as CODES
 
 DTYPES = {CODES[name]: getattr(torch, name) for name in FLOATS}
@@ -35,23 +35,24 @@ def _like(op, output):
 
 
 def fake(op, more):
-    """The fake function of an op's overload that returns its outputs; with more, the optional one too."""
+    """The fake function of an op's overload that returns its outputs, and as many of the optional ones as more says."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
-    names = [name for name in op.outputs if more or op.tensors[name] == "out"]
+    names = returned(op, more)
     default = dtype and getattr(torch, dtype)
     absent = {name: 0 if name in op.numbers else None for name in op.arguments}
 
-    def returned(*args, **kwargs):
+    def imagined(*args, **kwargs):
         given = {**absent, **dict(zip(op.arguments, args)), **kwargs}  # noqa: B905  trailing arguments have defaults
         asked = DTYPES.get(given.get("out_dtype"), default)
         made = []
         for name in names:
             like = given[_like(op, name)]
-            made.append(dense(like, shape and shape(**given), asked if op.tensors[name] == "out" else None))
+            own = None if op.tensors[name] == "out_optional" else asked
+            made.append(dense(like, shape and shape(**given, output=name), own))
         return made[0] if len(made) == 1 else tuple(made)
 
-    return returned
+    return imagined
 
 
 def nothing(*args, **kwargs):
@@ -124,7 +125,7 @@ def share_inputs():
 
 
 for name, op in OPS.items():
-    torch.library.register_fake(add_op_namespace_prefix(name), fake(op, False))
-    if op.optional:
-        torch.library.register_fake(add_op_namespace_prefix(f"{name}.{op.optional}"), fake(op, True))
+    torch.library.register_fake(add_op_namespace_prefix(name), fake(op, 0))
+    for more, optional in enumerate(op.optional, 1):
+        torch.library.register_fake(add_op_namespace_prefix(f"{name}.{optional}"), fake(op, more))
     torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)
