@@ -12,8 +12,8 @@ enum { DEVICES_MAX = 64 };
 static struct {
     int count;
     struct {
-        int sm, sm_count;
-        std::atomic<int> pdl; /* 0: not queried yet; -1: no */
+        int sm, sm_count, shared;
+        std::atomic<int> code; /* 0: not queried yet; -1: none */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -38,23 +38,28 @@ static void query_devices()
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d);
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d);
         cudaDeviceGetAttribute(&machine.device[d].sm_count, cudaDevAttrMultiProcessorCount, d);
+        cudaDeviceGetAttribute(&machine.device[d].shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, d);
         machine.device[d].sm = major * 10 + minor;
     }
     machine.count = count;
 }
 
-/* Whether this build's code for a device has the dependency wait and clusters. The query loads the module. */
+/* The architecture that this build's code for a device was compiled for, as in 90; 0 without code. The query loads the
+   module. */
+static int code_of(int device)
+{
+    if (machine.device[device].code == 0) {
+        cudaFuncAttributes attributes;
+        const bool ok = cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess;
+        cudaGetLastError();
+        machine.device[device].code = ok ? attributes.ptxVersion : -1;
+    }
+    return machine.device[device].code > 0 ? machine.device[device].code : 0;
+}
+/* Whether that code has the dependency wait and clusters. */
 static int has_wait(int device)
 {
-    if (machine.device[device].pdl == 0) {
-        cudaFuncAttributes attributes;
-        const bool ok = machine.device[device].sm >= 90 &&
-                        cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess &&
-                        attributes.ptxVersion >= 90;
-        cudaGetLastError();
-        machine.device[device].pdl = ok ? 1 : -1;
-    }
-    return machine.device[device].pdl > 0;
+    return machine.device[device].sm >= 90 && code_of(device) >= 90;
 }
 
 extern "C" int adze_cuda_count(void)
@@ -77,6 +82,14 @@ extern "C" int adze_cuda_pdl(int device)
 extern "C" int adze_cuda_clusters(int device)
 {
     return device >= 0 && device < adze_cuda_count() && has_wait(device);
+}
+extern "C" int adze_cuda_tensor_cores(int device)
+{
+    return device >= 0 && device < adze_cuda_count() && code_of(device) >= 80;
+}
+extern "C" int adze_cuda_shared(int device)
+{
+    return device >= 0 && device < adze_cuda_count() ? machine.device[device].shared : 0;
 }
 extern "C" void adze_cuda_set_pdl(int on)
 {

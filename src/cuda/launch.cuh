@@ -8,6 +8,8 @@
 
 extern "C" int adze_cuda_pdl(int device);      /* device.cu: whether launches on it may overlap */
 extern "C" int adze_cuda_clusters(int device); /* device.cu: whether this build's kernels may run there in clusters */
+extern "C" int adze_cuda_tensor_cores(int device); /* device.cu: whether they have mma and cp.async there */
+extern "C" int adze_cuda_shared(int device);       /* device.cu: bytes of shared memory that a block may have */
 
 /* CUDA loads a .cu's module, or compiles it from PTX, when its first kernel is requested. This list (device.cu) has
    one kernel of each module, so that adze_prepare() can load them all. */
@@ -107,10 +109,10 @@ struct launch_shape {
     launch_shape(size_t shared_bytes, unsigned cluster_blocks = 1) : shared(shared_bytes), cluster(cluster_blocks) {}
 };
 
-/* kernel<<<grid, block, shared>>>(params...) on the call's stream. */
+/* kernel<<<grid x batches, block, shared>>>(params...) on the call's stream. */
 template <typename... P, typename... A>
-static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, dim3 block,
-                          launch_shape shape, A... params)
+static adze_status launch_2d(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, int64_t batches,
+                             dim3 block, launch_shape shape, A... params)
 {
     constexpr size_t PLAIN_SHARED = 47 << 10; /* beyond 48 KB, static shared memory included, a kernel must opt in */
     if (shape.shared > PLAIN_SHARED) {
@@ -132,13 +134,19 @@ static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P..
         count++;
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)grid);
+    config.gridDim = dim3((unsigned)grid, (unsigned)batches);
     config.blockDim = block;
     config.dynamicSmemBytes = shape.shared;
     config.stream = (cudaStream_t)stream.handle;
     config.attrs = attributes;
     config.numAttrs = count;
     return cuda_status(op, cudaLaunchKernelEx(&config, kernel, (P)params...));
+}
+template <typename... P, typename... A>
+static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, dim3 block,
+                          launch_shape shape, A... params)
+{
+    return launch_2d(op, stream, kernel, grid, 1, block, shape, params...);
 }
 
 static inline int64_t ceil_div(int64_t a, int64_t b)
