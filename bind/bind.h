@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { BIND_ARGS = 4096, BIND_FIELDS = 32, BIND_ERROR = 256 };
+enum { BIND_ARGS = 4096, BIND_FIELDS = 40, BIND_ERROR = 256 };
 
 /* The forms in which an op with outputs that may be absent is offered: without them, with all of them, and with the
    caller's own outputs. */

@@ -79,4 +79,4 @@ static const char *const gpu[] = {
 
 static const char *const huge[] = {"x=$[600000,4096] act=silu", NULL};
 
-const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, gpu, huge, NULL};
+const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, gpu, huge, NULL, NULL, NULL};

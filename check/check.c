@@ -43,18 +43,18 @@ static void complain(const char *kernel, const char *line, const char *why)
     state.tally.failed++;
 }
 
-static int wanted(const adze_kernel *k)
+static int is_wanted(const adze_kernel *k)
 {
     return !state.options->kernel || strcmp(state.options->kernel, k->name) == 0;
 }
 /* The call of a line, by every kernel that takes it. */
-static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_value *const *want, kernel_row *rows)
+static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted, kernel_row *rows)
 {
     for (const adze_kernel *k = op->kernels; k->run; k++) {
-        if (!wanted(k) || !adze_can_run(k, job->stream) || (k->accepts && !k->accepts(job->stream, job->args)))
+        if (!is_wanted(k) || !adze_can_run(k, job->stream) || (k->accepts && !k->accepts(job->stream, job->args)))
             continue;
         adze_verdict v;
-        adze_judge(job, k, want, &v);
+        adze_judge(job, k, adze_wanted_of(wanted, k), &v);
         if (state.dependency.stream.handle && !v.why[0])
             adze_dependency_judge(&state.dependency, job, k, &v);
         char name[64];
@@ -89,7 +89,7 @@ static void expect(const char *what, adze_status got, adze_status want, const ch
 
 /* Outputs that are inputs. The table of fields allows some ways, which lines and dtypes take in turn: each must give
    the same values as memory of its own. All other ways must be refused. */
-static void check_aliases(const adze_job *job, const char *text, adze_value *const *want, kernel_row *rows)
+static void check_aliases(const adze_job *job, const char *text, adze_wanted *wanted, kernel_row *rows)
 {
     const adze_op *op = job->line.op;
     char full[1300], aliased[1200], error[256];
@@ -100,7 +100,7 @@ static void check_aliases(const adze_job *job, const char *text, adze_value *con
         snprintf(full, sizeof full, "%s %s", op->name, aliased);
         adze_job *other = adze_job_new(op, aliased, job->stream, error, sizeof error);
         if (other)
-            judge_line(op, other, full, want, rows);
+            judge_line(op, other, full, wanted, rows);
         else
             complain(op->name, full, error);
         adze_job_delete(other);
@@ -123,15 +123,14 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
         complain(op->name, full, error);
         return;
     }
-    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    adze_wanted wanted = {.job = job};
     if (op->validate(job->line.args) != ADZE_OK) {
         complain(op->name, full, adze_last_error());
     } else {
-        adze_reference_make(job, want);
-        judge_line(op, job, full, want, rows);
-        check_aliases(job, text, want, rows);
+        judge_line(op, job, full, &wanted, rows);
+        check_aliases(job, text, &wanted, rows);
     }
-    adze_reference_free(want);
+    adze_wanted_free(&wanted);
     adze_job_delete(job);
 }
 
@@ -272,7 +271,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
         check_huge(suite, stream.device);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         const kernel_row *row = &rows[k - op->kernels];
-        if (!wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
+        if (!is_wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
             continue;
         if (!adze_can_run(k, stream)) {
             printf("--   %s.%s skipped: not for this machine\n", op->name, k->name);

@@ -151,4 +151,4 @@ static const char *const bench[] = {
 static const char *const huge[] = {"q=$[1,560000,32,128] k=$[1,560000,8,128] cos=f32[560000,64] sin=f32[560000,64]",
                                    NULL};
 
-const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, gpu, huge, NULL};
+const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, gpu, huge, NULL, NULL, NULL};
