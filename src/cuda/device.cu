@@ -54,7 +54,8 @@ static int code_of(int device)
         cudaGetLastError();
         machine.device[device].code = ok ? attributes.ptxVersion : -1;
     }
-    return machine.device[device].code > 0 ? machine.device[device].code : 0;
+    const int code = machine.device[device].code;
+    return code > 0 ? code : 0;
 }
 /* Whether that code has the dependency wait and clusters. */
 static int has_wait(int device)

@@ -6,6 +6,8 @@
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
 
+#include <algorithm>
+
 extern "C" adze_status adze_rms_norm_cuda(adze_stream, const void *);
 extern "C" adze_status adze_layer_norm_cuda(adze_stream, const void *);
 
@@ -135,20 +137,41 @@ static adze_status stream_run(adze_stream s, const gemm_params &p)
 }
 
 typedef tile_shape<128, 128, 64, 32, 3> TILE_LARGE;
-typedef tile_shape<64, 32, 32, 16, 6> TILE_FEW;
+typedef tile_shape<64, 64, 32, 32, 4> TILE_SMALL;
+typedef tile_shape<32, 64, 32, 16, 5> TILE_FEW;
+/* In how many parts the blocks of a cluster take k: as few as load the multiprocessors about evenly, and give each of
+   them two blocks. */
+static int tile_parts(adze_stream s, const gemm_params &p, int64_t blocks)
+{
+    const int64_t sm_count = adze_cuda_sm_count(s.device), steps = ceil_div(p.k, 64);
+    if (!adze_cuda_clusters(s.device) || p.batch_invariant)
+        return 1;
+    double best = 1e30;
+    for (int parts = 1; parts <= 8; parts *= 2)
+        best = std::min(best, (double)ceil_div(blocks * parts, sm_count) / parts);
+    int parts = 1;
+    while (parts < 8 && steps >= parts * 16 &&
+           ((double)ceil_div(blocks * parts, sm_count) / parts > 1.1 * best || blocks * parts * 10 < sm_count * 19))
+        parts *= 2;
+    return parts;
+}
 template <typename T, class S>
-static adze_status tile_launch(adze_stream s, const gemm_params &p)
+static adze_status tile_launch(adze_stream s, const gemm_params &p, int parts = 0)
 {
     const int64_t tokens = ceil_div(p.m, S::TOKENS), tiles = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
-    return launch_2d("gemm", s, gemm_tile<T, S>, tokens * tiles, p.batches, dim3(S::THREADS),
-                     launch_shape(S::SHARED), p, (int)tokens);
+    if (!parts)
+        parts = tile_parts(s, p, tokens * tiles * p.batches);
+    return launch_2d("gemm", s, gemm_tile<T, S>, tokens * tiles * parts, p.batches, dim3(S::THREADS),
+                     launch_shape(S::SHARED, (unsigned)parts), p, (int)tokens);
 }
 template <typename T>
 static adze_status tile_run(adze_stream s, const gemm_params &p)
 {
     const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128) * p.batches;
-    return p.m <= 64 || large < adze_cuda_sm_count(s.device) / 2 ? tile_launch<T, TILE_FEW>(s, p)
-                                                                 : tile_launch<T, TILE_LARGE>(s, p);
+    if (p.m <= 32)
+        return tile_launch<T, TILE_FEW>(s, p);
+    return p.m <= 64 || large < adze_cuda_sm_count(s.device) ? tile_launch<T, TILE_SMALL>(s, p)
+                                                             : tile_launch<T, TILE_LARGE>(s, p);
 }
 
 template <typename T, int TOKENS>
@@ -174,7 +197,7 @@ static gemm_choice gemm_choose(adze_stream s, const gemm_params &p, int dtype)
 {
     gemm_choice c = {};
     const bool vectors = dtype != ADZE_F32 && adze_cuda_tensor_cores(s.device) && gemm_vectors(p);
-    const int64_t tiles = ceil_div(p.m, 64) * gemm_tiles(p, 16);
+    const int64_t tiles = ceil_div(p.m, 32) * gemm_tiles(p, 32) * 8;
     const bool few = vectors && p.m <= 16 && !p.batch_invariant;
     c.norm_first = p.norm && !(few && stream_whole_fits(s, p));
     c.stream = few;

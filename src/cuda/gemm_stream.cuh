@@ -51,109 +51,120 @@ struct stream_x {
     {
     }
     __device__ __forceinline__ T *at(int token, int vector) const { return (T *)(to + token * pitch) + vector * 8; }
-    /* f(token, vector, unit) for this lane's vectors */
-    template <typename F>
-    __device__ __forceinline__ void each(F f) const
-    {
-        for (int unit = (int)threadIdx.x / 32; unit < units; unit += S::WARPS) {
-            const int token = unit / token_units, vector = (unit - token * token_units) * 32 + (int)threadIdx.x % 32;
-            f(token, vector, unit);
-        }
-    }
-    /* The sum of a token over what `each` left in room. */
-    __device__ __forceinline__ float total(int token) const
-    {
-        float sum = 0;
-        for (int u = 0; u < token_units; u++)
-            sum += room[token * token_units + u];
-        return sum;
-    }
     __device__ __forceinline__ void put(int unit, float sum) const
     {
         sum = warp_sum<32>(sum);
         if (threadIdx.x % 32 == 0)
             room[unit] = sum;
     }
-    __device__ __forceinline__ void load() const
+    /* The sum of a token's units, from `from` on. */
+    __device__ __forceinline__ float total(int token, int from) const
     {
-        const int lane = (int)threadIdx.x % 32;
-        for (int first = (int)threadIdx.x / 32; first < units; first += S::WARPS * UNITS) {
-            packed<T> v[UNITS];
+        float sum = 0;
+        for (int u = (int)threadIdx.x % 32; u < token_units; u += 32)
+            sum += room[from + token * token_units + u];
+        return warp_sum<32>(sum);
+    }
+    /* Calls f(v, token, vector, unit) for the units of this warp from `first` on, whose vectors v holds. */
+    template <typename F>
+    __device__ __forceinline__ void each(packed<T> (&v)[UNITS], int first, F f) const
+    {
 #pragma unroll
-            for (int u = 0; u < UNITS; u++) {
-                const int unit = first + u * S::WARPS, token = unit / token_units;
-                const int vector = (unit - token * token_units) * 32 + lane;
-                v[u].raw = make_uint4(0, 0, 0, 0);
-                if (unit < units && vector * 8 < (int)p.k)
-                    v[u] = load_packed((const T *)(x + token * x_stride) + vector * 8);
-            }
-#pragma unroll
-            for (int u = 0; u < UNITS; u++) {
-                const int unit = first + u * S::WARPS, token = unit / token_units;
-                const int vector = (unit - token * token_units) * 32 + lane;
-                if (unit >= units)
-                    break;
-                if (vector < vectors)
-                    store_packed(at(token, vector), v[u]);
-                if (p.norm) {
-                    float f[8], sum = 0;
-                    v[u].get(f);
-#pragma unroll
-                    for (int e = 0; e < 8; e++)
-                        sum += p.norm == ADZE_NORM_RMS ? f[e] * f[e] : f[e];
-                    put(unit, sum);
-                }
-            }
+        for (int u = 0; u < UNITS; u++) {
+            const int unit = first + u * S::WARPS, token = unit / token_units;
+            const int vector = (unit - token * token_units) * 32 + (int)threadIdx.x % 32;
+            if (unit < units)
+                f(v[u], token, vector, unit);
         }
     }
-    __device__ __forceinline__ void norm() const
+    /* What a unit adds to its token's sum: elements, squares, or squares of their distance to the mean. */
+    __device__ __forceinline__ float unit_sum(const packed<T> &v, bool squares, float mean) const
     {
+        float f[8], sum = 0;
+        v.get(f);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            sum += squares ? (f[e] - mean) * (f[e] - mean) : f[e];
+        return sum;
+    }
+    __device__ __forceinline__ void load() const
+    {
+        const int stride = S::WARPS * UNITS, warp = (int)threadIdx.x / 32;
+        const bool centred = p.norm == ADZE_NORM_LAYER, held = units <= stride;
+        packed<T> v[UNITS];
+        for (int first = warp; first < units; first += stride) {
+            each(v, first, [&](packed<T> &x_vector, int token, int vector, int) {
+                x_vector.raw = make_uint4(0, 0, 0, 0);
+                if (vector * 8 < (int)p.k)
+                    x_vector = load_packed((const T *)(x + token * x_stride) + vector * 8);
+            });
+            each(v, first, [&](packed<T> &x_vector, int token, int vector, int unit) {
+                if (vector < vectors && !(p.norm && held))
+                    store_packed(at(token, vector), x_vector);
+                if (p.norm)
+                    put(unit, unit_sum(x_vector, !centred, 0));
+            });
+        }
+        if (!p.norm)
+            return;
+        /* Each warp norms what it has loaded, which it still holds where x is small. */
         const float inverse = 1 / (float)p.k;
-        const bool centred = p.norm == ADZE_NORM_LAYER;
+        auto reload = [&](int first) {
+            if (!held)
+                each(v, first, [&](packed<T> &x_vector, int token, int vector, int) {
+                    x_vector.raw = make_uint4(0, 0, 0, 0);
+                    if (vector < vectors)
+                        x_vector = load_packed(at(token, vector));
+                });
+        };
         __syncthreads();
         if (centred) {
-            /* the sums of squares go behind the sums */
-            each([&](int token, int vector, int unit) {
-                const float mean = total(token) * inverse;
-                float f[8], sum = 0;
-                if (vector * 8 < (int)p.k) {
-                    load_packed(at(token, vector)).get(f);
-#pragma unroll
-                    for (int e = 0; e < 8; e++)
-                        sum += (f[e] - mean) * (f[e] - mean);
-                }
-                put(units + unit, sum);
-            });
+            for (int first = warp; first < units; first += stride) {
+                reload(first);
+                each(v, first, [&](packed<T> &x_vector, int token, int vector, int unit) {
+                    const float mean = total(token, 0) * inverse;
+                    put(units + unit, vector * 8 < (int)p.k ? unit_sum(x_vector, true, mean) : 0);
+                });
+            }
             __syncthreads();
         }
-        each([&](int token, int vector, int) {
-            if (vector * 8 >= (int)p.k)
-                return;
-            const float mean = centred ? total(token) * inverse : 0;
-            float square = 0;
-            for (int u = 0; u < token_units; u++)
-                square += room[(centred ? units : 0) + token * token_units + u];
-            const float scale = rsqrtf(square * inverse + p.eps);
-            float f[8], weight[8], bias[8] = {};
+        for (int first = warp; first < units; first += stride) {
+            reload(first);
+            each(v, first, [&](packed<T> &x_vector, int token, int vector, int) {
+                const float mean = centred ? total(token, 0) * inverse : 0;
+                const float scale = rsqrtf(total(token, centred ? units : 0) * inverse + p.eps);
+                if (vector * 8 < (int)p.k) {
+                    float f[8], weight[8], bias[8] = {};
 #pragma unroll
-            for (int e = 0; e < 8; e++)
-                weight[e] = 1 - p.weight_offset;
-            if (p.norm_weight)
-                load_param<T, 8>(p.norm_weight, p.norm_weight_f32, vector * 8, weight);
-            if (p.norm_bias)
-                load_param<T, 8>(p.norm_bias, p.norm_bias_f32, vector * 8, bias);
-            packed<T> v = load_packed(at(token, vector));
-            v.get(f);
+                    for (int e = 0; e < 8; e++)
+                        weight[e] = 1 - p.weight_offset;
+                    if (p.norm_weight)
+                        load_param<T, 8>(p.norm_weight, p.norm_weight_f32, vector * 8, weight);
+                    if (p.norm_bias)
+                        load_param<T, 8>(p.norm_bias, p.norm_bias_f32, vector * 8, bias);
+                    x_vector.get(f);
 #pragma unroll
-            for (int e = 0; e < 8; e++) {
-                f[e] = (f[e] - mean) * scale;
-                if (p.rounding & ADZE_ROUND_NORM)
-                    f[e] = round_to<T>(f[e]);
-                f[e] = f[e] * (weight[e] + p.weight_offset) + bias[e];
-            }
-            v.set(f);
-            store_packed(at(token, vector), v);
-        });
+                    for (int e = 0; e < 8; e++) {
+                        f[e] = (f[e] - mean) * scale;
+                        if (p.rounding & ADZE_ROUND_NORM)
+                            f[e] = round_to<T>(f[e]);
+                        f[e] = f[e] * (weight[e] + p.weight_offset) + bias[e];
+                    }
+                    x_vector.set(f);
+                }
+                if (vector < vectors)
+                    store_packed(at(token, vector), x_vector);
+            });
+        }
+    }
+    /* Brings the norm's parameters into L2. */
+    __device__ __forceinline__ void prefetch_params() const
+    {
+        const int line = (int)threadIdx.x * 128;
+        if (p.norm_weight && line < (int)p.k * (p.norm_weight_f32 ? 4 : 2))
+            prefetch((const char *)p.norm_weight + line);
+        if (p.norm_bias && line < (int)p.k * (p.norm_bias_f32 ? 4 : 2))
+            prefetch((const char *)p.norm_bias + line);
     }
 };
 
@@ -180,7 +191,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
     float *const partial = (float *)(shared + S::WARPS * S::RING_BYTES);
     char *const xs = (char *)(partial + 2 * S::PARTIAL_FLOATS);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const uint32_t ring = shared_address(shared) + (uint32_t)(warp * S::RING_BYTES);
+    char *const ring = shared + warp * S::RING_BYTES;
     const int64_t batch = blockIdx.y;
     const int begin = (int)(p.n * blockIdx.x / gridDim.x), end = (int)(p.n * (blockIdx.x + 1) / gridDim.x);
     const int groups = ((int)p.k + 31) / 32, first = groups * warp / S::WARPS, last = groups * (warp + 1) / S::WARPS;
@@ -192,18 +203,18 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
     const char *const x = p.x + batch * p.x_batch;
     const int64_t x_stride = p.rows.stride[GEMM_X][0] * (int)sizeof(T);
     /* The segments of x that go with a chunk of this warp's k. */
-    auto fetch_x = [&](uint32_t stage, int chunk) {
+    auto fetch_x = [&](char *stage, int chunk) {
         const int at = (first + chunk * GROUPS) * 4 + piece;
         const bool there = at * 8 < (int)p.k && at < last * 4;
 #pragma unroll
         for (int i = 0; i < S::TOKENS / ROWS_AT_ONCE; i++) {
             const int token = i * ROWS_AT_ONCE + lane_row;
             if (token < (int)p.m)
-                copy_async(stage + (uint32_t)((ROWS + token) * SEGMENT + (piece ^ (token & 1) << 2) * 16),
+                copy_async(shared_address(stage) + (uint32_t)((ROWS + token) * SEGMENT + (piece ^ (token & 1) << 2) * 16),
                            there ? x + token * x_stride + at * 16 : x, there);
         }
     };
-    auto fetch = [&](uint32_t stage, bool with_x) {
+    auto fetch = [&](char *stage, bool with_x) {
         if (fetch_row < end && chunks) {
             if (!S::WHOLE && with_x)
                 fetch_x(stage, fetch_chunk);
@@ -224,7 +235,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
                 const bool is_low = i < COPIES / 2;
                 const char *from = is_low ? low + i * ROWS_AT_ONCE * stride : high + i * ROWS_AT_ONCE * high_stride;
                 const bool row_there = (p.glu && !is_low ? row - ROWS / 2 : row) < tile.count;
-                copy_async(stage + (uint32_t)(row * SEGMENT + (piece ^ (row & 1) << 2) * 16),
+                copy_async(shared_address(stage) + (uint32_t)(row * SEGMENT + (piece ^ (row & 1) << 2) * 16),
                            there && row_there ? from : p.x, there && row_there);
             }
             if (++fetch_chunk == chunks) {
@@ -240,28 +251,29 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
     pdl_launch_next();
 #pragma unroll
     for (int i = 0; i < STAGES; i++)
-        fetch(ring + (uint32_t)(i * S::STAGE_BYTES), false);
-    if (p.const_weights)
+        fetch(ring + i * S::STAGE_BYTES, false);
+    const stream_x<T, S> loader(p, x, xs, partial);
+    if (p.const_weights) {
+        if (S::WHOLE && p.norm)
+            loader.prefetch_params();
         pdl_wait();
+    }
     if constexpr (S::WHOLE) {
-        const stream_x<T, S> loader(p, x, xs, partial);
         loader.load();
-        if (p.norm)
-            loader.norm();
         __syncthreads();
     } else {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) {
             if (chunks)
-                fetch_x(ring + (uint32_t)(i * S::STAGE_BYTES), i % chunks);
+                fetch_x(ring + i * S::STAGE_BYTES, i % chunks);
             copy_commit();
         }
     }
 
     const int x_pitch = S::WHOLE ? stream_pitch(p.k) : SEGMENT;
-    const uint32_t x_at = shared_address(xs) + (uint32_t)(g * x_pitch + t * 16);
-    const uint32_t odd = (uint32_t)(g & 1) << 2;
-    uint32_t stage = ring;
+    const char *const x_at = xs + g * x_pitch + t * 16;
+    const int odd = (g & 1) << 2;
+    char *stage = ring;
     int turn = 0;
     for (int row = begin; row < end; turn++) {
         const gemm_rows tile = stream_rows(p, row, end, size);
@@ -279,13 +291,13 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
                 for (int c = 0; c < S::TOKENS / 8; c++) {
                     b[c] = make_uint4(0, 0, 0, 0);
                     if (c * 8 + g < (int)p.m)
-                        b[c] = load_shared(S::WHOLE ? x_at + (uint32_t)(c * 8 * x_pitch + (group + j) * 64)
-                                                    : stage + (uint32_t)(ROWS + c * 8 + g) * SEGMENT +
-                                                          (((uint32_t)(j * 4 + t)) ^ odd) * 16);
+                        b[c] = load_shared(S::WHOLE ? x_at + c * 8 * x_pitch + (group + j) * 64
+                                                    : stage + (ROWS + c * 8 + g) * SEGMENT +
+                                                          ((j * 4 + t) ^ odd) * 16);
                 }
 #pragma unroll
                 for (int r = 0; r < ROWS / 16; r++) {
-                    const uint32_t at = stage + (uint32_t)(r * 16 + g) * SEGMENT + (((uint32_t)(j * 4 + t)) ^ odd) * 16;
+                    const char *const at = stage + (r * 16 + g) * SEGMENT + ((j * 4 + t) ^ odd) * 16;
                     const uint4 low = load_shared(at), high = load_shared(at + 8 * SEGMENT);
 #pragma unroll
                     for (int c = 0; c < S::TOKENS / 8; c++) {

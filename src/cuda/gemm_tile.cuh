@@ -1,10 +1,12 @@
 /* gemm_tile.cuh - products of many tokens on tensor cores: a block computes a tile of tokens and rows of the weights.
 
    Both operands pass through stages in shared memory, 128 bytes of k at a time. As in gemm_stream.cuh, lane 4 g + t
-   takes 8 neighbouring elements of row g of either operand, which are two operands of 16. */
+   takes 8 neighbouring elements of row g of either operand, which are two operands of 16. Where there are few tiles,
+   the blocks of a cluster have a part of k each, and add their sums in the order of the parts. */
 #ifndef ADZE_CUDA_GEMM_TILE_CUH
 #define ADZE_CUDA_GEMM_TILE_CUH
 
+#include "cluster.cuh"
 #include "gemm_call.cuh"
 #include "mma.cuh"
 
@@ -15,6 +17,8 @@ struct tile_shape {
     static constexpr int STAGES = STAGES_, ACROSS = ROWS / WARP_ROWS;
     static constexpr int THREADS = TOKENS / WARP_TOKENS * ACROSS * 32;
     static constexpr int STAGE_BYTES = (TOKENS + ROWS) * 128, SHARED = STAGES * STAGE_BYTES;
+    static constexpr int PITCH = ROWS + 4; /* floats of a token among the sums of a part */
+    static_assert(TOKENS * PITCH * 4 <= SHARED, "the sums take the place of the stages");
 };
 
 template <typename T, class S>
@@ -26,11 +30,15 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
     const uint32_t stages = shared_address(shared);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp_token = warp / S::ACROSS * S::WARP_TOKENS, warp_row = warp % S::ACROSS * S::WARP_ROWS;
-    const int64_t tile = blockIdx.x / (unsigned)token_tiles, batch = blockIdx.y;
-    const int64_t first_token = (int64_t)(blockIdx.x % (unsigned)token_tiles) * S::TOKENS;
+    const unsigned parts = (unsigned)cluster_size(), block = blockIdx.x / parts;
+    const int rank = cluster_rank();
+    const int64_t tile = block / (unsigned)token_tiles, batch = blockIdx.y;
+    const int64_t first_token = (int64_t)(block % (unsigned)token_tiles) * S::TOKENS;
     const int size = p.glu ? S::ROWS / 2 : S::ROWS;
     const gemm_rows rows = gemm_tile_rows(p, tile, size);
-    const int steps = ((int)p.k + 63) / 64;
+    const int all_steps = ((int)p.k + 63) / 64;
+    const int first_step = (int)((int64_t)all_steps * rank / parts);
+    const int steps = (int)((int64_t)all_steps * (rank + 1) / parts) - first_step;
     /* With glu half of a warp's rows are of the gate's weight, the other half are the same rows of the value's. */
     constexpr int HALF = S::WARP_ROWS / 2;
 
@@ -38,7 +46,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
     const char *const x = p.x + batch * p.x_batch;
     auto fetch_weights = [&](int step) {
         const uint32_t to = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * 128);
-        const int at = step * 8 + piece;
+        const int at = (first_step + step) * 8 + piece;
 #pragma unroll
         for (int i = 0; i < S::ROWS / STEP; i++) {
             const int row = i * STEP + first_row;
@@ -56,7 +64,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
     };
     auto fetch_x = [&](int step) {
         const uint32_t to = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
-        const int at = step * 8 + piece;
+        const int at = (first_step + step) * 8 + piece;
 #pragma unroll
         for (int i = 0; i < S::TOKENS / STEP; i++) {
             const int row = i * STEP + first_row;
@@ -85,7 +93,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
     }
 
     float sum[MT][NT][4] = {};
-    const uint32_t odd = (uint32_t)(g & 1) << 2;
+    const int odd = (g & 1) << 2;
     for (int step = 0; step < steps; step++) {
         copy_wait<S::STAGES - 2>();
         __syncthreads();
@@ -95,41 +103,82 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
             fetch_x(next);
         }
         copy_commit();
-        const uint32_t stage = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
+        const char *const stage = shared + step % S::STAGES * S::STAGE_BYTES;
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            const uint32_t at = stage + ((uint32_t)(j * 4 + t) ^ odd) * 16 + (uint32_t)g * 128;
+            const char *const at = stage + ((j * 4 + t) ^ odd) * 16 + g * 128;
             uint4 a[MT][2];
 #pragma unroll
             for (int i = 0; i < MT; i++) {
-                a[i][0] = load_shared(at + (uint32_t)(warp_token + i * 16) * 128);
-                a[i][1] = load_shared(at + (uint32_t)(warp_token + i * 16 + 8) * 128);
+                a[i][0] = load_shared(at + (warp_token + i * 16) * 128);
+                a[i][1] = load_shared(at + (warp_token + i * 16 + 8) * 128);
             }
+            uint4 b[NT];
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const uint4 b = load_shared(at + (uint32_t)(S::TOKENS + warp_row + n * 8) * 128);
+            for (int n = 0; n < NT; n++)
+                b[n] = load_shared(at + (S::TOKENS + warp_row + n * 8) * 128);
 #pragma unroll
-                for (int i = 0; i < MT; i++) {
-                    mma<T>(sum[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b.x, b.y);
-                    mma<T>(sum[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b.z, b.w);
-                }
-            }
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+                    mma<T>(sum[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[n].x, b[n].y);
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+                    mma<T>(sum[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[n].z, b[n].w);
         }
     }
     const int warp_column = p.glu ? warp_row / 2 : warp_row;
+    if (parts == 1) {
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int64_t token = first_token + warp_token + i * 16 + e / 2 * 8 + g;
+                    const int column = warp_column + n * 8 + t * 2 + e % 2;
+                    if ((p.glu && n >= NT / 2) || token >= p.m || column >= rows.count)
+                        continue;
+                    gemm_finish<T>(p, rows.part, batch, token, rows.at + column, sum[i][n][e],
+                                   sum[i][(n + NT / 2) % NT][e]);
+                }
+        return;
+    }
+    float *const sums = (float *)shared;
+    copy_wait<0>();
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int64_t token = first_token + warp_token + i * 16 + e / 2 * 8 + g;
-                const int column = warp_column + n * 8 + t * 2 + e % 2;
-                if ((p.glu && n >= NT / 2) || token >= p.m || column >= rows.count)
-                    continue;
-                gemm_finish<T>(p, rows.part, batch, token, rows.at + column, sum[i][n][e],
-                               sum[i][(n + NT / 2) % NT][e]);
+                /* the value's rows come after all of the gate's */
+                const int column = p.glu && n >= NT / 2 ? S::ROWS / 2 + warp_column + (n - NT / 2) * 8
+                                                        : warp_column + n * 8;
+                sums[(warp_token + i * 16 + e / 2 * 8 + g) * S::PITCH + column + t * 2 + e % 2] = sum[i][n][e];
             }
+    cluster_arrive();
+    cluster_wait();
+    const int first = S::TOKENS * rank / (int)parts, last = S::TOKENS * (rank + 1) / (int)parts;
+    for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS) {
+        const int of_tile = i / size, column = i % size;
+        if (first_token + of_tile >= p.m || column >= rows.count)
+            continue;
+        const float *at = sums + of_tile * S::PITCH + column;
+        float y = 0, y2 = 0;
+        for (int part = 0; part < (int)parts; part++) {
+            y += cluster_load(at, part);
+            if (p.glu)
+                y2 += cluster_load(at + S::ROWS / 2, part);
+        }
+        gemm_finish<T>(p, rows.part, batch, first_token + of_tile, rows.at + column, y, y2);
+    }
+    /* Other blocks read this one's sums. */
+    cluster_arrive();
+    cluster_wait();
 }
 
 #endif
