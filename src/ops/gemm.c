@@ -337,12 +337,12 @@ static const adze_samples samples = {sums_of, reference_at};
 ADZE_KERNELS(gemm)
 
 /* On CUDA a product that is split over k passes its parts through scratch. */
-size_t adze_gemm_cuda_scratch(const adze_gemm_args *args);
+size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *args);
 static size_t scratch(adze_stream stream, const void *args)
 {
 #if ADZE_CUDA
     if (stream.device != ADZE_CPU)
-        return adze_gemm_cuda_scratch(args);
+        return adze_gemm_cuda_scratch(stream, args);
 #endif
     (void)stream, (void)args;
     return 0;
