@@ -77,7 +77,7 @@ def program(cuda, library):
     """Compiles the program. Returns a function that runs it once: nanoseconds, by what was called."""
     source, made = ROOT / "bench" / "host_cost.cu", pathlib.Path(tempfile.mkdtemp()) / "host_cost"
     if not library.exists():
-        raise SystemExit(f"{library} is not there: run make")
+        raise SystemExit(f"{library} does not exist: run make")
     flags = ["-O2", f"-I{ROOT / 'include'}", str(source), "-o", str(made), f"-L{library.parent}", "-ladze"]
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     subprocess.run([nvcc, "-arch=native", *flags] if cuda else ["g++", "-x", "c++", *flags], check=True)

@@ -76,7 +76,7 @@ def main():
     ways = known(options)
     names = options.variants or list(ways)
     if set(names) - set(ways):
-        raise SystemExit(f"variants are {', '.join(ways)}")
+        raise SystemExit(f"there is no variant {(set(names) - set(ways)).pop()!r}; there are {', '.join(ways)}")
     rows, left_out = [], []
     with torch.inference_mode():
         ceiling = compare_torch.copy_gbps(options.device, options.tiny)

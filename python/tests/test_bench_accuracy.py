@@ -156,7 +156,7 @@ def test_lines_are_read_as_the_program_reads_them(bench):
 @pytest.fixture
 def result(bench, monkeypatch, tmp_path):
     calls, out, lines = bench["accuracy_calls"], tmp_path / "out.json", tmp_path / "bench.json"
-    lines.write_text(json.dumps({"rows": [{"line": "softmax x=bf16[2,64]"}]}))
+    lines.write_text(json.dumps({"rows": [{"line": "softmax x=bf16[2,64]"}, {"line": "new_op x=bf16[2,64]"}]}))
     kept = ["Llama, Qwen: norm", "Llama: rope"]
     monkeypatch.setattr(calls, "MODELS", {name: calls.MODELS[name] for name in kept})
     cases = [("rms_norm", (4, 256), "bf16"), ("group_norm + silu", (1, 64, 4, 4), "bf16")]
@@ -170,6 +170,7 @@ def result(bench, monkeypatch, tmp_path):
 def test_a_run_is_recorded_and_reported(bench, result):
     assert result["adze_accuracy"] == 1 and result["commit"] == "abc" and result["date"]
     assert {"machine", "driver", "clocks", "settings"} <= set(result)
+    assert [gone["line"] for gone in result["left_out"]] == ["new_op x=bf16[2,64]"]
     assert [row.get("model") for row in result["rows"]] == [
         *["Llama, Qwen: norm"] * 2,
         *["Llama: rope"] * 2,

@@ -24,7 +24,7 @@ def test_the_program_times_calls_from_c(bench):
 
 
 def test_a_library_that_is_not_there(bench, tmp_path):
-    with pytest.raises(SystemExit, match="libadze.so is not there: run make"):
+    with pytest.raises(SystemExit, match="libadze.so does not exist: run make"):
         bench["host_cost"].program(False, tmp_path / "libadze.so")
 
 

@@ -161,7 +161,7 @@ def test_ops(llama):
         adze.patch(llama, ops={"norms"})
     with pytest.raises(ValueError, match="exact"):
         adze.patch(llama, numerics="exact")
-    with pytest.raises(TypeError, match="not a str"):
+    with pytest.raises(TypeError, match="model is a str"):
         adze.patch("llama")
 
 

@@ -257,8 +257,9 @@ static adze_status act_launch_as(const cuda_call &s, act_general g, int64_t dim,
     p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
     const bool large = p.units * p.rows.count > (int64_t)s.gpu.sm_count * s.gpu.sm_threads / 2;
     /* Two units per thread when there is one load per unit, or when the latency of an erf must be hidden. */
-    const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large, vectors = width == 16 && (!p.rest || p.units);
+    const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large;
     /* The rest of a row needs as many threads as it has elements. */
+    const bool vectors = width == 16 && (!p.rest || p.units >= VEC<T>);
     if (s.takes(ACT_VECTOR2, vectors && (!p.rest || p.units >= 2 * VEC<T>), two))
         return p.rest ? act_launch<T, VEC<T>, TIMES, 2, true>(s, p, ACT_THREADS)
                       : act_launch<T, VEC<T>, TIMES, 2, false>(s, p, ACT_THREADS);

@@ -30,7 +30,7 @@ def _run(op, args, out=None, second=None, more=0, third=None):
     """The outputs of an op, with as many of the optional ones as `more` says. Scratch is an additional output of the
     XLA call, on the CPU too: while it traces, JAX does not know the device."""
     if out is not None or second is not None or third is not None:
-        raise ValueError(f"adze: {op.name} writes no given outputs, as JAX arrays do not change")
+        raise ValueError(f"adze: {op.name} cannot write given outputs, since JAX arrays are immutable")
     _register()
     tensors, numbers = description.split(op, args)
     arrays = {name: jnp.asarray(array) for name, array in tensors.items()}

@@ -450,7 +450,7 @@ def _roots(model):
     parts = getattr(model, "components", None)
     if isinstance(parts, Mapping):
         return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    raise TypeError(f"adze.patch takes a module or a pipeline, not a {type(model).__name__}")
+    raise TypeError(f"adze.patch: model is a {type(model).__name__}, it must be a module or a pipeline")
 
 
 def named_modules(model):
@@ -474,9 +474,9 @@ def active_handles(model):
 def _install(model, ops, numerics, exclude, strict, over):
     ops = frozenset(OPS if ops is None else ops)
     if ops - set(OPS):
-        raise ValueError(f"ops are {', '.join(OPS)}; not {', '.join(sorted(ops - set(OPS)))}")
+        raise ValueError(f"adze.patch: ops has {sorted(ops - set(OPS))[0]!r}, it must have some of {', '.join(OPS)}")
     if numerics not in ("match", "fast"):
-        raise ValueError(f'numerics is "match" or "fast", not {numerics!r}')
+        raise ValueError(f'adze.patch: numerics is {numerics!r}, it must be "match" or "fast"')
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     handle = PatchHandle(_roots(model), numerics)
     plan = _Plan(ops, numerics, exclude)
