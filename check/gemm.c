@@ -6,6 +6,17 @@
     "x=$[" m ",72] w=$[40,72]", "x=$[" m ",33] w=$[17,33] bias=$[17]",                                               \
         "x=$[" m ",128] w=$[96,128] residual=$[" m ",96]"
 
+/* Every format, each with groups that the rows are no multiple of. */
+#define QUANTISED(m)                                                                                                 \
+    "x=$[" m ",100] w=i8[37,100] w_scale=$[37]", "x=$[" m ",128] w=i8[40,128] w_scale=f32[1]",                       \
+        "x=$[" m ",200] w=i8[37,200] w_scale=f16[37,7] group=32",                                                    \
+        "x=$[" m ",101] w=u8[37,51] w_scale=$[37] format=u4",                                                        \
+        "x=$[" m ",200] w=u8[37,100] w_scale=bf16[37,2] group=128 format=u4",                                        \
+        "x=$[" m ",135] w=u8[37,68] w_scale=f32[37,3] w_zero=u8[37,3] group=64 format=u4",                           \
+        "x=$[" m ",128] w=u8[37,64] w_scale=f32[37] w_zero=u8[37] format=u4 rounding=2",                             \
+        "x=$[" m ",100] w=f8e4m3[37,100] w_scale=f32[1]", "x=$[" m ",135] w=f8e4m3[37,135] w_scale=$[37]",           \
+        "x=$[" m ",300] w=f8e4m3[200,300] w_scale=f32[2,3] group=128 group_rows=128"
+
 /* What follows the sums, in one rounding and in steps. */
 #define EACH(rest) rest, rest " rounding=2"
 
@@ -141,6 +152,32 @@ static const char *const good[] = {
     "x=$[0,5,64] w=$[0,40,64]",
     "x=$[2,0,64] w=$[2,40,64]",
     "x=$[2,5,0] w=$[2,40,0] bias=$[40]",
+    /* quantised weights */
+    QUANTISED("1"),
+    QUANTISED("3"),
+    QUANTISED("8"),
+    QUANTISED("16"),
+    QUANTISED("33"),
+    QUANTISED("70"),
+    "x=$[2,1] w=i8[3,1] w_scale=f32[3]",
+    "x=$[2,1] w=u8[3,1] w_scale=f32[3] format=u4",
+    "x=$[2,0] w=u8[3,0] w_scale=f32[3] format=u4 bias=$[3]",
+    "x=$[0,64] w=i8[3,64] w_scale=f32[3]",
+    "x=$[2,64] w=i8[0,64] w_scale=f32[0]",
+    "x=$[4,4096] w=u8[40,2048] w_scale=f16[40,32] w_zero=u8[40,32] group=128 format=u4",
+    "x=$[1,14336] w=u8[40,7168] w_scale=$[40,448] group=32 format=u4",
+    "x=$[2,5000] w=i8[33,5000] w_scale=$[33,157] group=32",
+    "x=$[2,5000] w=f8e4m3[133,5000] w_scale=f32[2,40] group=128 group_rows=128",
+    "x=$[3,96] w=i8[40:100,96:1]@+3 w_scale=f32[40:5,3:1]@+1 group=32 out=$[3:50,40:1]@+1",
+    "x=$[3,96]@+1 w=u8[40:50,48:1]@+1 w_scale=f16[40:7,3:1] w_zero=u8[40:5,3:1]@+3 group=32 format=u4",
+    "x=$[3,96] w=f8e4m3[40:97,96:1]@+1 w_scale=bf16[40]@+1 bias=$[40] act=silu",
+    "x=$[3,96] w=i8[40:0,96:1] w_scale=f32[1]",
+    "x=$[3,64] w=i8[40,64] w2=i8[24,64] w3=i8[9,64] w_scale=f32[40] w2_scale=f32[24] w3_scale=f32[9] separate=1",
+    "x=$[3,64] w=u8[40,32] w2=u8[40,32] w_scale=$[40,2] w2_scale=$[40,2] w2_zero=u8[40,2] group=32 format=u4 glu=1",
+    "x=$[3,64] w=f8e4m3[40,64] w2=f8e4m3[24,64] w_scale=f32[1] w2_scale=f32[1] norm=rms eps=1e-6 residual=$[3,64]",
+    "x=$[3,264] w=i8[40,264] w_scale=f32[40] values:special",
+    "x=$[3,264] w=u8[40,132] w_scale=f32[40,5] group=64 format=u4 values:special act=relu",
+    "w_scale=f32[40,5] x=$[3,264] w=i8[40,264] group=64 flags=batch_invariant",
     /* flags */
     "x=$[5,64] w=$[40,64] bias=$[40] flags=const_weights",
     "x=$[1,64] w=$[40,64] norm=rms eps=1e-6 norm_weight=$[64] flags=const_weights",
@@ -154,7 +191,8 @@ static const adze_bad_case bad[] = {
     {"x=i32[3,8] w=i32[4,8] out=i32[3,4]", ADZE_BAD_DTYPE, "x is i32"},
     {"x=bf16[] w=bf16[4,8] out=bf16[4]", ADZE_BAD_ARG, "rank 0"},
     {"x=bf16[3,8] out=bf16[3,4]", ADZE_BAD_ARG, "w is absent"},
-    {"x=bf16[3,8] w=f32[4,8] out=bf16[3,4]", ADZE_BAD_DTYPE, "w is f32, it must be x's bf16, i8, f8e4m3, or u8 in a format"},
+    {"x=bf16[3,8] w=f32[4,8] out=bf16[3,4]", ADZE_BAD_DTYPE,
+     "w is f32, it must be x's bf16, i8, f8e4m3, or u8 in a format"},
     {"x=bf16[3,8] w=bf16[4,7] out=bf16[3,4]", ADZE_BAD_ARG, "rows of w have 7 elements, they must have 8"},
     {"x=bf16[3,8] w=bf16[8] out=bf16[3,1]", ADZE_BAD_ARG, "w has rank 1, it must be 2"},
     {"x=bf16[3,8] w=bf16[4:8,8:2] out=bf16[3,4]", ADZE_BAD_ARG, "w has stride 2"},
@@ -196,6 +234,28 @@ static const adze_bad_case bad[] = {
     {"x=bf16[3,8] w=bf16[4,8] out=bf16[3,8]", ADZE_BAD_ARG, "out has 8 in dimension 1, it must have 4"},
     {"x=bf16[3,8] w=bf16[8,8] out=bf16[3,8]@x", ADZE_BAD_ARG, "out overlaps x"},
     {"out=bf16[3,4] x=bf16[3,8] w=bf16[4,8] residual=bf16[3,4]@out+1", ADZE_BAD_ARG, "out overlaps residual"},
+    {"x=bf16[3,8] w=i8[4,8] out=bf16[3,4]", ADZE_BAD_ARG, "w_scale is absent, w of i8 needs it"},
+    {"x=bf16[3,8] w=bf16[4,8] w_scale=f32[4] out=bf16[3,4]", ADZE_BAD_ARG, "w_scale is given, w is not quantised"},
+    {"x=bf16[3,8] w=bf16[4,8] group=32 out=bf16[3,4]", ADZE_BAD_ARG, "w is not quantised"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=i32[4] out=bf16[3,4]", ADZE_BAD_DTYPE, "w_scale is i32"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[5] out=bf16[3,4]", ADZE_BAD_ARG, "it must be [1], [n] or [4, 1]"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4,2] group=32 out=bf16[3,4]", ADZE_BAD_ARG,
+     "4 x 2 elements, it must be [4, 1]"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] group=32 out=bf16[3,4]", ADZE_BAD_ARG, "rank 1"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4,1] group=48 out=bf16[3,4]", ADZE_BAD_ARG, "group is 48"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] group_rows=2 out=bf16[3,4]", ADZE_BAD_ARG, "group_rows is 2"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[1,1] group=128 group_rows=128 out=bf16[3,4]", ADZE_BAD_ARG, "f8e4m3"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] format=u4 out=bf16[3,4]", ADZE_BAD_ARG, "format is 1, w of i8 has 0"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] out=bf16[3,4]", ADZE_BAD_ARG, "format is 0, w of u8 has 1"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] format=2 out=bf16[3,4]", ADZE_BAD_ARG, "format is 2"},
+    {"x=bf16[3,8] w=u8[4,8] w_scale=f32[4] format=u4 out=bf16[3,4]", ADZE_BAD_ARG,
+     "rows of w have 8 elements, they must have 4"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] w_zero=i8[4] format=u4 out=bf16[3,4]", ADZE_BAD_DTYPE, "w_zero is i8"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] w_zero=u8[3] format=u4 out=bf16[3,4]", ADZE_BAD_ARG, "w_zero has rank 1"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] w_zero=u8[4] out=bf16[3,4]", ADZE_BAD_ARG,
+     "w_zero is given, w of i8 has none"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] w2=bf16[4,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "w2 is bf16, w is i8"},
+    {"x=bf16[3,5,8] w=i8[3,4,8] w_scale=f32[4] out=bf16[3,5,4]", ADZE_BAD_ARG, "w has rank 3, it must be 2"},
     {NULL, ADZE_OK, NULL},
 };
 
@@ -209,6 +269,11 @@ static const char *const bench[] = {
     EVERY_M("4096] w=$[22016,4096] flags=const_weights"),
     EVERY_M("14336] w=$[4096,14336] flags=const_weights"),
     EVERY_M("4096] w=$[128256,4096] flags=const_weights"),
+    "x=$[1,4096] w=i8[14336,4096] w_scale=$[14336] flags=const_weights",
+    "x=$[8,4096] w=i8[14336,4096] w_scale=$[14336] flags=const_weights",
+    "x=$[1,8192] w=u8[8192,4096] w_scale=$[8192,64] group=128 format=u4 flags=const_weights",
+    "x=$[16,8192] w=u8[8192,4096] w_scale=$[8192,64] group=128 format=u4 flags=const_weights",
+    "x=$[1,4096] w=f8e4m3[14336,4096] w_scale=f32[112,32] group=128 group_rows=128 flags=const_weights",
     /* the layer of a model, at one token */
     "x=$[1,4096] w=$[4096,4096] w2=$[4096,4096] w3=$[4096,4096] norm=rms norm_weight=$[4096] eps=1e-6 rounding=1 "
     "separate=1 flags=const_weights",
@@ -234,6 +299,23 @@ static const char *const gpu[] = {
 
 static const char *const huge[] = {"x=$[3,4096] w=$[600000,4096]", "x=$[600000,4096] w=$[64,4096] bias=$[64]", NULL};
 
+/* Scales as weights have them: positive, and so small that sums of f16 are finite. Zeros are of 4 bits. */
+static void fill(void *args)
+{
+    adze_gemm_args *a = args;
+    const adze_tensor *const small[] = {&a->w_scale, &a->w2_scale, &a->w3_scale,
+                                        &a->w_zero,  &a->w2_zero,  &a->w3_zero};
+    for (int i = 0; i < 6; i++) {
+        const adze_tensor *t = small[i];
+        for (int64_t r = 0; r < (t->rank == 2 ? t->shape[0] : 1) && t->dtype; r++)
+            for (int64_t j = 0; j < t->shape[t->rank - 1]; j++) {
+                const int64_t at = (t->rank == 2 ? r * t->stride[0] : 0) + j;
+                const double v = adze_get(t, at);
+                adze_put(t, at, i < 3 ? (v < 0 ? -v : v) * 0x1p-6 + 0x1p-8 : (double)((int)v & 15));
+            }
+    }
+}
+
 static void at_most(int64_t *size, int64_t most)
 {
     *size = *size < most ? *size : most;
@@ -245,10 +327,14 @@ static void cut(void *args)
     enum { M = 70, N = 96 };
     adze_gemm_args *a = args;
     adze_tensor *const w[] = {&a->w, &a->w2, &a->w3}, *const bias[] = {&a->bias, &a->bias2, &a->bias3};
+    adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
     int64_t columns = 0;
     for (int i = 0; i < 3; i++) {
         at_most(&w[i]->shape[w[i]->rank == 3], N);
         at_most(&bias[i]->shape[0], N);
+        at_most(&scale[i]->shape[0], scale[i]->rank == 2 && a->group_rows == 128 ? 1 : N);
+        at_most(&zero[i]->shape[0], N);
         columns += i == 0 || (w[i]->dtype && !a->glu) ? w[i]->shape[w[i]->rank == 3] : 0;
     }
     if (a->w.rank == 3)
@@ -271,4 +357,4 @@ static double flops(const void *args)
     return 2.0 * (double)adze_count(&a->x) * (double)columns;
 }
 
-const adze_suite adze_suite_gemm = {&adze_op_gemm, good, bad, bench, gpu, huge, NULL, cut, flops};
+const adze_suite adze_suite_gemm = {&adze_op_gemm, good, bad, bench, gpu, huge, fill, cut, flops};

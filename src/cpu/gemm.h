@@ -3,7 +3,7 @@
 #define ADZE_CPU_GEMM_H
 
 #include "cpu/act.h"
-#include "cpu/row32.h"
+#include "cpu/quantised.h"
 
 #include <stdlib.h>
 
@@ -16,6 +16,7 @@ enum {
 
 typedef struct gemm_weight {
     adze_tensor w, bias;
+    scales scales;     /* of quantised weights */
     int64_t n, column; /* rows of w; where its columns begin in its output */
     int out;           /* OUT, OUT2 or OUT3 */
 } gemm_weight;
@@ -27,6 +28,7 @@ typedef struct gemm_call {
     adze_rows rows;
     int weights; /* that have columns of their own: of glu only the first */
     int dtype, act, steps;
+    int kind;                 /* of w: its dtype */
     int64_t k, k_floats;      /* a row of `floats` */
     int64_t first_row, count; /* of x: those in `floats` */
     int64_t batch;            /* of w, for these rows */
@@ -44,11 +46,11 @@ INLINE int64_t least(int64_t a, int64_t b)
 
 /* ---- x as floats ---- */
 
-/* In the order in which row32.h reads w; a row ends with zeros. */
-INLINE void floats_of(float *to, const void *row, int dtype, int64_t k)
+/* In the order in which w is read; a row ends with zeros. */
+INLINE void floats_of(float *to, const void *row, int dtype, int order, int64_t k)
 {
     for (int64_t i = 0; i < k; i += STEP)
-        row_store32(to, ADZE_F32, i, row_load32_part(row, dtype, i, least(k - i, STEP)), 0);
+        row_store32(to, ADZE_F32, i, vf32_order(row_load32_part(row, dtype, i, least(k - i, STEP)), dtype, order), 0);
 }
 
 adze_status ADZE_CPU_FN(rms_norm)(adze_stream stream, const void *args);
@@ -88,10 +90,11 @@ static void gemm_rows(void *context, int64_t begin, int64_t end)
             gemm_norm(c, x, normed);
             x = normed;
         }
+        const int order = order_of(c->kind);
         switch (c->dtype) {
-        case ADZE_F32: floats_of(to, x, ADZE_F32, c->k); break;
-        case ADZE_F16: floats_of(to, x, ADZE_F16, c->k); break;
-        default: floats_of(to, x, ADZE_BF16, c->k); break;
+        case ADZE_F32: floats_of(to, x, ADZE_F32, order, c->k); break;
+        case ADZE_F16: floats_of(to, x, ADZE_F16, order, c->k); break;
+        default: floats_of(to, x, ADZE_BF16, order, c->k); break;
         }
     }
 }
