@@ -276,7 +276,7 @@ __device__ __forceinline__ void stream_step(const gemm_params &p, const char *st
 }
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
+__global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p)
 {
     constexpr int SEGMENT = S::SEGMENT, STAGES = S::STAGES, ROWS = S::ROWS, PIECES = SEGMENT / 16;
     constexpr int GROUPS = SEGMENT / 64; /* steps of a segment */
