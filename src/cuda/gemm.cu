@@ -18,6 +18,8 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
     const int out_size = adze_float_size(a->out.dtype);
     const adze_tensor *const w[GEMM_PARTS] = {&a->w, &a->w2, &a->w3};
     const adze_tensor *const bias[GEMM_PARTS] = {&a->bias, &a->bias2, &a->bias3};
+    const adze_tensor *const scale[GEMM_PARTS] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    const adze_tensor *const zero[GEMM_PARTS] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
     const adze_tensor *const out[GEMM_PARTS] = {&a->out, &a->out2, &a->out3};
     adze_tensor x = a->x, gate = a->gate;
     adze_tensor rows_of[GEMM_TENSORS] = {a->x, a->out, a->out2, a->out3, a->residual, a->gate};
@@ -52,6 +54,14 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
         part.w = (const char *)w[i]->data;
         part.w_stride = w[i]->stride[w[i]->rank - 2] * size;
         part.n = w[i]->shape[w[i]->rank - 2];
+        if (a->w.dtype != a->x.dtype) {
+            part.w_stride = w[i]->stride[0]; /* of bytes */
+            part.scale = scale[i]->data;
+            part.scale_dtype = scale[i]->dtype;
+            part.scale_stride = scale[i]->rank == 1 && scale[i]->shape[0] == 1 ? 0 : scale[i]->stride[0];
+            part.zero = zero[i]->dtype ? zero[i]->data : NULL;
+            part.zero_stride = zero[i]->rank == 1 && zero[i]->shape[0] == 1 ? 0 : zero[i]->stride[0];
+        }
         part.bias = bias[i]->dtype ? bias[i]->data : NULL;
         part.bias_f32 = bias[i]->dtype == ADZE_F32;
         part.out_rows = a->separate ? GEMM_OUT + i : GEMM_OUT;
@@ -73,6 +83,8 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
     p.norm = a->norm, p.rounding = a->rounding, p.glu = a->glu;
     p.act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
     p.out_f32 = a->out.dtype == ADZE_F32;
+    p.format = a->w.dtype == ADZE_I8 ? OF_I8 : a->w.dtype == ADZE_F8E4M3 ? OF_F8 : a->w.dtype == ADZE_U8 ? OF_U4 : OF_X;
+    p.group = a->group, p.group_rows = a->group_rows ? a->group_rows : 1;
     p.const_weights = a->call.flags & ADZE_CONST_WEIGHTS;
     p.batch_invariant = a->call.flags & ADZE_BATCH_INVARIANT;
     return p;
@@ -101,6 +113,10 @@ typedef stream_shape<1, 2, 8, 128, 2, false> STREAM_WIDE_16X8;
 typedef stream_shape<1, 2, 4, 256, 2, false> STREAM_WIDE_16X4;
 typedef stream_shape<1, 1, 8, 256, 2, true> STREAM_WHOLE;
 typedef stream_shape<1, 2, 8, 128, 2, true> STREAM_WIDE_WHOLE;
+template <weight_format F>
+using STREAM_QUANTISED = stream_shape<1, 1, 8, 256, 2, true, F>;
+template <weight_format F>
+using STREAM_WIDE_QUANTISED = stream_shape<1, 2, 8, 256, 2, true, F>;
 typedef tile_shape<128, 128, 64, 32, 3> TILE_128X128;
 typedef tile_shape<64, 64, 32, 32, 3> TILE_64X64;
 typedef tile_shape<32, 64, 32, 16, 5> TILE_32X64;
@@ -108,6 +124,8 @@ typedef tile_shape<32, 64, 32, 16, 5> TILE_32X64;
 enum {
     WHOLE_8,
     WHOLE_16,
+    QUANTISED_8,
+    QUANTISED_16,
     STREAM_SHORT,
     STREAM_LONG,
     STREAM_LEAST,
@@ -122,6 +140,8 @@ enum {
 constexpr adze_variant GEMM_VARIANTS[] = {
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
+    {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
+    {"quantised16", "the same, 16 tokens at a time"},
     {"stream16x16", "up to 8 tokens without norm, 16 rows and 16 warps"},
     {"stream32x8", "up to 8 tokens without norm, 32 rows and 8 warps"},
     {"stream16x8", "up to 8 tokens without norm, 16 rows and 8 warps, little shared memory"},
@@ -154,6 +174,8 @@ static bool stream_may(const gemm_params &p)
 }
 static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
 {
+    if (p.format != OF_X) /* one token of x fits wherever any does */
+        return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
 }
 /* Which shape, and how many blocks a multiprocessor has: from sweeps on an H200 (2026-11-16) over products from
@@ -218,7 +240,51 @@ static adze_status tile_run(const cuda_call &s, const gemm_params &p)
     return ADZE_NO_KERNEL;
 }
 
-template <typename T, int TOKENS>
+/* Quantised weights, as many tokens at a time as the kernel and shared memory take. */
+template <typename T, class S>
+static adze_status quantised_launch(const cuda_call &s, const gemm_params &all)
+{
+    const int64_t room = (s.gpu.block_shared - S::FIXED_BYTES) / stream_pitch<S>(all.k);
+    const int64_t most = room < S::TOKENS ? room : S::TOKENS;
+    const int64_t out_size = all.out_f32 ? 4 : 2;
+    for (int64_t at = 0; at < all.m; at += most) {
+        gemm_params p = all;
+        p.m = all.m - at < most ? all.m - at : most;
+        p.x += at * p.rows.stride[GEMM_X][0] * (int64_t)sizeof(T);
+        for (gemm_part &part : p.part)
+            if (part.out)
+                part.out = (char *)part.out + at * p.rows.stride[part.out_rows][0] * out_size;
+        if (p.residual)
+            p.residual = (const char *)p.residual + at * p.rows.stride[GEMM_RESIDUAL][0] * out_size;
+        if (p.gate)
+            p.gate = (const char *)p.gate + at * p.rows.stride[GEMM_GATE][0] * (p.gate_f32 ? 4 : 2);
+        const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+        ADZE_CHECK((stream_launch<T, S>(s, p, (int64_t)s.gpu.sm_count * (each > 16 ? 2 : 1))));
+    }
+    return ADZE_OK;
+}
+template <typename T, weight_format F>
+static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
+{
+    typedef STREAM_QUANTISED<F> NARROW;
+    typedef STREAM_WIDE_QUANTISED<F> WIDE;
+    const bool grouped = p.group == 0 || p.group % NARROW::GROUP == 0;
+    const bool may = grouped && p.k % NARROW::VECTOR == 0 && !p.norm;
+    const bool narrow = may && stream_shared<NARROW>(1, p.k) <= (size_t)s.gpu.block_shared;
+    const bool wide = may && stream_shared<WIDE>(9, p.k) <= (size_t)s.gpu.block_shared;
+    if (s.takes(QUANTISED_16, wide, p.m > 8))
+        return quantised_launch<T, WIDE>(s, p);
+    return s.takes(QUANTISED_8, narrow) ? quantised_launch<T, NARROW>(s, p) : ADZE_NO_KERNEL;
+}
+template <typename T>
+static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
+{
+    return p.format == OF_I8   ? quantised_run<T, OF_I8>(s, p)
+           : p.format == OF_F8 ? quantised_run<T, OF_F8>(s, p)
+                               : quantised_run<T, OF_U4>(s, p);
+}
+
+template <typename T, int TOKENS, weight_format F>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
 {
     const int64_t tokens = ceil_div(p.m, TOKENS), tiles = gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS);
@@ -226,20 +292,36 @@ static adze_status any_launch(const cuda_call &s, const gemm_params &p)
     if (tokens > most || tiles > most / tokens || p.batches > 65535)
         return adze_fail(ADZE_NO_KERNEL, "gemm: %lld tokens, %lld rows of weights and %lld batches are too many",
                          (long long)p.m, (long long)p.n, (long long)p.batches);
-    return launch(s, gemm_any<T, TOKENS>, tokens * tiles, dim3(ANY_GEMM_THREADS), launch_shape(0, 1, p.batches), p,
+    return launch(s, gemm_any<T, TOKENS, F>, tokens * tiles, dim3(ANY_GEMM_THREADS), launch_shape(0, 1, p.batches), p,
                   (int)tokens);
+}
+
+template <typename T, int TOKENS>
+static adze_status any_launch(const cuda_call &s, const gemm_params &p)
+{
+    switch (p.format) {
+    case OF_X: return any_launch<T, TOKENS, OF_X>(s, p);
+    case OF_I8: return any_launch<T, TOKENS, OF_I8>(s, p);
+    case OF_F8: return any_launch<T, TOKENS, OF_F8>(s, p);
+    default: return any_launch<T, TOKENS, OF_U4>(s, p);
+    }
 }
 
 template <typename T>
 static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool vectors)
 {
     if constexpr (sizeof(T) == 2) {
-        if (vectors && stream_may(p)) {
+        if (vectors && p.format != OF_X) {
+            const adze_status status = quantised_run<T>(s, p);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
+        if (vectors && p.format == OF_X && stream_may(p)) {
             const adze_status status = stream_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
-        if (vectors) {
+        if (vectors && p.format == OF_X) {
             const adze_status status = tile_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)
                 return status;

@@ -8,7 +8,7 @@ enum { ANY_ROWS = 64, ANY_DEPTH = 32, ANY_GEMM_THREADS = 256 };
 
 /* A block computes TOKENS x 64 products; a thread has every 16th row of 4 and TOKENS / 16 tokens, or a row and two
    tokens when there are 8. Elements of the next 32 of k are loaded while those of the last are multiplied. */
-template <typename T, int TOKENS>
+template <typename T, int TOKENS, weight_format F>
 __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p, int token_tiles)
 {
     constexpr int THREAD_ROWS = TOKENS >= 64 ? 4 : 1, ACROSS = ANY_ROWS / THREAD_ROWS;
@@ -22,13 +22,14 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
     const int row = (int)threadIdx.x % ACROSS, token = (int)threadIdx.x / ACROSS * THREAD_TOKENS;
 
     /* A warp loads 32 neighbouring elements of a row at a time. */
-    const T *w_at[W_LOADS], *x_at[X_LOADS];
+    const char *w_at[W_LOADS];
+    const T *x_at[X_LOADS];
 #pragma unroll
     for (int i = 0; i < W_LOADS; i++) {
         const int r = i * (ANY_GEMM_THREADS / 32) + warp, of_tile = p.glu && r >= size ? r - size : r;
         const int part = p.glu ? r >= size : rows.part;
         w_at[i] = of_tile < rows.count
-                      ? (const T *)(p.part[part].w + batch * p.w_batch + (rows.at + of_tile) * p.part[part].w_stride)
+                      ? p.part[part].w + batch * p.w_batch + (rows.at + of_tile) * p.part[part].w_stride
                       : NULL;
     }
 #pragma unroll
@@ -42,7 +43,16 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
     auto fetch = [&](int64_t at) {
 #pragma unroll
         for (int i = 0; i < W_LOADS; i++)
-            w_next[i] = w_at[i] && at + lane < p.k ? to_float(w_at[i][at + lane]) : 0;
+            if (w_at[i] && at + lane < p.k) {
+                w_next[i] = weight_float<T, F>(w_at[i], at + lane);
+                if constexpr (F == OF_U4) {
+                    const int r = i * (ANY_GEMM_THREADS / 32) + warp, of_tile = p.glu && r >= size ? r - size : r;
+                    w_next[i] -= gemm_zero(p, p.glu ? r >= size : rows.part, rows.at + of_tile,
+                                           p.group ? (at + lane) / p.group : 0);
+                }
+            } else {
+                w_next[i] = 0;
+            }
 #pragma unroll
         for (int i = 0; i < X_LOADS; i++)
             x_next[i] = x_at[i] && at + lane < p.k ? to_float(x_at[i][at + lane]) : 0;
@@ -73,6 +83,19 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
 #pragma unroll
                 for (int r = 0; r < THREAD_ROWS; r++)
                     part[i][r] = fmaf(xs[d][token + i], w[r], part[i][r]);
+        }
+        if (F != OF_X && p.group) { /* of at least 32 columns */
+#pragma unroll
+            for (int r = 0; r < THREAD_ROWS; r++) {
+                const int of_block = row + r * ACROSS, of_tile = p.glu && of_block >= size ? of_block - size : of_block;
+                if (of_tile >= rows.count)
+                    continue;
+                const float scale =
+                    gemm_scale(p, p.glu ? of_block >= size : rows.part, rows.at + of_tile, at / p.group);
+#pragma unroll
+                for (int i = 0; i < THREAD_TOKENS; i++)
+                    part[i][r] *= scale;
+            }
         }
 #pragma unroll
         for (int i = 0; i < THREAD_TOKENS; i++)

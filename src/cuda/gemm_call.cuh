@@ -4,6 +4,7 @@
 
 #include "act.cuh"
 #include "launch.cuh"
+#include "quantised.cuh"
 #include "rows.cuh"
 #include "vec.cuh"
 
@@ -16,6 +17,9 @@ struct gemm_part { /* one weight, and where its product goes */
     const void *bias;
     void *out;      /* of the first token and column */
     int64_t n;      /* rows of w; 0: absent */
+    const void *scale, *zero; /* of a quantised w; zero may be absent */
+    int64_t scale_stride, zero_stride; /* elements from one group of rows to the next */
+    int scale_dtype;
     int64_t column; /* the first column of residual and gate */
     int out_rows;   /* GEMM_OUT, _OUT2 or _OUT3: whose rows */
     bool bias_f32;
@@ -31,8 +35,25 @@ struct gemm_params {
     int64_t out_batch, residual_batch, gate_batch; /* elements */
     float eps, weight_offset;
     int norm, act, rounding;
+    int format;            /* a weight_format */
+    int group, group_rows; /* of quantised weights; group 0: whole rows */
     bool glu, norm_weight_f32, norm_bias_f32, gate_f32, out_f32, const_weights, batch_invariant;
 };
+
+/* The scale and the zero of a row of a part, in a group of columns. */
+__device__ __forceinline__ float gemm_scale(const gemm_params &p, int part, int64_t row, int64_t group)
+{
+    const gemm_part &w = p.part[part];
+    const int64_t at = (p.group_rows > 1 ? row / p.group_rows : row) * w.scale_stride + group;
+    return w.scale_dtype == ADZE_F32   ? ((const float *)w.scale)[at]
+           : w.scale_dtype == ADZE_F16 ? to_float(((const f16 *)w.scale)[at])
+                                       : to_float(((const bf16 *)w.scale)[at]);
+}
+__device__ __forceinline__ float gemm_zero(const gemm_params &p, int part, int64_t row, int64_t group)
+{
+    const gemm_part &w = p.part[part];
+    return w.zero ? (float)((const uint8_t *)w.zero)[row * w.zero_stride + group] : 8;
+}
 
 /* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. */
 template <typename T>
@@ -43,6 +64,11 @@ __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int6
     const bool steps = p.rounding & ADZE_ROUND_STEPS;
     const row_index at = row_split(p.rows, token);
     float f[1], b[1];
+    if (p.format != OF_X && p.group == 0) {
+        y *= gemm_scale(p, part, row, 0);
+        if (p.glu)
+            y2 *= gemm_scale(p, 1, row, 0);
+    }
     if (w.bias)
         load_param<T, 1>(w.bias, w.bias_f32, row, b), y += b[0];
     f[0] = steps ? round_to<T>(y) : y;

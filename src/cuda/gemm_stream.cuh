@@ -12,28 +12,34 @@
 #include "mma.cuh"
 #include "reduce.cuh"
 
-template <int ROW_TILES, int TOKEN_TILES, int WARPS_, int SEGMENT_, int STAGES_, bool WHOLE_>
+template <int ROW_TILES, int TOKEN_TILES, int WARPS_, int SEGMENT_, int STAGES_, bool WHOLE_,
+          weight_format FORMAT_ = OF_X>
 struct stream_shape {
     static constexpr int ROWS = 16 * ROW_TILES, TOKENS = 8 * TOKEN_TILES, WARPS = WARPS_, SEGMENT = SEGMENT_;
     static constexpr int STAGES = STAGES_, THREADS = 32 * WARPS;
     static constexpr bool WHOLE = WHOLE_; /* all of x is in shared memory; otherwise it is in the rings */
+    static constexpr weight_format FORMAT = FORMAT_;
+    static constexpr int VECTOR = weight_vector(FORMAT); /* weights in 16 bytes */
+    static constexpr int GROUP = 4 * VECTOR;             /* of k in 64 bytes of a row: of one step of a warp */
+    static_assert(FORMAT == OF_X || (WHOLE && SEGMENT == 256), "a lane has the scale of one step of a segment");
     static constexpr int STAGE_BYTES = (ROWS + (WHOLE ? 0 : TOKENS)) * SEGMENT, RING_BYTES = STAGES * STAGE_BYTES;
     static constexpr int PARTIAL_PITCH = ROWS + 4; /* floats of a token: lanes that store have banks of their own */
     static constexpr int PARTIAL_FLOATS = WARPS * TOKENS * PARTIAL_PITCH;
     static constexpr int FIXED_BYTES = WARPS * RING_BYTES + 2 * PARTIAL_FLOATS * 4;
 };
-/* Bytes of a token of x in shared memory: tokens g and g + 1 have other banks. */
+/* Bytes of a token of x in shared memory, a whole number of steps: tokens g and g + 1 have other banks. */
+template <class S>
 __host__ __device__ constexpr int stream_pitch(int64_t k)
 {
-    return (int)((k * 2 + 127) / 128 * 128 + 64);
+    return (int)((k + S::GROUP - 1) / S::GROUP * S::GROUP * 2 + 127) / 128 * 128 + (S::FORMAT == OF_X ? 64 : 16);
 }
 template <class S>
 constexpr size_t stream_shared(int64_t m, int64_t k)
 {
-    return (size_t)S::FIXED_BYTES + (S::WHOLE ? (size_t)m * (size_t)stream_pitch(k) : 0);
+    return (size_t)S::FIXED_BYTES + (S::WHOLE ? (size_t)m * (size_t)stream_pitch<S>(k) : 0);
 }
 
-/* All of x into shared memory, normed where asked, with zeros up to a multiple of 32 elements. A warp takes units of 32
+/* All of x into shared memory, normed where asked, in the order of the weights' pairs, with zeros up to a whole step. A warp takes units of 32
    vectors of a token, UNITS at a time, so that all its loads are under way at once. `room`: a float of each unit. */
 template <typename T, class S>
 struct stream_x {
@@ -46,11 +52,16 @@ struct stream_x {
     int pitch, vectors, token_units, units;
     __device__ __forceinline__ stream_x(const gemm_params &params, const char *from, char *shared, float *sums)
         : p(params), x(from), to(shared), room(sums),
-          x_stride(params.rows.stride[GEMM_X][0] * (int)sizeof(T)), pitch(stream_pitch(params.k)), vectors(((int)params.k + 31) / 32 * 4),
+          x_stride(params.rows.stride[GEMM_X][0] * (int)sizeof(T)), pitch(stream_pitch<S>(params.k)), vectors(((int)params.k + S::GROUP - 1) / S::GROUP * (S::GROUP / 8)),
           token_units((vectors + 31) / 32), units(token_units * (int)params.m)
     {
     }
     __device__ __forceinline__ T *at(int token, int vector) const { return (T *)(to + token * pitch) + vector * 8; }
+    __device__ __forceinline__ void put_vector(int token, int vector, packed<T> v) const
+    {
+        v.raw = weight_order<S::FORMAT>(v.raw);
+        store_packed(at(token, vector), v);
+    }
     __device__ __forceinline__ void put(int unit, float sum) const
     {
         sum = warp_sum<32>(sum);
@@ -99,7 +110,9 @@ struct stream_x {
                     x_vector = load_packed((const T *)(x + token * x_stride) + vector * 8);
             });
             each(v, first, [&](packed<T> &x_vector, int token, int vector, int unit) {
-                if (vector < vectors && !(p.norm && held))
+                if (vector < vectors && !p.norm)
+                    put_vector(token, vector, x_vector);
+                else if (vector < vectors && !held) /* to be read again, in its own order */
                     store_packed(at(token, vector), x_vector);
                 if (p.norm)
                     put(unit, unit_sum(x_vector, !centred, 0));
@@ -153,7 +166,7 @@ struct stream_x {
                     x_vector.set(f);
                 }
                 if (vector < vectors)
-                    store_packed(at(token, vector), x_vector);
+                    put_vector(token, vector, x_vector);
             });
         }
     }
@@ -181,11 +194,92 @@ __device__ __forceinline__ gemm_rows stream_rows(const gemm_params &p, int row, 
     return tile;
 }
 
+/* Scales and zeros of rows g and g + 8 of a tile, for a segment: lane 4 g + t has those of its step t. */
+template <class S>
+struct stream_scales {
+    float scale[S::ROWS / 16][2], zero[S::ROWS / 16][2];
+    __device__ __forceinline__ void load(const gemm_params &p, const gemm_rows &tile, int step)
+    {
+        const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+        const int64_t column = (int64_t)(step + t) * S::GROUP, group = p.group ? column / p.group : 0;
+#pragma unroll
+        for (int i = 0; i < S::ROWS / 8; i++) {
+            const int row = i * 8 + g, high = p.glu && row >= S::ROWS / 2, of_tile = high ? row - S::ROWS / 2 : row;
+            const int part = high ? 1 : tile.part;
+            if (of_tile >= tile.count || column >= p.k)
+                continue;
+            if (p.group)
+                scale[i / 2][i % 2] = gemm_scale(p, part, tile.at + of_tile, group);
+            if (S::FORMAT == OF_U4)
+                zero[i / 2][i % 2] = gemm_zero(p, part, tile.at + of_tile, group);
+        }
+    }
+};
+
+/* One step of quantised weights: 64 bytes of each row, which lie in one group. */
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
+__device__ __forceinline__ void stream_step(const gemm_params &p, const char *stage, const char *x, int x_pitch,
+                                            const stream_scales<S> &scales, int j,
+                                            float (&sum)[S::ROWS / 16][S::TOKENS / 8][4])
+{
+    constexpr int WORDS = S::VECTOR / 8, PAIRS = S::VECTOR / 8; /* 16-byte vectors of x; pairs in 4 bytes of w */
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4, odd = (g & 1) << 2;
+    uint4 b[S::TOKENS / 8][WORDS];
+#pragma unroll
+    for (int c = 0; c < S::TOKENS / 8; c++)
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            b[c][i] = make_uint4(0, 0, 0, 0);
+            if (c * 8 + g < (int)p.m)
+                b[c][i] = load_shared(x + (c * 8 + g) * x_pitch + t * S::VECTOR * 2 + i * 16);
+        }
+#pragma unroll
+    for (int r = 0; r < S::ROWS / 16; r++) {
+        const char *const at = stage + (r * 16 + g) * S::SEGMENT + ((j * 4 + t) ^ odd) * 16;
+        const uint4 low = load_shared(at), high = load_shared(at + 8 * S::SEGMENT);
+        const uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+        uint32_t zero[2] = {};
+        const bool has_zero = S::FORMAT == OF_U4 && p.part[0].zero;
+        if (has_zero)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                zero[h] = both<T>(__shfl_sync(0xffffffffu, scales.zero[r][h], (lane & ~3) | j));
+        float part[S::TOKENS / 8][4] = {};
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            uint32_t pair[2][PAIRS];
+            weight_pairs<T, S::FORMAT>(words[0][w], zero[0], has_zero, pair[0]);
+            weight_pairs<T, S::FORMAT>(words[1][w], zero[1], has_zero, pair[1]);
+#pragma unroll
+            for (int i = 0; i < PAIRS; i += 2)
+#pragma unroll
+                for (int c = 0; c < S::TOKENS / 8; c++) {
+                    const int at_pair = w * PAIRS + i; /* of the lane's pairs of x */
+                    const uint4 &v = b[c][at_pair / 4];
+                    const uint32_t x_pair[4] = {v.x, v.y, v.z, v.w};
+                    mma<T>(part[c], pair[0][i], pair[1][i], pair[0][i + 1], pair[1][i + 1],
+                           x_pair[at_pair % 4], x_pair[at_pair % 4 + 1]);
+                }
+        }
+        /* Without groups the scale of a row is applied at the end. */
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float of_step = __shfl_sync(0xffffffffu, scales.scale[r][h], (lane & ~3) | j);
+            const float scale = p.group ? of_step : 1;
+#pragma unroll
+            for (int c = 0; c < S::TOKENS / 8; c++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    sum[r][c][h * 2 + i] = fmaf(part[c][h * 2 + i], scale, sum[r][c][h * 2 + i]);
+        }
+    }
+}
+
+template <typename T, class S>
+__global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p)
 {
     constexpr int SEGMENT = S::SEGMENT, STAGES = S::STAGES, ROWS = S::ROWS, PIECES = SEGMENT / 16;
-    constexpr int GROUPS = SEGMENT / 64; /* of 32 elements of k, in a segment */
+    constexpr int GROUPS = SEGMENT / 64; /* steps of a segment */
     constexpr int ROWS_AT_ONCE = 32 / PIECES, COPIES = ROWS / ROWS_AT_ONCE;
     extern __shared__ __align__(128) char shared[];
     float *const partial = (float *)(shared + S::WARPS * S::RING_BYTES);
@@ -194,7 +288,8 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
     char *const ring = shared + warp * S::RING_BYTES;
     const int64_t batch = blockIdx.y;
     const int begin = (int)(p.n * blockIdx.x / gridDim.x), end = (int)(p.n * (blockIdx.x + 1) / gridDim.x);
-    const int groups = ((int)p.k + 31) / 32, first = groups * warp / S::WARPS, last = groups * (warp + 1) / S::WARPS;
+    const int groups = ((int)p.k + S::GROUP - 1) / S::GROUP;
+    const int first = groups * warp / S::WARPS, last = groups * (warp + 1) / S::WARPS;
     const int chunks = (last - first + GROUPS - 1) / GROUPS, size = p.glu ? ROWS / 2 : ROWS;
 
     /* Of the next segment to fetch. */
@@ -220,7 +315,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
                 fetch_x(stage, fetch_chunk);
             const gemm_rows tile = stream_rows(p, fetch_row, end, size);
             const int at = (first + fetch_chunk * GROUPS) * 4 + piece;
-            const bool there = at * 8 < (int)p.k && at < last * 4;
+            const bool there = at * S::VECTOR < (int)p.k && at < last * 4;
             const int64_t stride = p.part[tile.part].w_stride;
             const char *low = p.part[tile.part].w + batch * p.w_batch + (int64_t)(tile.at + lane_row) * stride + at * 16;
             const char *high = low;
@@ -270,11 +365,27 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
         }
     }
 
-    const int x_pitch = S::WHOLE ? stream_pitch(p.k) : SEGMENT;
+    const int x_pitch = S::WHOLE ? stream_pitch<S>(p.k) : SEGMENT;
     const char *const x_at = xs + g * x_pitch + t * 16;
     const int odd = (g & 1) << 2;
     char *stage = ring;
     int turn = 0;
+    /* The scales and zeros of the chunk after this one are under way while this one is multiplied. */
+    auto next_scales = [&](int row, int chunk) {
+        stream_scales<S> next = {};
+        gemm_rows tile = stream_rows(p, row, end, size);
+        if (++chunk == chunks) {
+            chunk = 0;
+            row += tile.count;
+            tile = stream_rows(p, row, end, size);
+        }
+        if (row < end)
+            next.load(p, tile, first + chunk * GROUPS);
+        return next;
+    };
+    stream_scales<S> scales = {};
+    if (S::FORMAT != OF_X && (p.group || p.part[0].zero) && chunks && begin < end)
+        scales.load(p, stream_rows(p, begin, end, size), first);
     for (int row = begin; row < end; turn++) {
         const gemm_rows tile = stream_rows(p, row, end, size);
         float sum[ROWS / 16][S::TOKENS / 8][4] = {};
@@ -282,27 +393,39 @@ __global__ void __launch_bounds__(S::THREADS) gemm_stream(const gemm_params p)
             copy_wait<STAGES - 1>();
             __syncwarp();
             const int group = first + chunk * GROUPS;
+            if constexpr (S::FORMAT != OF_X) {
+                const stream_scales<S> now = scales;
+                if (p.group || p.part[0].zero)
+                    scales = next_scales(row, chunk);
 #pragma unroll
-            for (int j = 0; j < GROUPS; j++) {
-                if (group + j >= last)
-                    break;
-                uint4 b[S::TOKENS / 8];
-#pragma unroll
-                for (int c = 0; c < S::TOKENS / 8; c++) {
-                    b[c] = make_uint4(0, 0, 0, 0);
-                    if (c * 8 + g < (int)p.m)
-                        b[c] = load_shared(S::WHOLE ? x_at + c * 8 * x_pitch + (group + j) * 64
-                                                    : stage + (ROWS + c * 8 + g) * SEGMENT +
-                                                          ((j * 4 + t) ^ odd) * 16);
+                for (int j = 0; j < GROUPS; j++) {
+                    if (group + j >= last)
+                        break;
+                    stream_step<T, S>(p, stage, xs + (group + j) * S::GROUP * 2, x_pitch, now, j, sum);
                 }
+            } else {
 #pragma unroll
-                for (int r = 0; r < ROWS / 16; r++) {
-                    const char *const at = stage + (r * 16 + g) * SEGMENT + ((j * 4 + t) ^ odd) * 16;
-                    const uint4 low = load_shared(at), high = load_shared(at + 8 * SEGMENT);
+                for (int j = 0; j < GROUPS; j++) {
+                    if (group + j >= last)
+                        break;
+                    uint4 b[S::TOKENS / 8];
 #pragma unroll
                     for (int c = 0; c < S::TOKENS / 8; c++) {
-                        mma<T>(sum[r][c], low.x, high.x, low.y, high.y, b[c].x, b[c].y);
-                        mma<T>(sum[r][c], low.z, high.z, low.w, high.w, b[c].z, b[c].w);
+                        b[c] = make_uint4(0, 0, 0, 0);
+                        if (c * 8 + g < (int)p.m)
+                            b[c] = load_shared(S::WHOLE ? x_at + c * 8 * x_pitch + (group + j) * 64
+                                                        : stage + (ROWS + c * 8 + g) * SEGMENT +
+                                                              ((j * 4 + t) ^ odd) * 16);
+                    }
+#pragma unroll
+                    for (int r = 0; r < ROWS / 16; r++) {
+                        const char *const at = stage + (r * 16 + g) * SEGMENT + ((j * 4 + t) ^ odd) * 16;
+                        const uint4 low = load_shared(at), high = load_shared(at + 8 * SEGMENT);
+#pragma unroll
+                        for (int c = 0; c < S::TOKENS / 8; c++) {
+                            mma<T>(sum[r][c], low.x, high.x, low.y, high.y, b[c].x, b[c].y);
+                            mma<T>(sum[r][c], low.z, high.z, low.w, high.w, b[c].z, b[c].w);
+                        }
                     }
                 }
             }
