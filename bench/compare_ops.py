@@ -1,4 +1,4 @@
-"""What compare_torch.py compares: each op gives the tensors of a call, and the ways to make it. Then the cases."""
+"""What compare_torch.py compares: for each op the tensors of a call and its implementations, then the cases."""
 
 import formulas
 import torch
@@ -139,7 +139,7 @@ def like_first(tensors):
 
 
 class Formula:
-    """An op of formulas.py, with its tensors by name. Where torch has a function for it, that is compared."""
+    """An op of formulas.py, with its tensors by name. `way` is "torch" where torch has a function for it."""
 
     def __init__(self, op, make, way="eager", outputs=like_first, **numbers):
         self.op, self.make, self.outputs, self.numbers, self.names = op, make, outputs, numbers, ()
@@ -178,7 +178,7 @@ def group_norm(channels_last, act=0):
 
 
 def qk_norm_rope(k_heads=None, across_heads=0, pairs=0, tables=None):
-    """q of [1, tokens, heads, dim] and k, of as many heads if not said; tables of q's dtype or float."""
+    """q of [1, tokens, heads, dim], and k, with as many heads by default; tables of q's dtype or `tables`."""
 
     def make(new, tokens, heads, dim):
         angle = torch.rand(tokens, dim // 2, device=new.device, dtype=torch.float32)

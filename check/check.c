@@ -55,18 +55,18 @@ static void complain(const char *kernel, const char *line, const char *why)
 }
 
 /* --kernel names a kernel, with all its variants, or one variant. */
-static int wanted(const adze_kernel *k)
+static int is_wanted(const adze_kernel *k)
 {
     const char *name = state.options->kernel;
     return !name || strcmp(name, k->name) == 0 ||
            (k->only && strncmp(name, k->name, strlen(name)) == 0 && k->name[strlen(name)] == '/');
 }
 
-static void judge_kernel(const adze_op *op, adze_job *job, const char *full, adze_value *const *want,
+static void judge_kernel(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted,
                          const adze_kernel *k, kernel_row *row)
 {
     adze_verdict v;
-    adze_judge(job, k, want, &v);
+    adze_judge(job, k, adze_wanted_of(wanted, k), &v);
     if (state.dependency.stream.handle && !v.why[0])
         adze_dependency_judge(&state.dependency, job, k, &v);
     char name[100];
@@ -84,32 +84,32 @@ static void judge_kernel(const adze_op *op, adze_job *job, const char *full, adz
 }
 
 /* The variants with the fewest cases among those that take the call, `most` of them. */
-static void judge_variants(const adze_op *op, adze_job *job, const char *full, adze_value *const *want, int most)
+static void judge_variants(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted, int most)
 {
     variant_table *t = &state.variants;
     int tried[VARIANTS_MAX] = {0};
     while (most > 0) {
         int next = -1;
         for (int i = 0; i < t->count; i++)
-            if (!tried[i] && wanted(&t->row[i].kernel) && (next < 0 || t->report[i].cases < t->report[next].cases))
+            if (!tried[i] && is_wanted(&t->row[i].kernel) && (next < 0 || t->report[i].cases < t->report[next].cases))
                 next = i;
         if (next < 0)
             return;
         tried[next] = 1;
         if (!adze_accepts(&t->row[next].kernel, job->stream, job->args))
             continue;
-        judge_kernel(op, job, full, want, &t->row[next].kernel, &t->report[next]);
+        judge_kernel(op, job, full, wanted, &t->row[next].kernel, &t->report[next]);
         most--;
     }
 }
 
 /* The call of a line, by every kernel that takes it. */
-static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_value *const *want, kernel_row *rows)
+static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted, kernel_row *rows)
 {
     for (const adze_kernel *k = op->kernels; k->run; k++)
-        if (wanted(k) && adze_can_run(k, job->stream) && adze_accepts(k, job->stream, job->args))
-            judge_kernel(op, job, full, want, k, &rows[k - op->kernels]);
-    judge_variants(op, job, full, want, state.options->kernel ? VARIANTS_MAX : OTHER_VARIANTS);
+        if (is_wanted(k) && adze_can_run(k, job->stream) && adze_accepts(k, job->stream, job->args))
+            judge_kernel(op, job, full, wanted, k, &rows[k - op->kernels]);
+    judge_variants(op, job, full, wanted, state.options->kernel ? VARIANTS_MAX : OTHER_VARIANTS);
 }
 
 static void expect(const char *what, adze_status got, adze_status want, const char *says, const char *line)
@@ -128,7 +128,7 @@ static void expect(const char *what, adze_status got, adze_status want, const ch
 
 /* Outputs that are inputs. The table of fields allows some ways, which lines and dtypes take in turn: each must give
    the same values as memory of its own. All other ways must be refused. */
-static void check_aliases(const adze_job *job, const char *text, adze_value *const *want, kernel_row *rows)
+static void check_aliases(const adze_job *job, const char *text, adze_wanted *wanted, kernel_row *rows)
 {
     const adze_op *op = job->line.op;
     char full[1300], aliased[1200], error[256];
@@ -139,7 +139,7 @@ static void check_aliases(const adze_job *job, const char *text, adze_value *con
         snprintf(full, sizeof full, "%s %s", op->name, aliased);
         adze_job *other = adze_job_new(op, aliased, job->stream, error, sizeof error);
         if (other)
-            judge_line(op, other, full, want, rows);
+            judge_line(op, other, full, wanted, rows);
         else
             complain(op->name, full, error);
         adze_job_delete(other);
@@ -162,15 +162,14 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
         complain(op->name, full, error);
         return;
     }
-    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    adze_wanted wanted = {.job = job};
     if (op->validate(job->line.args) != ADZE_OK) {
         complain(op->name, full, adze_last_error());
     } else {
-        adze_reference_make(job, want);
-        judge_line(op, job, full, want, rows);
-        check_aliases(job, text, want, rows);
+        judge_line(op, job, full, &wanted, rows);
+        check_aliases(job, text, &wanted, rows);
     }
-    adze_reference_free(want);
+    adze_wanted_free(&wanted);
     adze_job_delete(job);
 }
 
@@ -305,7 +304,7 @@ static void check_missed_variants(const adze_suite *suite, adze_stream stream)
         for (int d = 0; d < adze_line_variants(*text); d++) {
             int missed = 0;
             for (int i = 0; i < t->count; i++)
-                missed += !t->report[i].cases && wanted(&t->row[i].kernel);
+                missed += !t->report[i].cases && is_wanted(&t->row[i].kernel);
             if (!missed)
                 return;
             char line_text[1024], error[256] = "";
@@ -315,9 +314,9 @@ static void check_missed_variants(const adze_suite *suite, adze_stream stream)
             if (trial && adze_line_parse(&line, suite->op, line_text, error, sizeof error) &&
                 adze_trial_make(trial, &line, stream, ADZE_CHOSEN, error, sizeof error))
                 for (int i = 0; i < t->count; i++)
-                    if (!t->report[i].cases && wanted(&t->row[i].kernel) &&
+                    if (!t->report[i].cases && is_wanted(&t->row[i].kernel) &&
                         adze_accepts(&t->row[i].kernel, stream, trial->small->args))
-                        judge_kernel(suite->op, trial->small, line_text, trial->want, &t->row[i].kernel,
+                        judge_kernel(suite->op, trial->small, line_text, &trial->wanted, &t->row[i].kernel,
                                      &t->report[i]);
             if (trial)
                 adze_trial_free(trial);
@@ -331,7 +330,7 @@ static void report_variants(const adze_op *op)
     int missed = 0, cases = 0, ran = 0;
     for (int i = 0; i < t->count; i++) {
         const kernel_row *row = &t->report[i];
-        if (!wanted(&t->row[i].kernel))
+        if (!is_wanted(&t->row[i].kernel))
             continue;
         missed += row->cases == 0, ran += row->cases > 0, cases += row->cases;
         if (row->cases && (state.options->verbose || state.options->kernel))
@@ -343,7 +342,7 @@ static void report_variants(const adze_op *op)
     if (missed) {
         printf("--   %s: no case takes", op->name);
         for (int i = 0; i < t->count; i++)
-            if (!t->report[i].cases && wanted(&t->row[i].kernel))
+            if (!t->report[i].cases && is_wanted(&t->row[i].kernel))
                 printf(" %s", t->row[i].name);
         printf("\n");
         state.tally.skipped += missed;
@@ -380,7 +379,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
         check_huge(suite, stream.device);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         const kernel_row *row = &rows[k - op->kernels];
-        if (!wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
+        if (!is_wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
             continue;
         if (!adze_can_run(k, stream)) {
             printf("--   %s.%s skipped: not for this machine\n", op->name, k->name);

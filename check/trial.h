@@ -23,12 +23,13 @@ typedef struct adze_attempt { /* one kernel on the trial's call */
 /* One line. A call with fewer rows is verified when the whole one would take too long, then a sample of the whole. */
 typedef struct adze_trial {
     adze_job *small, *whole;
-    adze_value *want[ADZE_FIELDS_MAX];
+    adze_wanted wanted;             /* of the small call */
     size_t period[ADZE_FIELDS_MAX]; /* by field, bytes: after these the whole repeats the small call; 0: never */
     adze_attempt attempt[ADZE_TRIAL_KERNELS];
     int attempts;
     adze_variant_row *variants;       /* the kernels of attempts that are variants */
     int64_t rows, dim, read, written; /* rows and dim of the first input; bytes that a call moves */
+    double flops;                     /* 0 where they do not count */
     char *sets;                       /* copies of the whole call's memory */
     size_t set_bytes, set_at[ADZE_FIELDS_MAX];
     int64_t set_count, next;

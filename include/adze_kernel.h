@@ -93,6 +93,14 @@ typedef struct adze_value {
     double v, e;
 } adze_value;
 
+/* For ops whose outputs cost so much that the definition of a large call is taken at chosen elements only, and whose
+   kernels sum in ways that differ in their bounds (value.h). */
+typedef struct adze_samples {
+    int (*sums)(const adze_kernel *kernel); /* how a row of the table sums; NULL: as any of them may */
+    /* The values of one output at `n` indices of its elements, in row-major order; index NULL: at all of them. */
+    void (*reference_at)(const void *args, int sums, int output, int64_t n, const int64_t *index, adze_value *out);
+} adze_samples;
+
 /* The size of an op's args when `last` was their last field. */
 #define ADZE_FIRST_SIZE(op, last) (offsetof(adze_##op##_args, last) + sizeof(((adze_##op##_args *)0)->last))
 
@@ -107,6 +115,7 @@ typedef struct adze_op {
                                                                     field, NULL where it is absent */
     const adze_kernel *kernels;                                  /* best first */
     size_t (*scratch)(adze_stream stream, const void *args);     /* NULL: needs none */
+    const adze_samples *samples;                                 /* NULL: `reference` is all there is */
 } adze_op;
 
 #ifdef __cplusplus

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARGS_MAX = 4096, FIELDS_MAX = 32 };
+enum { ARGS_MAX = 4096, FIELDS_MAX = 40 };
 
 #define X(name) &adze_op_##name,
 const adze_op *const adze_ops[] = {ADZE_OPS(X) NULL};
@@ -337,8 +337,13 @@ __attribute__((cold, noinline)) static void trace(const adze_op *op, const char 
                 fprintf(stderr, " %s=%d", f->name, value);
         }
     }
-    if (((const adze_call *)(const void *)args)->flags & ADZE_CONST_WEIGHTS)
-        fprintf(stderr, " flags=const_weights");
+    const uint32_t flags = ((const adze_call *)(const void *)args)->flags;
+    if (flags)
+        fprintf(stderr,
+                flags == ADZE_CONST_WEIGHTS     ? " flags=const_weights"
+                : flags == ADZE_BATCH_INVARIANT ? " flags=batch_invariant"
+                                                : " flags=%u",
+                flags);
     const size_t row = strcspn(kernel->name, "/"); /* the name of a variant has its own */
     fprintf(stderr, " -> %.*s%s%s\n", (int)row, kernel->name, variant < 0 ? "" : "/",
             variant < 0 ? "" : kernel->variants->list[variant].name);
@@ -398,9 +403,9 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
     if (set)
         return refuse_unknown(op, caller, known, size);
     const adze_call *call = (const void *)args;
-    ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG,
-                 "%s: flags is %#x, it must be 0 or ADZE_CONST_WEIGHTS (%#x)", op->name, call->flags,
-                 ADZE_CONST_WEIGHTS);
+    ADZE_REQUIRE((call->flags & ~(ADZE_CONST_WEIGHTS | ADZE_BATCH_INVARIANT)) == 0, ADZE_BAD_ARG,
+                 "%s: flags is %#x, it must be 0 or a sum of ADZE_CONST_WEIGHTS (%#x) and ADZE_BATCH_INVARIANT (%#x)",
+                 op->name, call->flags, ADZE_CONST_WEIGHTS, ADZE_BATCH_INVARIANT);
     for (const adze_field *f = op->fields; f->name; f++) {
         where[f - op->fields] = (extent){0, 0};
         if (is_tensor(f))

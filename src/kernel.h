@@ -11,7 +11,8 @@ extern "C" {
 /* The ops of the library. A new op is one word here. */
 #define ADZE_OPS(X)                                                                                                  \
     X(rms_norm)                                                                                                      \
-    X(layer_norm) X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(rope) X(qk_norm_rope) X(rope_table)
+    X(layer_norm)                                                                                                    \
+    X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(rope) X(qk_norm_rope) X(rope_table)
 
 #define X(name) extern const adze_op adze_op_##name;
 ADZE_OPS(X)
@@ -101,7 +102,7 @@ int adze_cpu_count(void); /* CPUs that this process may use: its affinity, and i
 int adze_cpu_quota(const char *groups, const char *root);
 
 /* tensor.c */
-size_t adze_dtype_size(int dtype); /* bytes; 0 for dtypes that have none */
+size_t adze_dtype_size(int dtype); /* whole bytes; 0 for dtypes that no tensor has */
 /* The bytes of f32, f16 or bf16, inline: kernels scale offsets by it. The type converts to any integer. */
 static inline uint8_t adze_float_size(int dtype)
 {

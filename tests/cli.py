@@ -1,4 +1,4 @@
-"""The program as a user meets it: options, exit statuses, lines that are wrong, files that cannot be written.
+"""The program as a user sees it: options, exit statuses, lines that are wrong, files that cannot be written.
 
 python3 tests/cli.py build/adze FOLDER
 """
@@ -106,9 +106,9 @@ def lines(adze):
         "rms_norm x=bf16[4,8] values:nosuch": "values: is 'nosuch', it must be one of tiny, .*special",
         "rms_norm x=bf16[4,8] values:": "values: is ''",
         "rms_norm x=bf16[4,8] values:tiny values:zero": "values: is given twice",
-        "rms_norm x=bf16[4,8] flags=nosuch": "flags must be a whole number or one of const_weights",
+        "rms_norm x=bf16[4,8] flags=nosuch": "flags must be a whole number or one of const_weights, batch_invariant",
         "rms_norm x=bf16[4,8] flags=": "a whole number is expected",
-        "rms_norm x=bf16[4,8] flags=128": "flags is 0x80, it must be 0 or ADZE_CONST_WEIGHTS",
+        "rms_norm x=bf16[4,8] flags=128": "flags is 0x80, it must be 0 or a sum of ADZE_CONST_WEIGHTS .* and ADZE_BATCH_INVARIANT",
         "rms_norm x=bf16[4,8] flags=1 flags=1": "flags is given twice",
         "glu x=bf16[4,8] act=nosuch": "act must be a whole number or one of silu",
     }

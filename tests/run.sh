@@ -96,7 +96,7 @@ step_check-sanitized() {
     about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer'
     build/san/adze check --device cpu
 }
-# Programs of threads, and the library, under ThreadSanitizer. It wants addresses where it expects them.
+# Programs of threads, and the library, under ThreadSanitizer. It needs a fixed address layout (setarch -R).
 step_check-tsan() {
     about 'threads.c and dlopen.c under ThreadSanitizer'
     local program

@@ -172,16 +172,20 @@ template <typename T, int W, bool TIMES, int UNITS>
 __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__ act_flat p)
 {
     const uint32_t first = blockIdx.x * (uint32_t)(ACT_THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    auto place = p.rows.template first<W>(first);
+    int64_t out[UNITS];
     pdl_wait();
     unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++) {
         if (first + u * 32 < p.rows.count) {
-            const auto place = p.rows.split(first + u * 32);
-            g[u].fetch((const T *)p.gate + p.rows.template offset<W>(place, GATE));
+            g[u].fetch((const T *)p.gate + p.rows.offset(place, GATE));
             if constexpr (TIMES)
-                v[u].fetch((const T *)p.value + p.rows.template offset<W>(place, VALUE));
+                v[u].fetch((const T *)p.value + p.rows.offset(place, VALUE));
         }
+        out[u] = p.rows.offset(place, OUT);
+        p.rows.advance(place);
+    }
     pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -197,7 +201,7 @@ __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__
     for (int u = 0; u < UNITS; u++) {
         const unit<T, W> result = act_result<TIMES, UNITS>(y, v, u, p.steps);
         if (first + u * 32 < p.rows.count)
-            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+            result.put((T *)p.out + out[u]);
     }
 }
 
@@ -218,22 +222,23 @@ static adze_status act_launch(const cuda_call &s, act_params<ROWS> p, int most)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
+/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is
+   little to do. */
 template <typename T, int W, bool TIMES>
 static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p)
 {
-    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
-    const int64_t full = (int64_t)s.gpu.sm_count * ACT_THREADS;
-    if (s.takes(ACT_NARROW_SMALL, true, p.units * p.rows.count <= full * UNITS))
-        return act_launch<T, W, TIMES, 2, false>(s, p, ACT_THREADS / 2);
-    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units), p.units < 32 * UNITS)) {
-        constexpr int SHORT_UNITS = VEC<T> / W;
+    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W, SHORT_UNITS = VEC<T> / W;
+    const bool little = p.units * p.rows.count <= (int64_t)s.gpu.sm_count * ACT_THREADS * UNITS;
+    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W), p.units < ACT_THREADS * 2)) {
         act_flat flat = {};
         flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units);
-        return launch(s, act_short<T, W, TIMES, SHORT_UNITS>, ceil_div(flat.rows.count, ACT_THREADS * SHORT_UNITS),
+        flat.rows = rows_flat(p.rows, p.units, W);
+        const auto kernel = little ? act_short<T, W, TIMES, 2> : act_short<T, W, TIMES, SHORT_UNITS>;
+        return launch(s, kernel, ceil_div(flat.rows.count, ACT_THREADS * (little ? 2 : SHORT_UNITS)),
                       dim3(ACT_THREADS), 0, flat);
     }
+    if (s.takes(ACT_NARROW_SMALL, true, little))
+        return act_launch<T, W, TIMES, 2, false>(s, p, ACT_THREADS / 2);
     return s.takes(ACT_NARROW, true) ? act_launch<T, W, TIMES, UNITS, false>(s, p, ACT_THREADS) : ADZE_NO_KERNEL;
 }
 

@@ -14,7 +14,7 @@ static struct {
     int count;
     struct {
         cuda_limits limits;
-        std::atomic<int> pdl; /* 0: not queried yet; -1: no */
+        std::atomic<int> code; /* the architecture that its code was compiled for; 0: not queried yet, -1: none */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -48,18 +48,23 @@ static void query_devices()
     machine.count = count;
 }
 
-/* Whether this build's code for a device has the dependency wait and clusters. The query loads the module. */
+/* The architecture that this build's code for a device was compiled for, as in 90; 0 without code. The query loads the
+   module. */
+static int code_of(int device)
+{
+    if (machine.device[device].code == 0) {
+        cudaFuncAttributes attributes;
+        const bool ok = cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess;
+        cudaGetLastError();
+        machine.device[device].code = ok ? attributes.ptxVersion : -1;
+    }
+    const int code = machine.device[device].code;
+    return code > 0 ? code : 0;
+}
+/* Whether that code has the dependency wait and clusters. */
 static int has_wait(int device)
 {
-    if (machine.device[device].pdl == 0) {
-        cudaFuncAttributes attributes;
-        const bool ok = machine.device[device].limits.sm >= 90 &&
-                        cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess &&
-                        attributes.ptxVersion >= 90;
-        cudaGetLastError();
-        machine.device[device].pdl = ok ? 1 : -1;
-    }
-    return machine.device[device].pdl > 0;
+    return machine.device[device].limits.sm >= 90 && code_of(device) >= 90;
 }
 
 extern "C" int adze_cuda_count(void)
@@ -95,6 +100,10 @@ extern "C" int adze_cuda_pdl(int device)
 extern "C" int adze_cuda_clusters(int device)
 {
     return device >= 0 && device < adze_cuda_count() && has_wait(device);
+}
+extern "C" int adze_cuda_tensor_cores(int device)
+{
+    return device >= 0 && device < adze_cuda_count() && code_of(device) >= 80;
 }
 extern "C" void adze_cuda_set_pdl(int on)
 {

@@ -120,18 +120,22 @@ template <typename T, int W, int UNITS, bool WIDE>
 __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ gated_flat p)
 {
     const uint32_t first = blockIdx.x * (uint32_t)(THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    auto place = p.rows.template first<W>(first);
+    int64_t out[UNITS];
     unit<T, W> a[UNITS], b[UNITS];
     param_unit<T, W> g[UNITS];
     pdl_launch_next();
     pdl_wait();
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++) {
         if (first + u * 32 < p.rows.count) {
-            const auto place = p.rows.split(first + u * 32);
-            a[u].fetch((const T *)p.x + p.rows.template offset<W>(place, X));
-            b[u].fetch((const T *)p.residual + p.rows.template offset<W>(place, RESIDUAL));
-            g[u].fetch(p.gate, WIDE, p.rows.template offset<W>(place, GATE));
+            a[u].fetch((const T *)p.x + p.rows.offset(place, X));
+            b[u].fetch((const T *)p.residual + p.rows.offset(place, RESIDUAL));
+            g[u].fetch(p.gate, WIDE, p.rows.offset(place, GATE));
         }
+        out[u] = p.rows.offset(place, OUT);
+        p.rows.advance(place);
+    }
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         if (first + u * 32 < p.rows.count) {
@@ -143,7 +147,7 @@ __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ g
             gated<T, W>(p.steps, false, xs, residuals, gates, none);
             unit<T, W> result;
             result.set(gates);
-            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+            result.put((T *)p.out + out[u]);
         }
 }
 
@@ -167,10 +171,10 @@ static adze_status gated_launch_narrow(const cuda_call &s, const gated_simple &p
     constexpr int UNITS = VEC<T> / W;
     if (s.takes(NARROW_SMALL, true, p.units * p.rows.count <= (int64_t)s.gpu.sm_count * THREADS * UNITS * 2))
         return gated_launch<T, W, 2, true, half>(s, p);
-    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units), p.units < 32 * UNITS)) {
+    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units, W), p.units < 32 * UNITS)) {
         gated_flat flat = {};
         flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units);
+        flat.rows = rows_flat(p.rows, p.units, W);
         const auto kernel = p.gate_f32 ? gated_short<T, W, UNITS, half> : gated_short<T, W, UNITS, false>;
         return launch(s, kernel, ceil_div(flat.rows.count, THREADS * UNITS), dim3(THREADS), 0, flat);
     }

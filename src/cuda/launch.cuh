@@ -16,6 +16,7 @@ struct cuda_limits {
 extern "C" const cuda_limits *adze_cuda_limits(int device); /* NULL: there is no such device */
 extern "C" int adze_cuda_pdl(int device);                   /* whether launches on it may overlap */
 extern "C" int adze_cuda_clusters(int device); /* whether this build's kernels may run there in clusters */
+extern "C" int adze_cuda_tensor_cores(int device); /* whether they have mma and cp.async there: sm_80 and newer */
 
 /* A call on its way to a kernel: where it runs, and which variants it may take. */
 struct cuda_call : adze_stream {
@@ -163,11 +164,15 @@ static inline adze_status cuda_status(const char *op, cudaError_t e)
     return e == cudaSuccess ? ADZE_OK : adze_fail(ADZE_DEVICE, "%s: %s", op, cudaGetErrorString(e));
 }
 
-/* Dynamic shared memory of a block in bytes, and the blocks of a cluster, which divide the grid. */
+/* Dynamic shared memory of a block in bytes, the blocks of a cluster, which divide the grid, and how often the grid is
+   repeated, as blockIdx.y. */
 struct launch_shape {
     size_t shared;
-    unsigned cluster;
-    launch_shape(size_t shared_bytes, unsigned cluster_blocks = 1) : shared(shared_bytes), cluster(cluster_blocks) {}
+    unsigned cluster, batches;
+    launch_shape(size_t shared_bytes, int64_t cluster_blocks = 1, int64_t repeats = 1)
+        : shared(shared_bytes), cluster((unsigned)cluster_blocks), batches((unsigned)repeats)
+    {
+    }
 };
 
 /* kernel<<<grid, block, shared>>>(params...) on the call's stream. */
@@ -198,7 +203,7 @@ static adze_status launch(const cuda_call &call, void (*kernel)(P...), int64_t g
         count++;
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)grid);
+    config.gridDim = dim3((unsigned)grid, shape.batches);
     config.blockDim = block;
     config.dynamicSmemBytes = shape.shared;
     config.stream = (cudaStream_t)call.handle;
@@ -206,7 +211,6 @@ static adze_status launch(const cuda_call &call, void (*kernel)(P...), int64_t g
     config.numAttrs = count;
     return cuda_status(op, cudaLaunchKernelEx(&config, kernel, (P)params...));
 }
-
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;

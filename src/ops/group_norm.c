@@ -152,7 +152,8 @@ const adze_op adze_op_group_norm = {"group_norm",
                                     outputs,
                                     reference,
                                     kernels,
-                                    scratch};
+                                    scratch,
+                                    NULL};
 
 adze_status adze_group_norm(adze_stream stream, const adze_group_norm_args *args)
 {

@@ -21,4 +21,4 @@ static const char *const bench[] = {"x=$[4096,4096] y=$[4096,4096] a=0.5", NULL}
 
 static const char *const huge[] = {NULL};
 
-const adze_suite adze_suite_scale_add = {&adze_op_scale_add, good, bad, bench, NULL, huge, NULL};
+const adze_suite adze_suite_scale_add = {&adze_op_scale_add, good, bad, bench, NULL, huge, NULL, NULL, NULL};

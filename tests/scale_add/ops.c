@@ -49,6 +49,7 @@ const adze_op adze_op_scale_add = {"scale_add",
                                    outputs,
                                    reference,
                                    kernels,
+                                   NULL,
                                    NULL};
 
 adze_status adze_scale_add(adze_stream stream, const adze_scale_add_args *args)
