@@ -211,7 +211,7 @@ static void walk(adze_stream stream)
     const size_t name = options.line ? strcspn(options.line, " ") : 0;
     if (options.line) {
         raise_ceilings(stream);
-        bench_line(adze_find_op(options.line, name), stream, options.line + name);
+        bench_line(adze_find_op(options.line, name), stream, options.line + name + (options.line[name] == ' '));
     }
     for (const adze_suite *const *s = adze_suites; *s; s++) {
         if (options.line || (options.op && strcmp(options.op, (*s)->op->name) != 0))

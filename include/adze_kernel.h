@@ -48,8 +48,8 @@ typedef struct adze_field {
 
 typedef adze_status (*adze_run_fn)(adze_stream stream, const void *args);
 
-/* A kernel may be compiled in several variants, which differ in speed and in the calls they take, not in results.
-   `cuda/64x8` is variant `64x8` of the kernel `cuda`. */
+/* A kernel may be compiled in several variants, which compute the same op and differ in speed and in the calls they
+   take. `cuda/64x8` is variant `64x8` of the kernel `cuda`. */
 typedef struct adze_variant {
     const char *name;
     const char *takes; /* which calls, as text */

@@ -523,6 +523,8 @@ adze_status adze_dispatch_scratch(const adze_op *op, adze_stream s, const void *
     _Alignas(16) char args[ARGS_MAX];
     ADZE_REQUIRE(bytes, ADZE_BAD_ARG, "%s: bytes is NULL", op->name);
     ADZE_CHECK(take_args(op, caller, args));
+    if (op->scratch && s.device != ADZE_CPU) /* it depends on the device */
+        ADZE_CHECK(adze_check_device(op->name, s.device));
     *bytes = op->scratch ? op->scratch(s, args) : 0;
     return ADZE_OK;
 }

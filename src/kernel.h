@@ -60,11 +60,10 @@ typedef struct adze_tuned_row { /* a call that `adze tune` timed with every vari
     const char *variant, *before; /* the fastest variant; the one that the kernel would choose without this row */
     double us, us_before;
 } adze_tuned_row;
-extern const adze_tuned_row adze_tuned_rows[]; /* ended by a row of neither */
 /* The variant of the table for a problem on a device; -1: it has none, the kernel chooses. */
 int adze_tuned(const adze_op *op, int device, const adze_choice *problem);
-/* The same, from other rows, for a card of that name; slow. */
-int adze_tuned_find(const adze_tuned_row *rows, const char *card, const adze_op *op, const adze_choice *problem);
+/* Takes other rows, ended by one of neither, and other devices: for tests. */
+void adze_tuned_load(const adze_tuned_row *rows, int devices, const char *const *cards, const int *sm_counts);
 
 /* overlap.c */
 int adze_overlap(const adze_tensor *a, const adze_tensor *b); /* whether they share memory; neither is empty */

@@ -5,10 +5,10 @@
 #include <string.h>
 
 /* clang-format off */
-#define CARD(card, sm_count, date, driver, commit) {card, sm_count, date, driver, commit, NULL, 0, 0, 0, {0}, NULL, NULL, 0, 0},
+#define CARD(card, sm_count, op, date, driver, commit) {card, sm_count, date, driver, commit, NULL, 0, 0, 0, {0}, NULL, NULL, 0, 0},
 #define TUNED(op, form, least, most, size1, size2, size3, variant, before, us, us_before) \
     {NULL, 0, NULL, NULL, NULL, #op, form, least, most, {size1, size2, size3}, variant, before, us, us_before},
-const adze_tuned_row adze_tuned_rows[] = {
+static const adze_tuned_row tuned_rows[] = {
 #include "tuned.h"
     {NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, {0}, NULL, NULL, 0, 0},
 };
@@ -30,30 +30,19 @@ static int variant_of(const adze_op *op, const char *name)
     return -1;
 }
 
-int adze_tuned_find(const adze_tuned_row *rows, const char *card, const adze_op *op, const adze_choice *problem)
-{
-    int here = 0;
-    for (const adze_tuned_row *row = rows; row->card || row->op; row++) {
-        if (row->card)
-            here = strcmp(row->card, card) == 0;
-        else if (here && strcmp(row->op, op->name) == 0 && fits(row, problem))
-            return strcmp(row->variant, row->before) == 0 ? -1 : variant_of(op, row->variant);
-    }
-    return -1;
-}
-
 /* The rows that change a choice, of the cards of this machine, in buckets. A device is in the slot of its card. */
-enum { DEVICES_MAX = 64, BUCKETS = 64, ROWS_MAX = sizeof adze_tuned_rows / sizeof *adze_tuned_rows };
+enum { DEVICES_MAX = 64, BUCKETS = 64, ROWS = sizeof tuned_rows / sizeof *tuned_rows };
 typedef struct tuned_entry {
     const adze_op *op;
     const adze_tuned_row *row;
     int variant, next; /* the next entry of the bucket, counted from 1 */
 } tuned_entry;
 static struct {
+    _Atomic int loaded;
     int slot[DEVICES_MAX];
     int first[DEVICES_MAX][BUCKETS]; /* by slot: an entry, counted from 1 */
     int count;
-    tuned_entry entries[ROWS_MAX];
+    tuned_entry entries[ROWS < 16 ? 16 : ROWS];
 } table;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -66,34 +55,52 @@ static void add_entry(int slot, const adze_tuned_row *row)
 {
     const adze_op *op = adze_find_op(row->op, strlen(row->op));
     const int variant = op && strcmp(row->variant, row->before) != 0 ? variant_of(op, row->variant) : -1;
-    if (variant < 0 || table.count == ROWS_MAX)
+    if (variant < 0 || table.count == sizeof table.entries / sizeof *table.entries)
         return;
     int *first = &table.first[slot][bucket_of(row->form, row->size[0])];
     table.entries[table.count] = (tuned_entry){op, row, variant, *first};
     *first = ++table.count;
 }
 
-static void read_table(void)
+void adze_tuned_load(const adze_tuned_row *rows, int devices, const char *const *cards, const int *sm_counts)
 {
-    char names[DEVICES_MAX][128];
-    const int count = adze_cuda_count() < DEVICES_MAX ? adze_cuda_count() : DEVICES_MAX;
-    for (int d = 0; d < count && ROWS_MAX > 1; d++) {
-        adze_cuda_name(d, names[d], sizeof names[d]);
-        int here = 0;
-        while (strcmp(names[table.slot[d]], names[d]) != 0)
-            table.slot[d]++;
-        for (const adze_tuned_row *row = adze_tuned_rows; (row->card || row->op) && table.slot[d] == d; row++) {
+    memset(&table, 0, sizeof table);
+    for (int d = 0; d < devices && d < DEVICES_MAX; d++) {
+        int same = 0, here = 0;
+        while (strcmp(cards[same], cards[d]) != 0 || sm_counts[same] != sm_counts[d])
+            same++;
+        table.slot[d] = same;
+        for (const adze_tuned_row *row = rows; (row->card || row->op) && same == d; row++) {
             if (row->card)
-                here = strcmp(row->card, names[d]) == 0 && row->sm_count == adze_cuda_sm_count(d);
+                here = strcmp(row->card, cards[d]) == 0 && row->sm_count == sm_counts[d];
             else if (here)
                 add_entry(d, row);
         }
     }
+    for (int d = devices; d < DEVICES_MAX; d++)
+        table.slot[d] = d;
+    table.loaded = 1;
+}
+
+static void load(void)
+{
+    char names[DEVICES_MAX][128];
+    const char *cards[DEVICES_MAX] = {NULL};
+    int sm_counts[DEVICES_MAX] = {0}, devices = ROWS > 1 ? adze_cuda_count() : 0;
+    devices = devices < DEVICES_MAX ? devices : DEVICES_MAX;
+    for (int d = 0; d < devices; d++) {
+        adze_cuda_name(d, names[d], sizeof names[d]);
+        cards[d] = names[d];
+        sm_counts[d] = adze_cuda_sm_count(d);
+    }
+    if (!table.loaded)
+        adze_tuned_load(tuned_rows, devices, cards, sm_counts);
 }
 
 int adze_tuned(const adze_op *op, int device, const adze_choice *problem)
 {
-    pthread_once(&once, read_table);
+    if (!table.loaded)
+        pthread_once(&once, load);
     if (table.count == 0 || device < 0 || device >= DEVICES_MAX)
         return -1;
     int i = table.first[table.slot[device]][bucket_of(problem->form, problem->size[1])];

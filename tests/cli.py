@@ -43,9 +43,9 @@ def options(adze):
     adze.says(2, r"adze COMMAND --help", *[])
     for word in ("-h", "--help"):
         adze.says(0, r"adze check .*\n", word)
-        for command in ("info", "check", "bench", "run"):
+        for command in ("info", "check", "bench", "run", "tune"):
             adze.says(0, rf"^adze {command} ", command, word)
-    for command in ("info", "check", "bench", "run"):
+    for command in ("info", "check", "bench", "run", "tune"):
         adze.says(0, version, command, "--version")
         adze.says(2, rf"adze {command}: '--nosuch' is not an option", command, "--nosuch")
         adze.says(2, rf"adze {command}: '--nosuch=1' is not an option", command, "--nosuch=1")
@@ -65,7 +65,7 @@ def options(adze):
     adze.says(2, r"--device cpu leaves out what --require=cuda asks for", "check", "--device=cpu", "--require=cuda")
     adze.says(2, r"--dtype is 'f64', it must be bf16\|f16\|f32", "bench", "--dtype=f64")
     adze.says(2, r"--quick and --full", "bench", "--quick", "--full")
-    adze.says(2, r"'x' is not understood", "info", "x")
+    adze.says(2, r"'y' is a second word", "info", "x", "y")
     adze.says(0, r"\n[1-9]\d* passed, 0 failed", "check", "rope_table", "--device=cpu", "--kernel=cpu")
 
 
