@@ -57,6 +57,8 @@ def compiled(op, mode):
 
 def warm(case):
     name, shape, dtype = case
+    if not getattr(OPS[name], "compiles", True):
+        return
     compiled(OPS[name], GPU_MODE)(*OPS[name].tensors(New("cuda", DTYPES[dtype]), *shape))
 
 
@@ -67,7 +69,8 @@ def variants_of(op, adze, sample, compile_mode):
     for name in ["eager", "torch", "liger"]:
         if hasattr(op, name):
             found[name] = getattr(op, name)
-    found["compile"] = compiled(op, compile_mode)
+    if getattr(op, "compiles", True):
+        found["compile"] = compiled(op, compile_mode)
     exact = [t.double() for t in listed(plain(*[t.double() for t in sample]))]
     unit = torch.finfo(sample[0].dtype).eps
     for name in list(found):
