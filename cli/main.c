@@ -13,6 +13,8 @@ static const struct {
     {"check", "run every kernel against the definitions", adze_cli_check},
     {"bench", "verify each call, then time it; as a share of what this machine reaches", adze_cli_bench},
     {"run", "repeat one call, given as the line that ADZE_TRACE=1 prints", adze_cli_run},
+    {"new", "the files of a new op, which build and pass their check at once", adze_cli_new},
+    {"skills", "what a coding agent needs to write kernels: install it where the agent looks", adze_cli_skills},
 };
 
 /* The output must have been written: with a full disk the command fails. */

@@ -38,6 +38,7 @@ def fake(op, more):
     """The fake function of an op's form that returns its outputs; more: its optional one too."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
+    others = getattr(function, "others", {})
     names = [name for name in op.outputs if more or op.tensors[name] == "out"]
     default = dtype and getattr(torch, dtype)
     absent = {name: 0 if name in op.numbers else None for name in op.arguments}
@@ -48,6 +49,10 @@ def fake(op, more):
         made = []
         for name in names:
             like = given[_like(op, name)]
+            if name in others:
+                own_shape, own_dtype = others[name]
+                made.append(dense(like, own_shape(**given), getattr(torch, own_dtype)))
+                continue
             made.append(dense(like, shape and shape(**given), asked if op.tensors[name] == "out" else None))
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -115,7 +120,7 @@ def share_inputs():
     """Tells Inductor, once, where it is loaded: it asks for fakes before it lowers a graph."""
     lowering = sys.modules.get("torch._inductor.lowering")
     make_fallback = getattr(lowering, "make_fallback", None)
-    if make_fallback is None or ops.rope.default in lowering.lowerings:
+    if make_fallback is None or getattr(ops, next(iter(OPS))).default in lowering.lowerings:
         return
     for name in OPS:
         make_fallback(getattr(ops, name), _constrain, warn=False)

@@ -12,8 +12,9 @@ from .header import OPS as COMMENTS
 from .header import ROUNDING
 
 ops = dtype_code = None  # of a host: see take_functions()
-ACTS = OPS["activation"].words["act"]
-COLUMNS = OPS["rope_table"].words["columns"]
+# A project that has ops of its own (`adze new op`) may have none of these.
+ACTS = OPS["activation"].words["act"] if "activation" in OPS else {}
+COLUMNS = OPS["rope_table"].words["columns"] if "rope_table" in OPS else {}
 
 
 def word(words, name, what):
@@ -23,12 +24,13 @@ def word(words, name, what):
     return words[name]
 
 
-def returns(shape=None, dtype=None):
+def returns(shape=None, dtype=None, **others):
     """For ops whose outputs are not like their first input: the shape as a function of the op's arguments, whose
-    sizes may be symbols, and the dtype where out_dtype is 0."""
+    sizes may be symbols, and the dtype where out_dtype is 0. others: an output that differs from the first one, by
+    name, with its own shape and dtype."""
 
     def with_rule(function):
-        function.shape, function.dtype = shape, dtype
+        function.shape, function.dtype, function.others = shape, dtype, others
         return function
 
     return with_rule
