@@ -236,7 +236,7 @@ I := $(DESTDIR)$(PREFIX)
 LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
 install: $(if $(wildcard $(B)/adze),,all)
 	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include/adze/ops" "$(I)/include/adze/cpu" "$(I)/include/adze/cuda" \
-	  "$(I)/include/adze/check" "$(I)/share/adze/src" "$(I)/share/adze/check"
+	  "$(I)/include/adze/check" "$(I)/share/adze/check"
 	install -m 755 $(B)/adze "$(I)/bin"
 	install -m 644 include/*.h "$(I)/include"
 	install -m 644 $(B)/libadze.a $(B)/libadze_check.a $(B)/libadze_cli.a "$(I)/lib"
@@ -244,8 +244,9 @@ install: $(if $(wildcard $(B)/adze),,all)
 	  { echo '/* For authors of kernels. This file may change with each release of adze. */' && cat $$f; } \
 	    > "$(I)/include/adze/$${f#src/}" || exit 1; done
 	install -m 644 $(B)/build.mk templates/project.mk "$(I)/share/adze"
-	install -m 644 src/op_list.c "$(I)/share/adze/src"
 	install -m 644 check/suite.c "$(I)/share/adze/check"
+	tar -cf - --exclude=__pycache__ --exclude='*.so' include src bind hub python/adze/operators \
+	  python/adze/hosts/tvm_ffi.py LICENSE Makefile | tar -xf - -C "$(I)/share/adze"
 	install -m 755 $(SO) "$(I)/lib"
 	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
 	ln -sf $(SONAME) "$(I)/lib/libadze.so"

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FACTS = ROOT / "skills/adze-kernels/references/measured-facts.md"
 HEAD = """# Measured facts
 
-Written by `python3 bench/facts.py` of adze's repository from the runs recorded there. Bandwidths and times belong to the
-machine and the date; measure your own before you decide by them.
+Written by `python3 bench/facts.py` of adze's repository from the runs recorded there. Bandwidths and times belong to
+the machine and the date; measure your own before you decide by them.
 
 | fact | value | machine | date | how it was measured |
 |---|---|---|---|---|

@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 static const char help[] =
-    "adze new op NAME [--like OP] [--dir DIR]\n\n"
-    "Makes the files of an op: contract, definition, CPU kernel, CUDA kernel, cases, Python\n"
+    "adze new op NAME [--like OP] [--dir DIR]\n"
+    "adze new project NAME --model MODEL --op OP,...   (`adze new project --help`)\n\n"
+    "The first makes the files of an op: contract, definition, CPU kernel, CUDA kernel, cases, Python\n"
     "function. It builds and passes its check at once; what to change is printed, in order.\n\n"
     "In adze's own tree the op becomes one of the library. In a project that `adze new` made it\n"
     "becomes another op of the project. Elsewhere a project is made, which builds against the\n"
@@ -201,6 +202,19 @@ static void say_next(const new_files *files, const char *name, const char *like,
             "\nadze is not installed there yet: `make install PREFIX=DIR` in its tree, then `make ADZE=DIR` here.\n");
 }
 
+/* What a project has besides its ops. */
+static int begin_project(new_files *files, const char *name, const char *like)
+{
+    char prefix[NEW_PATH];
+    new_prefix(prefix, sizeof prefix);
+    const char *const pairs[] = {"name", name, "prefix", prefix, "like", like, NULL};
+    return new_project_file(files, "templates/project/Makefile", "Makefile", "builds against the installed adze",
+                            pairs) &&
+           new_project_file(files, "templates/project/README.md", "README.md", "what this is, and how it is built",
+                            pairs) &&
+           new_project_file(files, "templates/project/gitignore", ".gitignore", "", pairs);
+}
+
 static int run_op(int argc, char **argv)
 {
     const char *name = NULL, *like = NULL, *dir = NULL;
@@ -225,7 +239,8 @@ static int run_op(int argc, char **argv)
     status = 2;
     if (!like)
         like = "scale_add";
-    if (!files->failed && new_name_holds(files, name) && new_op(files, name, like)) {
+    if (!files->failed && new_name_holds(files, name) && new_op(files, name, like) &&
+        (!begun || begin_project(files, name, like))) {
         printf("%s, made from %s, in %s:\n", name, like, files->root);
         status = !new_write(files);
         if (status == 0)
@@ -240,13 +255,15 @@ int adze_cli_new(int argc, char **argv)
 {
     if (argc > 0 && strcmp(argv[0], "op") == 0)
         return run_op(argc - 1, argv + 1);
+    if (argc > 0 && strcmp(argv[0], "project") == 0)
+        return new_project(argc - 1, argv + 1);
     int status;
     const adze_option list[] = {{.name = NULL}};
     const char *word = NULL;
     if (!adze_cli_options("new", help, list, &word, argc, argv, &status))
         return status;
     if (word)
-        fprintf(stderr, "adze new: '%s' cannot be made: it is op\n\n%s", word, help);
+        fprintf(stderr, "adze new: '%s' cannot be made: it is op or project\n\n%s", word, help);
     else
         fprintf(stderr, "adze new: what is to be made is missing\n\n%s", help);
     return 2;

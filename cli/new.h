@@ -40,7 +40,11 @@ int new_name_holds(new_files *files, const char *name);
 /* Where adze is installed, as the project's Makefile has it. */
 void new_prefix(char *prefix, size_t size);
 
-/* op.c: adds the files of an op. `like` is a template or an op of the library. */
+/* new_op.c: adds the files of an op. `like` is a template or an op of the library. */
 int new_op(new_files *files, const char *name, const char *like);
+int new_project_file(new_files *files, const char *template, const char *path, const char *what,
+                     const char *const *pairs);
+/* new_project.c */
+int new_project(int argc, char **argv);
 
 #endif

@@ -52,6 +52,8 @@ static int declare(new_files *files, const char *name, const char *like, int is_
     int ok = new_source(files, is_template ? path : "include/adze.h", &source);
     if (ok && is_template) {
         ok = adze_text_renamed(block, source.data, source.size, like, name);
+    } else if (ok && strcmp(name, like) == 0) { /* adze.h has it */
+        ok = adze_text_print(block, "/* %s: as in adze.h */\n", name);
     } else if (ok) {
         struct_of(source.data, like, takes, sizeof takes);
         ok = adze_text_print(block,
@@ -95,9 +97,20 @@ static int function_of(new_files *files, const char *name, const char *like, int
     return ok;
 }
 
+/* A file that is about to be written, or NULL. */
+static new_file *planned(new_files *files, const char *path)
+{
+    for (int i = 0; i < files->count; i++)
+        if (strcmp(files->file[i].path, path) == 0)
+            return &files->file[i];
+    return NULL;
+}
+
 /* A file of the root that is changed; its text is what it has now. */
 static new_file *changed(new_files *files, const char *path, const char *what)
 {
+    if (planned(files, path))
+        return planned(files, path);
     new_file *f = new_file_add(files, what, "%s", path);
     const int in_tree = files->in_tree;
     f->exists = 1;
@@ -163,43 +176,37 @@ static int add_to_tree(new_files *files, const char *name, const adze_text *bloc
     return ok;
 }
 
-/* A project that is there gets another op; otherwise its own files come first. */
-static int add_to_project(new_files *files, const char *name, const char *like, const adze_text *block,
-                          const adze_text *function)
+/* Text of a project's file, made from a template in templates/. */
+int new_project_file(new_files *files, const char *template, const char *path, const char *what,
+                     const char *const *pairs)
 {
-    char prefix[NEW_PATH], full[2 * NEW_PATH];
-    new_prefix(prefix, sizeof prefix);
-    const char *const pairs[] = {"name", name, "prefix", prefix, "like", like, NULL};
+    new_file *f = new_file_add(files, what, "%s", path);
+    return new_fill(files, template, pairs, &f->text);
+}
+
+/* A project that is there, or is being made, gets another op; otherwise it begins with this one. */
+static int add_to_project(new_files *files, const char *name, const adze_text *block, const adze_text *function)
+{
+    char line[NEW_PATH], full[2 * NEW_PATH];
+    const char *const pairs[] = {"name", name, NULL};
     new_file *header = new_file_add(files, "its formula, args and function", "%s.h", name);
-    int ok = adze_text_print(&header->text,
-                             "/* %s.h - the args of %s, and its function. */\n#ifndef ADZE_OP_%s_H\n#define "
-                             "ADZE_OP_%s_H\n\n#include \"adze.h\"\n\n%s\n#endif\n",
-                             name, name, name, name, block->data);
+    if (!adze_text_print(&header->text,
+                         "/* %s.h - the args of %s, and its function. */\n#ifndef ADZE_OP_%s_H\n#define "
+                         "ADZE_OP_%s_H\n\n#include \"adze.h\"\n\n%s\n#endif\n",
+                         name, name, name, name, block->data))
+        return 0;
     snprintf(full, sizeof full, "%s/ops.h", files->root);
-    if (adze_exists(full)) {
-        char line[NEW_PATH];
+    if (planned(files, "ops.h") || adze_exists(full)) {
         new_file *list = changed(files, "ops.h", "its word in the list of ops");
         new_file *python = changed(files, "functions.py", "its function in Python");
-        return ok && list && python && add_to_list(files, list, name) &&
+        return list && python && add_to_list(files, list, name) &&
                insert(files, list, "#define ADZE_OPS(X)", filled(line, sizeof line, "#include \"%s.h\"\n", name)) &&
-               adze_text_print(&python->text, "\n\n%s", function->data);
+               adze_text_print(&python->text, "\n\n%s", function->data ? function->data : "");
     }
-    static const struct {
-        const char *path, *what;
-    } own[] = {
-        {"ops.h", "the list of ops"},
-        {"Makefile", "builds against the installed adze"},
-        {"README.md", "what this is, and how it is built"},
-        {".gitignore", ""},
-    };
-    for (size_t i = 0; i < sizeof own / sizeof *own && ok; i++) {
-        char path[NEW_PATH];
-        new_file *f = new_file_add(files, own[i].what, "%s", own[i].path);
-        snprintf(path, sizeof path, "templates/project/%s", own[i].path[0] == '.' ? own[i].path + 1 : own[i].path);
-        ok = new_fill(files, path, pairs, &f->text);
-    }
-    new_file *python = new_file_add(files, "its function in Python", "functions.py");
-    return ok && adze_text_add(&python->text, function->data ? function->data : "", function->size);
+    if (!new_project_file(files, "templates/project/ops.h", "ops.h", "the list of ops", pairs))
+        return 0;
+    new_file *python = new_file_add(files, "the functions in Python", "functions.py");
+    return adze_text_add(&python->text, function->data ? function->data : "", function->size);
 }
 
 /* The templates, and the ops of the library as the program knows them. */
@@ -245,7 +252,7 @@ int new_op(new_files *files, const char *name, const char *like)
     }
     if (ok)
         ok = files->in_tree ? add_to_tree(files, name, &block, &function)
-                            : add_to_project(files, name, like, &block, &function);
+                            : add_to_project(files, name, &block, &function);
     adze_text_free(&block);
     adze_text_free(&function);
     if (!ok)

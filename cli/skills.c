@@ -120,7 +120,7 @@ static int next_line(char **line, char **sum, char **path)
 
 static char *installed_manifest(const char *folder)
 {
-    char path[2 * PATH];
+    char path[3 * PATH];
     snprintf(path, sizeof path, "%s/MANIFEST", folder);
     return adze_exists(path) ? adze_cli_read(path) : NULL;
 }

@@ -21,6 +21,16 @@ all: $(B)/$(NAME)
 $(B)/$(NAME): $(OPS) $(CHECKS)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) $^ $(ADZE)/lib/libadze_cli.a $(ADZE)/lib/libadze_check.a $(ADZE)/lib/libadze.a -o $@ $(LIBS)
+# The ops as a library, and a kernel repository for the Hugging Face Hub made of it (hub/pack.py, `adze pack`).
+PYTHON ?= python3
+$(B)/lib$(NAME).a: $(OPS)
+	@rm -f $@
+	$(Q)$(AR) qcs $@ $^
+package: $(B)/lib$(NAME).a
+	$(Q)$(PYTHON) $(SHARE)/hub/pack.py package --project . --name $(NAME) --arch $(ARCH) --ld "$(CC)" \
+	  --lib $(abspath $<) $(ADZE)/lib/libadze.a --libs "$(LIBS) -ldl" --repo-id "$(HUB_REPO)" \
+	  --cc "$(CC) $(CFLAGS) $(filter-out -MMD -MP,$(ADZE_CFLAGS)) $(INCLUDE)" --archs "$(CUDA_ARCHS)" --ptx "$(CUDA_PTX)" \
+	  --cuda "$(if $(filter 1,$(CUDA)),$(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\),.*/\1\2/p'))"
 $(B)/op_list.o: $(SHARE)/src/op_list.c
 $(B)/suite.o: $(SHARE)/check/suite.c
 compile = $(CC) $(CFLAGS) $(ADZE_CFLAGS) $(INCLUDE)
@@ -52,7 +62,7 @@ check: $(B)/$(NAME)
 bench: $(B)/$(NAME)
 	$< bench
 clean:
-	rm -rf $(B)
+	rm -rf $(B) package
 .DEFAULT_GOAL := all
-.PHONY: all check bench clean
+.PHONY: all check bench package clean
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

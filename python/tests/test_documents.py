@@ -25,8 +25,8 @@ config = transformers.LlamaConfig(vocab_size=100, hidden_size=64, intermediate_s
 model = transformers.AutoModelForCausalLM.from_config(config).eval()
 inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
 """,
-    "diffusers": """import sys, torch, adze
-sys.path.insert(0, "examples")
+    "diffusers": f"""import sys, torch, adze
+sys.path.insert(0, {str(ROOT / "examples")!r})
 import diffusers_injection
 model, step = diffusers_injection.random_ltx(torch.float32, "cpu")
 """,
@@ -68,7 +68,7 @@ def prelude(name, words):
 
 
 @pytest.mark.parametrize("document", sorted({name.partition(":")[0] for name, _, _ in PYTHON}))
-def test_python(document):
+def test_python(document, tmp_path):
     """The blocks of a document run one after the other, each with its prelude, in one process."""
     pytest.importorskip("torch")
     mine = [block for block in PYTHON if block[0].partition(":")[0] == document]
@@ -78,15 +78,24 @@ def test_python(document):
     for module in ("transformers", "diffusers", "kernels"):
         if any(module in "".join(words[1:]) for _, words, _ in run):
             pytest.importorskip(module)
-    needs_hub = any("build/hub/adze" in code for _, _, code in run)
-    if needs_hub and not (ROOT / "build/hub/adze/build").is_dir():
-        subprocess.run(["make", "-C", ROOT, "CUDA=0", f"HUB_PY={sys.executable}", "hub-backend"], check=True)
+    if any("build/hub/adze" in code for _, _, code in run):
+        hub = [
+            "B=build/hub-cpu",
+            "K=build",
+            "CUDA=0",
+            f"HUB={tmp_path / 'build/hub/adze'}",
+            f"HUB_PY={sys.executable}",
+        ]
+        clean = {
+            name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+        }
+        subprocess.run(["make", "-C", ROOT, *hub, "hub-backend"], check=True, capture_output=True, env=clean)
     script = "".join(
         f"\nscope = {{}}\nexec(compile({prelude(name, words) + code!r}, {name!r}, 'exec'), scope)\n"
         for name, words, code in run
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -12,9 +12,14 @@ from .header import OPS as COMMENTS
 from .header import ROUNDING
 
 ops = dtype_code = None  # of a host: see take_functions()
-# A project that has ops of its own (`adze new op`) may have none of these.
-ACTS = OPS["activation"].words["act"] if "activation" in OPS else {}
-COLUMNS = OPS["rope_table"].words["columns"] if "rope_table" in OPS else {}
+
+
+def _words(number):
+    """The names that a number's values have, in whichever op has it; a project may have none (`adze new op`)."""
+    return next((op.words[number] for op in OPS.values() if op.words.get(number)), {})
+
+
+ACTS, COLUMNS = _words("act"), _words("columns")
 
 
 def word(words, name, what):
