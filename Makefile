@@ -7,6 +7,7 @@
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
 #   make LINEINFO=1   CUDA code with line numbers, for profilers
 #   make docs         docs/ops.md and the Python constants, from include/adze.h
+#   make site         build/site, these documents as pages with pictures of recorded runs (mkdocs)
 #   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
 B       ?= build$(if $(SAN),/$(if $(filter thread,$(SAN)),tsan,san))
 PREFIX  ?= /usr/local
@@ -223,6 +224,9 @@ format:
 docs: $(B)/adze
 	$< info --markdown include/adze.h > docs/ops.md
 	python3 bind/header.py > $(B)/header.py && mv $(B)/header.py python/adze/operators/header.py
+site:
+	python3 -c 'import mkdocs' 2>/dev/null || { python3 -m venv $(B)/site-env && $(B)/site-env/bin/pip install -q mkdocs; }
+	$$([ -x $(B)/site-env/bin/python ] && echo $(B)/site-env/bin/python || echo python3) docs/site.py
 fat:
 	$(if $(filter 1,$(CUDA)),,$(error make fat needs nvcc))$(MAKE) CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" all
 cuda-compile:
@@ -259,5 +263,5 @@ install: $(if $(wildcard $(B)/adze),,all)
 
 clean:
 	rm -rf $(B)
-.PHONY: all python wheel hub hub-backend run check test lint format docs fat cuda-compile cuda-objects install clean
+.PHONY: all python wheel hub hub-backend run check test lint format docs site fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) $(K)/src/cpu -name '*.d' 2>/dev/null)
