@@ -1,4 +1,4 @@
-"""Writes skills/adze-kernels/references/measured-facts.md from the recorded runs; --check only compares.
+"""Writes the tables of recorded runs in the skill (measured-facts.md) and in the examples; --check only compares.
 
 python3 bench/facts.py [--check]
 """
@@ -94,11 +94,73 @@ def text():
     return HEAD + "\n".join(lines) + "\n"
 
 
+def times(path, rows, unit):
+    """A table of what was timed: rows of (what, {variant: time})."""
+    variants = list(dict.fromkeys(variant for _, values in rows for variant in values))
+    lines = [f"{path}:", "", f"| | {' | '.join(variants)} |", "|---|" + "---:|" * len(variants)]
+    for what, values in rows:
+        cells = [f"{values[v]:.2f} {unit}" if v in values else "-" for v in variants]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def example(model, ops, script):
+    """The kernels alone and the model end to end, as the newest runs have them."""
+    parts = ["Kernels alone, bf16, cold, in a CUDA graph:"]
+    for path, run in newest("adze_compare"):
+        rows = [(f"{r['op']} {r['case']}", r["us"]) for r in run["rows"] if (r["op"], r["case"]) in ops]
+        parts.append(times(path, rows, "us"))
+    parts.append("End to end, patched by `adze.patch` (random weights):")
+    for path, run in newest("adze_models"):
+        if run["model"] == model and run["script"] in script and run["settings"].get("batch_size") in (None, 1):
+            found = {}
+            for row in run["rows"]:
+                found.setdefault(row["what"], {})[row["variant"]] = row["ms"]
+            parts.append(times(path, list(found.items()), "ms"))
+    return "\n\n".join(parts)
+
+
+EXAMPLES = {
+    "examples/ltx_video/README.md": (
+        "LTX-Video 2B",
+        [
+            ("rms_norm", "2048x2048"),
+            ("rms_norm", "4096x2048"),
+            ("layer_norm + modulate", "4992x2048"),
+            ("rope", "512x128"),
+        ],
+        ["generate_video"],
+    ),
+    "examples/qwen3_8b/README.md": (
+        "qwen3-8b",
+        [
+            ("rms_norm", "1x4096"),
+            ("rms_norm", "128x4096"),
+            ("rms_norm", "8192x4096"),
+            ("rms_norm + residual", "1x4096"),
+        ],
+        ["qwen3", "generate"],
+    ),
+}
+
+
+def documents():
+    """{path: its text}"""
+    written = {FACTS: text()}
+    for name, about in EXAMPLES.items():
+        head, _, rest = (ROOT / name).read_text().partition("<!-- results -->")
+        written[ROOT / name] = (
+            f"{head}<!-- results -->\n{example(*about)}\n<!-- /results -->{rest.partition('<!-- /results -->')[2]}"
+        )
+    return written
+
+
 def main():
-    if "--check" not in sys.argv:
-        FACTS.write_text(text())
-    elif FACTS.read_text() != text():
-        sys.exit("measured-facts.md is not what the recorded runs say: run python3 bench/facts.py")
+    for path, said in documents().items():
+        if "--check" not in sys.argv:
+            path.write_text(said)
+        elif path.read_text() != said:
+            sys.exit(f"{path.name} is not what the recorded runs say: run python3 bench/facts.py")
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ static const char help[] =
     "repository of the Hugging Face Hub needs (`adze pack`). It builds against the installed\n"
     "adze and works at once.\n\n"
     "  --model M   llama, qwen3, ltx-video or flux\n"
-    "  --op OPS    of rms_norm, layer_norm, glu, activation and softmax, with commas between them\n"
+    "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add and rope, with commas\n"
+    "              between them; modulation (AdaLN) is a part of the norms\n"
     "  --dir DIR   where (default: a new folder NAME)\n\n"
     "Nothing that exists is overwritten. NAME has a-z, 0-9 and -, as the Hub demands.\n";
 
 static const char models[] = "llama|qwen3|ltx-video|flux";
-static const char *const ops_known[] = {"rms_norm", "layer_norm", "glu", "activation", "softmax"};
+static const char *const ops_known[] = {"rms_norm", "layer_norm", "glu", "activation",
+                                        "softmax",  "gated_add",  "rope"};
 
 typedef struct names {
     char module[64];   /* of the Python package */
@@ -38,7 +40,9 @@ static int add_ops(new_files *files, const char *ops, names *n)
         for (size_t i = 0; i < sizeof ops_known / sizeof *ops_known; i++)
             known |= strcmp(op, ops_known[i]) == 0;
         if (!known) {
-            new_fail(files, "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax", op);
+            new_fail(files,
+                     "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope",
+                     op);
             return 0;
         }
         if (!new_op(files, op, op))

@@ -16,7 +16,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 ADZE = ROOT / "build/adze"
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-DOCS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+EXAMPLES = sorted((ROOT / "examples").glob("*/README.md"))
+DOCS = [*sorted((ROOT / "docs").glob("*.md")), *EXAMPLES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PRELUDES = {  # what a block of Python finds; the words of its fence name them
     "": "import torch, adze\n",
     "transformers": """import torch, transformers
@@ -302,7 +303,7 @@ def wrong_figures(text):
 THRESHOLD = re.compile(r"\b(below|above|under|more than) \d+ %|\b\d+ % (or|and) more\b")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "skills").rglob("*.md")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*sorted((ROOT / "skills").rglob("*.md")), *EXAMPLES], ids=lambda p: p.name)
 def test_figures(path):
     assert not wrong_figures(THRESHOLD.sub("", path.read_text().replace("more\nthan", "more than")))
 

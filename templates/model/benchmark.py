@@ -29,33 +29,81 @@ def rms_norm(x, weight):
     return weight * normalised.to(x.dtype)
 
 
+def modulated(x, scale, shift):
+    """The norm of an AdaLN block: no weight, then 1 + scale and shift."""
+    return rms_norm(x, torch.ones_like(x[0])) * (1 + scale) + shift
+
+
+def rotated(x, cos, sin):
+    """Pairs (i, i + head_dim / 2) of each head turn by the token's angles."""
+    a, b = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
+
+
 def cases(kernel):
-    """{op: (formula, kernel, shapes of its inputs)}"""
+    """(name, op, formula, kernel, shapes of the inputs) of each call that is timed."""
     rows, dim, hidden = place.SHAPES["tokens"][1], place.SHAPES["dim"], place.SHAPES["hidden"]
-    known = {
-        "rms_norm": (
+    heads, head_dim = place.SHAPES["heads"], place.SHAPES["head_dim"]
+    known = [
+        (
+            "rms_norm",
+            "rms_norm",
             rms_norm,
             lambda x, w: kernel.rms_norm(x, w, eps=1e-6, rounding=kernel.ROUND_NORM),
             [(rows, dim), (dim,)],
         ),
-        "layer_norm": (
+        (
+            "rms_norm + modulation",
+            "rms_norm",
+            modulated,
+            lambda x, a, b: kernel.rms_norm(x, scale=a, shift=b, eps=1e-6, rounding=kernel.ROUND_STEPS),
+            [(rows, dim), (dim,), (dim,)],
+        ),
+        (
+            "layer_norm",
+            "layer_norm",
             lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, 1e-6),
             lambda x, w, b: kernel.layer_norm(x, w, b, eps=1e-6),
             [(rows, dim), (dim,), (dim,)],
         ),
-        "glu": (
+        (
+            "silu * up",
+            "glu",
             lambda x, v: F.silu(x) * v,
             lambda x, v: kernel.glu(x, v, rounding=kernel.ROUND_STEPS),
             [(rows, hidden), (rows, hidden)],
         ),
-        "activation": (
+        (
+            "gelu * up (GEGLU)",
+            "glu",
+            lambda x, v: F.gelu(x) * v,
+            lambda x, v: kernel.glu(x, v, act="gelu", rounding=kernel.ROUND_STEPS),
+            [(rows, hidden), (rows, hidden)],
+        ),
+        (
+            "gelu_tanh",
+            "activation",
             lambda x: F.gelu(x, approximate="tanh"),
             lambda x: kernel.activation(x, "gelu_tanh"),
             [(rows, hidden)],
         ),
-        "softmax": (lambda x: F.softmax(x, -1), lambda x: kernel.softmax(x), [(rows, dim)]),
-    }
-    return {op: known[op] for op in OPS if op in known}
+        ("softmax", "softmax", lambda x: F.softmax(x, -1), lambda x: kernel.softmax(x), [(rows, dim)]),
+        (
+            "residual + gate * x",
+            "gated_add",
+            lambda x, residual, gate: residual + gate * x,
+            lambda x, residual, gate: kernel.gated_add(x, residual, gate, rounding=kernel.ROUND_STEPS),
+            [(rows, dim), (rows, dim), (dim,)],
+        ),
+        (
+            "rope",
+            "rope",
+            rotated,
+            lambda x, cos, sin: kernel.rope(x, None, cos, sin, rounding=kernel.ROUND_STEPS),
+            [(rows, heads, head_dim), (rows, head_dim), (rows, head_dim)],
+        ),
+    ]
+    return [case for case in known if case[1] in OPS]
 
 
 def error(got, exact):
@@ -93,7 +141,7 @@ def time_gpu(call, sets):
 
 
 def alone(kernel, options, device, dtype):
-    for op, (formula, call, shapes) in cases(kernel).items():
+    for name, op, formula, call, shapes in cases(kernel):
         if options.tiny:
             shapes = [(8, *shape[1:]) if len(shape) > 1 else shape for shape in shapes]
         one = [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
@@ -102,21 +150,17 @@ def alone(kernel, options, device, dtype):
         exact = formula(*(t.double() for t in one))
         got, eager = error(call(*one), exact), error(formula(*one), exact)
         assert got <= 2 * eager + torch.finfo(dtype).eps, (
-            f"{op} is wrong: {got:.3g}, the formula in {dtype}: {eager:.3g}"
+            f"{name} is wrong: {got:.3g}, the formula in {dtype}: {eager:.3g}"
         )
         timed = time_gpu if device == "cuda" else time_cpu
         variants = {"eager": formula, "kernel": call}
         if not options.tiny:
             variants["compile"] = torch.compile(formula, dynamic=False)
-        us = {name: timed(variant, sets) for name, variant in variants.items()}
+        us = {variant: timed(run, sets) for variant, run in variants.items()}
         moved = size + exact.numel() * one[0].element_size()
-        row = {"op": op, "shapes": shapes, "us": us, "gbps": moved / us["kernel"] / 1e3, "error": got}
-        print(
-            f"{op:<12}",
-            *(f"{name} {value:.2f} us" for name, value in us.items()),
-            f"{row['gbps']:.0f} GB/s",
-            sep="  ",
-        )
+        row = {"case": name, "op": op, "shapes": shapes, "us": us, "gbps": moved / us["kernel"] / 1e3, "error": got}
+        times = "  ".join(f"{variant} {value:.2f} us" for variant, value in us.items())
+        print(f"{name:<22} {times}  {row['gbps']:.0f} GB/s")
         yield row
 
 

@@ -33,6 +33,7 @@ FORMULAS = {
     ),
     "glu": (lambda k, x: k.glu(x), lambda x: torch.nn.functional.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]),
     "activation": (lambda k, x: k.activation(x, "silu"), torch.nn.functional.silu),
+    "gated_add": (lambda k, x: k.gated_add(x, x, x), lambda x: x + x * x),
     "softmax": (lambda k, x: k.softmax(x), lambda x: x.softmax(-1)),
 }
 
