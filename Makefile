@@ -234,8 +234,8 @@ cuda-compile:
 	  CUDA_ARCHS="$(firstword $(ALL_ARCHS)) $(lastword $(ALL_ARCHS))" cuda-objects
 cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
 
-# An image (DESTDIR) is for a package, whose installer calls ldconfig. Otherwise the loader is told, where it may be, and
-# what a folder needs that it does not search is said.
+# An image (DESTDIR) is for a package, whose installer calls ldconfig. Otherwise ldconfig runs here, where that is allowed.
+# For a folder that the loader does not search, install prints what programs need.
 I := $(DESTDIR)$(PREFIX)
 LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
 install: $(if $(wildcard $(B)/adze),,all)

@@ -27,7 +27,7 @@ def read_header(path):
             numbers[name] = int(value)
     for body, name in re.findall(r"typedef struct \w+ \{([^}]*)\} (adze_(?:tensor|stream|call|\w+_args));", text):
         fields = []
-        for kind, star, names in re.findall(r"(\w+) (\*?)([\w, \[\]]+);", body):
+        for kind, star, names in re.findall(r"(\w+)\s+(\*?)([\w,\s\[\]]+);", body):
             for member, count in re.findall(r"(\w+)(?:\[(\d+)\])?", re.sub(r"\s", "", names)):
                 c_type = structs[f"{kind} *" if star else kind]
                 fields.append((member, c_type * int(count) if count else c_type))
@@ -55,9 +55,9 @@ class Adze:
         view.stride[: t.dim()] = t.stride()
         return view
 
-    def __call__(self, op, **fields):
+    def __call__(self, op, flags=0, **fields):
         args = self.structs[f"adze_{op}_args"]()
-        args.call.size = ctypes.sizeof(args)
+        args.call.size, args.call.flags = ctypes.sizeof(args), flags
         device, place = self.structs["adze_stream"](self.numbers["ADZE_CPU"], None), "cpu"
         for name, value in fields.items():
             if isinstance(value, self.torch.Tensor):

@@ -1,11 +1,11 @@
-"""What compare_torch.py compares: each op gives the tensors of a call, and the ways to make it. Then the cases."""
+"""What compare_torch.py compares: for each op the tensors of a call and its implementations, then the cases."""
 
 import formulas
 import torch
 import torch.nn.functional as F
 
 EPS = 1e-6
-SILU, GELU, INTERLEAVED, ROUND_NORM = 1, 2, 1, 1
+SILU, GELU, INTERLEAVED, ROUND_NORM, CONST_WEIGHTS = 1, 2, 1, 1, 1
 
 
 def hf_rms_norm(x, weight):
@@ -106,6 +106,24 @@ class SiluMul:
         return out
 
 
+class Linear:
+    """A product of few tokens: x [m, k] and a weight [n, k], which nothing writes. torch's is cuBLAS; max-autotune would
+    compile for seconds a shape, to choose cuBLAS or a kernel like it."""
+
+    compiles = False
+
+    def tensors(self, new, m, n, k):
+        return new(m, k), new(n, k)
+
+    def torch(self, x, w):
+        return F.linear(x, w)
+
+    def adze(self, adze, x, w):
+        out = torch.empty(x.shape[0], w.shape[0], dtype=x.dtype, device=x.device)
+        adze("gemm", flags=CONST_WEIGHTS, out=out, x=x, w=w)
+        return out
+
+
 def rotate_half(x):
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -139,7 +157,7 @@ def like_first(tensors):
 
 
 class Formula:
-    """An op of formulas.py, with its tensors by name. Where torch has a function for it, that is compared."""
+    """An op of formulas.py, with its tensors by name. `way` is "torch" where torch has a function for it."""
 
     def __init__(self, op, make, way="eager", outputs=like_first, **numbers):
         self.op, self.make, self.outputs, self.numbers, self.names = op, make, outputs, numbers, ()
@@ -178,7 +196,7 @@ def group_norm(channels_last, act=0):
 
 
 def qk_norm_rope(k_heads=None, across_heads=0, pairs=0, tables=None):
-    """q of [1, tokens, heads, dim] and k, of as many heads if not said; tables of q's dtype or float."""
+    """q of [1, tokens, heads, dim], and k, with as many heads by default; tables of q's dtype or `tables`."""
 
     def make(new, tokens, heads, dim):
         angle = torch.rand(tokens, dim // 2, device=new.device, dtype=torch.float32)
@@ -202,6 +220,7 @@ OPS = {
     "layer_norm + modulate": Modulate(),
     "silu_mul": SiluMul(),
     "rope": Rope(),
+    "gemm": Linear(),
     "group_norm": group_norm(False),
     "group_norm channels_last": group_norm(True),
     "group_norm + silu": group_norm(False, SILU),
@@ -230,4 +249,6 @@ GPU_CASES += [("softmax", shape, "bf16") for shape in [(8192, 4096), (1024, 3276
 GPU_CASES += [("gelu", (4096, 12288), "bf16")]
 GPU_CASES += [("qk_norm_rope (Qwen3)", (512, 32, 128), "bf16"), ("qk_norm_rope (FLUX)", (4608, 24, 128), "bf16")]
 GPU_CASES += [("qk_norm_rope (LTX)", (4992, 1, 2048), "bf16"), ("gated_add", (4992, 2048), "bf16")]
+WEIGHTS = [(4096, 4096), (11008, 4096), (14336, 4096), (22016, 4096), (4096, 14336), (128256, 4096)]
+GPU_CASES += [("gemm", (m, *weight), "bf16") for weight in WEIGHTS for m in (1, 2, 4, 8, 16, 32, 64)]
 CPU_CASES = [(op, (32768, 4096), t) for op in ["rms_norm", "layer_norm", "silu_mul"] for t in ["bf16", "f32"]]

@@ -6,7 +6,7 @@ op, with a fresh output each time, and with memory that the allocator kept.
     python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
     python3 bench/compare_torch.py --sweep [--seed N] [--count N] [--seconds S] [--op NAME] [--json FILE]
 
-With --sweep calls of every op are drawn from a seed, with shapes, strides, offsets and dtypes that nobody chose; each
+With --sweep calls of every op are drawn from a seed, with random shapes, strides, offsets and dtypes; each
 is verified against its definition, timed in the same way, and the worst are shown with their `adze run` lines.
 """
 
@@ -57,29 +57,32 @@ def compiled(op, mode):
 
 def warm(case):
     name, shape, dtype = case
+    if not getattr(OPS[name], "compiles", True):
+        return
     compiled(OPS[name], GPU_MODE)(*OPS[name].tensors(New("cuda", DTYPES[dtype]), *shape))
 
 
 def variants_of(op, adze, sample, compile_mode):
-    """The ways that work here, by name; the others, with the reason, are printed."""
+    """The implementations that run here, by name. The others are printed, with the reason."""
     found = {"adze": lambda *t: op.adze(adze, *t)}
     plain = op.eager if hasattr(op, "eager") else op.torch
     for name in ["eager", "torch", "liger"]:
         if hasattr(op, name):
             found[name] = getattr(op, name)
-    found["compile"] = compiled(op, compile_mode)
+    if getattr(op, "compiles", True):
+        found["compile"] = compiled(op, compile_mode)
     exact = [t.double() for t in listed(plain(*[t.double() for t in sample]))]
     unit = torch.finfo(sample[0].dtype).eps
     for name in list(found):
         try:
             got = listed(found[name](*[t.clone() for t in sample]))  # clones: some work in place
-        except Exception as error:  # a peer that is not there, or does not take this shape
+        except Exception as error:  # a peer that is not installed, or does not support this shape
             if name == "adze":
                 raise
             print(f"  {name} left out: {type(error).__name__}: {str(error).splitlines()[0][:100]}", file=sys.stderr)
             del found[name]
             continue
-        for a, b in zip(got, exact, strict=False):  # is it the same call? Numbers are judged by `adze check`
+        for a, b in zip(got, exact, strict=False):  # the same computation? `adze check` verifies the values
             off = ((a.double() - b).abs().max() / b.abs().max()).item()
             if not off < 4 * unit:
                 raise SystemExit(f"{name} computes something else: off by {off / unit:.1f} units")
@@ -130,7 +133,8 @@ def compare_on_gpu(adze, op, shape, dtype):
 
 
 def keep_freed_memory():
-    """From here on large blocks come from the heap and stay there: an output lands in memory that was used before."""
+    """Makes malloc take large blocks from the heap and keep them, so that an output gets memory that was used
+    before."""
     mmap_max, trim_threshold = -4, -1
     libc = ctypes.CDLL(None)
     return libc.mallopt(mmap_max, 0) and libc.mallopt(trim_threshold, -1)
@@ -150,7 +154,7 @@ def time_on_cpu(variants, tensors, seconds=CPU_SECONDS):
 
 
 def compare_on_cpu(adze, op, shape, dtype):
-    """Runs in a process of its own, because the allocator's settings cannot be taken back."""
+    """Runs in a process of its own, because the allocator's settings cannot be undone."""
     new = New("cpu", DTYPES[dtype])
     tensors = op.tensors(new, *shape)
     small = op.tensors(new, 64, shape[1])
@@ -160,7 +164,7 @@ def compare_on_cpu(adze, op, shape, dtype):
         function(*tensors)
     fresh = time_on_cpu(variants, tensors)
     if not keep_freed_memory():
-        raise SystemExit("the allocator does not take the setting for reused memory")
+        raise SystemExit("mallopt refused the setting for reused memory")
     return moved, fresh, time_on_cpu(variants, tensors)
 
 
@@ -205,8 +209,8 @@ def show(row):
 def machine(device):
     if device == "cuda":
         return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    told = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
-    names = [line.split(":")[1].strip() for line in told.splitlines() if line.startswith("Model name")]
+    output = subprocess.run(["lscpu"], capture_output=True, text=True).stdout
+    names = [line.split(":")[1].strip() for line in output.splitlines() if line.startswith("Model name")]
     return {"cpu": names[0] if names else "unknown", "threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
@@ -219,8 +223,10 @@ def ask_gpu(what):
 
 
 def commit():
-    told = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return told.stdout.strip() or "unknown"
+    output = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    return output.stdout.strip() or "unknown"
 
 
 def main():
@@ -231,12 +237,12 @@ def main():
     parser.add_argument("--json")
     parser.add_argument("--lib")
     parser.add_argument("--commit", help="what the library was built from, where git cannot say")
-    parser.add_argument("--workers", type=int, help="processes that compile before (on a GPU: one a core)")
+    parser.add_argument("--workers", type=int, help="processes that compile in advance (on a GPU: one per core)")
     parser.add_argument("--sweep", action="store_true", help="random calls of every op")
     sweep_options = parser.add_argument_group("with --sweep")
     sweep_options.add_argument("--seed", type=int, default=1)
-    sweep_options.add_argument("--count", type=int, default=60, help="of calls (60)")
-    sweep_options.add_argument("--seconds", type=float, default=150, help="then no further call is begun (150)")
+    sweep_options.add_argument("--count", type=int, default=60, help="number of calls (60)")
+    sweep_options.add_argument("--seconds", type=float, default=150, help="time limit for starting calls (150)")
     sweep_options.add_argument("--plain", action="store_true", help="torch.compile without max_autotune")
     sweep_options.add_argument("--tiny", action="store_true", help="small calls, as on the CPU")
     sweep_options.add_argument("--verbose", action="store_true", help="show every call")
@@ -256,8 +262,8 @@ def main():
         for name, _, dtype in cases:
             command = [sys.executable, __file__, "--device", "cpu", "--op", name, "--dtype", dtype]
             command += ["--json", "/dev/stdout"] + (["--lib", options.lib] if options.lib else [])
-            told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-            rows += json.loads(told[told.index("{\n") :])["rows"]
+            output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            rows += json.loads(output[output.index("{\n") :])["rows"]
             show(rows[-1])
     else:
         adze = Adze(torch, options.lib)

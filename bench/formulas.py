@@ -5,7 +5,7 @@ it (`plain`: in float, rounded once), as Liger has it, and in double with a boun
 import torch
 import torch.nn.functional as F
 
-UNIT = 2.0**-24  # half a unit of float: what one operation is off at most
+UNIT = 2.0**-24  # half an ulp of float32, the largest relative error of one operation
 ACTS = {
     1: F.silu,
     2: F.gelu,
@@ -44,7 +44,7 @@ def rms_norm(h, weight, bias, eps):
 
 
 def rms_norm_formula(h, weight, bias, eps):
-    """What the compiler is given: of torch's own function it may keep the call."""
+    """For torch.compile, which might otherwise keep torch's own function as a call."""
     y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
     return y if weight is None else y * weight
 
@@ -54,7 +54,7 @@ def layer_norm(h, weight, bias, eps):
 
 
 def group_norm(x, weight, bias, eps, groups, channels_last, act):
-    """As a module keeps it: x is seen as [batch, channels, ...] and stays where it is."""
+    """As modules have it: x is viewed as [batch, channels, ...], without a copy."""
     y = F.group_norm(x.movedim(-1, 1) if channels_last else x, groups, weight, bias, eps)
     y = ACTS[act](y) if act else y
     return y.movedim(1, -1) if channels_last else y
@@ -103,10 +103,10 @@ def rotate(x, pairs):
 
 
 def over_heads(table, rotary_dim, pairs, heads_first):
-    """A table of [seq, n] as q needs it: its columns for every element, and a dimension for the heads."""
+    """A table of [seq, n] or [batch, seq, n] as q needs it: a column for every element, a dimension for the heads."""
     if table.shape[-1] != rotary_dim:
         table = table.repeat_interleave(2, -1) if pairs else torch.cat((table, table), -1)
-    return table if heads_first else table.unsqueeze(1)
+    return table.unsqueeze(-3 if heads_first else -2)
 
 
 def rotated(x, cos, sin, pairs, rotary_dim):
@@ -164,7 +164,7 @@ EAGER["qk_norm_rope"], PLAIN["qk_norm_rope"] = qk_norm_rope, qk_norm_rope_plain
 
 
 def liger(op, fields):
-    """A function of the same fields, or None where Liger is not there or has no such call."""
+    """A function of the same fields, or None where Liger is not installed or has no such function."""
     try:
         import liger_kernel.ops as _  # noqa: F401
     except ImportError:
@@ -201,17 +201,17 @@ def liger(op, fields):
 
 
 def depth(n):
-    """Of the longest chain of additions in a sum of n terms: kernels have 32 lanes or more, then a tree."""
+    """The longest chain of additions in a sum of n terms: kernels have 32 lanes or more, and then a tree."""
     return n / 32 + 12
 
 
 def normalised(h, centred, eps, dims, deep):
-    """Of h: (h - mean) / deviation, its magnitude, and its error in addition to a part of UNIT * magnitude."""
+    """(h - mean) / deviation, and a bound of its error in float."""
     mean = h.mean(dims, keepdim=True) if centred else torch.zeros((), dtype=h.dtype, device=h.device)
     mean_off = UNIT * deep * h.abs().mean(dims, keepdim=True) if centred else mean
     d = h - mean
     scale = (d.square().mean(dims, keepdim=True) + eps).rsqrt()
-    # The squares are off by their own sum's chain and, where parts have means of their own, by those.
+    # The sum of squares has the error of its chain of additions, and that of the means of its parts.
     spread = UNIT * (3 * deep + 8) + (2 * mean_off * d.abs().mean(dims, keepdim=True) + mean_off**2) * scale**2
     n = d * scale
     return n, n.abs() * spread + mean_off * scale
@@ -236,7 +236,7 @@ def defined_norm(centred):
 
 
 def acted(act, y, off):
-    """No slope of these functions is above 1.2; each is good to some units of its argument."""
+    """The slope of these functions is at most 1.2, and each is accurate to some units of its argument."""
     return ACTS[act](y), 1.2 * off + 16 * UNIT * y.abs()
 
 
@@ -258,7 +258,7 @@ def defined_softmax(got, x, mask=None, scale=1.0):
     if mask is not None:
         y, size = y + mask.double(), size + mask.double().abs()
     top = y.max(-1, keepdim=True).values
-    # An argument's error is a factor of its exponential; those of the others come in through the sum.
+    # The error of an argument is a factor of its exponential. The errors of the others enter through the sum.
     off = 4 * UNIT * (size + (y - top).abs() + top.abs())
     share = F.softmax(y, -1)
     mean_off = (share * off).sum(-1, keepdim=True)
@@ -327,8 +327,8 @@ DEFINITION = {
 
 
 def error_of(op, got, fields):
-    """How far outputs are off, as a part of what they may be: the float error, and half a unit of their dtype. More
-    than 1 is wrong; so is NaN. Also the exact values."""
+    """The largest error of the outputs, as a share of the allowed one (the float error and half a unit of their
+    dtype), and the exact values. A share above 1 is wrong, and so is NaN."""
     parts, exacts = [], []
     for out, (exact, off) in zip(got, DEFINITION[op](got, **fields), strict=True):
         info = torch.finfo(out.dtype)

@@ -3,9 +3,9 @@
     python3 bench/generate.py [--model llama-2-7b] [--context 512] [--tokens 32] [--rounds 3] [--json FILE]
 
 Variants are "eager", "adze" (patched), and with cache_implementation="static" "compile" and "adze + compile": there
-transformers itself compiles the decoding. Weights are random; tokens are chosen greedily, and each variant says which
-share of them is eager's. Variants take turns, so that all meet the same clocks. Times are those of a streamer, as a
-user sees tokens arrive.
+transformers itself compiles the decoding. Weights are random. Tokens are chosen greedily, and each variant has the
+share of tokens that are equal to eager's. Variants take turns, so that all run at the same clocks. Times are taken in
+a streamer, as a user sees tokens arrive.
 """
 
 import copy
@@ -25,7 +25,7 @@ VARIANTS = ["eager", "adze", "compile", "adze + compile"]
 
 
 class Clock(BaseStreamer):
-    """When the prompt and each token came."""
+    """Records when the prompt and each token arrived."""
 
     def __init__(self):
         self.times = []

@@ -74,10 +74,10 @@ def cpp_library():
 
 
 def program(cuda, library):
-    """Makes it, and gives a function that runs it once: nanoseconds, by what was called."""
+    """Compiles the program. Returns a function that runs it once: nanoseconds, by what was called."""
     source, made = ROOT / "bench" / "host_cost.cu", pathlib.Path(tempfile.mkdtemp()) / "host_cost"
     if not library.exists():
-        raise SystemExit(f"{library} is not there: run make")
+        raise SystemExit(f"{library} does not exist: run make")
     flags = ["-O2", f"-I{ROOT / 'include'}", str(source), "-o", str(made), f"-L{library.parent}", "-ladze"]
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     subprocess.run([nvcc, "-arch=native", *flags] if cuda else ["g++", "-x", "c++", *flags], check=True)
@@ -87,7 +87,7 @@ def program(cuda, library):
 
 
 def parts_of(runs, rows):
-    """Of a call with one row: what C++ and CUDA take anyway, and what is left for adze."""
+    """The parts of a call with one row: the cost of C++ and of CUDA, and adze's own."""
     parts = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     whole = next(row for row in rows if row["case"] == "one row")
     parts |= {"operator in C++": whole["C++"], "torch.ops.adze": whole["adze"]}
@@ -96,7 +96,7 @@ def parts_of(runs, rows):
 
 
 def nanoseconds(call, rounds=3, calls=2000):
-    """Of this thread's own time, so that a busy machine does not show."""
+    """Measured in this thread's CPU time, so that other load on the machine does not count."""
     times = []
     for _ in range(rounds):
         begin = time.thread_time_ns()

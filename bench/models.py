@@ -46,7 +46,7 @@ def _fill(model):
 
 
 def _rebuild_buffers(model, device):
-    """Buffers are computed by constructors, which have run without memory."""
+    """Buffers are computed by constructors, which have run on the meta device."""
     for path, module in model.named_modules():
         if not module._buffers:
             continue
@@ -112,7 +112,7 @@ def variant(name, module, device, mode=None, regional=False):
             made, blocks = _compiled(module, regional, {"mode": mode, "dynamic": False})
         elif "pass" in parts:
             made = adze.compile(module, devices=(device,), mode=mode, dynamic=False)
-        # A graph from Inductor's cache has not met the pass, which then could not say what it replaced.
+        # The pass does not run over a graph from Inductor's cache, and its counts would be missing.
         with torch.compiler.config.patch(force_disable_caches="pass" in parts):
             yield adze.graph(made) if "graph" in parts else made
     finally:
@@ -131,7 +131,7 @@ def is_compiled(name):
 
 
 def replaced(made):
-    """What adze's pass has replaced; the pass stands on the compiled module, also below a graph."""
+    """The counts of adze's pass, an attribute of the compiled module, which a graph hands on."""
     own = getattr(made, "adze_pass", None)
     return dict(own.counts) if own is not None else None
 
@@ -161,8 +161,8 @@ def share_equal(got, want):
 
 
 class Check:
-    """Holds outputs to eager's, and to those of the same model in a wider dtype: a variant may be off twice as far as
-    eager is. This tells another computation from the same one; how near each kernel is, `adze check` judges."""
+    """Compares outputs with eager's, and with those of the same model in a wider dtype. The error of a variant may be
+    twice that of eager. This finds a wrong computation; `adze check` verifies the error of each kernel."""
 
     def __init__(self, eager, exact):
         self.eager, self.exact = eager, exact
@@ -244,7 +244,7 @@ def profile(call):
 
 @contextlib.contextmanager
 def turn(path):
-    """While this process alone holds the file: others may build models and compile, but not measure."""
+    """Holds a lock on the file. Other processes may build models and compile meanwhile, but not measure."""
     if not path:
         yield
         return
@@ -279,8 +279,8 @@ class Comparison:
         self.device = options.device
 
     def measure(self, module, inputs, names, *, what, prepare=None, whole=None, mode=None):
-        """`prepare(module)` runs before every measurement. `whole(made)` is a longer run with the variant: it
-        returns tensors, of which the share equal to eager's is told, and is timed once."""
+        """`prepare(module)` runs before every measurement. `whole(made)` is a longer run of the variant, which is
+        timed once. It returns tensors, whose share of elements equal to eager's is recorded."""
         prepare = prepare or (lambda module: None)
 
         def once(made):
@@ -296,7 +296,7 @@ class Comparison:
                 eager_whole = whole and tensors(whole(module))
                 check = Check(eager, self._exact(module, inputs, prepare))
             regional, first = getattr(self.options, "regional", False), len(self.rows)
-            # Compilers and profilers leave a process in which launches cost more: who needs neither is timed first.
+            # After a compiler or a profiler has run, launches cost more: variants without them are timed first.
             for name in progress(sorted(names, key=is_compiled), what):
                 row = {"what": what, "variant": name}
                 try:
@@ -307,7 +307,7 @@ class Comparison:
                         with turn(self.options.turn):
                             row |= self._row(made, name, module, once, prepare, check, whole, eager_whole)
                     self.rows.append(row)
-                except Exception as error:  # the other variants are still worth their time; main fails at the end
+                except Exception as error:  # the other variants are still timed; main fails at the end
                     if not isinstance(error, LeftOut):
                         traceback.print_exc()
                     text = f"{type(error).__name__}: {error}".removeprefix("LeftOut: ").splitlines()[0][:300]
@@ -322,7 +322,7 @@ class Comparison:
                             row |= profile(lambda made=made: once(made))
 
     def _row(self, made, name, module, once, prepare, check, whole, eager_whole):
-        """What a variant gives, and its times."""
+        """The checked outputs of a variant, and its times."""
         prepare(module)
         row = check(tensors(once(made)))
         if whole:
@@ -358,7 +358,7 @@ class Comparison:
         if isinstance(made, adze.GraphHandle) and not made.captured:
             raise LeftOut(f"no graph was captured: {made.report()}")
 
-    # ---- What becomes of it ----
+    # ---- Results ----
 
     def table(self):
         eager = {row["what"]: row["ms"] for row in self.rows if row["variant"] == "eager"}
@@ -444,7 +444,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(doc, steps=None):
-    """The options that all have; with a default for steps also those about them."""
+    """The options that all benchmarks have, and those about steps where `steps` has a default."""
     made = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--dtype", choices=DTYPES, help="(bf16; on a CPU f32)")
@@ -454,14 +454,14 @@ def parser(doc, steps=None):
         made.add_argument("--warmup-iterations", type=int, default=3, help="steps before them (3)")
     made.add_argument("--variants", nargs="+", metavar="NAME", help="these instead of all")
     made.add_argument("--json", metavar="FILE")
-    made.add_argument("--turn", metavar="FILE", help="measure only while no other process that names it does")
+    made.add_argument("--turn", metavar="FILE", help="a lock file: processes that name it take turns to measure")
     made.add_argument("--plot", metavar="PNG", help="bars; needs matplotlib")
     made.add_argument("--commit", help="what the library was built from, where git cannot say")
     return made
 
 
 def variants(options):
-    """Those that were asked for, after eager; without any, all that this device can run but the fast ones."""
+    """eager, and the variants of --variants; by default all that run on this device, except the fast ones."""
     usual, fast = CPU_VARIANTS, FAST_VARIANTS
     if options.device == "cuda":
         usual, fast = usual + GRAPH_VARIANTS, fast + [f"{name} + graph" for name in fast]

@@ -36,7 +36,7 @@ def config(name, tiny, **changes):
     full = FULL[name]()
     changes = {**(TINY if tiny else {}), **changes}
     if hasattr(full, "layer_types"):
-        changes["layer_types"] = None  # of another number of layers
+        changes["layer_types"] = None  # they are a list, one per layer
     return type(full)(**{**full.to_dict(), **changes})
 
 
@@ -65,7 +65,7 @@ class Decode(torch.nn.Module):
         return made
 
     def fill(self):
-        """Reads the prompt, with the forwards that the model has now: what comes next is decoded after it."""
+        """Prefills the cache with the prompt, by the forwards that the model has now."""
         for layer in self.cache.layers:
             layer.cumulative_length.zero_()
         return self.model(input_ids=self.prompt, past_key_values=self.cache, logits_to_keep=1).logits

@@ -5,10 +5,11 @@ python3 bench/report.py --check    fails when one of them is stale
 """
 
 import json
+import math
 import pathlib
 import sys
 
-from sweep_report import told, worst
+from sweep_report import summary_text, worst
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -71,6 +72,11 @@ def percent(share):
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
+def equal_share(share):
+    """A share of equal elements, rounded down: 100 % means all of them."""
+    return "100 %" if share == 1 else f"{math.floor(1e4 * share) / 100:.2f} %"
+
+
 def relative_error(row):
     return f"{row['error'] / max(row['eager_error'], 1e-30):.2f}" if "error" in row else "-"
 
@@ -85,7 +91,33 @@ def source(run):
     return f"[{run['path'].name}](../{run['path']}), commit {run['commit']}, {run['date'][:10]}"
 
 
-def bench_section(run):
+def called(row):
+    """What names the call of a row: its line, or in comparisons the op, the case and the dtype."""
+    return row["line"] if "line" in row else (row["op"], row["case"], row["dtype"])
+
+
+def accuracy(found, row):
+    """Cells of a timed call: the share of elements equal to eager's, and the error with eager's in brackets."""
+    measured = found.get(called(row))
+    if measured is None:
+        return ["-", "-"]
+    return [equal_share(measured["equal"]), both(measured, "error")]
+
+
+def both(row, key):
+    return f"{row[key]:.2f} ({row['eager_' + key]:.2f})"
+
+
+def accuracies(recorded):
+    """The rows of a machine's newest accuracy run, by what names their calls."""
+    newest = [run["rows"] for run in recorded if "adze_accuracy" in run][-1:]
+    return {called(row): row for rows in newest for row in rows}
+
+
+ACCURACY = ["equal to eager", "error, ulp (eager's)"]
+
+
+def bench_section(run, found):
     machine, ceilings = run["machine"], run["ceilings"]
     gpu = bool(machine["gpu"])
     where = f"{machine['gpu']}, sm_{machine['sm']}, {machine['sm_count']} SMs, driver {run['driver']}"
@@ -100,38 +132,44 @@ def bench_section(run):
     )
     for op in dict.fromkeys(row["op"] for row in run["rows"]):
         rows = [row for row in run["rows"] if row["op"] == op]
+        known = any(called(row) in found for row in rows)
         head = [op, "kernel", "dtype", "us"] + (["alone"] if gpu else []) + ["spread", "GB/s", "share"]
+        head += ACCURACY if known else []
         cells = []
         for row in rows:
             cell = [row["case"], row["kernel"], row["dtype"], number(row["us"])]
             cell += [number(row["us_alone"])] if gpu else []
             cell += [f"{100 * row['spread']:.1f} %", number(row["gbps"]), f"{100 * row['share']:.0f} %"]
+            cell += accuracy(found, row) if known else []
             cells.append(cell)
         text += table(head, cells) + "\n"
     return text
 
 
-def compare_table(rows, key):
+def compare_table(rows, key, found):
     names = [name for name in NAMES if any(name in row[key] for row in rows)]
+    known = any(called(row) in found for row in rows)
     cells = []
     for row in rows:
         peers = {name: us for name, us in row[key].items() if name != "adze"}
         times = [number(row[key].get(name)) for name in names]
         ratio = f"{min(peers.values()) / row[key]['adze']:.2f}"
         cells.append([f"{row['op']} {row['case']} {row['dtype']}", *times, ratio])
-    return table(["us", *[NAMES[name] for name in names], "best peer / adze"], cells)
+        cells[-1] += accuracy(found, row) if known else []
+    head = ["us", *[NAMES[name] for name in names], "best peer / adze"]
+    return table(head + (ACCURACY if known else []), cells)
 
 
-def compare_section(run):
+def compare_section(run, found):
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### Compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}.\n\n"
     reused = [row for row in run["rows"] if "us_reused" in row]
     if reused:
         text += "As a user calls it, with a fresh output (page faults are part of it):\n\n"
-    text += compare_table(run["rows"], "us") + "\n"
+    text += compare_table(run["rows"], "us", found) + "\n"
     if reused:
-        text += "Into memory that was used before:\n\n" + compare_table(reused, "us_reused") + "\n"
+        text += "Into memory that was used before:\n\n" + compare_table(reused, "us_reused", found) + "\n"
     return text
 
 
@@ -156,7 +194,7 @@ def models_section(run):
 
 
 def sweep_section(run):
-    """The worst of random calls, and how many miss what is asked of them."""
+    """The slowest of the random calls, relative to their peers, and how many miss the targets."""
     machine, settings = run["machine"], run["settings"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
     text = f"### Random calls compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}."
@@ -164,7 +202,7 @@ def sweep_section(run):
         text += f" Driver {run['driver']}, clocks: {run['clocks']}."
     text += (
         f" Seed {settings['seed']}, copy {run['copy_gbps']:.5g} GB/s. torch.compile is "
-        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{told(run['summary'])}\n\n"
+        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{summary_text(run['summary'])}\n\n"
     )
     cells = []
     for row in worst(run["rows"]):
@@ -177,6 +215,50 @@ def sweep_section(run):
         cells.append(cell)
     head = [f"the {len(cells)} worst, us", "rows aligned to 16 bytes", "adze", "best of the others", "share of copy"]
     return text + table([*head, "best peer / adze"], cells) + "\n"
+
+
+ACCURACY_INTRO = """\
+adze as `adze.patch` calls it and the model's own torch code, both compared with the same formula in float64. Inputs
+have the statistics of activations: heavy tails, outlier channels of 50 to 100 times the others' size, one row in 16
+of a thousandth of the others' norm. *Equal* is the share of elements that are equal to eager's. *Error* is the root
+mean square of the difference from float64 and *max* the largest difference, in units in the last place (ulp) of the
+dtype; eager's are in brackets. Where an element is smaller than the mean of its row, the ulp is that of the mean.
+The tables of times have the same columns for the calls that they list. Those calls round as their lines say. A call
+without `rounding` rounds once, as with `numerics="fast"`: its error is smaller than eager's, and fewer elements are
+equal.
+"""
+
+
+def accuracy_section(run):
+    """Calls of models, and the log-probability of a text."""
+    machine, settings = run["machine"], run["settings"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    text = f"### Accuracy, PyTorch {machine['torch']}: {where}\n\n{source(run)}.\n\n{ACCURACY_INTRO}\n"
+    cells = [
+        [row["model"], row["dtype"], equal_share(row["equal"]), both(row, "error"), both(row, "max")]
+        for row in run["rows"]
+        if "model" in row
+    ]
+    text += table(["call", "dtype", "equal", "error (eager's)", "max (eager's)"], cells)
+    text += (
+        f"\nThe log-probability of a text ({settings['text']}, {settings['bytes']} bytes) under a small Llama, "
+        "trained on the bytes of the other documents of this repository. *Difference* is the mean log-probability of "
+        "a byte minus that of eager in float32, in nats. *Error of a byte* is the root mean square of that "
+        "difference over the bytes. *Greedy* is the share of positions at which the most probable byte is the "
+        "same.\n\n"
+    )
+    cells = [
+        [
+            f"{row['dtype']}, {row['variant']}",
+            f"{row['bits']:.4f}",
+            f"{row['difference']:+.1e}",
+            f"{row['error']:.1e}",
+        ]
+        + [equal_share(row["greedy_equal"]), equal_share(row["greedy_equal_f32"])]
+        for row in run["texts"]
+    ]
+    head = ["text", "bits per byte", "difference", "error of a byte", "greedy, as eager of the dtype"]
+    return text + table([*head, "greedy, as float32"], cells) + "\n"
 
 
 def host_section(run):
@@ -208,15 +290,18 @@ def performance(found):
     text = INTRO
     for group, recorded in found.items():
         text += f"\n## {group}\n\n"
+        known = accuracies(recorded)
         for run in recorded:
             if "adze_host_cost" in run:
                 text += host_section(run)
             elif "adze_sweep" in run:
                 text += sweep_section(run)
+            elif "adze_accuracy" in run:
+                text += accuracy_section(run)
             elif "adze_models" in run:
                 text += models_section(run) if "ms" in run["rows"][0] else ""
             else:
-                text += compare_section(run) if "adze_compare" in run else bench_section(run)
+                text += compare_section(run, known) if "adze_compare" in run else bench_section(run, known)
     if not found:
         text += "\nNo run is recorded yet.\n"
     return text.rstrip() + "\n"
@@ -224,29 +309,44 @@ def performance(found):
 
 def readme_table(found):
     """Steps of models, then the newest comparison of ops: on a GPU, or on a CPU where no other was recorded."""
-    compared = [run for group in found.values() for run in group if "adze_compare" in run]
-    compared.sort(key=lambda run: ("gpu" in run["machine"], run["date"]))
+    compared = [(run, group) for group in found.values() for run in group if "adze_compare" in run]
+    compared.sort(key=lambda pair: ("gpu" in pair[0]["machine"], pair[0]["date"]))
     if not compared:
         return ""
-    run = compared[-1]
+    run, group = compared[-1]
     machine, rows = run["machine"], run["rows"]
     chosen = [rows[i * len(rows) // README_ROWS] for i in range(README_ROWS)] if len(rows) > README_ROWS else rows
-    where = machine.get("gpu") or machine["cpu"]
-    cells = []
+    where, measured, cells = machine.get("gpu") or machine["cpu"], accuracies(group), []
+    known = any(called(row) in measured for row in chosen)
     for row in chosen:
         best = f"{number(row['us'][row['best']])} ({NAMES[row['best']]})"
         eager = number(row["us"].get("eager", row["us"].get("torch")))
         cells.append(
             [f"{row['op']} {row['case']}", number(row["us"]["adze"]), best, eager, f"{row['ratio']:.2f}x"],
         )
+        cells[-1] += accuracy(measured, row) if known else []
     head = [f"us, {where}, {rows[0]['dtype']}", "adze", "best of the others", "torch eager", "best / adze"]
+    head += ACCURACY if known else []
     models = models_table(found)
-    return (models + "\n" if models else "") + table(head, cells)
+    return (models + "\n" if models else "") + table(head, cells) + text_sentence(group)
+
+
+def text_sentence(recorded):
+    """The log-probability of a text with and without adze.patch, of a machine's newest accuracy run."""
+    runs = [run for run in recorded if "adze_accuracy" in run]
+    if not runs:
+        return ""
+    bits = {(row["dtype"], row["variant"]): f"{row['bits']:.4f}" for row in runs[-1]["texts"]}
+    return (
+        f"\nA text has {bits['bf16', 'adze']} bits per byte under a small Llama in bf16 with `adze.patch`, "
+        f"{bits['bf16', 'eager']} without it, and {bits['f32', 'eager']} in float32\n"
+        "([how the accuracy was measured](docs/performance.md)).\n"
+    )
 
 
 def models_table(found):
-    """Steps of whole models on a GPU in the variants that users choose from. A step without a time of plain
-    adze.patch is left out. The error is that of plain adze.patch."""
+    """Steps of whole models on a GPU in the variants that users choose from. A step is shown where plain adze.patch
+    and its strongest peer, torch.compile, were timed in the same run. The error is that of plain adze.patch."""
     columns = {
         "eager": "eager",
         "adze": "adze.patch",
@@ -255,7 +355,7 @@ def models_table(found):
         "adze + graph": "adze.patch + adze.graph",
         "adze fast + graph": 'the same, numerics="fast"',
     }
-    needed = {"eager", "adze", "compile", "adze + compile"}
+    needed = {"eager", "adze", "compile"}
     runs = [run for group in found.values() for run in group if "adze_models" in run and "gpu" in run["machine"]]
     cells, where = [], ""
     for run in runs:

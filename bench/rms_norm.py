@@ -16,8 +16,8 @@ import adze
 import models
 
 TINY_SHAPES = [(64, 512), (3, 1000)]
-ABOVE = 1.02  # a share of the ceiling that nothing can have
-UNITS = 4  # as far as compare_torch lets a formula be off from the one in double
+ABOVE = 1.02  # a share of the ceiling that no implementation can reach
+UNITS = 4  # the largest error that compare_torch allows too
 
 
 def adze_op(x, weight):
@@ -59,7 +59,7 @@ def measure(options, ways, shape, ceiling, left_out):
             if not units < UNITS:
                 raise models.LeftOut(f"computes something else: off by {units:.1f} units")
             row["units"][name] = units
-        except Exception as error:  # a peer that is not there, or does not take this shape
+        except Exception as error:  # a peer that is not installed, or does not support this shape
             left_out.append({"case": row["case"], "variant": name, "reason": f"{error}".splitlines()[0]})
     ways = {name: ways[name] for name in row["units"]}
     row["bytes"] = size_of(first) + size_of(first[:1])
@@ -76,7 +76,7 @@ def main():
     ways = known(options)
     names = options.variants or list(ways)
     if set(names) - set(ways):
-        raise SystemExit(f"variants are {', '.join(ways)}")
+        raise SystemExit(f"there is no variant {(set(names) - set(ways)).pop()!r}; there are {', '.join(ways)}")
     rows, left_out = [], []
     with torch.inference_mode():
         ceiling = compare_torch.copy_gbps(options.device, options.tiny)

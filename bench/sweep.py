@@ -12,20 +12,20 @@ import formulas
 import sweep_draw
 import torch
 import warming
-from sweep_report import WORST, summary, told, worst
+from sweep_report import WORST, summary, summary_text, worst
 
 PEER_UNITS = 8  # a peer rounds in between
-CALLS = (20, 256)  # in a graph; before each, other memory is read, so none needs more to be cold
+CALLS = (20, 256)  # least and most in a graph; other memory is read before each graph, so 256 are enough to be cold
 ROUNDS = 9
 WARM_SHARE = 0.5  # of the time, for compiling
-TINY_SECONDS = 0.005  # a look on the CPU, where only the code is tested
+TINY_SECONDS = 0.005  # per call on the CPU, where only the code is tested
 
 
-# ---- A call's tensors, and the ways to make it ----
+# ---- A call's tensors and its implementations ----
 
 
 def tensor(spec, device):
-    """Random values in a view whose memory begins at a border of 16 bytes."""
+    """Random values in a view whose memory is aligned to 16 bytes before the offset."""
     dtype = compare_torch.DTYPES[spec.dtype]
     size = spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride, strict=True))
     return torch.randn(size, device=device, dtype=dtype).as_strided(spec.shape, spec.stride, spec.offset)
@@ -47,7 +47,7 @@ def adze_way(adze, call, device):
 
 
 def compiled_way(call, tuned):
-    """In inference mode, as the measurement runs: the cache on disk tells the modes apart."""
+    """To be called in inference mode, as the measurement is: the mode is a part of the key of the disk cache."""
     plain, numbers = formulas.PLAIN[call.op], dict(call.numbers)
     options = {"max_autotune": True} if tuned else None
     return torch.compile(lambda given: plain(**given, **numbers), dynamic=False, options=options)
@@ -63,12 +63,12 @@ def peers(call, tuned):
 
 
 def proven(call, adze, tuned, given):
-    """The ways that compute this call, and how far adze's is off, as a part of what it may be."""
+    """The implementations that compute this call, and the error of adze's as a share of the bound."""
     device = next(iter(given.values())).device
     ways = {"adze": adze_way(adze, call, device)}
     try:
         got = ways["adze"](given)
-    except RuntimeError as error:  # a call that is legal, and refused
+    except RuntimeError as error:  # a valid call that adze refuses
         return {}, math.inf, {"adze": str(error)}
     worst, exacts = formulas.error_of(call.op, got, given | call.numbers)
     unit = torch.finfo(got[0].dtype).eps
@@ -82,7 +82,7 @@ def proven(call, adze, tuned, given):
             if not off < PEER_UNITS * unit:
                 raise RuntimeError(f"computes something else: off by {off / unit:.1f} units")
             ways[name] = way
-        except Exception as error:  # a peer that does not take this call
+        except Exception as error:  # a peer that does not support this call
             left_out[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
     return ways, worst, left_out
 
@@ -128,7 +128,7 @@ def show(row):
 
 
 def run(options, adze):
-    """The status of the program: 1 where a call is wrong."""
+    """Returns the exit status: 1 where a call is wrong."""
     begin, device, tiny = time.monotonic(), options.device, options.tiny or options.device == "cpu"
     ops = (options.op,) if options.op else sweep_draw.OPS
     calls = sweep_draw.draws(options.seed, options.count, ops, tiny)
@@ -155,7 +155,7 @@ def run(options, adze):
     for row in rows:
         for name, why in row["left_out"].items():
             print(f"left out: {name}: {why}: {row['line']}")
-    print(told(found) + (f" {left} were left when the time was over." if left else ""))
+    print(summary_text(found) + (f" {left} were not run: the time was over." if left else ""))
     print(f"{time.monotonic() - begin:.0f} s")
     if options.json:
         gpu = device == "cuda"

@@ -1,4 +1,4 @@
-"""Random calls of every op, from a seed: shapes, strides, offsets and dtypes that nobody chose. Needs no torch."""
+"""Random calls of every op, from a seed: with random shapes, strides, offsets and dtypes. Needs no torch."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ GROUP_SHAPES = [  # channels and positions (height, width) of U-Nets and VAEs; a
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A tensor: strides count elements, offset is where its first one is after a border of 16 bytes."""
+    """A tensor. Strides and the offset count elements; the memory before the offset is aligned to 16 bytes."""
 
     dtype: str
     shape: tuple
@@ -31,7 +31,7 @@ class Spec:
 
     @property
     def aligned(self):
-        """All rows begin at a border of 16 bytes."""
+        """All rows are aligned to 16 bytes."""
         steps = [s for n, s in zip(self.shape[:-1], self.stride[:-1], strict=True) if n > 1]
         return all(step * SIZES[self.dtype] % 16 == 0 for step in [*steps, self.offset])
 
@@ -50,7 +50,7 @@ def dense(shape):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What a call of an op is given: tensors and numbers, by the names of its fields."""
+    """A call of an op: tensors and numbers, by the names of its fields."""
 
     op: str
     tensors: dict
@@ -73,13 +73,13 @@ class Call:
 
     @property
     def aligned(self):
-        """No large tensor has a row off a border of 16 bytes."""
+        """All rows of all large tensors are aligned to 16 bytes."""
         large = [spec for spec in self.tensors.values() if spec.bytes * 4 >= self.main.bytes]
         return all(spec.aligned for spec in (*large, *self.outputs.values()))
 
 
 class Draw:
-    """One random call. The order of its questions is part of what a seed means."""
+    """One random call. A change in the order of its draws changes the calls of every seed."""
 
     def __init__(self, rng, tiny=False):
         self.rng = rng
@@ -94,23 +94,23 @@ class Draw:
         return round(math.exp(self.rng.uniform(math.log(low), math.log(high))))
 
     def length(self):
-        """Of a row: half are multiples of 8, a quarter even, a quarter odd."""
+        """The length of a row: half are multiples of 8, a quarter even, a quarter odd."""
         n, kind = self.between(*self.dims), self.rng.random()
         if kind < 0.5:
             return max(n // 8 * 8, self.dims[0])
         return n // 2 * 2 + (2 if n // 2 % 4 == 0 else 0) if kind < 0.75 else n | 1
 
     def count(self, bytes_each):
-        """So many of what has bytes_each that a call has the drawn size."""
+        """The number of rows of bytes_each that gives the call the drawn size."""
         return max(1, round(self.between(*self.total) / bytes_each))
 
     def offset(self, share):
-        """Elements after a border of 16 bytes; zero but for a share of the draws."""
+        """A misalignment in elements, for a share of the draws; else 0."""
         per_vector = 16 // SIZES[self.dtype]
         return self.rng.randrange(1, per_vector) if self.chance(share) else 0
 
     def rows(self, *shape):
-        """Contiguous, or rows of a wider tensor; the first element may be off a border."""
+        """Contiguous rows, or rows of a wider tensor. The first element may be misaligned."""
         dim, lead = shape[-1], 1
         kind = self.rng.random()
         if kind > 0.6 and len(shape) > 1:
@@ -212,7 +212,7 @@ class Draw:
 
     def heads(self):
         """q and k of an attention layer and their tables: [batch, seq, heads, dim] or [batch, heads, seq, dim], of
-        their own memory or parts of what one product wrote. Returns tensors, numbers and shapes of the outputs."""
+        their own memory or views of a fused QKV projection. Returns tensors, numbers and shapes of the outputs."""
         dim = 8 * self.rng.randrange(4, 33)
         q_heads = self.rng.choice([4, 8, 12, 16, 24, 28, 32, 40, 64])
         k_heads = self.rng.choice([n for n in (q_heads, q_heads // 2, q_heads // 4) if n])
@@ -261,7 +261,7 @@ OPS = ("rms_norm", "layer_norm", "group_norm", "softmax", "activation", "glu", "
 
 
 def draws(seed, count, ops=OPS, tiny=False):
-    """Calls of all ops in turn. A call depends on the seed and its number alone, not on how many there are."""
+    """Calls of all ops in turn. A call depends on the seed and its number, not on the count."""
     made = []
     for number in range(count):
         op = ops[number % len(ops)]

@@ -1,4 +1,5 @@
-"""What a sweep says of its rows: the worst, and how many miss what is asked of them. Needs no torch."""
+"""The summary of a sweep: the slowest calls relative to their peers, and how many miss the targets. Needs no
+torch."""
 
 import math
 import statistics
@@ -14,7 +15,7 @@ def worst(rows):
 
 
 def summary(rows, drawn):
-    """What the sweep says: losses to the best peer, and large calls that stay below their share of the ceiling."""
+    """Losses to the best peer, and large calls below their target share of the ceiling."""
     timed = [row for row in rows if "ratio" in row]
     ratios = sorted(row["ratio"] for row in timed)
     large = [row for row in rows if "share" in row and row["bytes"] >= LARGE]
@@ -33,7 +34,7 @@ def summary(rows, drawn):
     }
 
 
-def told(found):
+def summary_text(found):
     """The summary in words."""
     spread = (
         "" if found["min"] is None else f"; best peer / adze: least {found['min']:.2f}, median {found['median']:.2f}"

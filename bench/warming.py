@@ -13,7 +13,7 @@ MOST = 14  # processes; each has a context on the GPU
 
 
 def configure():
-    """In every process the same, as the number of threads is: both are in the keys of the cache."""
+    """Settings that must be the same in every process, because they are a part of the cache's keys."""
     from torch._inductor import config
 
     config.compile_threads = 1
@@ -33,7 +33,7 @@ def one(work):
             function(job)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-    except Exception as error:  # whoever measures will meet it, and say so
+    except Exception as error:  # the measurement will raise it again
         return f"{type(error).__name__}: {error}"
     finally:
         torch._dynamo.reset()
@@ -43,8 +43,8 @@ def one(work):
 
 
 def compile_before(function, jobs, count, seconds):
-    """function(job) of each job, by `count` processes, for no longer than that. What is not done then is compiled by
-    whoever needs it. Returns how many were done."""
+    """Runs function(job) for each job in `count` processes, for at most `seconds`. The measurement compiles the rest.
+    Returns how many were done."""
     if count <= 0 or not jobs:
         return 0
     configure()

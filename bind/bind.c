@@ -48,7 +48,7 @@ void bind_dense_shape(bind_call *call, const adze_field *f, int64_t rank, const 
 
 void bind_other_output(bind_call *call, bind_form form, const adze_field *f)
 {
-    if (bind_returns(f, form))
+    if (bind_returns(call->op, f, form))
         bind_fail(call, "%s: the arguments give %s no value", call->op->name, f->name);
     else if (f->kind == ADZE_OUT_IF)
         bind_fail(call, "%s: the arguments give %s too; take the form that returns it", call->op->name, f->name);

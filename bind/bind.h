@@ -6,13 +6,13 @@
 
 #include <string.h>
 
-enum { BIND_ARGS = 4096, BIND_FIELDS = 32, BIND_ERROR = 256 };
+enum { BIND_ARGS = 4096, BIND_FIELDS = 40, BIND_ERROR = 256 };
 
-/* The forms in which an op with outputs that may be absent is offered: without them, with all of them, and with the
-   caller's own outputs. */
-typedef enum bind_form { BIND_PLAIN, BIND_ALL, BIND_OUT } bind_form;
+/* The forms in which an op with outputs that may be absent is offered: without them, with the first, with the first
+   two, and with the caller's own outputs. */
+typedef enum bind_form { BIND_PLAIN, BIND_ONE_MORE, BIND_TWO_MORE, BIND_OUT, BIND_FORMS } bind_form;
 
-typedef struct bind_call { /* what every call touches comes first */
+typedef struct bind_call { /* the fields that every call uses come first */
     const adze_op *op;
     adze_stream stream;
     adze_status status; /* ADZE_OK: nothing has failed, and error says nothing */
@@ -42,18 +42,19 @@ static inline adze_tensor *bind_tensor(bind_call *call, const adze_field *f)
     return (void *)(call->args + f->offset);
 }
 
-/* Whether the op has outputs that may be absent, and so a form of its own with all of them. */
-static inline const adze_field *bind_last_optional(const adze_op *op)
+/* The last of the outputs that may be absent and that the form returns; NULL: the op has no such form. */
+static inline const adze_field *bind_last_optional(const adze_op *op, bind_form form)
 {
-    const adze_field *last = NULL;
+    int n = 0;
     for (const adze_field *f = op->fields; f->name; f++)
-        if (f->kind == ADZE_OUT_IF || f->kind == ADZE_OUT_OPTIONAL)
-            last = f;
-    return last;
+        if ((f->kind == ADZE_OUT_IF || f->kind == ADZE_OUT_OPTIONAL) && ++n == (int)form)
+            return f;
+    return NULL;
 }
-static inline int bind_returns(const adze_field *f, bind_form form)
+static inline int bind_returns(const adze_op *op, const adze_field *f, bind_form form)
 {
-    return f->kind == ADZE_OUT || (bind_is_out(f) && form == BIND_ALL);
+    return f->kind == ADZE_OUT ||
+           (bind_is_out(f) && form != BIND_PLAIN && form != BIND_OUT && f <= bind_last_optional(op, form));
 }
 
 __attribute__((format(printf, 2, 3), cold)) void bind_fail(bind_call *call, const char *format, ...);
@@ -109,11 +110,11 @@ ADZE_API const char *adze_torch_register(void);
 const char *bind_describe(int index);
 /* The table's tensor or number of that name, or NULL. */
 const adze_field *bind_find(const adze_op *op, const char *name, size_t length);
-/* Loads the kernels of the stream's device at its first call: a later capture finds them there. */
+/* Loads the kernels of the stream's device at its first call, so that a later capture need not. */
 int bind_prepare(bind_call *call);
-/* For who allocates before the call: given the table's tensors in order, without data, and its numbers in order,
-   writes dtype and shape of the outputs, NONE where there is none, and the bytes of scratch on CUDA. NULL, or why the
-   call is refused. */
+/* For callers that allocate before the call: given the table's tensors in order, without data, and its numbers in
+   order, writes dtype and shape of the outputs, NONE where there is none, and the bytes of scratch on CUDA. NULL, or
+   why the call is refused. */
 const char *bind_describe_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch);
 /* Writes dtype and shape of the outputs, once the inputs are there and have been checked. */
 static inline int bind_outputs(bind_call *call)
@@ -127,7 +128,7 @@ __attribute__((cold)) void bind_other_output(bind_call *call, bind_form form, co
 static inline int bind_output(bind_call *call, bind_form form, const adze_field *f)
 {
     adze_tensor *t = bind_tensor(call, f);
-    const int returned = bind_returns(f, form);
+    const int returned = bind_returns(call->op, f, form);
     if (returned != (t->dtype != ADZE_NONE))
         bind_other_output(call, form, f);
     bind_make_dense(t);

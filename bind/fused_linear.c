@@ -1,6 +1,6 @@
-/* fused_linear.c - torch.ops.adze.fused_linear: two or three Linears that read the same input, their results side by
-   side. Torch multiplies: once, where their weights lie end to end in memory, which is looked at in every call.
-   Compiled graphs call it, in which Python sees the weights only while it traces. */
+/* fused_linear.c - torch.ops.adze.fused_linear: two or three Linears that read the same input, with concatenated
+   results. torch runs the GEMMs: one, where the weights follow each other in memory, which every call checks, else
+   one for each. It is for compiled graphs, in which Python sees the weights only while it traces. */
 #include "torch.h"
 
 #include <stdarg.h>
@@ -23,7 +23,7 @@ typedef struct fused_call {
     view in[ARGUMENTS];
     int n_parts, n_held;
     int64_t rows, depth, size[PARTS], width; /* of x as a matrix, of each result, and of all */
-    tensor held[4];                          /* the views of a product */
+    tensor held[4];                          /* the views that a GEMM reads and writes */
     char error[256];                         /* empty: nothing has failed */
 } fused_call;
 
@@ -60,7 +60,7 @@ static int look(fused_call *c, int i)
         torch.aoti_torch_get_device_index(v->handle, &v->index) ||
         torch.torch_get_const_data_ptr(v->handle, &v->data) ||
         torch.aoti_torch_get_storage_offset(v->handle, &v->offset))
-        return fail(c, "fused_linear: torch does not say what %s is", names[i]);
+        return fail(c, "fused_linear: torch gives no shape, dtype or address for %s", names[i]);
     if ((uint32_t)v->dtype >= sizeof torch.adze_dtype || torch.adze_dtype[v->dtype] == ADZE_NONE)
         return fail(c, "fused_linear: %s has a dtype that adze does not have", names[i]);
     if (v->dtype != x->dtype || v->type != x->type || v->index != x->index)
@@ -103,7 +103,7 @@ static int look_at_all(fused_call *c)
     return 1;
 }
 
-/* Whether tensors are one in memory. Addresses alone do not tell: neighbours may belong to two allocations. */
+/* Whether tensors are contiguous as one. Addresses are not enough: neighbours may belong to two allocations. */
 static int end_to_end(const view *v, int n)
 {
     for (int i = 0; i + 1 < n; i++) {
@@ -115,7 +115,7 @@ static int end_to_end(const view *v, int n)
     return 1;
 }
 
-/* A view of a tensor's memory, held until its product is made. */
+/* A view of a tensor's memory, held until its GEMM is launched. */
 static tensor part_of(fused_call *c, const view *v, int64_t rank, int64_t rows, int64_t columns, int64_t row_stride,
                       int64_t column_stride, int64_t at)
 {

@@ -8,7 +8,7 @@ import re
 import sys
 
 HEADER = pathlib.Path(__file__).resolve().parent.parent / "include/adze.h"
-OTHERS = {"BF16": "bfloat16", "F8E4M3": "float8_e4m3fn", "BOOL": "bool"}  # F32 is float32, I8 is int8
+OTHERS = {"BF16": "bfloat16", "F8E4M3": "float8_e4m3fn", "BOOL": "bool", "U8": "uint8"}  # F32 is float32, I8 is int8
 
 
 def rounding(text):

@@ -111,7 +111,7 @@ typedef struct xla_frame {
 enum { METADATA = 1, STAGE_INITIALIZE = 2, BUFFER = 1, SCALAR = 3, STRING = 4 };
 enum { COMMAND_BUFFER_COMPATIBLE = 1 };
 enum { INVALID_ARGUMENT = 3, UNIMPLEMENTED = 12, INTERNAL = 13 };
-enum { PRED = 1, S8 = 2, S32 = 4, S64 = 5, F16 = 10, F32 = 11, F64 = 12, BF16 = 16, F8E4M3FN = 20 };
+enum { PRED = 1, S8 = 2, S32 = 4, S64 = 5, U8 = 6, F16 = 10, F32 = 11, F64 = 12, BF16 = 16, F8E4M3FN = 20 };
 
 static int dtype_of(int xla)
 {
@@ -123,6 +123,7 @@ static int dtype_of(int xla)
     case S8: return ADZE_I8;
     case S32: return ADZE_I32;
     case S64: return ADZE_I64;
+    case U8: return ADZE_U8;
     case PRED: return ADZE_BOOL;
     case F64: return ADZE_F64;
     default: return ADZE_NONE;
@@ -288,7 +289,7 @@ static xla_error *call_op(const adze_op *op, int on_cuda, xla_frame *frame)
 ADZE_OPS(X)
 #undef X
 
-/* Whoever calls a handler has allocated its outputs before: see bind_describe_outputs(). */
+/* The caller of a handler allocates its outputs first: see bind_describe_outputs(). */
 ADZE_API const char *adze_xla_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch);
 const char *adze_xla_outputs(int index, adze_tensor *tensors, const double *numbers, size_t *scratch)
 {

@@ -1,9 +1,10 @@
 /* torch.c - every op as torch.ops.adze.*, from its table of fields.
    Plain C over PyTorch's stable C functions, found by dlsym in the libtorch that is already loaded: no header of
-   torch, no link to it, and one binary for torch 2.10 and newer. Each op has up to three overloads: `op` returns the
-   outputs that are always there, `op.<last output>` returns all of them, and `op.out` writes the caller's. A boxed
-   kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are handed over. Errors
-   leave by aoti_torch_check, which throws through this frame: nothing may be held then (-fexceptions). */
+   torch, no link to it, and one binary for torch 2.10 and newer. Each op has up to four overloads: `op` returns the
+   outputs that are always there, `op.<another output>` returns those up to that one, and `op.out` writes the
+   caller's. A boxed kernel owns what it finds on the stack: tensors and optional cells are freed here, outputs are
+   handed over. Errors leave by aoti_torch_check, which throws through this frame: nothing may be held then
+   (-fexceptions). */
 #include "torch.h"
 
 #include <dlfcn.h>
@@ -51,7 +52,7 @@ static void device_name(char *text, size_t size, int32_t type, int32_t index)
         snprintf(text, size, "%s %d", type == torch.cuda ? "CUDA device" : "a device of another type,", index);
 }
 
-/* A tensor whose dtype or device is not one for this call. */
+/* The error for a tensor whose dtype or device this call does not accept. */
 __attribute__((cold, noinline)) static void other_tensor(torch_call *c, const adze_field *f, int32_t type,
                                                          int32_t index)
 {
@@ -78,7 +79,7 @@ static void take_tensor(torch_call *c, const slot *s, value v, bind_form form)
         torch.aoti_torch_get_device_type(t, &type) ||
         (s->kind < ADZE_OUT ? torch.torch_get_const_data_ptr : torch.torch_get_mutable_data_ptr)(t, &view->data) ||
         (type != torch.cpu && torch.aoti_torch_get_device_index(t, &index))) {
-        bind_fail(&c->call, "%s: torch does not say what %s is", c->call.op->name, f->name);
+        bind_fail(&c->call, "%s: torch gives no shape, dtype or address for %s", c->call.op->name, f->name);
         return;
     }
     view->dtype = (uint32_t)dtype < sizeof torch.adze_dtype ? torch.adze_dtype[dtype] : ADZE_NONE;
@@ -138,7 +139,7 @@ static inline void make_outputs(torch_call *c, const plan *p, bind_form form, va
         if (!t)
             return;
         stack[c->n_made++] = (value)(uintptr_t)t;
-        torch.torch_get_const_data_ptr(t, &view->data); /* nobody shares it: there is no copy to make */
+        torch.torch_get_const_data_ptr(t, &view->data); /* it is new, so there is no copy-on-write to resolve */
     }
 }
 
@@ -203,31 +204,40 @@ __attribute__((always_inline)) static inline void call_op(const plan *p, bind_fo
     torch.aoti_torch_check(false, p->op->name, __FILE__, __LINE__, c.call.error);
 }
 
-/* One copy for each form, without the others' code between. */
+/* One copy for each form, so that the hot path has no branches on the form. */
 __attribute__((noinline)) static void call_plain(const plan *p, value *stack)
 {
     call_op(p, BIND_PLAIN, stack);
 }
-__attribute__((noinline)) static void call_all(const plan *p, value *stack)
+__attribute__((noinline)) static void call_one_more(const plan *p, value *stack)
 {
-    call_op(p, BIND_ALL, stack);
+    call_op(p, BIND_ONE_MORE, stack);
+}
+__attribute__((noinline)) static void call_two_more(const plan *p, value *stack)
+{
+    call_op(p, BIND_TWO_MORE, stack);
 }
 __attribute__((noinline)) static void call_out(const plan *p, value *stack)
 {
     call_op(p, BIND_OUT, stack);
 }
 
-/* A boxed kernel carries no context: each op has three of its own. */
+/* A boxed kernel gets no context, so each op has three functions of its own. */
 #define X(name)                                                                                                      \
     static void name##_plain(value *stack, uint64_t n_in, uint64_t n_out)                                            \
     {                                                                                                                \
         (void)n_in, (void)n_out;                                                                                     \
         call_plain(&plans[name##_index], stack);                                                                     \
     }                                                                                                                \
-    static void name##_all(value *stack, uint64_t n_in, uint64_t n_out)                                              \
+    static void name##_one_more(value *stack, uint64_t n_in, uint64_t n_out)                                         \
     {                                                                                                                \
         (void)n_in, (void)n_out;                                                                                     \
-        call_all(&plans[name##_index], stack);                                                                       \
+        call_one_more(&plans[name##_index], stack);                                                                  \
+    }                                                                                                                \
+    static void name##_two_more(value *stack, uint64_t n_in, uint64_t n_out)                                         \
+    {                                                                                                                \
+        (void)n_in, (void)n_out;                                                                                     \
+        call_two_more(&plans[name##_index], stack);                                                                  \
     }                                                                                                                \
     static void name##_out(value *stack, uint64_t n_in, uint64_t n_out)                                              \
     {                                                                                                                \
@@ -236,8 +246,8 @@ __attribute__((noinline)) static void call_out(const plan *p, value *stack)
     }
 ADZE_OPS(X)
 #undef X
-#define X(name) {name##_plain, name##_all, name##_out},
-static const boxed kernels[][3] = {ADZE_OPS(X)};
+#define X(name) {name##_plain, name##_one_more, name##_two_more, name##_out},
+static const boxed kernels[][BIND_FORMS] = {ADZE_OPS(X)};
 #undef X
 
 /* `rms_norm.sum(Tensor x, Tensor? residual=None, ..., float eps=0., int rounding=0) -> (Tensor, Tensor)` */
@@ -251,7 +261,7 @@ static void schema(char *text, size_t size, const adze_op *op, bind_form form)
     PUT("%s%s%s(", op->name, form == BIND_PLAIN ? "" : ".",
         form == BIND_PLAIN ? ""
         : form == BIND_OUT ? "out"
-                           : bind_last_optional(op)->name);
+                           : bind_last_optional(op, form)->name);
     const char *comma = "";
     for (const adze_field *f = op->fields; f->name; f++) {
         if (bind_is_out(f))
@@ -276,7 +286,7 @@ static void schema(char *text, size_t size, const adze_op *op, bind_form form)
             PUT(", Tensor(%c!)%s %s%s", 'a' + count++, f->kind == ADZE_OUT ? "" : "?", f->name,
                 f->kind == ADZE_OUT ? "" : "=None");
         else
-            count += bind_returns(f, form);
+            count += bind_returns(op, f, form);
     }
     PUT(") -> %s", form == BIND_OUT ? "()" : count == 1 ? "Tensor" : "(");
     for (int i = 0; form != BIND_OUT && count > 1 && i < count; i++)
@@ -335,6 +345,7 @@ static const char *find_functions(void *cpu, void *cuda)
     torch.dtype[ADZE_BF16] = torch.aoti_torch_dtype_bfloat16();
     torch.dtype[ADZE_F8E4M3] = torch.aoti_torch_dtype_float8_e4m3fn();
     torch.dtype[ADZE_F64] = torch.aoti_torch_dtype_float64();
+    torch.dtype[ADZE_U8] = torch.uint8;
     torch.dtype[ADZE_I8] = torch.aoti_torch_dtype_int8();
     torch.dtype[ADZE_I32] = torch.aoti_torch_dtype_int32();
     torch.dtype[ADZE_I64] = torch.aoti_torch_dtype_int64();
@@ -356,18 +367,18 @@ static void make_plan(plan *p)
 
 static int register_op(library definitions, const library *backends, int n_backends, int index)
 {
-    static const char *const suffix[] = {"", NULL, ".out"};
     const adze_op *op = adze_ops[index];
     make_plan(&plans[index]);
     for (bind_form form = BIND_PLAIN; form <= BIND_OUT; form++) {
         char text[2048], name[128];
-        if (form == BIND_ALL && !bind_last_optional(op))
+        const int more = form == BIND_ONE_MORE || form == BIND_TWO_MORE;
+        if (more && !bind_last_optional(op, form))
             continue;
         schema(text, sizeof text, op, form);
-        if (form == BIND_ALL)
-            snprintf(name, sizeof name, "%s.%s", op->name, bind_last_optional(op)->name);
+        if (more)
+            snprintf(name, sizeof name, "%s.%s", op->name, bind_last_optional(op, form)->name);
         else
-            snprintf(name, sizeof name, "%s%s", op->name, suffix[form]);
+            snprintf(name, sizeof name, "%s%s", op->name, form == BIND_OUT ? ".out" : "");
         if (torch.aoti_torch_library_def(definitions, text))
             return 0;
         for (int b = 0; b < n_backends; b++)
@@ -377,7 +388,7 @@ static int register_op(library definitions, const library *backends, int n_backe
     return 1;
 }
 
-/* Torch multiplies: where it lacks a function, there is no operator. */
+/* torch runs the GEMMs. Where it lacks a function for them, the operator is not registered. */
 static int register_fused_linear(library definitions, const library *backends, int n_backends)
 {
     for (int b = 0; b < n_backends; b++)
@@ -391,7 +402,7 @@ static int register_fused_linear(library definitions, const library *backends, i
     return ok;
 }
 
-/* The libraries are never freed: that would take the operators away. */
+/* The libraries are never freed: that would remove the operators. */
 const char *adze_torch_register(void)
 {
     static char sentence[256];

@@ -69,6 +69,7 @@ static int dtype_of(element e)
         {CODE_FLOAT, 32, ADZE_F32}, {CODE_FLOAT, 16, ADZE_F16},      {CODE_BFLOAT, 16, ADZE_BF16},
         {CODE_FLOAT, 64, ADZE_F64}, {CODE_F8E4M3FN, 8, ADZE_F8E4M3}, {CODE_INT, 8, ADZE_I8},
         {CODE_INT, 32, ADZE_I32},   {CODE_INT, 64, ADZE_I64},        {CODE_BOOL, 8, ADZE_BOOL},
+        {CODE_UINT, 8, ADZE_U8},
     };
     for (size_t i = 0; e.lanes == 1 && i < sizeof known / sizeof *known; i++)
         if (known[i].code == e.code && known[i].bits == e.bits)
@@ -144,8 +145,8 @@ static void take_stream(tvm_call *c)
     bind_prepare(&c->call);
 }
 
-/* Scratch is a tensor of the allocator that TVM FFI was given by who calls; freed when the kernels are on the stream,
-   which orders whatever that allocator does with it next. */
+/* Scratch is a tensor of the allocator that the caller has set in TVM FFI; it is freed when the kernels are on the
+   stream, which orders whatever that allocator does with it next. */
 static void run(tvm_call *c)
 {
     size_t bytes = 0;

@@ -21,6 +21,12 @@ static const char *const good[] = {
     "x=$[1] act=gelu",
     "x=$[257,1] act=silu",
     "x=$[5,7] act=silu",
+    "x=$[7] act=silu",
+    "x=$[15] act=silu",
+    "x=$[1,23] act=gelu",
+    "x=$[31] act=relu",
+    "x=$[63] act=silu",
+    "x=$[127] act=silu",
     "x=$[5,8] act=silu",
     "x=$[5,16] act=silu",
     "x=$[5,17] act=silu",
@@ -74,9 +80,12 @@ static const char *const gpu[] = {
     "x=$[1,700001] act=gelu_tanh",
     "out=$[1,700001]@+1 x=$[1,700001] act=silu",
     "out=$[1,700001]@+2 x=$[1,700001]@+4 act=silu",
+    "x=$[9001:79,77:1] act=silu", /* short rows, whose units are numbered */
+    "x=$[30011:46,42:1]@+2 act=gelu",
+    "out=$[7001:-90,85:1]@+1 x=$[7001,85] act=relu",
     NULL,
 };
 
 static const char *const huge[] = {"x=$[600000,4096] act=silu", NULL};
 
-const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, gpu, huge, NULL};
+const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, gpu, huge, NULL, NULL, NULL};

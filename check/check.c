@@ -17,12 +17,23 @@ typedef struct kernel_row { /* of the report */
     int cases;
 } kernel_row;
 
+/* A call is verified with the variants that the kernel chooses, and with a few others that take it: those with the
+   fewest cases so far. */
+enum { VARIANTS_MAX = 96, OTHER_VARIANTS = 1 };
+typedef struct variant_table {
+    const adze_kernel *kernel; /* of the op that is checked, and of this device; NULL: none has variants */
+    int count;
+    adze_variant_row row[VARIANTS_MAX];
+    kernel_row report[VARIANTS_MAX];
+} variant_table;
+
 static struct {
     const adze_check_options *options;
     adze_tally tally;
     int progress;               /* standard error is a terminal */
     unsigned turn;              /* counts the calls whose outputs are inputs */
     adze_dependency dependency; /* open on GPUs whose kernels overlap */
+    variant_table variants;
 } state;
 
 static void progress(const char *op, int done, int of)
@@ -43,34 +54,62 @@ static void complain(const char *kernel, const char *line, const char *why)
     state.tally.failed++;
 }
 
-static int wanted(const adze_kernel *k)
+/* --kernel names a kernel, with all its variants, or one variant. */
+static int is_wanted(const adze_kernel *k)
 {
-    return !state.options->kernel || strcmp(state.options->kernel, k->name) == 0;
+    const char *name = state.options->kernel;
+    return !name || strcmp(name, k->name) == 0 ||
+           (k->only && strncmp(name, k->name, strlen(name)) == 0 && k->name[strlen(name)] == '/');
 }
-/* The call of a line, by every kernel that takes it. */
-static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_value *const *want, kernel_row *rows)
+
+static void judge_kernel(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted,
+                         const adze_kernel *k, kernel_row *row)
 {
-    for (const adze_kernel *k = op->kernels; k->run; k++) {
-        if (!wanted(k) || !adze_can_run(k, job->stream) || (k->accepts && !k->accepts(job->stream, job->args)))
+    adze_verdict v;
+    adze_judge(job, k, adze_wanted_of(wanted, k), &v);
+    if (state.dependency.stream.handle && !v.why[0])
+        adze_dependency_judge(&state.dependency, job, k, &v);
+    char name[100];
+    snprintf(name, sizeof name, "%s.%s", op->name, k->name);
+    if (v.why[0])
+        complain(name, full, v.why);
+    else
+        state.tally.passed++;
+    if (state.options->verbose)
+        printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name, v.ulps,
+               100 * v.worst, full);
+    row->cases++;
+    row->worst = v.worst > row->worst ? v.worst : row->worst;
+    row->ulps = v.ulps > row->ulps ? v.ulps : row->ulps;
+}
+
+/* The variants with the fewest cases among those that take the call, `most` of them. */
+static void judge_variants(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted, int most)
+{
+    variant_table *t = &state.variants;
+    int tried[VARIANTS_MAX] = {0};
+    while (most > 0) {
+        int next = -1;
+        for (int i = 0; i < t->count; i++)
+            if (!tried[i] && is_wanted(&t->row[i].kernel) && (next < 0 || t->report[i].cases < t->report[next].cases))
+                next = i;
+        if (next < 0)
+            return;
+        tried[next] = 1;
+        if (!adze_accepts(&t->row[next].kernel, job->stream, job->args))
             continue;
-        adze_verdict v;
-        adze_judge(job, k, want, &v);
-        if (state.dependency.stream.handle && !v.why[0])
-            adze_dependency_judge(&state.dependency, job, k, &v);
-        char name[64];
-        snprintf(name, sizeof name, "%s.%s", op->name, k->name);
-        if (v.why[0])
-            complain(name, full, v.why);
-        else
-            state.tally.passed++;
-        if (state.options->verbose)
-            printf("%s %-24s %5.2f ulp, %3.0f%% of the limit  %s\n", v.why[0] ? "FAIL" : "ok  ", name, v.ulps,
-                   100 * v.worst, full);
-        kernel_row *row = &rows[k - op->kernels];
-        row->cases++;
-        row->worst = v.worst > row->worst ? v.worst : row->worst;
-        row->ulps = v.ulps > row->ulps ? v.ulps : row->ulps;
+        judge_kernel(op, job, full, wanted, &t->row[next].kernel, &t->report[next]);
+        most--;
     }
+}
+
+/* The call of a line, by every kernel that takes it. */
+static void judge_line(const adze_op *op, adze_job *job, const char *full, adze_wanted *wanted, kernel_row *rows)
+{
+    for (const adze_kernel *k = op->kernels; k->run; k++)
+        if (is_wanted(k) && adze_can_run(k, job->stream) && adze_accepts(k, job->stream, job->args))
+            judge_kernel(op, job, full, wanted, k, &rows[k - op->kernels]);
+    judge_variants(op, job, full, wanted, state.options->kernel ? VARIANTS_MAX : OTHER_VARIANTS);
 }
 
 static void expect(const char *what, adze_status got, adze_status want, const char *says, const char *line)
@@ -89,7 +128,7 @@ static void expect(const char *what, adze_status got, adze_status want, const ch
 
 /* Outputs that are inputs. The table of fields allows some ways, which lines and dtypes take in turn: each must give
    the same values as memory of its own. All other ways must be refused. */
-static void check_aliases(const adze_job *job, const char *text, adze_value *const *want, kernel_row *rows)
+static void check_aliases(const adze_job *job, const char *text, adze_wanted *wanted, kernel_row *rows)
 {
     const adze_op *op = job->line.op;
     char full[1300], aliased[1200], error[256];
@@ -100,7 +139,7 @@ static void check_aliases(const adze_job *job, const char *text, adze_value *con
         snprintf(full, sizeof full, "%s %s", op->name, aliased);
         adze_job *other = adze_job_new(op, aliased, job->stream, error, sizeof error);
         if (other)
-            judge_line(op, other, full, want, rows);
+            judge_line(op, other, full, wanted, rows);
         else
             complain(op->name, full, error);
         adze_job_delete(other);
@@ -123,15 +162,14 @@ static void check_line(const adze_op *op, adze_stream stream, const char *text, 
         complain(op->name, full, error);
         return;
     }
-    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    adze_wanted wanted = {.job = job};
     if (op->validate(job->line.args) != ADZE_OK) {
         complain(op->name, full, adze_last_error());
     } else {
-        adze_reference_make(job, want);
-        judge_line(op, job, full, want, rows);
-        check_aliases(job, text, want, rows);
+        judge_line(op, job, full, &wanted, rows);
+        check_aliases(job, text, &wanted, rows);
     }
-    adze_reference_free(want);
+    adze_wanted_free(&wanted);
     adze_job_delete(job);
 }
 
@@ -229,7 +267,7 @@ static void check_huge(const adze_suite *suite, int device)
         adze_line_expand(line_text, sizeof line_text, *text, "bf16");
         const char *message = adze_gpu_open(&stream);
         int ok = !message && adze_line_parse(&line, suite->op, line_text, error, sizeof error) &&
-                 adze_trial_make(trial, &line, stream, 1, error, sizeof error) &&
+                 adze_trial_make(trial, &line, stream, ADZE_KERNELS_ALL, error, sizeof error) &&
                  adze_trial_time(trial, &once, error, sizeof error) && trial->attempts > 0;
         for (int k = 0; k < trial->attempts && ok; k++)
             if (trial->attempt[k].verdict.why[0]) {
@@ -247,9 +285,77 @@ static void check_huge(const adze_suite *suite, int device)
     }
 }
 
+static void list_variants(const adze_op *op, adze_stream stream)
+{
+    variant_table *t = &state.variants;
+    memset(t, 0, sizeof *t);
+    for (const adze_kernel *k = op->kernels; k->run && !t->kernel; k++)
+        if (k->variants && adze_can_run(k, stream))
+            t->kernel = k;
+    t->count = t->kernel ? adze_variant_count(t->kernel) : 0;
+    t->count = t->count < VARIANTS_MAX ? t->count : VARIANTS_MAX;
+    for (int i = 0; i < t->count; i++)
+        adze_variant_kernel(&t->row[i], t->kernel, i);
+}
+
+/* A variant that took no case takes a line that is timed, of any dtype, if there is one; the check of it is shorter.
+ */
+static void check_missed_variants(const adze_suite *suite, adze_stream stream)
+{
+    variant_table *t = &state.variants;
+    for (const char *const *text = suite->bench; text && *text; text++)
+        for (int d = 0; d < adze_line_variants(*text); d++) {
+            int missed = 0;
+            for (int i = 0; i < t->count; i++)
+                missed += !t->report[i].cases && is_wanted(&t->row[i].kernel);
+            if (!missed)
+                return;
+            char line_text[1024], error[256] = "";
+            adze_line line;
+            adze_trial *trial = calloc(1, sizeof *trial);
+            adze_line_expand(line_text, sizeof line_text, *text, adze_line_dtypes[d]);
+            if (trial && adze_line_parse(&line, suite->op, line_text, error, sizeof error) &&
+                adze_trial_make(trial, &line, stream, ADZE_CHOSEN, error, sizeof error))
+                for (int i = 0; i < t->count; i++)
+                    if (!t->report[i].cases && is_wanted(&t->row[i].kernel) &&
+                        adze_accepts(&t->row[i].kernel, stream, trial->small->args))
+                        judge_kernel(suite->op, trial->small, line_text, &trial->wanted, &t->row[i].kernel,
+                                     &t->report[i]);
+            if (trial)
+                adze_trial_free(trial);
+            free(trial);
+        }
+}
+
+static void report_variants(const adze_op *op)
+{
+    const variant_table *t = &state.variants;
+    int missed = 0, cases = 0, ran = 0;
+    for (int i = 0; i < t->count; i++) {
+        const kernel_row *row = &t->report[i];
+        if (!is_wanted(&t->row[i].kernel))
+            continue;
+        missed += row->cases == 0, ran += row->cases > 0, cases += row->cases;
+        if (row->cases && (state.options->verbose || state.options->kernel))
+            printf("     %s.%-*s %5d cases, worst %.3f ulp, %.0f%% of the limit\n", op->name,
+                   30 - (int)strlen(op->name), t->row[i].name, row->cases, row->ulps, 100 * row->worst);
+    }
+    if (ran)
+        printf("     %s: each of %d variants by name, %d cases\n", op->name, ran, cases);
+    if (missed) {
+        printf("--   %s: no case takes", op->name);
+        for (int i = 0; i < t->count; i++)
+            if (!t->report[i].cases && is_wanted(&t->row[i].kernel))
+                printf(" %s", t->row[i].name);
+        printf("\n");
+        state.tally.skipped += missed;
+    }
+}
+
 static void check_suite(const adze_suite *suite, adze_stream stream)
 {
     const adze_op *op = suite->op;
+    list_variants(op, stream);
     kernel_row rows[32] = {{0, 0, 0}};
     static const char *const none[] = {NULL};
     const char *const *const lists[] = {suite->good, stream.device != ADZE_CPU && suite->gpu ? suite->gpu : none};
@@ -266,6 +372,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
                 check_line(op, stream, text, rows);
             }
         }
+    check_missed_variants(suite, stream);
     progress_clear();
     char text[1024];
     adze_line_expand(text, sizeof text, suite->good[0], "bf16");
@@ -275,7 +382,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
         check_huge(suite, stream.device);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         const kernel_row *row = &rows[k - op->kernels];
-        if (!wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
+        if (!is_wanted(k) || k->on_cuda != (stream.device != ADZE_CPU))
             continue;
         if (!adze_can_run(k, stream)) {
             printf("--   %s.%s skipped: not for this machine\n", op->name, k->name);
@@ -285,6 +392,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
                    30 - (int)strlen(op->name), k->name, row->cases, row->ulps, 100 * row->worst);
         }
     }
+    report_variants(op);
 }
 
 /* A device that was named and is missing is a failure. */

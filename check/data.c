@@ -59,11 +59,14 @@ static double draw(adze_values values, double v, int64_t i)
 
 static void fill_tensor(const adze_tensor *t, uint64_t state, adze_values values)
 {
-    const int whole = t->dtype == ADZE_I32 || t->dtype == ADZE_I64;
+    const int byte = t->dtype == ADZE_I8 || t->dtype == ADZE_U8;
+    const double many = t->dtype == ADZE_I32 || t->dtype == ADZE_I64 ? 4096 : byte ? 256 : 0; /* of whole numbers */
+    const double low = t->dtype == ADZE_I8 ? -128 : 0;
     const int64_t count = adze_count(t);
     for (adze_walk w = {0}; w.i < count; adze_walk_next(&w, t))
         adze_put(t, w.at,
-                 whole ? floor(adze_random_uniform(&state) * 4096) : draw(values, adze_random_normal(&state), w.i));
+                 many > 0 ? floor(adze_random_uniform(&state) * many) + low
+                          : draw(values, adze_random_normal(&state), w.i));
 }
 
 static void fill_inputs(adze_job *job, uint64_t seed)

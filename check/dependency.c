@@ -45,12 +45,13 @@ void adze_dependency_close(adze_dependency *d)
 /* The inputs that ADZE_CONST_WEIGHTS calls constant. */
 static int is_constant(const char *name)
 {
-    static const char *const names[] = {"weight", "q_weight", "k_weight", "bias", "cos", "sin"};
+    static const char *const names[] = {"weight", "q_weight", "k_weight",    "bias",      "cos",   "sin",  "w",
+                                        "w2",     "w3",       "norm_weight", "norm_bias", "bias2", "bias3"};
     const size_t n = strlen(name);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)
             return 1;
-    return n > 6 && strcmp(name + n - 6, "_table") == 0;
+    return (n > 6 && strcmp(name + n - 6, "_table") == 0) || strstr(name, "_scale") || strstr(name, "_zero");
 }
 
 static const adze_tensor *tensor_of(const adze_job *job, int f)

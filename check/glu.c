@@ -23,6 +23,10 @@ static const char *const good[] = {
     "x=$[1,2]",
     "x=$[2]",
     "x=$[1] value=$[1]",
+    "x=$[15] value=$[15]",
+    "x=$[23] value=$[23] act=gelu",
+    "x=$[1,31] value=$[1,31] rounding=2",
+    "x=$[1,62]",
     "x=$[257,2] act=gelu",
     "x=$[5,14]",
     "x=$[5,16]",
@@ -98,9 +102,15 @@ static const char *const gpu[] = {
     "x=$[601,2002]@+1 act=silu value_first=1",
     "x=$[3,233333] value=$[3,233333] act=gelu_tanh rounding=2",
     "x=$[1,1400010]",
+    "x=$[4001,244]@+3", /* short rows, whose units are numbered */
+    "x=$[1301:673,660:1] act=gelu_tanh rounding=2",
+    "out=$[20011,21] x=$[20011,21] value=$[20011:23,21:1] act=gelu",
+    "x=$[20011:70,68:1]@+2 value_first=1",
+    "x=$[3001:-246,246:1]@+1",
+    "x=$[1508:177,176:1] value=$[1508,176] act=gelu",
     NULL,
 };
 
 static const char *const huge[] = {"x=$[160000,28672]", NULL};
 
-const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, gpu, huge, NULL};
+const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, gpu, huge, NULL, NULL, NULL};

@@ -8,23 +8,35 @@
 #include <string.h>
 
 /* One array per output field; NULL where it is absent. */
-void adze_reference_make(const adze_job *job, adze_value **want)
+adze_value *const *adze_wanted_of(adze_wanted *w, const adze_kernel *kernel)
 {
-    const adze_op *op = job->line.op;
+    const adze_op *op = w->job->line.op;
+    const void *args = w->job->line.args;
+    const int sums = op->samples ? op->samples->sums(kernel) : 0;
+    if (w->made && w->sums == sums)
+        return w->values;
     int n = 0;
     for (int f = 0; op->fields[f].name; f++) {
         if (!adze_is_output(&op->fields[f]))
             continue;
-        const adze_tensor *t = (const void *)(job->line.args + op->fields[f].offset);
-        want[n++] = t->dtype ? calloc((size_t)adze_count(t) + 1, sizeof **want) : NULL;
+        const adze_tensor *t = (const void *)((const char *)args + op->fields[f].offset);
+        if (t->dtype && !w->made)
+            w->values[n] = calloc((size_t)adze_count(t) + 1, sizeof **w->values);
+        if (op->samples && t->dtype)
+            op->samples->reference_at(args, sums, n, adze_count(t), NULL, w->values[n]);
+        n++;
     }
-    op->reference(job->line.args, want);
+    if (!op->samples)
+        op->reference(args, w->values);
+    w->sums = sums, w->made = 1;
+    return w->values;
 }
 
-void adze_reference_free(adze_value **want)
+void adze_wanted_free(adze_wanted *w)
 {
     for (int i = 0; i < ADZE_FIELDS_MAX; i++)
-        free(want[i]);
+        free(w->values[i]);
+    memset(w, 0, sizeof *w);
 }
 
 static uint64_t word_at(const char *bytes)

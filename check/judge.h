@@ -16,8 +16,15 @@ void adze_judge(adze_job *job, const adze_kernel *kernel, adze_value *const *wan
 void adze_job_image(const adze_memory *memory, uint64_t poison, char *image);
 /* The error of a stored value as a share of what is allowed, and in units of the last place. */
 double adze_error_share(int dtype, double got, adze_value want, double *ulps);
-void adze_reference_make(const adze_job *job, adze_value **want); /* want[ADZE_FIELDS_MAX], by output */
-void adze_reference_free(adze_value **want);
+/* What the definition gives for a job, and how the kernels sum whose bounds it has. */
+typedef struct adze_wanted {
+    const adze_job *job;
+    int sums, made;
+    adze_value *values[ADZE_FIELDS_MAX]; /* by output */
+} adze_wanted;
+/* The values for a kernel, computed anew where it sums in another way than the one before; NULL: for any kernel. */
+adze_value *const *adze_wanted_of(adze_wanted *wanted, const adze_kernel *kernel);
+void adze_wanted_free(adze_wanted *wanted);
 
 typedef struct adze_tally { /* of verdicts */
     int passed, failed, skipped;

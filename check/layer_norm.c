@@ -25,4 +25,4 @@ static const char *const bench[] = {
 };
 static const char *const huge[] = {"x=$[600000,4096] eps=1e-6", NULL};
 
-const adze_suite adze_suite_layer_norm = {&adze_op_layer_norm, good, bad, bench, gpu, huge, NULL};
+const adze_suite adze_suite_layer_norm = {&adze_op_layer_norm, good, bad, bench, gpu, huge, NULL, NULL, NULL};

@@ -45,14 +45,14 @@ static int read_int(reader *r, int64_t *value)
 static int read_dtype(reader *r, int32_t *dtype)
 {
     const size_t n = word_length(r->at);
-    for (int d = ADZE_NONE; d <= ADZE_F64; d++)
+    for (int d = ADZE_NONE; d <= ADZE_U8; d++)
         if (strlen(adze_dtype_name(d)) == n && memcmp(adze_dtype_name(d), r->at, n) == 0) {
             r->at += n;
             *dtype = d;
             return 1;
         }
     char names[160] = "", what[240];
-    for (int d = ADZE_NONE; d <= ADZE_F64; d++)
+    for (int d = ADZE_NONE; d <= ADZE_U8; d++)
         add_name(names, sizeof names, adze_dtype_name(d));
     snprintf(what, sizeof what, "a dtype is expected, one of %s,", names);
     return fail(r, what);
@@ -203,7 +203,8 @@ static int read_values(reader *r, adze_line *line)
 /* The flags of a call, by their names in adze.h, or as a number. */
 static int read_flags(reader *r, adze_line *line)
 {
-    static const adze_word words[] = {{"const_weights", ADZE_CONST_WEIGHTS}, {NULL, 0}};
+    static const adze_word words[] = {
+        {"const_weights", ADZE_CONST_WEIGHTS}, {"batch_invariant", ADZE_BATCH_INVARIANT}, {NULL, 0}};
     static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words, {0}};
     if (((const adze_call *)(const void *)line->args)->flags)
         return fail(r, "flags is given twice");

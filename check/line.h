@@ -32,7 +32,7 @@ typedef enum adze_values {
     ADZE_VALUES_SPECIAL /* with infinities and NaN */
 } adze_values;
 
-enum { ADZE_FIELDS_MAX = 32, ADZE_ARGS_MAX = 4096 };
+enum { ADZE_FIELDS_MAX = 40, ADZE_ARGS_MAX = 4096 };
 typedef struct adze_line {
     const adze_op *op;
     _Alignas(16) char args[ADZE_ARGS_MAX]; /* no data pointers yet */

@@ -75,7 +75,7 @@
         "x=$[2,3,2048] residual=$[2,3,2048] gate=$[2,1,2048] gate_table=$[2048] scale=$[2,1,2048] "                  \
         "scale_table=$[2048] shift=$[2,1,2048] shift_table=$[2048] eps=1e-6",                                        \
         "x=$[2,3,1536] scale=f32[2,1,1536] shift=f32[2,1,1536] eps=1e-6",                                            \
-        "x=$[2,3,5120] scale=f32[2,1,5120] shift=f32[2,1,5120] eps=1e-6", /* a gate beside weights */                \
+        "x=$[2,3,5120] scale=f32[2,1,5120] shift=f32[2,1,5120] eps=1e-6", /* a gate and weights */                   \
         "x=$[2,3,1536] residual=$[2,3,1536] gate=f32[2,1,1536] weight=f32[1536] bias=f32[1536] eps=1e-6",            \
         "x=$[2,3,1536] residual=$[2,3,1536] gate=f32[2,1,1536] weight=f32[1536] bias=f32[1536] eps=1e-6 "            \
         "weight_offset=1", /* added to the norm */                                                                   \
@@ -117,7 +117,48 @@
         "x=$[1,1061,4096] scale=f32[1,1,4096] shift=$[1,1,4096] eps=1e-6",                                           \
         "x=$[1,3,60000] residual=$[1,3,60000] scale=f32[1,1,60000] shift=$[1,1,60000] eps=1e-6",                     \
         "x=$[2,5,251]@+1 residual=$[2,5,251] gate=f32[2,1,251]@+1 gate_table=$[251]@+2 scale=$[2,1,251]@+3 "         \
-        "scale_table=f32[251] shift=$[2,5,251]@+4 shift_table=$[251]@+5 eps=1e-6 rounding=2"
+        "scale_table=f32[251] shift=$[2,5,251]@+4 shift_table=$[251]@+5 eps=1e-6 rounding=2",                        \
+        "x=$[2,533,28]@+4 scale=$[2,1,28] shift=$[2,1,28] eps=1e-6", /* units of each width */                       \
+        "x=$[2,533,30]@+2 scale=$[2,1,30] shift=$[2,1,30] eps=1e-6",                                                 \
+        "x=$[2,533,29]@+1 scale=$[2,1,29] shift=$[2,1,29] eps=1e-6",                                                 \
+        "x=$[2,533,100]@+4 scale=$[2,1,100] shift=$[2,1,100] eps=1e-6",                                              \
+        "x=$[2,533,102]@+2 scale=$[2,1,102] shift=$[2,1,102] eps=1e-6",                                              \
+        "x=$[2,533,101]@+1 scale=$[2,1,101] shift=$[2,1,101] eps=1e-6",                                              \
+        "x=$[2,533,500] residual=$[2,533,500] scale=$[2,1,500] shift=$[2,1,500] eps=1e-6",                           \
+        "x=$[2,533,502] residual=$[2,533,502] scale=$[2,1,502] shift=$[2,1,502] eps=1e-6",                           \
+        "x=$[2,533,501] residual=$[2,533,501] scale=$[2,1,501] shift=$[2,1,501] eps=1e-6",                           \
+        "x=$[1,1061,4108] scale=$[1,4108] shift=$[1,4108] eps=1e-6",                                                 \
+        "x=$[1,3,5004] scale=$[1,3,5004] shift=$[1,1,5004] eps=1e-6",                                                \
+        "x=$[1,3,5002] scale=$[1,3,5002] shift=$[1,1,5002] eps=1e-6",                                                \
+        "x=$[1,3,5001] scale=$[1,3,5001] shift=$[1,1,5001] eps=1e-6",                                                \
+        "x=$[1,3,9244] residual=$[1,3,9244] scale=$[1,1,9244] shift=$[1,1,9244] eps=1e-6",                           \
+        "x=$[1,3,9242] residual=$[1,3,9242] scale=$[1,1,9242] shift=$[1,1,9242] eps=1e-6",                           \
+        "x=$[1,3,9241] residual=$[1,3,9241] scale=$[1,1,9241] shift=$[1,1,9241] eps=1e-6",                           \
+        "x=$[2,3,16380] scale=$[2,1,16380] shift=$[2,1,16380] eps=1e-6",                                             \
+        "x=$[2,3,16382] scale=$[2,1,16382] shift=$[2,1,16382] eps=1e-6",                                             \
+        "x=$[2,3,16383] scale=$[2,1,16383] shift=$[2,1,16383] eps=1e-6",                                             \
+        "x=$[1,3,20004] residual=$[1,3,20004] sum=none scale=$[1,1,20004] shift=$[1,1,20004] eps=1e-6",              \
+        "x=$[1,3,20002] residual=$[1,3,20002] sum=none scale=$[1,1,20002] shift=$[1,1,20002] eps=1e-6",              \
+        "x=$[1,3,20001] residual=$[1,3,20001] sum=none scale=$[1,1,20001] shift=$[1,1,20001] eps=1e-6",              \
+        "x=$[139,24890] weight=$[24890] eps=1e-6", /* every option in rows that are held packed */                   \
+        "x=$[1,3,9002] residual=$[1,3,9002] gate=f32[1,1,9002] gate_table=$[9002] scale=$[1,1,9002] "                \
+        "scale_table=f32[9002] weight=$[9002] bias=f32[9002] shift=$[1,3,9002] shift_table=$[9002] eps=1e-6 "        \
+        "rounding=2",                                                                                                \
+        "x=$[1,3,9001] residual=$[1,3,9001] gate=f32[1,1,9001] gate_table=$[9001] scale=$[1,1,9001] "                \
+        "scale_table=f32[9001] weight=$[9001] bias=f32[9001] shift=$[1,3,9001] shift_table=$[9001] eps=1e-6 "        \
+        "rounding=2",                                                                                                \
+        "x=$[1,3,9001] residual=$[1,3,9001] gate=f32[1,1,9001] gate_table=$[9001] scale=$[1,1,9001] "                \
+        "scale_table=f32[9001] weight=$[9001] bias=f32[9001] shift=$[1,3,9001] shift_table=$[9001] eps=1e-6 "        \
+        "rounding=0",                                                                                                \
+        "x=$[1,3,5002] residual=$[1,3,5002] gate=f32[1,1,5002] gate_table=$[5002] scale=$[1,1,5002] "                \
+        "scale_table=f32[5002] weight=$[5002] bias=f32[5002] shift=$[1,3,5002] shift_table=$[5002] eps=1e-6 "        \
+        "rounding=3",                                                                                                \
+        "x=$[3,9002] scale=f32[1,9002] eps=1e-6 out_dtype=1",                                                        \
+        "x=$[3,9001] scale=f32[1,9001] eps=1e-6 out_dtype=1", /* a sum that is not rounded */                        \
+        "x=$[3,5002] residual=$[3,5002] scale=$[1,5002] eps=1e-6 rounding=8",                                        \
+        "x=$[3,3001] residual=$[3,3001] shift=$[1,3001] eps=1e-6 rounding=8",                                        \
+        "x=$[3,9001] residual=$[3,9001] weight=$[9001] eps=1e-6 rounding=8",                                         \
+        "x=$[3,12008] residual=$[3,12008] weight=$[12008] eps=1e-6 rounding=8"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

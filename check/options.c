@@ -6,13 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Whether some op has a kernel of this name. */
+/* Whether some op has a kernel, or a variant of a kernel, of this name. */
 static int kernel_known(const char *name)
 {
+    const size_t row = name ? strcspn(name, "/") : 0;
     int known = !name;
     for (const adze_op *const *op = adze_ops; *op; op++)
         for (const adze_kernel *k = (*op)->kernels; k->run && !known; k++)
-            known = strcmp(name, k->name) == 0;
+            known = strlen(k->name) == row && memcmp(name, k->name, row) == 0 &&
+                    (!name[row] || adze_variant_find(k, name + row + 1) >= 0);
     return known;
 }
 

@@ -83,7 +83,7 @@ static const char *const good[] = {
     TABLES("q=$[2,7,5,40]@+2 k=$[2,7,3,40] rotary_dim=30 pairs=interleaved", "15"),
     TABLES("q=$[2,7,5,33]@+1 k=$[2,7,3,33] rotary_dim=30 pairs=interleaved", "30"),
     TABLES("q=$[2,7,5,33]@+1 k=$[2,7,3,33] rotary_dim=30 pairs=interleaved", "15"),
-    /* heads that are longer than a block of the lean kernels; few elements; heads first; in place */
+    /* heads that are longer than a block of the tuned kernels; few elements; heads first; in place */
     TABLES("q=$[1,7,2,2064] k=$[1,7,1,2064]", "2064"), TABLES("q=$[1,7,2,2064] k=$[1,7,1,2064]", "1032"),
     TABLES("q=$[1,7,2,72] k=$[1,7,1,72] rotary_dim=2", "1"), TABLES("q=$[1,7,2,72] rotary_dim=18", "18"),
     TABLES("q=$[2,5,7,56]@+2 k=$[2,3,7,56]@+2 heads_first=1", "28"),
@@ -151,4 +151,4 @@ static const char *const bench[] = {
 static const char *const huge[] = {"q=$[1,560000,32,128] k=$[1,560000,8,128] cos=f32[560000,64] sin=f32[560000,64]",
                                    NULL};
 
-const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, gpu, huge, NULL};
+const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, gpu, huge, NULL, NULL, NULL};

@@ -321,15 +321,14 @@ static void try_line(const adze_suite *suite, const char *text, fault *faults, i
     adze_job *job = adze_job_new(op, text, cpu, error, sizeof error);
     if (!job)
         return;
-    adze_value *want[ADZE_FIELDS_MAX] = {0};
-    adze_reference_make(job, want);
+    adze_wanted wanted = {.job = job};
     for (now.inner = op->kernels; now.inner->run; now.inner++)
         if (adze_can_run(now.inner, cpu) && (!now.inner->accepts || now.inner->accepts(cpu, job->args)))
             break;
     adze_kernel broken = *now.inner;
     broken.run = broken_run;
     now.job = job;
-    now.want = want;
+    now.want = adze_wanted_of(&wanted, now.inner->run ? now.inner : NULL);
     for (int i = 0; i < n && now.inner->run; i++) {
         now.fault = &faults[i];
         now.runs = 0;
@@ -344,7 +343,7 @@ static void try_line(const adze_suite *suite, const char *text, fault *faults, i
         if (verbose || i == CONTROL)
             printf("self: %s.%s caught by '%s': %s\n", op->name, faults[i].name, text, v.why);
     }
-    adze_reference_free(want);
+    adze_wanted_free(&wanted);
     adze_job_delete(job);
 }
 
@@ -398,19 +397,18 @@ static void try_waits(adze_dependency *d, int verbose, adze_tally *tally)
     static const char *const names[ADZE_WAITS] = {"waits", "table_before_wait", "input_before_wait", "waits_last",
                                                   "never_waits"};
     static const char text[] = "x=f32[64,96] residual=f32[64,96] gate=f32[64,96] gate_table=f32[64,96]";
-    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add};
-    adze_value *want[ADZE_FIELDS_MAX] = {0};
+    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add, NULL, 0};
     char error[256];
     adze_job *job = adze_job_new(&adze_op_gated_add, text, d->stream, error, sizeof error);
+    adze_wanted wanted = {.job = job};
     if (!job) {
         printf("FAIL self: gated_add %s: %s\n", text, error);
         tally->failed++;
         return;
     }
-    adze_reference_make(job, want);
     for (wait = ADZE_WAIT_FIRST; wait < ADZE_WAITS; wait++) {
         adze_verdict v;
-        adze_judge(job, &kernel, want, &v); /* on an idle GPU all of them are right */
+        adze_judge(job, &kernel, adze_wanted_of(&wanted, &kernel), &v); /* on an idle GPU all of them are right */
         for (int i = 0; i < 4; i++) {
             const uint32_t flags = i / 2 ? ADZE_CONST_WEIGHTS : 0;
             const int right = wait == ADZE_WAIT_FIRST || (wait == ADZE_WAIT_AFTER_TABLE && flags);
@@ -424,7 +422,7 @@ static void try_waits(adze_dependency *d, int verbose, adze_tally *tally)
                        why[0] ? "caught" : "not caught", v.why[0] ? v.why : why);
         }
     }
-    adze_reference_free(want);
+    adze_wanted_free(&wanted);
     adze_job_delete(job);
 }
 

@@ -209,4 +209,4 @@ static void fill(void *args)
                 adze_put(mask, adze_row_offset(&rows, 0, r) + i, -INFINITY);
 }
 
-const adze_suite adze_suite_softmax = {&adze_op_softmax, good, bad, bench, gpu, huge, fill};
+const adze_suite adze_suite_softmax = {&adze_op_softmax, good, bad, bench, gpu, huge, fill, NULL, NULL};

@@ -22,6 +22,10 @@ typedef struct adze_suite {
     const char *const *gpu;   /* NULL, or more good lines: their size matters to a GPU alone */
     const char *const *huge;  /* lines above 2^31 elements, for GPUs: sampled rows are checked */
     void (*fill)(void *args); /* NULL, or sets inputs that may not be random (host memory) */
+    /* Of ops with samples: makes the inputs of a large call smaller, each in the dimension that it knows by its
+       place, so that the definition takes little time. NULL: the outermost dimension is cut. */
+    void (*cut)(void *args);
+    double (*flops)(const void *args); /* NULL: the op moves memory, its arithmetic does not count */
 } adze_suite;
 
 #define X(name) extern const adze_suite adze_suite_##name;

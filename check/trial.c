@@ -3,6 +3,7 @@
 
 #include "ceiling.h"
 #include "gpu.h"
+#include "suite.h"
 #include "timing.h"
 
 #include <stdlib.h>
@@ -11,7 +12,9 @@
 enum {
     SMALL_ELEMENTS = 1 << 20, /* of all tensors: the definition of more would take too long */
     SMALL_MOST = 1 << 26,     /* but rows that depend on each other are verified together up to this */
-    SAMPLED = 200000,         /* elements of an output of the whole call that are compared with the definition */
+    SAMPLED = 200000,         /* elements of an output of the whole call that are compared with the definition, */
+    SAMPLED_AT = 600,         /* and those of an op with samples, for which the definition is computed */
+    SHIFT = 24,               /* bytes by which repeated data moves, so that no two rows are the same */
     NODES_MIN = 20,           /* calls in a graph */
     NODES_MAX = 4096,
 };
@@ -84,15 +87,17 @@ static int rows_are_independent(const adze_line *line, const adze_line *probe)
 {
     const adze_stream cpu = {ADZE_CPU, NULL};
     const adze_line *lines[2] = {line, probe};
-    adze_value *want[2][ADZE_FIELDS_MAX] = {{0}};
+    adze_value *const *want[2] = {NULL, NULL};
+    adze_wanted wanted[2] = {{0}};
     adze_job *job[2] = {calloc(1, sizeof **job), calloc(1, sizeof **job)};
     char error[256];
     int same = 1;
     for (int i = 0; i < 2 && same; i++) {
         same = adze_job_make(job[i], lines[i], cpu, 1, error, sizeof error) &&
                line->op->validate(job[i]->line.args) == ADZE_OK;
+        wanted[i].job = job[i];
         if (same)
-            adze_reference_make(job[i], want[i]);
+            want[i] = adze_wanted_of(&wanted[i], NULL);
     }
     for (int f = 0, out = 0; line->op->fields[f].name && same; f++) {
         if (!adze_is_output(&line->op->fields[f]))
@@ -104,7 +109,7 @@ static int rows_are_independent(const adze_line *line, const adze_line *probe)
         out++;
     }
     for (int i = 0; i < 2; i++) {
-        adze_reference_free(want[i]);
+        adze_wanted_free(&wanted[i]);
         adze_job_free(job[i]);
         free(job[i]);
     }
@@ -128,10 +133,38 @@ static int repeats(const adze_trial *t)
     return 1;
 }
 
+static const adze_suite *suite_of(const adze_op *op)
+{
+    const adze_suite *const *s = adze_suites;
+    while ((*s)->op != op)
+        s++;
+    return *s;
+}
+
+/* Outputs that the line gives keep their strides. */
+static void cut_by_op(const adze_suite *suite, adze_line *line)
+{
+    _Alignas(16) char due[ADZE_ARGS_MAX];
+    suite->cut(line->args);
+    memcpy(due, line->args, sizeof due);
+    suite->op->outputs(due);
+    for (int f = 0; suite->op->fields[f].name; f++)
+        if (adze_is_output(&suite->op->fields[f]))
+            memcpy(adze_line_tensor(line, f)->shape,
+                   ((adze_tensor *)(void *)(due + suite->op->fields[f].offset))->shape, sizeof(int64_t) * 5);
+}
+
 /* Dimensions are cut as long as the rows that are left do not depend on those that are not. */
 static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
 {
     int64_t n = elements(t->whole);
+    const adze_suite *suite = suite_of(line->op);
+    if (suite->cut) {
+        adze_line reduced = t->whole->line;
+        if (n > SMALL_ELEMENTS / 4)
+            cut_by_op(suite, &reduced);
+        return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
+    }
     adze_line reduced = t->whole->line, probe;
     while (n > SMALL_ELEMENTS) {
         const adze_line before = reduced;
@@ -162,18 +195,38 @@ static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, 
     return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
 }
 
-/* All kernels, or the one that the library would take. */
-static void judge(adze_trial *t, int all)
+static void attempt(adze_trial *t, const adze_kernel *k, int accepts)
+{
+    adze_attempt *a = &t->attempt[t->attempts++];
+    a->kernel = k;
+    if (accepts)
+        adze_judge(t->small, k, adze_wanted_of(&t->wanted, k), &a->verdict);
+}
+
+/* The variants of a kernel that take the call. */
+static void attempt_variants(adze_trial *t, const adze_kernel *k)
+{
+    const int count = adze_variant_count(k);
+    if (!count || t->variants)
+        return;
+    t->variants = calloc((size_t)count, sizeof *t->variants);
+    for (int i = 0; t->variants && i < count && t->attempts < ADZE_TRIAL_KERNELS; i++) {
+        const adze_kernel *variant = adze_variant_kernel(&t->variants[i], k, i);
+        if (adze_accepts(variant, t->small->stream, t->small->args))
+            attempt(t, variant, 1);
+    }
+}
+
+static void judge(adze_trial *t, adze_which which)
 {
     const adze_op *op = t->small->line.op;
-    for (const adze_kernel *k = op->kernels; k->run && t->attempts < (all ? ADZE_TRIAL_KERNELS : 1); k++) {
-        const int accepts = !k->accepts || k->accepts(t->small->stream, t->small->args);
-        if (!adze_can_run(k, t->small->stream) || (!all && !accepts))
+    for (const adze_kernel *k = op->kernels; k->run && t->attempts < ADZE_TRIAL_KERNELS; k++) {
+        const int accepts = adze_accepts(k, t->small->stream, t->small->args);
+        if (!adze_can_run(k, t->small->stream) || (which == ADZE_CHOSEN && (!accepts || t->attempts)))
             continue;
-        adze_attempt *a = &t->attempt[t->attempts++];
-        a->kernel = k;
-        if (accepts)
-            adze_judge(t->small, k, t->want, &a->verdict);
+        attempt(t, k, accepts);
+        if (which == ADZE_VARIANTS_ALL)
+            attempt_variants(t, k);
     }
 }
 
@@ -190,7 +243,8 @@ static const char *try_small(adze_job *job)
     return message ? message : adze_memory_sync(job->stream);
 }
 
-int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, int all, char *error, size_t error_size)
+int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, adze_which which, char *error,
+                    size_t error_size)
 {
     memset(t, 0, sizeof *t);
     t->whole = calloc(1, sizeof *t->whole);
@@ -206,6 +260,7 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, in
     t->dim = x->rank ? x->shape[x->rank - 1] : 1;
     t->rows = t->dim ? adze_count(x) / t->dim : 0;
     adze_job_bytes(t->whole, &t->read, &t->written);
+    t->flops = suite_of(op)->flops ? suite_of(op)->flops(t->whole->line.args) : 0;
     if (!make_small(t, line, stream, error, error_size))
         return 0;
     const char *message = try_small(t->small);
@@ -213,16 +268,36 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, in
         snprintf(error, error_size, "%s", message);
         return 0;
     }
-    adze_reference_make(t->small, t->want);
-    judge(t, all);
+    t->wanted.job = t->small;
+    judge(t, which);
     return 1;
 }
 
 /* ---- Buffer sets ---- */
 
+/* The memory of the small call again and again, but for its last bytes. */
+static void fill_shifted(const adze_trial *t, char *image)
+{
+    for (int m = 0; m < ADZE_FIELDS_MAX; m++) {
+        const adze_memory *from = &t->small->memory[m], *to = &t->whole->memory[m];
+        if (!to->bytes)
+            continue;
+        const size_t held = from->bytes - 2 * ADZE_GUARD, body = held > 64 * SHIFT ? held - SHIFT : held;
+        memset(image + t->set_at[m], 0xAA, to->bytes);
+        for (size_t at = ADZE_GUARD; at < to->bytes - ADZE_GUARD && body; at += body) {
+            const size_t left = to->bytes - ADZE_GUARD - at;
+            memcpy(image + t->set_at[m] + at, from->origin + ADZE_GUARD, left < body ? left : body);
+        }
+    }
+}
+
 /* The memory of the small call, repeated to the size of the whole call's. */
 static void fill_set(const adze_trial *t, char *image)
 {
+    if (t->whole->line.op->samples) {
+        fill_shifted(t, image);
+        return;
+    }
     for (int m = 0; m < ADZE_FIELDS_MAX; m++) {
         const adze_memory *from = &t->small->memory[m], *to = &t->whole->memory[m];
         if (!to->bytes)
@@ -316,6 +391,54 @@ static int64_t offset_of(const adze_tensor *t, int64_t index)
     return at;
 }
 
+/* Some indices of an output, with the first and the last one, and what the definition gives there. */
+typedef struct sample {
+    int64_t n, index[SAMPLED_AT];
+    adze_value want[SAMPLED_AT];
+} sample;
+
+/* `image` is the host's copy of a set, before the call. */
+static void take_samples(adze_trial *t, const char *image, const adze_kernel *kernel, sample *samples)
+{
+    const adze_op *op = t->whole->line.op;
+    adze_line line = t->whole->line;
+    uint64_t state = 1;
+    for (int f = 0; op->fields[f].name; f++)
+        if (t->whole->memory_of[f] >= 0)
+            adze_line_tensor(&line, f)->data =
+                (char *)(uintptr_t)image + t->set_at[t->whole->memory_of[f]] + t->whole->place[f];
+    for (int f = 0, out = 0; op->fields[f].name; f++) {
+        const adze_tensor *to = adze_line_tensor(&line, f);
+        if (!adze_is_output(&op->fields[f]))
+            continue;
+        const int64_t count = to->dtype ? adze_count(to) : 0;
+        sample *s = &samples[out];
+        for (s->n = 0; s->n < SAMPLED_AT && s->n < count; s->n++)
+            s->index[s->n] = count <= SAMPLED_AT     ? s->n
+                             : s->n == 0             ? 0
+                             : s->n + 1 < SAMPLED_AT ? (int64_t)(adze_random_uniform(&state) * (double)count)
+                                                     : count - 1;
+        op->samples->reference_at(line.args, op->samples->sums(kernel), out, s->n, s->index, s->want);
+        out++;
+    }
+}
+
+static void judge_taken(adze_trial *t, char *host, int f, const sample *s, adze_verdict *v)
+{
+    adze_tensor out = *adze_line_tensor(&t->whole->line, f);
+    out.data = host + t->whole->place[f];
+    for (int64_t i = 0; i < s->n && !v->why[0]; i++) {
+        double ulps;
+        const double got = adze_get(&out, offset_of(&out, s->index[i]));
+        const double share = adze_error_share(out.dtype, got, s->want[i], &ulps);
+        v->worst = share > v->worst ? share : v->worst;
+        v->ulps = ulps > v->ulps ? ulps : v->ulps;
+        if (share > 1)
+            snprintf(v->why, sizeof v->why, "element %lld of %s, in the whole call, is %.9g, must be %.9g",
+                     (long long)s->index[i], t->whole->line.op->fields[f].name, got, s->want[i].v);
+    }
+}
+
 static void judge_sample(adze_trial *t, char *host, int f, const adze_value *want, adze_verdict *v)
 {
     adze_tensor out = *adze_line_tensor(&t->whole->line, f);
@@ -344,6 +467,9 @@ static const char *judge_whole(adze_trial *t, adze_attempt *a)
     if (!image)
         return "no memory to judge the whole call";
     fill_set(t, image);
+    sample *samples = op->samples ? calloc(ADZE_FIELDS_MAX, sizeof *samples) : NULL;
+    if (samples)
+        take_samples(t, image, a->kernel, samples);
     const char *message = adze_memory_write(stream, t->sets, image, t->set_bytes);
     use_set(t, 0);
     if (!message && adze_dispatch_to(op, a->kernel, stream, t->whole->args) != ADZE_OK)
@@ -354,10 +480,14 @@ static const char *judge_whole(adze_trial *t, adze_attempt *a)
         message = adze_memory_read(stream, image, t->sets, t->set_bytes);
     for (int f = 0, out = 0; op->fields[f].name && !message; f++)
         if (adze_is_output(&op->fields[f])) {
-            if (t->want[out])
-                judge_sample(t, image + t->set_at[t->whole->memory_of[f]], f, t->want[out], &a->verdict);
+            char *host = image + t->set_at[t->whole->memory_of[f] < 0 ? 0 : t->whole->memory_of[f]];
+            if (samples && t->wanted.values[out])
+                judge_taken(t, host, f, &samples[out], &a->verdict);
+            else if (t->wanted.values[out])
+                judge_sample(t, host, f, adze_wanted_of(&t->wanted, a->kernel)[out], &a->verdict);
             out++;
         }
+    free(samples);
     free(image);
     return message;
 }
@@ -458,7 +588,7 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
     /* A kernel that takes the small call may refuse the whole one. */
     for (int k = 0; k < t->attempts && !message; k++) {
         adze_attempt *a = &t->attempt[k];
-        if (a->kernel->accepts && !a->kernel->accepts(t->whole->stream, t->whole->args))
+        if (!adze_accepts(a->kernel, t->whole->stream, t->whole->args))
             continue;
         if (!a->verdict.why[0])
             message = judge_whole(t, a);
@@ -486,7 +616,8 @@ void adze_trial_free(adze_trial *t)
 {
     if (t->sets)
         adze_memory_give(t->whole->stream, t->sets);
-    adze_reference_free(t->want);
+    adze_wanted_free(&t->wanted);
+    free(t->variants);
     for (int i = 0; i < 2; i++) {
         adze_job *job = i ? t->whole : t->small;
         if (job)

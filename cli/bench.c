@@ -14,7 +14,7 @@
 #endif
 
 static const char help[] =
-    "adze bench [OP] [--device cpu|cuda|N] [--dtype bf16|f16|f32] [--quick|--full]\n"
+    "adze bench [OP] [--device cpu|cuda|N] [--dtype bf16|f16|f32] [--quick|--full] [--variants] [--line LINE]\n"
     "           [--json FILE] [--html FILE] [--peers FILE] [--against FILE]\n\n"
     "Verifies each call against the definition, then times it with cold caches: inputs and outputs rotate through\n"
     "more memory than the cache holds. Kernels take turns, and a time is a median. Each row has the time; on a GPU\n"
@@ -27,14 +27,16 @@ static const char help[] =
     "  --dtype T       of the lines that leave it open (default: bf16)\n"
     "  --quick         less exact, a few seconds\n"
     "  --full          longer samples; on the CPU also lines above 400 MB, and kernels for older processors\n"
+    "  --variants      also each variant of a kernel that takes the call, as `adze info OP` lists them\n"
+    "  --line LINE     this call instead of those of the op, as ADZE_TRACE=1 prints it\n"
     "  --json FILE     the machine, the ceilings and every row\n"
     "  --html FILE     a page with pictures, filters and the command that repeats each row\n"
     "  --peers FILE    show times of PyTorch and others on that page: what bench/compare_torch.py --json wrote here\n"
     "  --against FILE  compare with what --json wrote on such a machine; a loss beyond noise fails\n";
 
 static struct {
-    const char *op, *dtype, *json, *html, *peers, *against;
-    int device, quick, full;
+    const char *op, *dtype, *json, *html, *peers, *against, *line;
+    int device, quick, full, variants;
 } options;
 
 static struct {
@@ -140,6 +142,9 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
 {
     char full[512], error[512];
     adze_line line;
+    const adze_which which = options.variants          ? ADZE_VARIANTS_ALL
+                             : state.report.one_kernel ? ADZE_CHOSEN
+                                                       : ADZE_KERNELS_ALL;
     snprintf(full, sizeof full, "%s %s", op->name, text);
     if (!adze_line_parse(&line, NULL, full, error, sizeof error)) {
         leave_out(full, error);
@@ -159,14 +164,14 @@ static void bench_line(const adze_op *op, adze_stream stream, const char *text)
         return;
     }
     adze_trial trial;
-    if (!adze_trial_make(&trial, &line, stream, !state.report.one_kernel, error, sizeof error) ||
+    if (!adze_trial_make(&trial, &line, stream, which, error, sizeof error) ||
         !adze_trial_time(&trial, &state.effort, error, sizeof error)) {
         leave_out(full, error);
         complain(op->name, error, full);
     }
     for (int k = 0; k < trial.attempts; k++) {
         const adze_attempt *a = &trial.attempt[k];
-        char name[80];
+        char name[100];
         snprintf(name, sizeof name, "%s.%s", op->name, a->kernel->name);
         if (a->verdict.why[0]) {
             leave_out(full, a->verdict.why);
@@ -203,8 +208,13 @@ static double find_shares(void)
    as an error. */
 static void walk(adze_stream stream)
 {
+    const size_t name = options.line ? strcspn(options.line, " ") : 0;
+    if (options.line) {
+        raise_ceilings(stream);
+        bench_line(adze_find_op(options.line, name), stream, options.line + name + (options.line[name] == ' '));
+    }
     for (const adze_suite *const *s = adze_suites; *s; s++) {
-        if (options.op && strcmp(options.op, (*s)->op->name) != 0)
+        if (options.line || (options.op && strcmp(options.op, (*s)->op->name) != 0))
             continue;
         raise_ceilings(stream);
         int lines = 0;
@@ -237,15 +247,16 @@ static void print_report(void)
     printf("ceilings, GB/s: read %.1f, two reads to one write %.1f, copy %.1f, write %.1f\n\n",
            r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
            r->ceilings.rate[ADZE_WRITE]);
-    printf("%-13s %-11s %-5s %11s %10s %7s %8s %6s  %s\n", "op", "kernel", "dtype", "us", "alone", "spread", "GB/s",
-           "share", "case");
+    const int wide = options.variants ? 28 : 11;
+    printf("%-13s %-*s %-5s %11s %10s %7s %8s %6s  %s\n", "op", wide, "kernel", "dtype", "us", "alone", "spread",
+           "GB/s", "share", "case");
     for (int i = 0; i < r->count; i++) {
         const adze_bench_row *row = &r->rows[i];
         char alone[32] = "-";
         if (row->us_alone > 0)
             snprintf(alone, sizeof alone, "%.2f", row->us_alone);
-        printf("%-13s %-11s %-5s %11.2f %10s %6.1f%% %8.1f %5.1f%%  %s\n", row->op, row->kernel, row->dtype, row->us,
-               alone, 100 * row->spread, row->gbps, 100 * row->share, row->shape);
+        printf("%-13s %-*s %-5s %11.2f %10s %6.1f%% %8.1f %5.1f%%  %s\n", row->op, wide, row->kernel, row->dtype,
+               row->us, alone, 100 * row->spread, row->gbps, 100 * row->share, row->shape);
     }
     for (int i = 0; i < r->count; i++)
         if (r->rows[i].share > share_most)
@@ -367,6 +378,8 @@ int adze_cli_bench(int argc, char **argv)
         {.name = "--dtype", .text = &options.dtype, .choices = "bf16|f16|f32"},
         {.name = "--quick", .flag = &options.quick},
         {.name = "--full", .flag = &options.full},
+        {.name = "--variants", .flag = &options.variants},
+        {.name = "--line", .text = &options.line},
         {.name = "--json", .text = &options.json},
         {.name = "--html", .text = &options.html},
         {.name = "--peers", .text = &options.peers},
@@ -384,6 +397,16 @@ int adze_cli_bench(int argc, char **argv)
     }
     if (options.op && !adze_find_op(options.op, strlen(options.op))) {
         fprintf(stderr, "adze bench: no op is called '%s'\n", options.op);
+        return 2;
+    }
+    if (options.line && options.op) {
+        fprintf(stderr, "adze bench: --line has an op of its own, '%s' is one too many\n", options.op);
+        return 2;
+    }
+    char error[512];
+    adze_line line;
+    if (options.line && !adze_line_parse(&line, NULL, options.line, error, sizeof error)) {
+        fprintf(stderr, "adze bench: %s\n", error);
         return 2;
     }
     if (options.peers && !options.html) {

@@ -211,7 +211,7 @@ static void take(boxes *taken, box b)
         taken->at[taken->count++] = b;
 }
 
-/* The shape of a call beside its dot, on the first of four sides with room for it. */
+/* The shape of a call next to its dot, on the first of four sides with room for it. */
 static void put_name(FILE *f, const adze_bench_row *row, double x, double y, boxes *taken)
 {
     const int n = (int)strcspn(row->shape, " ");

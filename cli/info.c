@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 static const char help[] =
-    "adze info [--markdown HEADER]\n\n"
+    "adze info [OP] [--markdown HEADER]\n\n"
     "Prints what this machine has, and every op with its kernels; this machine cannot run those in\n"
     "brackets.\n\n"
+    "  OP                 the kernels of one op instead, with their variants and the calls these\n"
+    "                     take: ADZE_KERNEL=OP:KERNEL/VARIANT makes every call take that one\n"
     "  --markdown HEADER  print docs/ops.md instead; HEADER is include/adze.h, whose comments\n"
     "                     say what each op computes\n";
 
@@ -44,6 +46,24 @@ static void print_machine(void)
             printf(runs_here(k) ? " %s" : " (%s)", k->name);
         printf("\n");
     }
+}
+
+static int print_op(const char *name)
+{
+    const adze_op *op = adze_find_op(name, strlen(name));
+    if (!op) {
+        fprintf(stderr, "adze info: no op is called '%s', it must be one of", name);
+        for (const adze_op *const *o = adze_ops; *o; o++)
+            fprintf(stderr, " %s", (*o)->name);
+        fprintf(stderr, "\n");
+        return 2;
+    }
+    for (const adze_kernel *k = op->kernels; k->run; k++) {
+        printf(runs_here(k) ? "%s\n" : "(%s)\n", k->name);
+        for (int i = 0; i < adze_variant_count(k); i++)
+            printf("  %s/%-24s %s\n", k->name, k->variants->list[i].name, k->variants->list[i].takes);
+    }
+    return 0;
 }
 
 /* ---- docs/ops.md, from the field tables and the comments of the header ---- */
@@ -199,13 +219,15 @@ static int print_markdown(const char *path)
 
 int adze_cli_info(int argc, char **argv)
 {
-    const char *header = NULL;
+    const char *header = NULL, *op = NULL;
     const adze_option list[] = {{.name = "--markdown", .text = &header}, {.name = NULL}};
     int status;
-    if (!adze_cli_options("info", help, list, NULL, argc, argv, &status))
+    if (!adze_cli_options("info", help, list, &op, argc, argv, &status))
         return status;
     if (header)
         return print_markdown(header);
+    if (op)
+        return print_op(op);
     print_machine();
     return 0;
 }

@@ -68,7 +68,7 @@ int adze_cli_run(int argc, char **argv)
     status = 2;
     if (message)
         fprintf(stderr, "adze run: %s\n", message);
-    else if (!adze_trial_make(&trial, &line, stream, 1, error, sizeof error) ||
+    else if (!adze_trial_make(&trial, &line, stream, ADZE_KERNELS_ALL, error, sizeof error) ||
              !adze_trial_time(&trial, &effort, error, sizeof error))
         fprintf(stderr, "adze run: %s\n", error);
     else

@@ -32,7 +32,7 @@ def add_op_namespace_prefix(op_name: str):
     return f"{id}::{{op_name}}"
 """
 SHARED = [f"operators/{name}.py" for name in ("header", "description", "functions")]
-FRAMEWORKS = {  # variant: Python depends on, the native part's suffix, files of the package
+FRAMEWORKS = {  # variant: its Python dependencies, the suffix of the native part, files of the package
     "torch-stable-abi210": ([], ".abi3.so", [*SHARED, "operators/fake.py", "operators/ops.py"]),
     "tvm-ffi01": (["tvm-ffi"], ".so", [*SHARED, "hosts/tvm_ffi.py"]),
 }
@@ -108,7 +108,8 @@ def isas():
 
 
 def tree(package):
-    """Seven digits that are this tree's alone: git's, marked when files differ from it, or the sources' own."""
+    """Seven hexadecimal digits that identify this tree: git's, marked when files are changed, or a hash of the
+    sources."""
     git = ["git", "-C", str(package.project or ROOT)]
     found = subprocess.run([*git, "rev-parse", "HEAD^{tree}"], capture_output=True, text=True)
     if found.returncode:
@@ -135,7 +136,7 @@ def link(options, ident, folder):
     if ld == cc[:1] and importlib.util.find_spec("ziglang"):
         ld = [sys.executable, "-m", "ziglang", "cc", "-target", f"{options.arch}-linux-gnu.2.28"]
     elif ld == cc[:1]:
-        print("hub: ziglang is not here: the native part needs this machine's glibc or a newer one")
+        print("hub: ziglang is not installed: the native part needs this machine's glibc or a newer one")
     names = ["-fexceptions", f"-I{ROOT / 'bind'}", f"-DADZE_NAMESPACE={ident}", f"-DADZE_MODULE={ident}"]
     place = options.project or ROOT  # the compiler's flags name folders below it
     bindings, library = folder / "bind.o", folder / "native"
@@ -148,7 +149,7 @@ def link(options, ident, folder):
 
 
 def archs(options):
-    """75 is 7.5; one that is there as PTX too serves every newer GPU."""
+    """75 is 7.5. An architecture that is included as PTX serves every newer GPU."""
     ptx = options.ptx.split()
     return [re.sub(r"(\d[af]?)$", r".\1", a) + ("+PTX" if a in ptx else "") for a in options.archs.split()]
 
@@ -257,7 +258,7 @@ def as_cpp(path):
 
 
 def write_sources(package, out):
-    """The tree as kernel-builder wants it, and its path in the repository for each file."""
+    """The source tree that kernel-builder needs: the path of each file in the repository."""
     paths = []
     for own, path in package.sources():
         paths.append(as_cpp(own))
@@ -274,7 +275,7 @@ def write_sources(package, out):
 
 
 def build_toml(package, paths, repo_id):
-    """A component has one set of flags. Headers are listed too: what is not listed is not there when it is built."""
+    """A component has one set of flags. Headers are listed too: kernel-builder copies only listed files."""
 
     def table(name, /, **values):
         lines = [f"[{name}]", *(f"{key.replace('_', '-')} = {json.dumps(v)}" for key, v in values.items())]
@@ -347,7 +348,7 @@ def main():
     parser.add_argument("--arch", required=True, help="x86_64 or aarch64")
     parser.add_argument("--cc", required=True, help="the C compiler with its flags")
     parser.add_argument(
-        "--ld", required=True, help="the linker; the compiler itself stands for ziglang, if it is here"
+        "--ld", required=True, help="the linker; where it is the compiler, ziglang is used if it is installed"
     )
     parser.add_argument("--libs", required=True, help="what the library needs")
     parser.add_argument("--cuda", default="", help="CUDA's version as 130; none: the CPU backend")

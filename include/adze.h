@@ -35,13 +35,14 @@ typedef enum adze_dtype {
     ADZE_F32 = 1,
     ADZE_F16 = 2,
     ADZE_BF16 = 3,
-    ADZE_F8E4M3 = 4,
+    ADZE_F8E4M3 = 4, /* without infinities, as torch.float8_e4m3fn */
     ADZE_I8 = 5,
-    ADZE_I4 = 6,
+    ADZE_I4 = 6, /* no tensor has it: two are packed in a byte of ADZE_U8 */
     ADZE_I32 = 7,
     ADZE_I64 = 8,
     ADZE_BOOL = 9,
-    ADZE_F64 = 10
+    ADZE_F64 = 10,
+    ADZE_U8 = 11
 } adze_dtype;
 
 /* A view of memory the caller owns. Strides count elements. */
@@ -86,9 +87,12 @@ typedef struct adze_call {
 #define ADZE_CALL(op) {(uint32_t)sizeof(adze_##op##_args), 0, NULL, 0}
 /* clang-format on */
 
-/* A flag of a call: nothing still running on the stream writes its weights and tables (weight, bias, q_weight,
-   k_weight, cos, sin and every *_table), so they may be read early. */
-#define ADZE_CONST_WEIGHTS 1u
+/* Flags of a call. ADZE_CONST_WEIGHTS: nothing still running on the stream writes its weights and tables (weight,
+   bias, q_weight, k_weight, cos, sin, every *_table; of gemm w, w2, w3, their scales, zeros and biases, norm_weight
+   and norm_bias), so they may be read early. ADZE_BATCH_INVARIANT, of gemm: the bits of a row of out do not depend on
+   m or on the other rows. */
+#define ADZE_CONST_WEIGHTS   1u
+#define ADZE_BATCH_INVARIANT 2u
 
 /* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and
    any alignment that suits the dtype. "may be x" means that an output may be the very same view as x: address,
@@ -207,6 +211,58 @@ typedef struct adze_softmax_args {
     int32_t reserved;   /* zero */
 } adze_softmax_args;
 ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args);
+
+/* ---- Matrix products ---- */
+
+#define ADZE_NORM_RMS   1
+#define ADZE_NORM_LAYER 2
+
+/* Quantised weights. The weight at row i and column j is (q - zero) * scale, a real number that is not rounded: q is
+   the stored number, and scale and zero are those of the group that holds (i, j). A group is `group_rows` rows by
+   `group` columns, the last ones perhaps fewer, and its scale is scale[i / group_rows, j / group]. Scales are f32,
+   f16 or bf16, whatever x is. Layouts, row by row, without gaps in a row:
+
+   i8       [n, k]              one byte for each q, -128 to 127; no zero
+   f8e4m3   [n, k]              one byte for each q, 1 sign bit, 4 of exponent (bias 7), 3 of mantissa; no zero
+   u8       [n, (k + 1) / 2]    with format ADZE_FORMAT_U4: two q of 0 to 15 in a byte, column 2 j in bits 0 to 3 and
+                                column 2 j + 1 in bits 4 to 7; the last 4 bits of an odd row are not read. zero is
+                                of u8, one byte for each group; without it, it is 8 */
+#define ADZE_FORMAT_DTYPE 0 /* q is what the dtype says */
+#define ADZE_FORMAT_U4    1
+
+/* gemm: y_i = p(x) . w_i^T + bias_i, out = residual + gate * f(y). p(x) is x, or its norm by `norm` as rms_norm and
+   layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) * y2. w2 and w3 read the same x:
+   the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
+   ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
+   Infinities and NaN in x and w come out as the formula has them. */
+typedef struct adze_gemm_args {
+    adze_call call;
+    adze_tensor out;        /* [..., n], of out_dtype; n + n2 + n3 columns without separate; may be residual */
+    adze_tensor out2, out3; /* [..., n2], [..., n3], with separate */
+    adze_tensor x;          /* [..., k]: f32, f16, bf16 */
+    adze_tensor
+        w; /* [n, k], x's dtype or quantised; or [batch, n, k], x's dtype, for x [batch, m, k], without w2 and norm */
+    adze_tensor w2, w3;                      /* [n2, k], [n3, k], of w's dtype; w3 needs w2, glu has no w3 */
+    adze_tensor bias, bias2, bias3;          /* [n], [n2], [n3]; x's dtype or f32 */
+    adze_tensor norm_weight, norm_bias;      /* [k]; x's dtype or f32; with norm */
+    adze_tensor residual;                    /* like out, without separate */
+    adze_tensor gate;                        /* to out, x's dtype or f32; needs residual */
+    float eps, weight_offset;                /* of norm */
+    int32_t norm;                            /* 0, ADZE_NORM_RMS or ADZE_NORM_LAYER */
+    int32_t act;                             /* an adze_act, 0 for none; with glu 0 means ADZE_ACT_SILU */
+    int32_t glu;                             /* 1: w gives the gate, w2 of the same shape the value */
+    int32_t separate;                        /* 1: w2 and w3 have outputs of their own */
+    int32_t rounding;                        /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS */
+    int32_t out_dtype;                       /* 0 means x's dtype; or ADZE_F32 */
+    adze_tensor w_scale, w2_scale, w3_scale; /* of quantised w: [1], [n], or [n / group_rows, k / group] rounded up */
+    adze_tensor w_zero, w2_zero, w3_zero;    /* as the scale, u8; with ADZE_FORMAT_U4, and then optional */
+    int32_t group;                           /* 0: a scale is for whole rows; or 32, 64, 128 columns */
+    int32_t group_rows;                      /* 0 means 1; f8e4m3: 128, with group 128 */
+    int32_t format;                          /* of w, w2 and w3: ADZE_FORMAT_DTYPE or ADZE_FORMAT_U4 */
+    int32_t reserved;                        /* zero */
+} adze_gemm_args;
+ADZE_API adze_status adze_gemm(adze_stream stream, const adze_gemm_args *args);
+ADZE_API adze_status adze_gemm_scratch(adze_stream stream, const adze_gemm_args *args, size_t *bytes);
 
 /* ---- Rotary positions ---- */
 

@@ -48,23 +48,58 @@ typedef struct adze_field {
 
 typedef adze_status (*adze_run_fn)(adze_stream stream, const void *args);
 
+/* A kernel may be compiled in several variants, which compute the same op and differ in speed and in the calls they
+   take. `cuda/64x8` is variant `64x8` of the kernel `cuda`. */
+typedef struct adze_variant {
+    const char *name;
+    const char *takes; /* which calls, as text */
+} adze_variant;
+
+enum { ADZE_SIZES = 4 };
+typedef struct adze_choice {
+    int want;    /* the variant that must run, counted from 0; -1: the kernel chooses */
+    int dry;     /* nothing is launched: only `ran` is asked for */
+    int untuned; /* the kernel chooses without the table of tuned calls */
+    /* Written by the kernel: */
+    int ran;  /* the variant; -1: the call is empty, nothing has to run */
+    int form; /* what else the choice depends on (dtypes, fusion), as a number of the kernel's own */
+    int64_t
+        size[ADZE_SIZES]; /* the sizes that the choice depends on: the first may vary (rows), the others are exact */
+} adze_choice;
+
+typedef struct adze_variants {
+    const adze_variant *list; /* ended by a row without a name */
+    /* ADZE_NO_KERNEL: `want` does not take this call. */
+    adze_status (*run)(adze_stream stream, const void *args, adze_choice *choice);
+} adze_variants;
+
 /* One way to run an op. On CUDA it runs on SM numbers from..to; on the CPU `from` is a mask of features. */
 typedef struct adze_kernel {
     const char *name;
     int on_cuda, from, to;
     int (*accepts)(adze_stream stream, const void *args); /* NULL: takes whatever validate() passed */
-    adze_run_fn run;
+    adze_run_fn run;                                      /* with the variant that the kernel chooses */
+    const adze_variants *variants;                        /* NULL: there is one only */
+    int only; /* 0 in a table of kernels; n: this is variant n - 1 alone (adze_variant_kernel) */
 } adze_kernel;
 #define ADZE_ANY_SM 9999
 #define ADZE_KERNELS_END                                                                                             \
     {                                                                                                                \
-        NULL, 0, 0, 0, NULL, NULL                                                                                    \
+        NULL, 0, 0, 0, NULL, NULL, NULL, 0                                                                           \
     }
 
 /* A value of the definition, and how far a correct float computation of it may be off before it is stored. */
 typedef struct adze_value {
     double v, e;
 } adze_value;
+
+/* For ops whose outputs cost so much that the definition of a large call is taken at chosen elements only, and whose
+   kernels sum in ways that differ in their bounds (value.h). */
+typedef struct adze_samples {
+    int (*sums)(const adze_kernel *kernel); /* how a row of the table sums; NULL: as any of them may */
+    /* The values of one output at `n` indices of its elements, in row-major order; index NULL: at all of them. */
+    void (*reference_at)(const void *args, int sums, int output, int64_t n, const int64_t *index, adze_value *out);
+} adze_samples;
 
 /* The size of an op's args when `last` was their last field. */
 #define ADZE_FIRST_SIZE(op, last) (offsetof(adze_##op##_args, last) + sizeof(((adze_##op##_args *)0)->last))
@@ -80,6 +115,7 @@ typedef struct adze_op {
                                                                     field, NULL where it is absent */
     const adze_kernel *kernels;                                  /* best first */
     size_t (*scratch)(adze_stream stream, const void *args);     /* NULL: needs none */
+    const adze_samples *samples;                                 /* NULL: `reference` is all there is */
 } adze_op;
 
 #ifdef __cplusplus

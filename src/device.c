@@ -119,6 +119,12 @@ int adze_cuda_sm_count(int device)
     (void)device;
     return 0;
 }
+void adze_cuda_name(int device, char *to, size_t size)
+{
+    (void)device;
+    if (size)
+        *to = '\0';
+}
 adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args)
 {
     (void)run, (void)stream, (void)args;

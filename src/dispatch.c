@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARGS_MAX = 4096, FIELDS_MAX = 32 };
+enum { ARGS_MAX = 4096, FIELDS_MAX = 40 };
 
 static _Thread_local char last_error[256];
 
@@ -43,8 +43,9 @@ const adze_op *adze_find_op(const char *name, size_t length)
 static struct {
     _Atomic int read;
     int trace;         /* 1: a line per call; 2: also why earlier kernels were passed over */
-    const adze_op *op; /* of ADZE_KERNEL, "op:row"; NULL without it */
+    const adze_op *op; /* of ADZE_KERNEL, "op:kernel" or "op:kernel/variant"; NULL without it */
     const adze_kernel *forced;
+    int variant;     /* counted from 0; -1: that of the kernel's choice */
     char wrong[224]; /* the error of every call, when a setting names what does not exist */
 } settings;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
@@ -65,14 +66,23 @@ static void read_kernel(const char *text)
         return;
     }
     settings.op = op;
+    const char *const row = text + n + 1;
+    const size_t length = strcspn(row, "/");
+    const int variant = row[length] == '/';
+    settings.variant = -1;
     SAY("%s has", op->name);
     for (const adze_kernel *k = op->kernels; k->run; k++) {
         SAY(" %s", k->name);
-        if (strcmp(k->name, text + n + 1) == 0)
+        if (strlen(k->name) == length && memcmp(k->name, row, length) == 0)
             settings.forced = k;
     }
+    if (settings.forced && variant) {
+        settings.variant = adze_variant_find(settings.forced, row + length + 1);
+        SAY("; %s has %d variants, which `adze info %s` lists", settings.forced->name,
+            adze_variant_count(settings.forced), op->name);
+    }
 #undef SAY
-    if (settings.forced)
+    if (settings.forced && (!variant || settings.variant >= 0))
         settings.wrong[0] = '\0';
 }
 
@@ -299,7 +309,8 @@ static void trace_tensor(const adze_op *op, const char *args, const adze_field *
         fprintf(stderr, "@+%lld", (long long)offset);
 }
 
-__attribute__((cold, noinline)) static void trace(const adze_op *op, const char *args, const char *kernel)
+__attribute__((cold, noinline)) static void trace(const adze_op *op, const char *args, const adze_kernel *kernel,
+                                                  int variant)
 {
     flockfile(stderr);
     fprintf(stderr, "%s", op->name);
@@ -322,9 +333,16 @@ __attribute__((cold, noinline)) static void trace(const adze_op *op, const char 
                 fprintf(stderr, " %s=%d", f->name, value);
         }
     }
-    if (((const adze_call *)(const void *)args)->flags & ADZE_CONST_WEIGHTS)
-        fprintf(stderr, " flags=const_weights");
-    fprintf(stderr, " -> %s\n", kernel);
+    const uint32_t flags = ((const adze_call *)(const void *)args)->flags;
+    if (flags)
+        fprintf(stderr,
+                flags == ADZE_CONST_WEIGHTS     ? " flags=const_weights"
+                : flags == ADZE_BATCH_INVARIANT ? " flags=batch_invariant"
+                                                : " flags=%u",
+                flags);
+    const size_t row = strcspn(kernel->name, "/"); /* the name of a variant has its own */
+    fprintf(stderr, " -> %.*s%s%s\n", (int)row, kernel->name, variant < 0 ? "" : "/",
+            variant < 0 ? "" : kernel->variants->list[variant].name);
     funlockfile(stderr);
 }
 
@@ -381,9 +399,9 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
     if (set)
         return refuse_unknown(op, caller, known, size);
     const adze_call *call = (const void *)args;
-    ADZE_REQUIRE((call->flags & ~ADZE_CONST_WEIGHTS) == 0, ADZE_BAD_ARG,
-                 "%s: flags is %#x, it must be 0 or ADZE_CONST_WEIGHTS (%#x)", op->name, call->flags,
-                 ADZE_CONST_WEIGHTS);
+    ADZE_REQUIRE((call->flags & ~(ADZE_CONST_WEIGHTS | ADZE_BATCH_INVARIANT)) == 0, ADZE_BAD_ARG,
+                 "%s: flags is %#x, it must be 0 or a sum of ADZE_CONST_WEIGHTS (%#x) and ADZE_BATCH_INVARIANT (%#x)",
+                 op->name, call->flags, ADZE_CONST_WEIGHTS, ADZE_BATCH_INVARIANT);
     for (const adze_field *f = op->fields; f->name; f++) {
         where[f - op->fields] = (extent){0, 0};
         if (is_tensor(f))
@@ -405,9 +423,31 @@ __attribute__((noinline)) static adze_status check_scratch(const adze_op *op, ad
     return ADZE_OK;
 }
 
+/* Whether ADZE_KERNEL names another kernel, or another variant of it than k alone is. */
 __attribute__((cold, noinline)) static int forced_away(const adze_kernel *k)
 {
-    return strcmp(settings.forced->name, k->name) != 0;
+    const size_t row = strcspn(k->name, "/");
+    return strlen(settings.forced->name) != row || memcmp(settings.forced->name, k->name, row) != 0 ||
+           (k->only && settings.variant >= 0 && k->only - 1 != settings.variant);
+}
+
+/* Traces the call, and runs the variant that is asked for; ADZE_NO_KERNEL: it does not take the call. */
+__attribute__((cold, noinline)) static adze_status run_variant(const adze_op *op, const adze_kernel *k, adze_stream s,
+                                                               const void *args)
+{
+    const int forced = settings.op == op ? settings.variant : -1;
+    adze_choice choice = {.want = k->only ? k->only - 1 : forced, .dry = 1, .ran = -1};
+    if (k->variants) {
+        const adze_status status = adze_run_choice(k, s, args, &choice);
+        if (status != ADZE_OK)
+            return status;
+    }
+    if (settings.trace)
+        trace(op, args, k, choice.ran);
+    choice.dry = 0;
+    return choice.want >= 0 ? adze_run_choice(k, s, args, &choice)
+           : k->on_cuda     ? adze_cuda_call(k->run, s, args)
+                            : k->run(s, args);
 }
 
 __attribute__((cold, noinline)) static void trace_passed_over(const adze_op *op, const adze_kernel *k,
@@ -431,19 +471,23 @@ static adze_status run(const adze_op *op, const adze_kernel *only, adze_stream s
                           : !adze_can_run(k, s)                ? "not for this device"
                           : k->accepts && !k->accepts(s, args) ? "does not take this call"
                                                                : NULL;
-        if (!why) {
-            if (settings.trace)
-                trace(op, args, k->name);
+        if (!why && !settings.trace && settings.op != op && !k->only)
             return k->on_cuda ? adze_cuda_call(k->run, s, args) : k->run(s, args);
+        if (!why) {
+            const adze_status status = run_variant(op, k, s, args);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+            why = "the variant does not take this call";
         }
         if (settings.trace > 1)
             trace_passed_over(op, k, why);
         if (only)
             break;
     }
-    return adze_fail(ADZE_NO_KERNEL, "%s: no kernel for this device, dtype and shape%s%s", op->name,
-                     settings.op == op ? ", of those that ADZE_KERNEL allows: " : "",
-                     settings.op == op ? settings.forced->name : "");
+    const int forced = settings.op == op, variant = forced ? settings.variant : -1;
+    return adze_fail(ADZE_NO_KERNEL, "%s: no kernel for this device, dtype and shape%s%s%s%s", op->name,
+                     forced ? ", of those that ADZE_KERNEL allows: " : "", forced ? settings.forced->name : "",
+                     variant < 0 ? "" : "/", variant < 0 ? "" : settings.forced->variants->list[variant].name);
 }
 
 adze_status adze_dispatch_to(const adze_op *op, const adze_kernel *only, adze_stream s, const void *caller)
@@ -475,6 +519,8 @@ adze_status adze_dispatch_scratch(const adze_op *op, adze_stream s, const void *
     _Alignas(16) char args[ARGS_MAX];
     ADZE_REQUIRE(bytes, ADZE_BAD_ARG, "%s: bytes is NULL", op->name);
     ADZE_CHECK(take_args(op, caller, args));
+    if (op->scratch && s.device != ADZE_CPU) /* it depends on the device */
+        ADZE_CHECK(adze_check_device(op->name, s.device));
     *bytes = op->scratch ? op->scratch(s, args) : 0;
     return ADZE_OK;
 }

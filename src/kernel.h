@@ -13,7 +13,8 @@ extern "C" {
 #ifndef ADZE_OPS
 #    define ADZE_OPS(X)                                                                                              \
         X(rms_norm)                                                                                                  \
-        X(layer_norm) X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(rope) X(qk_norm_rope) X(rope_table)
+        X(layer_norm) X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(rope) X(qk_norm_rope)     \
+            X(rope_table)
 #endif
 
 #define X(name) extern const adze_op adze_op_##name;
@@ -36,6 +37,37 @@ adze_status adze_dispatch_made(const adze_op *op, adze_stream stream, const void
 adze_status adze_fail(adze_status status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 const adze_op *adze_find_op(const char *name, size_t length);
 
+/* variants.c */
+int adze_variant_count(const adze_kernel *kernel);
+int adze_variant_find(const adze_kernel *kernel, const char *name); /* -1: there is none of this name */
+typedef struct adze_variant_row {
+    adze_kernel kernel;
+    char name[64]; /* "cuda/64x8" */
+} adze_variant_row;
+/* Variant i of a kernel as a kernel of its own; `row` must stay where it is. */
+const adze_kernel *adze_variant_kernel(adze_variant_row *row, const adze_kernel *kernel, int i);
+int adze_accepts(const adze_kernel *kernel, adze_stream stream,
+                 const void *args); /* whether it takes a checked call */
+/* Runs a kernel with a choice; the device of the stream is current meanwhile. */
+adze_status adze_run_choice(const adze_kernel *kernel, adze_stream stream, const void *args, adze_choice *choice);
+
+/* tuned.c */
+typedef struct adze_tuned_row { /* a call that `adze tune` timed with every variant */
+    const char *card;           /* of a row that begins the calls of a card: its name; else NULL */
+    int sm_count;
+    const char *date, *driver, *commit;
+    const char *op; /* of a call */
+    int form;
+    int64_t least, most;          /* what the first size may be */
+    int64_t size[ADZE_SIZES - 1]; /* the others are these */
+    const char *variant, *before; /* the fastest variant; the one that the kernel would choose without this row */
+    double us, us_before;
+} adze_tuned_row;
+/* The variant of the table for a problem on a device; -1: it has none, the kernel chooses. */
+int adze_tuned(const adze_op *op, int device, const adze_choice *problem);
+/* Takes other rows, ended by one of neither, and other devices: for tests. */
+void adze_tuned_load(const adze_tuned_row *rows, int devices, const char *const *cards, const int *sm_counts);
+
 /* overlap.c */
 int adze_overlap(const adze_tensor *a, const adze_tensor *b); /* whether they share memory; neither is empty */
 
@@ -54,8 +86,9 @@ size_t adze_cpu_cache(void); /* bytes of the last level of cache */
 int adze_can_run(const adze_kernel *kernel, adze_stream stream);
 adze_status adze_check_device(const char *op, int device); /* that the device exists and this build supports it */
 int adze_cuda_count(void);
-int adze_cuda_sm(int device);       /* 90 for sm_90; 0 without CUDA or without that device */
-int adze_cuda_sm_count(int device); /* multiprocessors */
+int adze_cuda_sm(int device);                           /* 90 for sm_90; 0 without CUDA or without that device */
+int adze_cuda_sm_count(int device);                     /* multiprocessors */
+void adze_cuda_name(int device, char *to, size_t size); /* "NVIDIA H200"; empty when there is no such device */
 adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args); /* with its device current */
 adze_status adze_cuda_prepare(int device);
 
@@ -72,7 +105,12 @@ int adze_cpu_count(void); /* CPUs that this process may use: its affinity, and i
 int adze_cpu_quota(const char *groups, const char *root);
 
 /* tensor.c */
-size_t adze_dtype_size(int dtype); /* bytes; 0 for dtypes that have none */
+size_t adze_dtype_size(int dtype); /* whole bytes; 0 for dtypes that no tensor has */
+/* The bytes of f32, f16 or bf16, inline: kernels scale offsets by it. The type converts to any integer. */
+static inline uint8_t adze_float_size(int dtype)
+{
+    return dtype == ADZE_F32 ? 4 : 2;
+}
 const char *adze_dtype_name(int dtype);
 int64_t adze_count(const adze_tensor *t);
 double adze_get(const adze_tensor *t, int64_t at); /* the element at data + at */
@@ -135,20 +173,22 @@ adze_status adze_check_range(const char *op, const char *name, int32_t value, in
         adze_status adze_##op##_cpu_avx2(adze_stream, const void *);                                                 \
         adze_status adze_##op##_cpu_avx512(adze_stream, const void *);
 #    define ADZE_CPU_ROWS(op)                                                                                        \
-        {"cpu_avx512", 0, ADZE_CPU_AVX512, 0, NULL, adze_##op##_cpu_avx512},                                         \
-            {"cpu_avx2", 0, ADZE_CPU_AVX2, 0, NULL, adze_##op##_cpu_avx2}, {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+        {"cpu_avx512", 0, ADZE_CPU_AVX512, 0, NULL, adze_##op##_cpu_avx512, NULL, 0},                                \
+            {"cpu_avx2", 0, ADZE_CPU_AVX2, 0, NULL, adze_##op##_cpu_avx2, NULL, 0},                                  \
+            {"cpu", 0, 0, 0, NULL, adze_##op##_cpu, NULL, 0},
 #elif defined(__aarch64__)
 #    define ADZE_CPU_DECLARE(op)                                                                                     \
         adze_status adze_##op##_cpu(adze_stream, const void *);                                                      \
         adze_status adze_##op##_cpu_sve(adze_stream, const void *);
 #    define ADZE_CPU_ROWS(op)                                                                                        \
-        {"cpu_sve", 0, ADZE_CPU_SVE, 0, NULL, adze_##op##_cpu_sve}, {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+        {"cpu_sve", 0, ADZE_CPU_SVE, 0, NULL, adze_##op##_cpu_sve, NULL, 0},                                         \
+            {"cpu", 0, 0, 0, NULL, adze_##op##_cpu, NULL, 0},
 #else
 #    define ADZE_CPU_DECLARE(op) adze_status adze_##op##_cpu(adze_stream, const void *);
-#    define ADZE_CPU_ROWS(op)    {"cpu", 0, 0, 0, NULL, adze_##op##_cpu},
+#    define ADZE_CPU_ROWS(op)    {"cpu", 0, 0, 0, NULL, adze_##op##_cpu, NULL, 0},
 #endif
 #if ADZE_CUDA
-#    define ADZE_CUDA_ROW(op) {"cuda", 1, 75, ADZE_ANY_SM, NULL, adze_##op##_cuda},
+#    define ADZE_CUDA_ROW(op) {"cuda", 1, 75, ADZE_ANY_SM, NULL, adze_##op##_cuda, &adze_##op##_cuda_variants, 0},
 #else
 #    define ADZE_CUDA_ROW(op)
 #endif
@@ -156,6 +196,7 @@ adze_status adze_check_range(const char *op, const char *name, int32_t value, in
 #define ADZE_KERNELS(op)                                                                                             \
     ADZE_CPU_DECLARE(op)                                                                                             \
     adze_status adze_##op##_cuda(adze_stream, const void *);                                                         \
+    extern const adze_variants adze_##op##_cuda_variants;                                                            \
     static const adze_kernel kernels[] = {ADZE_CUDA_ROW(op) ADZE_CPU_ROWS(op) ADZE_KERNELS_END};
 
 #ifdef __cplusplus

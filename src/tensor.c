@@ -7,7 +7,7 @@
 
 typedef struct format {
     const char *name;
-    size_t size;
+    int bits;        /* of an element */
     double smallest; /* normal number */
     double spacing;  /* from 1 to the next number; 0: an integer dtype */
     double max;
@@ -15,16 +15,17 @@ typedef struct format {
 
 static const format formats[] = {
     [ADZE_NONE] = {"none", 0, 0, 0, 0},
-    [ADZE_F32] = {"f32", 4, 0x1p-126, 0x1p-23, 0x1.fffffep127},
-    [ADZE_F16] = {"f16", 2, 0x1p-14, 0x1p-10, 65504},
-    [ADZE_BF16] = {"bf16", 2, 0x1p-126, 0x1p-7, 0x1.fep127},
-    [ADZE_F8E4M3] = {"f8e4m3", 1, 0x1p-6, 0x1p-3, 448},
-    [ADZE_I8] = {"i8", 1, 0, 0, 127},
-    [ADZE_I4] = {"i4", 0, 0, 0, 7},
-    [ADZE_I32] = {"i32", 4, 0, 0, 0x7fffffff},
-    [ADZE_I64] = {"i64", 8, 0, 0, 0x1p62},
-    [ADZE_BOOL] = {"bool", 1, 0, 0, 1},
-    [ADZE_F64] = {"f64", 8, 0x1p-1022, 0x1p-52, 0x1.fffffffffffffp1023},
+    [ADZE_F32] = {"f32", 32, 0x1p-126, 0x1p-23, 0x1.fffffep127},
+    [ADZE_F16] = {"f16", 16, 0x1p-14, 0x1p-10, 65504},
+    [ADZE_BF16] = {"bf16", 16, 0x1p-126, 0x1p-7, 0x1.fep127},
+    [ADZE_F8E4M3] = {"f8e4m3", 8, 0x1p-6, 0x1p-3, 448},
+    [ADZE_I8] = {"i8", 8, 0, 0, 127},
+    [ADZE_I4] = {"i4", 4, 0, 0, 7},
+    [ADZE_I32] = {"i32", 32, 0, 0, 0x7fffffff},
+    [ADZE_I64] = {"i64", 64, 0, 0, 0x1p62},
+    [ADZE_BOOL] = {"bool", 8, 0, 0, 1},
+    [ADZE_F64] = {"f64", 64, 0x1p-1022, 0x1p-52, 0x1.fffffffffffffp1023},
+    [ADZE_U8] = {"u8", 8, 0, 0, 255},
 };
 
 static const format *format_of(int dtype)
@@ -34,7 +35,7 @@ static const format *format_of(int dtype)
 
 size_t adze_dtype_size(int dtype)
 {
-    return format_of(dtype)->size;
+    return (size_t)format_of(dtype)->bits / 8;
 }
 
 const char *adze_dtype_name(int dtype)
@@ -102,6 +103,26 @@ static uint16_t put_f16(double value)
     return (uint16_t)(sign | ((bits_of(a) >> 42) - ((1023 - 15) << 10)));
 }
 
+static double get_f8(uint8_t h)
+{
+    const int exponent = (h >> 3) & 15, fraction = h & 7;
+    const double a = (h & 127) == 127 ? NAN : exponent ? ldexp(8 + fraction, exponent - 10) : fraction * 0x1p-9;
+    return h & 128 ? -a : a;
+}
+
+static uint8_t put_f8(double value)
+{
+    const int sign = signbit(value) ? 128 : 0;
+    const double a = fabs(adze_round_to(ADZE_F8E4M3, value));
+    if (!(a <= 448))
+        return (uint8_t)(sign | 127);
+    if (a < 0x1p-6)
+        return (uint8_t)(sign | (int)(a * 0x1p9));
+    int exponent; /* a = fraction * 2^exponent, fraction from 0.5 to 1 */
+    const double fraction = frexp(a, &exponent);
+    return (uint8_t)(sign | (exponent + 6) << 3 | ((int)(fraction * 16) - 8));
+}
+
 double adze_get(const adze_tensor *t, int64_t at)
 {
     switch (t->dtype) {
@@ -116,6 +137,8 @@ double adze_get(const adze_tensor *t, int64_t at)
         memcpy(&f, &bits, sizeof f);
         return f;
     }
+    case ADZE_F8E4M3: return get_f8(((const uint8_t *)t->data)[at]);
+    case ADZE_U8: return ((const uint8_t *)t->data)[at];
     default: return adze_dtype_size(t->dtype) ? ((const int8_t *)t->data)[at] : 0;
     }
 }
@@ -135,6 +158,8 @@ void adze_put(const adze_tensor *t, int64_t at, double value)
         ((uint16_t *)t->data)[at] = (uint16_t)(bits >> 16);
         break;
     }
+    case ADZE_F8E4M3: ((uint8_t *)t->data)[at] = put_f8(value); break;
+    case ADZE_U8: ((uint8_t *)t->data)[at] = (uint8_t)value; break;
     default: /* a dtype without a size has no elements to write */
         if (adze_dtype_size(t->dtype))
             ((int8_t *)t->data)[at] = (int8_t)value;

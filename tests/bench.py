@@ -1,4 +1,4 @@
-"""The benchmark as a program: what it writes, what it compares, what it refuses. How fast it is, is not judged here.
+"""The benchmark as a program: what it writes, what it compares, what it refuses. Speed is not tested here.
 
 python3 tests/bench.py build/adze FOLDER
 """
@@ -40,9 +40,10 @@ def main(adze, folder):
     shown = page.read_text()
     expect("<svg" in shown, "the page has no picture")
     device = "0" if report["machine"]["sm"] else "cpu"
-    told = [html.unescape(line) for line in re.findall(r"<tr id=.*?<code>(.*?)</code>", shown)]
+    shown_lines = [html.unescape(line) for line in re.findall(r"<tr id=.*?<code>(.*?)</code>", shown)]
     expect(
-        told == [f"adze run --device {device} '{row['line']}'" for row in report["rows"]], "rows without a command"
+        shown_lines == [f"adze run --device {device} '{row['line']}'" for row in report["rows"]],
+        "rows without a command",
     )
     left_out = re.search(r"id=\"left-out\".*?</details>", shown, re.S)[0]
     expect("timed with bf16" in left_out, "the page does not say which dtype was timed")

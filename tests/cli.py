@@ -1,4 +1,4 @@
-"""The program as a user meets it: options, exit statuses, lines that are wrong, files that cannot be written.
+"""The program as a user sees it: options, exit statuses, lines that are wrong, files that cannot be written.
 
 python3 tests/cli.py build/adze FOLDER
 """
@@ -43,9 +43,9 @@ def options(adze):
     adze.says(2, r"adze COMMAND --help", *[])
     for word in ("-h", "--help"):
         adze.says(0, r"adze check .*\n", word)
-        for command in ("info", "check", "bench", "run", "new", "skills"):
+        for command in ("info", "check", "bench", "run", "tune", "new", "skills"):
             adze.says(0, rf"^adze {command} ", command, word)
-    for command in ("info", "check", "bench", "run", "new", "skills"):
+    for command in ("info", "check", "bench", "run", "tune", "new", "skills"):
         adze.says(0, version, command, "--version")
         adze.says(2, rf"adze {command}: '--nosuch' is not an option", command, "--nosuch")
         adze.says(2, rf"adze {command}: '--nosuch=1' is not an option", command, "--nosuch=1")
@@ -65,7 +65,7 @@ def options(adze):
     adze.says(2, r"--device cpu leaves out what --require=cuda asks for", "check", "--device=cpu", "--require=cuda")
     adze.says(2, r"--dtype is 'f64', it must be bf16\|f16\|f32", "bench", "--dtype=f64")
     adze.says(2, r"--quick and --full", "bench", "--quick", "--full")
-    adze.says(2, r"'x' is not understood", "info", "x")
+    adze.says(2, r"'y' is a second word", "info", "x", "y")
     adze.says(0, r"\n[1-9]\d* passed, 0 failed", "check", "rope_table", "--device=cpu", "--kernel=cpu")
 
 
@@ -106,9 +106,9 @@ def lines(adze):
         "rms_norm x=bf16[4,8] values:nosuch": "values: is 'nosuch', it must be one of tiny, .*special",
         "rms_norm x=bf16[4,8] values:": "values: is ''",
         "rms_norm x=bf16[4,8] values:tiny values:zero": "values: is given twice",
-        "rms_norm x=bf16[4,8] flags=nosuch": "flags must be a whole number or one of const_weights",
+        "rms_norm x=bf16[4,8] flags=nosuch": "flags must be a whole number or one of const_weights, batch_invariant",
         "rms_norm x=bf16[4,8] flags=": "a whole number is expected",
-        "rms_norm x=bf16[4,8] flags=128": "flags is 0x80, it must be 0 or ADZE_CONST_WEIGHTS",
+        "rms_norm x=bf16[4,8] flags=128": "flags is 0x80, it must be 0 or a sum of ADZE_CONST_WEIGHTS .* and ADZE_BATCH_INVARIANT",
         "rms_norm x=bf16[4,8] flags=1 flags=1": "flags is given twice",
         "glu x=bf16[4,8] act=nosuch": "act must be a whole number or one of silu",
     }

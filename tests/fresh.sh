@@ -97,7 +97,7 @@ sources >"$work/sources"
 apt-config dump | grep '^Acquire::' >"$work/apt.conf"
 
 # Variables: pip's settings whether they are in a file or in the environment, proxies, this machine's certificates. Local
-# indexes and folders of wheels are mounted; an index of files has the files beside it.
+# indexes and folders of wheels are mounted; an index of files has the files next to it.
 certificates=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
 [ -f "$certificates" ] || certificates=/dev/null
 python3 - "$work" "$certificates" <<'PYTHON'

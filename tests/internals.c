@@ -38,7 +38,7 @@ static void check_growth(void)
                                        {"factor", ADZE_FLOAT, offsetof(adze_grown_args, factor), NULL, {0, 0, 0}},
                                        {"mode", ADZE_INT, offsetof(adze_grown_args, mode), NULL, {0, 0, 0}},
                                        ADZE_FIELDS_END};
-    static const adze_kernel kernels[] = {{"cpu", 0, 0, 0, NULL, grown_run}, ADZE_KERNELS_END};
+    static const adze_kernel kernels[] = {{"cpu", 0, 0, 0, NULL, grown_run, NULL, 0}, ADZE_KERNELS_END};
     int n = 0;
     for (; adze_op_activation.fields[n].name; n++)
         grown_fields[n] = adze_op_activation.fields[n];

@@ -1,5 +1,5 @@
-"""Looks at a page as a phone does: it must fill a screenshot, say nothing on the console and never scroll sideways.
-Its filters must leave the rows that were picked, and `adze run` must take the command of each row.
+"""Opens a page in the size of a phone: it must fill a screenshot, log nothing on the console and never scroll
+sideways. Its filters must leave the rows that were picked, and `adze run` must accept the command of each row.
 
 python3 tests/page.py CHROMIUM PAGE.html build/adze
 """

@@ -16,7 +16,7 @@ builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
 steps='check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
-steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli example symbols headers docs cuda-graph"
+steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph"
 quiet='sdist wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
@@ -96,7 +96,7 @@ step_check-sanitized() {
     about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer'
     build/san/adze check --device cpu
 }
-# Programs of threads, and the library, under ThreadSanitizer. It wants addresses where it expects them.
+# Programs of threads, and the library, under ThreadSanitizer. It needs a fixed address layout (setarch -R).
 step_check-tsan() {
     about 'threads.c and dlopen.c under ThreadSanitizer'
     local program
@@ -281,6 +281,16 @@ assert textwrap.indent(block, "    ") in open("examples/rms_norm.c").read(), "do
 step_cli() {
     about 'options, errors and files of the program'
     python3 tests/cli.py build/adze "$logs/cli"
+}
+# The program with an op whose kernel has variants, also where there is no GPU; and with a wrong one among them.
+step_variants-cli() {
+    about 'kernels with variants: listed, traced, forced, checked, timed and tuned'
+    local flag
+    for flag in VARIANTS BROKEN; do
+        cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE "-D$flag" -Iinclude -Isrc tests/variants/op.c build/cli/*.o -Lbuild \
+            -l:libadze_check.a -l:libadze.a $(sed -n 's/^Libs.private: //p' build/adze.pc) -o "$logs/adze-$flag"
+    done
+    python3 tests/variants.py build/adze "$logs/adze-VARIANTS" "$logs/adze-BROKEN" "$logs/variants-cli"
 }
 step_bench() {
     about '`adze bench`: what it writes, compares and refuses'

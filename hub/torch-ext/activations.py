@@ -14,7 +14,7 @@ def _is_rows(t):
 
 
 def _write(out, x, run):
-    """run(x, out); views that the kernels do not take are exchanged for dense rows."""
+    """run(x, out). Views that the kernels do not accept are copied to contiguous rows."""
     if _is_rows(x) and _is_rows(out):
         run(x, out)
     else:

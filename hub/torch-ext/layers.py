@@ -19,7 +19,7 @@ _TYPES = (torch.Tensor, nn.Parameter)
 
 
 def _fits(x, *others):
-    """Whether the kernels take x, and the others with it, and no gradient is wanted."""
+    """Whether the kernels accept x together with the others, and no gradient is needed."""
     if x.dtype not in _DTYPES or x.device.type not in ("cpu", "cuda") or not 1 <= x.dim() <= 5:
         return False
     if torch.is_autocast_enabled(x.device.type):

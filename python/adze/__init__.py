@@ -16,7 +16,7 @@ _HOME = {
     "compile": "inductor.compile",
     "graph": "graphs.cuda_graph",
     "GraphHandle": "graphs.cuda_graph",
-    **dict.fromkeys([*_header.OPS, *_header.ROUNDING], "operators.ops"),
+    **dict.fromkeys([*_header.OPS, "linear", *_header.ROUNDING], "operators.ops"),
 }
 __all__ = sorted(_HOME)
 

@@ -1,4 +1,4 @@
-"""The scripts of bench/ as modules. One has the name of a module of these tests, so names are given back."""
+"""The scripts of bench/ as modules. One has the name of a module of these tests, so sys.modules is restored."""
 
 import importlib
 import pathlib

@@ -16,6 +16,7 @@ def _calls():
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     image, large = randn(2, 8, 5, 4), randn(1, 4, 128, 128)
     channels, bias = randn(8), randn(8)
+    weights = [randn(n, 65) for n in (20, 20, 7)]
     pos, freq = np.arange(12, dtype=np.int32).reshape(3, 2, 2), np.linspace(1, 0.01, 6, dtype=np.float32)
     axis = np.array([0, 0, 1, 1, 0, 1], np.int32)
     modulated = dict(
@@ -45,6 +46,15 @@ def _calls():
         ("glu", (x, r), {"rounding": 2}),
         ("softmax", (x,), {}),
         ("softmax", (x, r[:1]), {"scale": 0.125}),
+        ("gemm", (x, weights[0]), {}),
+        ("gemm", (x[0], weights[0], randn(20)), {"act": "silu", "out_dtype": "float32"}),
+        ("gemm", (x, weights[0]), {"w2": weights[1], "w3": weights[2], "bias2": randn(20)}),
+        ("gemm", (x, weights[0]), {"w2": weights[1], "separate": True, "norm": "layer", "eps": 1e-5}),
+        ("gemm", (x, weights[0]), {"w2": weights[1], "w3": weights[2], "separate": True, "norm": "rms"}),
+        ("gemm", (x, weights[0]), {"w2": weights[1], "glu": True, "norm": "rms", "norm_weight": w, "rounding": 3}),
+        ("gemm", (x, weights[0]), {"residual": randn(2, 3, 20), "gate": randn(20), "rounding": 2}),
+        ("gemm", (x, randn(2, 11, 65)), {}),
+        ("gemm", (x[:0], weights[0]), {}),
         ("rope", (q, None, cos, sin), {}),
         ("rope", (q, k, cos, sin), {"interleaved": True, "rounding": 2}),
         ("rope", (q, k, cos[:, :4].copy(), sin[:, :4].copy()), {"rotary_dim": 8}),
@@ -97,7 +107,7 @@ def _bits(array):
 
 def torch_of(array):
     """A tensor on torch's default device. An empty array's strides are zero in torch, which the last one may not be:
-    it is made anew."""
+    it is made again."""
     import torch
 
     if array.size == 0:
@@ -121,6 +131,6 @@ def torch_call(call, dtype):
 
 
 def expected(call, dtype):
-    """What adze.ops gives on torch's default device, whose own values test_ops.py judges."""
+    """The results of adze.ops on torch's default device, whose values test_ops.py checks."""
     function, args, kwargs = torch_call(call, dtype)
     return bits(function(*args, **kwargs))

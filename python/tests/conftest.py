@@ -6,12 +6,12 @@ import os
 import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of a GPU's memory from torch
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products that may be asked to be deterministic
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS can then be deterministic
 
 if importlib.util.find_spec("torch"):
     import torch
 
-    torch.backends.cudnn.allow_tf32 = False  # convolutions of f32 keep f32's precision, as products do by default
+    torch.backends.cudnn.allow_tf32 = False  # convolutions of f32 keep full precision, as GEMMs do by default
     if os.environ.get("ADZE_TEST_DEVICE", "cpu") != "cpu":
         torch.set_default_device(os.environ["ADZE_TEST_DEVICE"])
 

@@ -44,6 +44,6 @@ class Watch(TorchDispatchMode):
         return sum(n for op, n in self.seen.items() if op.startswith("adze."))
 
     @property
-    def products(self):
+    def matmuls(self):
         """How many multiplied matrices."""
         return sum(self.seen[f"aten.{name}"] for name in ("mm", "addmm", "addmm_", "linear"))

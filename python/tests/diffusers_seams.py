@@ -1,4 +1,4 @@
-"""Judges a patched module between its matrix products: its children play back what they did in the original one."""
+"""Checks a patched module between its GEMMs: its children replay what they computed in the original one."""
 
 import contextlib
 import inspect
@@ -31,13 +31,14 @@ def tensors(value, name=""):
             yield from tensors(item, f"{name}.{i}")
 
 
-class FloatProducts(TorchFunctionMode):
-    """Products of bf16 on the CPU, computed in f32 and rounded once, as a processor with bf16 does them: one without
-    takes two hundred times as long. They are the model's part of the work, the same with adze and without.
+class FloatMatmuls(TorchFunctionMode):
+    """GEMMs of bf16 on the CPU, computed in f32 and rounded once, as a processor with bf16 instructions computes
+    them. Without such instructions torch's own take two hundred times as long. GEMMs are the model's part of the
+    work, the same with adze and without.
 
-    Of another dtype and device: what is summed in a dtype twice as wide has the same bits in any order."""
+    With another dtype and device, sums in a dtype twice as wide have the same bits in any order."""
 
-    PRODUCTS = (F.linear, F.conv2d, F.scaled_dot_product_attention)
+    MATMULS = (F.linear, F.conv2d, F.scaled_dot_product_attention)
 
     def __init__(self, dtype=torch.bfloat16, wide=torch.float32, device="cpu"):
         super().__init__()
@@ -46,7 +47,7 @@ class FloatProducts(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         x = next(iter((*args, *kwargs.values())), None)
-        if function not in self.PRODUCTS or x.dtype != self.dtype or x.device.type != self.device:
+        if function not in self.MATMULS or x.dtype != self.dtype or x.device.type != self.device:
             return function(*args, **kwargs)
         args, kwargs = tree_map_only(torch.Tensor, self._widened, (args, kwargs))
         return function(*args, **kwargs).to(self.dtype)
@@ -56,7 +57,7 @@ class FloatProducts(TorchFunctionMode):
 
 
 class Tally:
-    """How far outputs of ops are from each other, by kind of op: few elements do not hide among many."""
+    """Differences between outputs, counted per kind of op, so that a few wrong elements do not hide among many."""
 
     def __init__(self):
         self.counts = {}
@@ -102,8 +103,8 @@ class Range:
             self.least, self.largest = torch.minimum(self.least, value), torch.maximum(self.largest, value)
 
     def judge(self, what, found):
-        """In a half dtype an element is the model's, or one it has when a rounding of its own that is within float's
-        error of a midpoint goes the other way."""
+        """In a half dtype an element must be the model's, or what the model computes when one of its roundings within
+        float's error of a midpoint goes the other way."""
         if found.dtype not in HALVES:
             compare(what, self.value, found)
             return
@@ -118,9 +119,9 @@ class Range:
 
 
 class Seams:
-    """A module's calls of its children and of attention: recorded first, then given back, with their inputs compared.
+    """A module's calls of its children and of attention: recorded first, then replayed, with their inputs compared.
 
-    So each stretch between two matrix products is judged on the same inputs, and one rounding that differs does not
+    So each part between two GEMMs is checked on the same inputs, and one rounding that differs does not
     spread. Leaf norms and activations are not seams: they are what is fused."""
 
     DRAWS = 10
@@ -178,7 +179,7 @@ class Seams:
         return result
 
     def replay(self, args, kwargs):
-        """The module's output where its children do what they did; all is judged."""
+        """The module's output with replayed children; everything is checked."""
         self.forced = {path: list(calls) for path, calls in self.calls.items()}
         result = self.run(args, kwargs)
         left = [path for path, calls in self.forced.items() if calls]
@@ -188,7 +189,7 @@ class Seams:
         return result
 
     def run(self, args, kwargs):
-        """The module's output; its children are recorded the first time, and play their parts from then on."""
+        """The module's output. Its children are recorded the first time, and replayed from then on."""
         before = {}
         for path, child in self._children():
             before[child] = child.__dict__.get("forward")
@@ -207,7 +208,7 @@ class Seams:
 
 
 class Attention:
-    """Stands for diffusers' dispatch_attention_fn, so that it can be a seam."""
+    """Replaces diffusers' dispatch_attention_fn, so that it can be recorded and replayed too."""
 
     seams = None
 
@@ -241,8 +242,8 @@ def recorded(model, inputs, paths):
 
 @contextlib.contextmanager
 def group_norms_in_float():
-    """Group norms that round once. On CUDA torch 2.11 rounds each group's mean and 1 / deviation to a half dtype
-    before it uses them, which moves a whole group by more than a rounding: what adze has to match is the formula."""
+    """Group norms that round once. On CUDA torch 2.11 rounds each group's mean and 1 / deviation to the half dtype
+    before it uses them. That moves a whole group by more than one rounding, so adze is compared with the formula."""
     forward = nn.GroupNorm.forward
 
     def in_float(self, x):

@@ -1,5 +1,5 @@
-"""A vllm package with as much of vLLM as adze's plugin touches, as vLLM 0.19 to 0.32 have it, for tests of what is
-missing or raises."""
+"""A vllm package with the parts of vLLM that adze's plugin uses, as in vLLM 0.19 to 0.32. Tests remove parts, or make
+them raise."""
 
 import sys
 import types

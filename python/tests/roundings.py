@@ -9,16 +9,16 @@ aten = torch.ops.aten
 
 
 def float_error(dim):
-    """Of a row's norm in float32, relative to the largest element. Two ways to compute it sum the row in at least 16
-    lanes and take a root of the sum (dim / 32 + 2 roundings each), then round at most 16 times each; a rounding is
-    half a unit, 2^-24."""
+    """The error of a row's norm in float32, relative to the largest element. Both ways to compute it sum the row in
+    at least 16 lanes and take a root of the sum (dim / 32 + 2 roundings each). Then they round at most 16 times each.
+    A rounding is half a unit, 2^-24."""
     return (dim / 16 + 4 + 32) * 2.0**-24
 
 
 class Moved(TorchDispatchMode):
-    """What rounds to a half dtype is computed in float32, moved by the error of float, and rounded; what is float32
-    is moved. Draw 0 moves everything up and draw 1 down, so that a value within float's error of a midpoint is
-    rounded both ways; the others draw a sign for each element, for sums whose terms cancel."""
+    """Results of a half dtype are computed in float32, moved by the error of float, and rounded. Results of float32
+    are moved. Draw 0 moves everything up and draw 1 down, so that a value within float's error of a midpoint is
+    rounded both ways. The other draws choose a sign for each element, for sums whose terms cancel."""
 
     def __init__(self, draw):
         super().__init__()
@@ -65,9 +65,10 @@ class Moved(TorchDispatchMode):
 
 
 class Scattered(Moved):
-    """What rounds to a half dtype goes to either neighbour by chance, the nearer more often. Where the exact value
-    lies a share f of a unit above the lower one, the square of the error is f (1 - f) on average, so 1/6 over all f,
-    where the nearest has 1/12: twice the variance, with another draw each time."""
+    """Stochastic rounding: a result of a half dtype goes to either neighbour, to the nearer one more often. Where the
+    exact value lies a share f of a unit above the lower neighbour, the mean square of the error is f (1 - f), which
+    is 1/6 over all f. Rounding to the nearest has 1/12. So the variance is twice as large, and each run draws another
+    error."""
 
     def _move(self, value, dtype, norm):
         if dtype not in HALVES:

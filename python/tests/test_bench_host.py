@@ -1,4 +1,4 @@
-"""host_cost.py without a GPU: the program that times calls from C, and how a call's cost is told in parts."""
+"""host_cost.py without a GPU: the program that times calls from C, and how a call's cost is split into parts."""
 
 import pathlib
 import shutil
@@ -18,13 +18,13 @@ bench = bench_scripts.fixture("report", "host_cost")
 def test_the_program_times_calls_from_c(bench):
     if not shutil.which("g++"):
         pytest.skip("g++ is not here")
-    told = bench["host_cost"].program(False, bench_scripts.ROOT / "build" / "libadze.so")()
-    assert set(told) == {"C, no elements", "C, one row"}
-    assert 10 < told["C, no elements"] < told["C, one row"] < 1e6  # one computes, the other does not
+    times = bench["host_cost"].program(False, bench_scripts.ROOT / "build" / "libadze.so")()
+    assert set(times) == {"C, no elements", "C, one row"}
+    assert 10 < times["C, no elements"] < times["C, one row"] < 1e6  # one computes, the other does not
 
 
 def test_a_library_that_is_not_there(bench, tmp_path):
-    with pytest.raises(SystemExit, match="libadze.so is not there: run make"):
+    with pytest.raises(SystemExit, match="libadze.so does not exist: run make"):
         bench["host_cost"].program(False, tmp_path / "libadze.so")
 
 

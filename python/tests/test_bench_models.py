@@ -85,8 +85,12 @@ def test_a_report_has_errors_and_equal_shares(bench):
     report = bench["report"]
     assert "| decode, adze | 2.00 | 1.0 % | 1.00 | - | - | 0.90 | 4 % | 6 % |" in report.models_section(run)
     assert "| tiny, decode | 2.00 | 2.00 | 2.00 | 2.00 | - | - | 0.90 |" in report.models_table({"there": [run]})
+    run["rows"] = [rows[0], rows[1], rows[3]]
+    assert "| tiny, decode | 2.00 | 2.00 | 2.00 | - | - | - | 0.90 |" in report.models_table({"there": [run]})
     run["rows"] = rows[:3]
     assert report.models_table({"there": [run]}) == "", "a step without a time of plain adze.patch"
+    run["rows"] = [rows[0], rows[3]]
+    assert report.models_table({"there": [run]}) == "", "a step without a time of torch.compile"
 
 
 def test_switches_name_variants(bench):
@@ -182,12 +186,12 @@ def test_a_block_compiled_as_a_program(tmp_path):
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     command = [sys.executable, str(bench_scripts.BENCH / "compile_graph.py"), *FEW, "--variants", "pass"]
     command += ["--commit", "abc", "--json", str(out), "--plot", str(picture)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     assert_result(0, result, "compile_graph", ["eager", "pass"], ["16 tokens"])
     assert result["rows"][1]["letter"] == "C" and result["rows"][1]["replaced"]["silu, product"] == 1
-    assert picture.exists() or "matplotlib is not installed" in told.stderr
+    assert picture.exists() or "matplotlib is not installed" in done.stderr
 
 
 class Scale(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""compare_torch.py --sweep on the CPU, with small calls: what is drawn, how it is judged, what is told."""
+"""compare_torch.py --sweep on the CPU, with small calls: what is drawn, how it is verified, and the summary."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def adze(bench):
 
 @pytest.fixture
 def quick(bench, monkeypatch):
-    """What is compiled, as it is: one test below runs the compiler."""
+    """Runs the formulas without compiling them. One test below runs the compiler."""
 
     def way(call, tuned):
         return lambda given: bench["formulas"].PLAIN[call.op](**given, **call.numbers)
@@ -60,14 +60,14 @@ def test_a_seed_says_all(bench):
     assert [call.line for call in draws(7, 60)][:40] == calls
     assert not set(calls) & {call.line for call in draws(8, 40)}
     code = "import sweep_draw; print('\\n'.join(call.line for call in sweep_draw.draws(7, 40)))"
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONHASHSEED": "5", "PYTHONPATH": str(bench_scripts.BENCH)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.splitlines() == calls
+    assert done.stdout.splitlines() == calls
 
 
 def test_draws_cover_what_is_legal(bench):
@@ -124,22 +124,22 @@ def test_lines_are_those_that_the_library_traces(bench):
         "    sweep.adze_way(adze, call, 'cpu')(sweep.tensors(call, 'cpu'))\n"
     )
     environment = os.environ | {"ADZE_TRACE": "1", "PYTHONPATH": str(bench_scripts.BENCH)}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    lines = [line for line in told.stderr.splitlines() if line]
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
     assert len(lines) == 90
     acts = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "half": 0, "interleaved": 1}
 
-    def told_by(line):
-        """By name: a tensor's text, or a number; zeros are not told."""
+    def fields_of(line):
+        """By name: a tensor's text, or a number; zeros are left out."""
         words = dict(word.split("=") for word in line.split(" -> ")[0].split()[1:])
         numbers = {k: float(acts.get(v, v)) for k, v in words.items() if "[" not in v}
         return {k: v for k, v in words.items() if "[" in v}, {k: v for k, v in numbers.items() if v}
 
     for call, drawn, traced in zip(bench["sweep_draw"].draws(2, 45, tiny=True), lines[::2], lines[1::2], strict=True):
-        tensors, numbers = told_by(traced)
-        assert {k: v for k, v in tensors.items() if k not in call.outputs} == told_by(drawn[2:])[0], traced
-        assert numbers == pytest.approx(told_by(drawn[2:])[1], rel=1e-6), traced
+        tensors, numbers = fields_of(traced)
+        assert {k: v for k, v in tensors.items() if k not in call.outputs} == fields_of(drawn[2:])[0], traced
+        assert numbers == pytest.approx(fields_of(drawn[2:])[1], rel=1e-6), traced
 
 
 def test_every_op_on_the_cpu(bench, run, quick, capsys):
@@ -157,8 +157,8 @@ def test_every_op_on_the_cpu(bench, run, quick, capsys):
         assert row["share"] == pytest.approx(row["bytes"] / row["us"]["adze"] / 1000 / result["copy_gbps"])
     assert result["summary"]["timed"] == result["summary"]["drawn"] == 18 and result["summary"]["wrong"] == 0
     assert result["summary"]["min"] == min(row["ratio"] for row in rows)
-    told = capsys.readouterr().out
-    assert "The 10 worst:" in told and told.count("% of copy") == 10 and "18 of 18 calls timed, 0 wrong" in told
+    done = capsys.readouterr().out
+    assert "The 10 worst:" in done and done.count("% of copy") == 10 and "18 of 18 calls timed, 0 wrong" in done
 
 
 def test_a_wrong_kernel_has_no_speed(bench, run, quick, monkeypatch, capsys):
@@ -190,8 +190,8 @@ def test_a_call_that_is_refused_is_wrong(bench, run, quick, monkeypatch, capsys)
     monkeypatch.setattr(bench["sweep"], "adze_way", refuse)
     status, result = run("--op", "glu", "--count", "1", "--seconds", "600")
     assert status == 1 and result["summary"]["wrong"] == 1 and result["summary"]["min"] is None
-    told = capsys.readouterr().out
-    assert "WRONG" in told and "left out: adze: glu: no kernel takes it" in told
+    done = capsys.readouterr().out
+    assert "WRONG" in done and "left out: adze: glu: no kernel takes it" in done
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -248,7 +248,7 @@ def test_the_compiler_is_run_before_and_its_work_is_found(bench, run, capfd):
 def test_no_call_is_begun_when_the_time_is_over(run, quick, capsys):
     status, result = run("--count", "4", "--seconds", "0")
     assert status == 0 and result["rows"] == [] and result["summary"]["drawn"] == 4
-    assert "4 were left when the time was over" in capsys.readouterr().out
+    assert "4 were not run: the time was over" in capsys.readouterr().out
 
 
 def test_an_op_that_is_not_there(bench, monkeypatch, capsys):
@@ -302,6 +302,6 @@ def test_summary_counts(bench):
         "drawn": 9, "timed": 5, "wrong": 1, "min": 0.9, "median": 0.98, "losses": 2, "large": 2, "large_below": 1,
         "large_off": 2, "large_off_below": 1,
     }  # fmt: skip
-    assert "5 of 9 calls timed, 1 wrong; best peer / adze: least 0.90, median 0.98; 2 below" in bench["sweep"].told(
-        found
-    )
+    assert "5 of 9 calls timed, 1 wrong; best peer / adze: least 0.90, median 0.98; 2 below" in bench[
+        "sweep"
+    ].summary_text(found)

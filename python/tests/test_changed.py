@@ -136,7 +136,7 @@ def test_silu_in_place():
 @pytest.mark.parametrize(
     "name, attribute", [("gpt_neox_sequential", "use_parallel_residual"), ("falcon_sequential", None)]
 )
-def test_blocks_beside_each_other(name, attribute):
+def test_attention_and_mlp_in_parallel(name, attribute):
     model, inputs = models.build(name), models.inputs(name)
 
     def change():

@@ -1,6 +1,7 @@
-"""What a GPU alone can show: the CPU's numbers, streams, threads, devices, graphs, weights that come and go.
+"""Tests that need a GPU: the CPU's values, streams, threads, devices, graphs, weights that are offloaded.
 
-The other tests run on a GPU too: ADZE_TEST_DEVICE=cuda, see conftest.py."""
+The other tests run on a GPU too: ADZE_TEST_DEVICE=cuda, see conftest.py.
+"""
 
 import threading
 
@@ -53,7 +54,7 @@ def test_the_numbers_of_the_cpu(dtype):
 # ---- Streams and threads ----
 
 
-def beside_a_sleep(run):
+def while_the_default_stream_sleeps(run):
     """The result of run() on a stream of its own, which ends while the default stream sleeps."""
     side, slept = torch.cuda.Stream(), torch.cuda.Event()
     torch.cuda.synchronize()
@@ -77,7 +78,7 @@ def test_a_side_stream_does_not_wait():
         return [function(*args, **kwargs) for function, args, kwargs in prepared]
 
     want = [bits(result) for result in run()]
-    got = beside_a_sleep(run)
+    got = while_the_default_stream_sleeps(run)
     assert [bits(result) for result in got] == want
 
 
@@ -87,7 +88,7 @@ def test_tvm_ffi_runs_on_the_current_stream():
 
     x = torch.randn(64, 512)
     want = adze.softmax(x)
-    assert torch.equal(beside_a_sleep(lambda: adze.tvm_ffi.softmax(x)), want)
+    assert torch.equal(while_the_default_stream_sleeps(lambda: adze.tvm_ffi.softmax(x)), want)
 
 
 def test_threads_on_their_own_streams():
@@ -284,12 +285,12 @@ def test_offloaded_pipelines(offload, when):
         assert torch.equal(images(pipe), expected)
 
 
-# ---- Products ----
+# ---- GEMMs ----
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
-def test_a_product_and_its_gelu(dtype):
-    """At once it is nearer to the exact values than with a product that was rounded."""
+def test_a_gemm_and_its_gelu(dtype):
+    """As an epilogue the gelu is nearer to the exact values than after a GEMM whose output was rounded."""
     from adze.patching.norm_act import linear_gelu
 
     proj = torch.nn.Linear(256, 512, dtype=dtype).requires_grad_(False)

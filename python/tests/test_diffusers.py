@@ -20,7 +20,7 @@ import adze  # noqa: E402
 import diffusers_models  # noqa: E402
 from adze.patching.fingerprint import fingerprint  # noqa: E402
 from device import Watch, here  # noqa: E402
-from diffusers_seams import Attention, FloatProducts, Seams, check_numbers, output, recorded, tensors  # noqa: E402
+from diffusers_seams import Attention, FloatMatmuls, Seams, check_numbers, output, recorded, tensors  # noqa: E402
 from roundings import Scattered  # noqa: E402
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -39,8 +39,8 @@ def attention_seam(monkeypatch):
 
 
 @pytest.fixture
-def float_products():
-    with FloatProducts():
+def float_matmuls():
+    with FloatMatmuls():
         yield
 
 
@@ -50,7 +50,7 @@ def float_products():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", ["tiny", "eligible"])
 @pytest.mark.parametrize("name", diffusers_models.MODELS)
-def test_numbers(name, size, dtype, attention_seam, float_products):
+def test_numbers(name, size, dtype, attention_seam, float_matmuls):
     model, inputs = diffusers_models.make(name, size == "eligible", DTYPES[dtype])
     handle, expected = check_numbers(model, inputs)
     found = output(model, inputs)
@@ -73,8 +73,8 @@ WRONG = {  # what a kernel may leave out or take from elsewhere, as a change tha
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_numbers_are_seen(wrong, attention_seam, float_products):
-    """What judges a block must not pass one that computes something else."""
+def test_wrong_numbers_are_seen(wrong, attention_seam, float_matmuls):
+    """The check of a block must fail for one that computes something else."""
     name, change = WRONG[wrong]
     model, inputs = diffusers_models.make(name, False, torch.bfloat16)
     kind = {"sdxl": "BasicTransformerBlock", "ltx": "LTXVideoTransformerBlock"}[name]
@@ -212,7 +212,7 @@ REPLACED = {
 
 @pytest.mark.parametrize("name", diffusers_models.MODELS)
 def test_report(name):
-    """All that a rule cares for is replaced, and the rest says why not; strict agrees."""
+    """Every module that a rule is made for is replaced, the report has a reason for the others, and strict agrees."""
     model, _ = diffusers_models.make(name)
     handle = adze.patch(model, strict=True)
     assert {(row.cls, row.rule) for row in handle.rows} == REPLACED[name]
@@ -266,16 +266,17 @@ def test_remove_leaves_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["ltx", "flux", "wan", "hunyuan_video", "qwen_image"])
-def test_fast_is_as_near_to_float_and_not_the_same(name, float_products):
-    """It rounds less than the model and adds up in another order. So its error is one that the model's own roundings
-    could have: of 16 runs that round by chance, which doubles the variance, no more than 4 standard deviations above
-    the mean, over the square root of 2; in the root mean square and in the largest element."""
+def test_fast_is_as_near_to_float_and_not_the_same(name, float_matmuls):
+    """ "fast" rounds less than the model and adds in another order, so its error must be one that the model's own
+    roundings could have. 16 runs with stochastic rounding, which doubles the variance, give a mean and a deviation.
+    The error, in the root mean square and in the largest element, must be at most 4 standard deviations above that
+    mean, divided by the square root of 2."""
     model, inputs = diffusers_models.make(name, True, torch.bfloat16)
     with Watch() as before:
         expected = output(model, inputs)
     with adze.patched(model, numerics="fast"), Watch() as after:
         found = output(model, inputs)
-    assert after.products < before.products
+    assert after.matmuls < before.matmuls
     assert not torch.equal(found, expected)
     runs = []
     for draw in range(16):
@@ -291,7 +292,7 @@ def test_fast_is_as_near_to_float_and_not_the_same(name, float_products):
         assert own <= limit  # or the limit would not be the model's
 
 
-# ---- What models are asked to do ----
+# ---- Other ways to call a model ----
 
 
 def check_outputs(model, inputs, around=contextlib.nullcontext):
@@ -483,7 +484,7 @@ def test_offload(name, offload, when):
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", HOOKED)
 def test_layerwise_casting(name, when):
-    """Weights of matrix products are kept in fp8, and cast for their module's call."""
+    """Weights of Linears are kept in fp8, and cast for each call of their module."""
 
     def cast(model):
         model.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)

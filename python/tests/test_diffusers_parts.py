@@ -89,7 +89,7 @@ def test_parts_of_one_tensor_are_joined_without_a_copy():
 
 
 @pytest.mark.parametrize("size", [64, 61])
-def test_an_activation_beside_another_tensor(size):
+def test_an_activation_writes_its_part_of_a_concatenation(size):
     first, x = torch.randn(2, 5, size, dtype=torch.bfloat16), torch.randn(2, 5, 96, dtype=torch.bfloat16)
     expected = torch.cat([first, adze.activation(x, "gelu_pytorch_tanh")], dim=-1)
     for parts in [(first, x), (first.transpose(0, 1).contiguous().transpose(0, 1), x)]:

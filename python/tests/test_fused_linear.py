@@ -1,4 +1,4 @@
-"""numerics="fast" makes the products that read the same input as one: how weights lie, and what they stay."""
+"""numerics="fast" runs Linears that read the same input as one GEMM: the layout of the weights, and their values."""
 
 import copy
 
@@ -23,11 +23,11 @@ def logits(model):
     return model(input_ids=torch.arange(24).view(2, 12) % 100, use_cache=False).logits
 
 
-def products(run):
-    """How many products a call makes, and what it gives."""
+def matmuls(run):
+    """How many GEMMs a call runs, and its result."""
     with Watch() as watch:
         out = run()
-    return watch.products, out
+    return watch.matmuls, out
 
 
 def states(model):
@@ -35,12 +35,12 @@ def states(model):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
-def test_fewer_products_of_the_same_values(name):
+def test_fewer_matmuls_with_the_same_values(name):
     model = models.build(name)
     before, parameters = states(model), dict(model.named_parameters())
-    count, expected = products(lambda: logits(model))
+    count, expected = matmuls(lambda: logits(model))
     handle = adze.patch(model, numerics="fast")
-    fewer, found = products(lambda: logits(model))
+    fewer, found = matmuls(lambda: logits(model))
     layers = len(model.model.layers)
     assert fewer == count - 3 * layers  # q, k and v, gate and value
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -52,9 +52,9 @@ def test_fewer_products_of_the_same_values(name):
 
 def test_matched_it_leaves_weights_where_they_are(llama):
     where = [parameter.data_ptr() for parameter in llama.parameters()]
-    count, _ = products(lambda: logits(llama))
+    count, _ = matmuls(lambda: logits(llama))
     with adze.patched(llama):
-        assert products(lambda: logits(llama))[0] == count
+        assert matmuls(lambda: logits(llama))[0] == count
     assert [parameter.data_ptr() for parameter in llama.parameters()] == where
 
 
@@ -70,9 +70,9 @@ def test_values_may_change_and_weights_may_move(llama, tmp_path):
         other.model.layers[0].self_attn.k_proj.weight.data = torch.zeros(64, 128)
         torch.testing.assert_close(logits(llama), logits(other), rtol=1e-4, atol=1e-4)
         llama.double().float()
-        count, found = products(lambda: logits(llama))
+        count, found = matmuls(lambda: logits(llama))
         torch.testing.assert_close(found, logits(other), rtol=1e-4, atol=1e-4)
-        assert count == products(lambda: logits(other))[0]  # each on its own
+        assert count == matmuls(lambda: logits(other))[0]  # each on its own
         llama.save_pretrained(tmp_path / "moved")
     with adze.patched(plain, numerics="fast"):
         expected = logits(plain)
@@ -125,11 +125,11 @@ def test_saving_and_loading(llama, tmp_path, tied):
 def test_a_hook_or_a_gradient_keeps_them_apart(llama):
     tokens = torch.arange(12)[None]
     with adze.patched(llama, numerics="fast"):
-        few, expected = products(lambda: llama(input_ids=tokens).logits)
+        few, expected = matmuls(lambda: llama(input_ids=tokens).logits)
         seen = []
         projection = llama.model.layers[0].self_attn.k_proj
         hook = projection.register_forward_hook(lambda module, args, out: seen.append(out.shape))
-        more, found = products(lambda: llama(input_ids=tokens).logits)
+        more, found = matmuls(lambda: llama(input_ids=tokens).logits)
         hook.remove()
         assert more == few + 2 and len(seen) == 1
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -253,11 +253,11 @@ def test_what_the_operator_refuses():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 0), ()])
-def test_a_product_of_two_parts(shape, bias, dtype):
+def test_a_linear_of_a_concatenation(shape, bias, dtype):
     linear = torch.nn.Linear(24, 16, bias=bias, dtype=dtype)
     whole = torch.randn(*shape, 24, dtype=dtype)
     first, second = whole.split([8, 16], dim=-1)
-    count, made = products(lambda: linear_of_concat(linear, first, second))
+    count, made = matmuls(lambda: linear_of_concat(linear, first, second))
     assert count == 2 and near(made, whole, linear)
     torch._dynamo.reset()
     compiled = torch.compile(linear_of_concat, fullgraph=True, dynamic=False)

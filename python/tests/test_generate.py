@@ -1,5 +1,5 @@
-"""generate() with a static cache, which transformers compiles itself: one token is the model's own graph, patched or
-not, with no guard more that is written in Python; what reads a prompt still has adze's ops."""
+"""generate() with a static cache, which transformers compiles itself. The graph of one token is that of the unpatched
+model, with no additional guards in Python; the prefill still has adze's ops."""
 
 import contextlib
 
@@ -88,8 +88,8 @@ def test_several_tokens_are_compiled_with_ops():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_products_that_are_made_as_one_stay(name):
-    """One token has them too: a compiler would make each product alone."""
+def test_fused_linears_stay_fused(name):
+    """In the graph of one token too: a compiler would run each GEMM by itself."""
     model = models.build(name)
     handle = adze.patch(model, numerics="fast")
     graphs = Graphs()

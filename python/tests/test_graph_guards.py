@@ -1,5 +1,5 @@
-"""What adze.graph must see before it replays, without a GPU: graphs are stood for by objects that hand out what the
-module gave when they were made, so that stale ones show."""
+"""The changes that adze.graph must detect before a replay, without a GPU. Graphs are replaced by objects that return
+what the module returned when they were made, so that a stale one is seen."""
 
 import threading
 
@@ -21,7 +21,7 @@ def _on_the_cpu():
 
 
 class Recorded:
-    """In the place of a CUDA graph: gives what the module gave, and takes as long as it is told."""
+    """Replaces a CUDA graph: returns what the module returned, and takes a given time."""
 
     pause = None
 
@@ -281,7 +281,7 @@ class _autocast:
 
 
 def test_a_look_has_a_bounded_size():
-    """Containers that hold each other end, and what lies deep is not looked at."""
+    """Containers that hold each other end, and deeply nested values are not compared."""
     block = Block()
     block.options["self"] = block.options
     block.other = [block]

@@ -6,15 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import adze  # noqa: E402
-from diffusers_seams import FloatProducts  # noqa: E402
+from diffusers_seams import FloatMatmuls  # noqa: E402
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def products():
-    """cuBLAS may choose another kernel while it is captured, which adds up in another order: summed in double,
-    products have the same bits, and so must all the rest."""
-    return FloatProducts(torch.float32, torch.float64, "cuda")
+def double_matmuls():
+    """cuBLAS may choose another kernel during a capture, which adds in another order. Summed in double, GEMMs have
+    the same bits, and so must all other results."""
+    return FloatMatmuls(torch.float32, torch.float64, "cuda")
 
 
 class Step(torch.nn.Module):
@@ -58,7 +58,7 @@ def test_graphs_follow_inputs_shapes_and_weights():
         assert torch.equal(got, step(x, **more)["out"])
         return ran
 
-    with torch.no_grad(), products():
+    with torch.no_grad(), double_matmuls():
         assert agree(4, 64) > 1 and agree(8, 64) > 1
         assert agree(4, 64) == agree(8, 64) == agree(4, 64) == 0
         assert len(graph.captured) == 2
@@ -75,7 +75,7 @@ def test_graphs_follow_inputs_shapes_and_weights():
         assert agree(4, 64) == 0 and len(graph.captured) == 3 and not graph.refused
     assert graph(ones)["out"].requires_grad  # the weights need a gradient, which a graph would not have
     graph.disable()
-    with products():
+    with double_matmuls():
         assert agree(4, 64) == 1
     graph.reset()
     assert not graph.captured
@@ -157,7 +157,7 @@ def test_graphs_follow_patches_hooks_and_caches():
         assert len(graph.captured) == 1, graph.report()
         return torch.equal(got, want)
 
-    with torch.no_grad(), products():
+    with torch.no_grad(), double_matmuls():
         assert agree()
         handle = adze.patch(model)
         assert agree()

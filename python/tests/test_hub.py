@@ -1,4 +1,5 @@
-"""The Hub package, loaded by the real kernels library beside an installed adze: layout, values, layers, sources."""
+"""The Hub package, loaded by the real kernels library in a process with an installed adze: layout, values, layers,
+sources."""
 
 import ast
 import base64
@@ -75,8 +76,8 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 def close(got, want):
-    """Rounded once from float arithmetic of at most 64 steps on terms as large as the row's largest value: a swapped
-    or dropped argument is off by far more. Exact limits are the business of `adze check`."""
+    """The tolerance of one rounding after float arithmetic of at most 64 steps, on terms as large as the row's
+    largest value. A swapped or dropped argument exceeds it by far. `adze check` verifies exact bounds."""
     assert got.shape == want.shape
     row = want.abs().amax(-1, keepdim=True).clamp_min(1) if want.dim() else want.abs().clamp_min(1)
     limit = 0.5 * torch.finfo(got.dtype).eps * want.abs() + 64 * 2**-24 * row

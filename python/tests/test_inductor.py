@@ -23,8 +23,8 @@ with default_device(None):
 
 
 def compiled(fn, dynamic=False, devices=None):
-    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass, then run as it is. The pass
-    keeps the graphs that it has seen."""
+    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass; the graph is run eagerly. The
+    pass keeps the graphs that it has seen."""
     own = Pass((here().type,) if devices is None else devices)
     own.graphs = []
 
@@ -266,7 +266,7 @@ UP, DOWN = randn(128, 64, seed=1) / 8, randn(64, 128, seed=2) / 8
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ALONE)
-def test_an_activation_between_products_is_found(name, dtype, monkeypatch):
+def test_an_activation_between_matmuls_is_found(name, dtype, monkeypatch):
     monkeypatch.setitem(inductor.ALONE, here().type, 2 * 5 * 128)
 
     def fn(x, up, down, bias):
@@ -284,8 +284,8 @@ def test_an_activation_between_products_is_found(name, dtype, monkeypatch):
 
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_an_activation_between_products_rounds_as_eager(name, dtype, monkeypatch):
-    """What goes into the second product, which is with the identity: every value of the dtype up to 16."""
+def test_an_activation_between_matmuls_rounds_as_eager(name, dtype, monkeypatch):
+    """The second GEMM multiplies by the identity, so its result is its input: every value of the dtype up to 16."""
     monkeypatch.setitem(inductor.ALONE, here().type, 1)
     values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     values = torch.where(values.abs() <= 16, values, 0).reshape(-1, 64)
@@ -302,7 +302,7 @@ def test_an_activation_between_products_rounds_as_eager(name, dtype, monkeypatch
         lambda x, up, down: F.linear(F.gelu(F.linear(x, up) * 2), down),  # and what comes before
         lambda x, up, down: F.gelu(F.linear(x, up)),  # a result
         lambda x, up, down: (lambda h: (F.linear(h, down), h.sum(-1)))(F.gelu(F.linear(x, up))),  # read twice
-        lambda x, up, down: F.linear(F.gelu(x.repeat(1, 1, 2)), down),  # not of a product
+        lambda x, up, down: F.linear(F.gelu(x.repeat(1, 1, 2)), down),  # not of a GEMM
         lambda x, up, down: F.linear(torch.cat([F.gelu(F.linear(x, up)), F.linear(x, up)], 1), down),
         lambda x, up, down: F.linear(F.relu(F.linear(x, up)), down),
         lambda x, up, down: F.linear(F.gelu(F.linear(x.float(), up.float())), down.float()),
@@ -440,7 +440,7 @@ TABLES = {
 @pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize("name", TABLES)
 def test_layers_share_one_table(name, by_hand):
-    """Inductor would compute the angles anew for each call that it knows nothing about."""
+    """Without the constraint Inductor would compute the angles again for each call of an operator."""
 
     def tables(angle):
         return TABLES[name](angle, torch.cos), TABLES[name](angle, torch.sin)
@@ -479,7 +479,7 @@ def test_the_ops_load_no_compiler():
 
 
 def test_inputs_have_the_strides_of_eager():
-    """Inductor lays out what it computes as it likes, and n.T would not be contiguous."""
+    """Inductor chooses the strides of what it computes, and n.T would not be contiguous."""
 
     def fn(x, r, value):
         n = x.T + r.T
@@ -562,8 +562,8 @@ def distance(got, exact):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", DIFFUSERS)
 def test_diffusers(name, dtype):
-    """Twice as far from the model in double as without the pass would be another computation; on a CPU bf16 has the
-    same bits."""
+    """The error against the model in double must be less than twice that without the pass. On a CPU bf16 has the same
+    bits."""
     model, inputs = diffusers_model(name, dtype)
     made, own = compiled(model)
     with torch.no_grad(), default_device(None):

@@ -1,5 +1,5 @@
-"""The torch operators: schemas, values, errors, fakes, compile. That kernels are exact is judged in C; here it is
-whether a call arrives as it was meant."""
+"""The torch operators: schemas, values, errors, fakes, compile. `adze check` verifies the kernels; these tests verify
+that every argument reaches them."""
 
 import gc
 import inspect
@@ -28,8 +28,8 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 def close(got, want):
-    """Rounded once from float arithmetic of at most 64 steps on terms as large as the row's largest value: a swapped,
-    dropped or misread argument is off by far more. Exact limits are the business of `adze check`."""
+    """The tolerance of one rounding after float arithmetic of at most 64 steps, on terms as large as the row's
+    largest value. A swapped, dropped or misread argument exceeds it by far. `adze check` verifies exact bounds."""
     assert got.shape == want.shape
     row = want.abs().amax(-1, keepdim=True).clamp_min(1)
     limit = 0.5 * torch.finfo(got.dtype).eps * want.abs() + 64 * 2**-24 * row
@@ -44,7 +44,7 @@ def table(seq, dim):
 def samples(dtype):
     """Arguments of each overload."""
     x, r, w = randn(2, 3, 64, dtype=dtype), randn(2, 3, 64, dtype=dtype, seed=1), randn(64, dtype=dtype, seed=2)
-    scale = randn(2, 1, 64, dtype=dtype, seed=3)
+    scale, wide = randn(2, 1, 64, dtype=dtype, seed=3), randn(24, 64, dtype=dtype, seed=4)
     q, k = randn(2, 5, 4, 16, dtype=dtype), randn(2, 5, 2, 16, dtype=dtype, seed=1)
     cos, sin = table(5, 16)
     image = randn(2, 8, 4, 4, dtype=dtype)
@@ -67,6 +67,10 @@ def samples(dtype):
         ("glu.out", (x, r), {"act": 2, "out": empty(x)}),
         ("softmax.default", (x, None, 0.5), {}),
         ("softmax.out", (x,), {"out": empty(x)}),
+        ("gemm.default", (x, wide, wide), {"act": 1}),
+        ("gemm.out2", (x, wide, wide), {"separate": 1, "out_dtype": 1}),
+        ("gemm.out3", (x, wide, wide, randn(9, 64, dtype=dtype)), {"separate": 1, "norm": 1, "eps": 1e-6}),
+        ("gemm.out", (x, wide), {"out": randn(2, 3, 24, dtype=dtype)}),
         ("rope.default", (q, None, cos, sin), {}),
         ("rope.k_out", (q, k, cos, sin), {"rounding": 2}),
         ("rope.out", (q, k, cos, sin), {"q_out": empty(q), "k_out": empty(k)}),
@@ -111,8 +115,8 @@ def test_fake_is_what_comes_out(at):
 
 @pytest.mark.parametrize("n", [64, 128, 4096])
 def test_layer_norm_of_extreme_rows_of_f16(n):
-    """Where torch's kernel on the CPU is off: it gives 0.71 for each element of a row of 65504, and 0.09 of a value
-    near the mean is wrong in a row of 1000s with a 1001. The definition takes the mean away first."""
+    """Rows for which torch's kernel on the CPU is wrong: it gives 0.71 for each element of a row of 65504, and is off
+    by 0.09 near the mean in a row of 1000s with one 1001. The definition subtracts the mean first."""
     most = torch.finfo(torch.float16).max
     spike = torch.zeros(n)
     spike[0], spike[1] = most, -most
@@ -189,6 +193,47 @@ def test_gated_add_is_the_sum_of_a_norm(norm, dtype):
     for options in ({}, {"rounding": adze.ROUND_STEPS}, {"rounding": adze.ROUND_STEPS, "gate_table": more}):
         _, total = getattr(adze, norm)(x, residual=r, gate=gate, **options)
         assert torch.equal(adze.gated_add(x, r, gate, **options), total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(dtype):
+    x, r = randn(2, 3, 96, dtype=dtype), randn(2, 3, 40, dtype=dtype, seed=1)
+    w, v, u = (randn(n, 96, dtype=dtype, seed=2) for n in (40, 40, 7))
+    b, g = randn(40, dtype=dtype, seed=3), randn(2, 1, 40, dtype=dtype, seed=4)
+
+    def sums(a, m):
+        """Products in double, and what 96 terms in float may be off."""
+        return a.double() @ m.double().T, 96 * 2**-24 * (a.double().abs() @ m.double().abs().T).amax()
+
+    def near(got, want, off):
+        eps = torch.finfo(got.dtype).eps if got.dtype == dtype else 0
+        assert got.shape == want.shape and ((got.double() - want).abs() <= eps * want.abs() + off).all()
+
+    y, off = sums(x, w)
+    near(adze.linear(x, w), y, off)
+    near(adze.linear(x, w, b, act="silu", out_dtype=torch.float32), F.silu(y + b.double()), 4 * off)
+    near(adze.linear(x, w, residual=r, gate=g), r.double() + g.double() * y, 8 * off)
+    near(adze.linear(x, w, w2=v, w3=u), torch.cat([sums(x, m)[0] for m in (w, v, u)], -1), off)
+    for got, m in zip(adze.linear(x, w, w2=v, w3=u, separate=True), (w, v, u), strict=True):
+        near(got, sums(x, m)[0], off)
+    near(adze.linear(x, w, w2=v, glu=True), F.silu(y) * sums(x, v)[0], 100 * off)
+    normed = adze.rms_norm(x, x[0, 0], eps=1e-5)
+    assert torch.equal(adze.linear(x, w, norm="rms", norm_weight=x[0, 0], eps=1e-5), adze.linear(normed, w))
+    batch = randn(2, 11, 96, dtype=dtype, seed=5)
+    near(adze.linear(x, batch), x.double() @ batch.double().mT, off)
+    out = torch.empty(2, 3, 40, dtype=dtype)
+    assert adze.linear(x, w, out=out) is out and torch.equal(out, adze.linear(x, w))
+    second = torch.empty_like(out)
+    pair = adze.linear(x, w, w2=v, separate=True, out=out, out2=second)
+    assert pair[0] is out and pair[1] is second and torch.equal(second, adze.linear(x, v))
+    own = r.clone()
+    assert adze.linear(x, w, residual=own, out=own) is own and torch.equal(own, adze.linear(x, w, residual=r))
+    with pytest.raises(RuntimeError, match="rows of w have 95 elements, they must have 96"):
+        adze.linear(x, w[:, :95])
+    with pytest.raises(ValueError, match="norm is 'batch', known are rms, layer"):
+        adze.linear(x, w, norm="batch")
+    with pytest.raises(RuntimeError, match="the arguments give out2 too; take the form that returns it"):
+        _ops.ops.gemm.default(x, w, v, separate=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -275,7 +320,7 @@ def test_errors_are_sentences(call, sentence):
 
 
 def test_unknown_words():
-    with pytest.raises(ValueError, match="act is 'tanhh', known are silu"):
+    with pytest.raises(ValueError, match="act is 'tanhh', it must be one of silu"):
         adze.activation(randn(2, 4), "tanhh")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         adze.nothing  # noqa: B018

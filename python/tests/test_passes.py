@@ -1,4 +1,4 @@
-"""adze.compile beside passes of a user: they run, in the order in which they were given, and its own after them."""
+"""adze.compile with passes of a user: they run in the given order, and adze's after them."""
 
 import pytest
 

@@ -161,7 +161,7 @@ def test_ops(llama):
         adze.patch(llama, ops={"norms"})
     with pytest.raises(ValueError, match="exact"):
         adze.patch(llama, numerics="exact")
-    with pytest.raises(TypeError, match="not a str"):
+    with pytest.raises(TypeError, match="model is a str"):
         adze.patch("llama")
 
 
@@ -227,10 +227,10 @@ def test_every_part_of_a_fingerprint_must_be_known():
     forward, part = (fingerprint(f) for f in (Norm.forward, Norm._norm))
     known = Rule("r", "norm", {"forward": frozenset([forward]), "self._norm": frozenset([part])}, lambda m, c: "no")
     other = Rule("r", "norm", {"forward": frozenset([forward]), "self._norm": frozenset(["0"])}, lambda m, c: "no")
-    stranger = Rule("r", "norm", {"forward": frozenset(["0"])}, lambda m, c: "no")
+    other_rule = Rule("r", "norm", {"forward": frozenset(["0"])}, lambda m, c: "no")
     assert _mismatch(known, Norm, Norm.forward) is None
     assert part in _mismatch(other, Norm, Norm.forward)
-    assert _mismatch(stranger, Norm, Norm.forward) == ""
+    assert _mismatch(other_rule, Norm, Norm.forward) == ""
 
 
 def test_parameters_are_the_originals():
@@ -248,7 +248,7 @@ def test_parameters_are_the_originals():
 
 
 def test_gradients_are_warned_of_once(llama, monkeypatch):
-    monkeypatch.setattr(patching, "_told", set())
+    monkeypatch.setattr(patching, "_warned", set())
     handle = adze.patch(llama)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -347,7 +347,7 @@ def test_copies_of_copies(llama):
     assert patched_paths(copy.deepcopy(copy.deepcopy(llama))) == handle.patched
 
 
-def test_a_strangers_forward_is_copied(llama):
+def test_a_forward_of_somebody_else_is_copied(llama):
     adze.patch(llama)
     llama.model.norm.forward = types.MethodType(lambda self, x: x * 0, llama.model.norm)
     expected = logits(llama)
@@ -379,7 +379,7 @@ def test_save_pretrained(llama, tmp_path):
     assert torch.equal(logits(back), expected)
 
 
-# ---- Others who replace forwards ----
+# ---- Forwards that others have replaced ----
 
 
 def test_over_a_forward_that_kernelize_left(llama):
@@ -406,7 +406,7 @@ def test_under_a_forward_that_kernelize_puts_later(llama):
     assert torch.equal(logits(llama), expected)
 
 
-def test_a_strangers_forward_stays(llama):
+def test_a_forward_of_somebody_else_stays(llama):
     llama.model.norm.forward = functools.partial(type(llama.model.norm).forward, llama.model.norm)
     stays = llama.model.norm.forward
     handle = adze.patch(llama)
@@ -420,7 +420,7 @@ def test_a_strangers_forward_stays(llama):
     assert mlp.forward is later and llama.model.norm.forward is stays
 
 
-def test_a_strangers_norm_is_called_and_not_fused(llama):
+def test_a_norm_with_another_forward_is_called_and_not_fused(llama):
     norm = llama.model.layers[0].post_attention_layernorm
     norm.forward = lambda x: x * 0
     expected = logits(llama)
@@ -428,9 +428,9 @@ def test_a_strangers_norm_is_called_and_not_fused(llama):
     assert "model.layers.0" not in handle.patched and "model.layers.1" in handle.patched
     torch.testing.assert_close(logits(llama), expected)
     llama.model.layers[1].post_attention_layernorm.forward = lambda x: x * 0
-    late = logits(llama)
+    offloaded = logits(llama)
     handle.disable()
-    torch.testing.assert_close(late, logits(llama))
+    torch.testing.assert_close(offloaded, logits(llama))
 
 
 def test_kernelize(llama):
@@ -475,17 +475,17 @@ def test_accelerate_hooks_before_and_after():
     handle.remove()
     assert torch.equal(logits(early), expected)
 
-    late = models.build("llama")
-    accelerate.cpu_offload(late, execution_device=here())
-    before = [(path, list(m.__dict__.items())) for path, m in late.named_modules()]
-    handle = adze.patch(late)
-    assert handle.patched == patched_paths(late) != []
-    assert late.model.norm.__dict__["forward"].func.__name__ == "new_forward"
-    torch.testing.assert_close(logits(late), expected)
+    offloaded = models.build("llama")
+    accelerate.cpu_offload(offloaded, execution_device=here())
+    before = [(path, list(m.__dict__.items())) for path, m in offloaded.named_modules()]
+    handle = adze.patch(offloaded)
+    assert handle.patched == patched_paths(offloaded) != []
+    assert offloaded.model.norm.__dict__["forward"].func.__name__ == "new_forward"
+    torch.testing.assert_close(logits(offloaded), expected)
     handle.remove()
-    after = [(path, list(m.__dict__.items())) for path, m in late.named_modules()]
+    after = [(path, list(m.__dict__.items())) for path, m in offloaded.named_modules()]
     assert [[(k, id(v)) for k, v in d] for _, d in before] == [[(k, id(v)) for k, v in d] for _, d in after]
-    assert torch.equal(logits(late), expected)
+    assert torch.equal(logits(offloaded), expected)
 
 
 def test_hooks_still_fire(llama):

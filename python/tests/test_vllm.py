@@ -1,4 +1,4 @@
-"""vLLM's contract: nothing that register() meets stops vLLM, the schemas of its IR ops are those of our functions,
+"""vLLM's contract: no error in register() stops vLLM, the schemas of its IR ops are those of our functions,
 and the numbers are its definitions'. Where vLLM is installed the layers are its own, otherwise those of fake_vllm.py:
 tests/vllm.sh runs this file with several versions."""
 
@@ -50,9 +50,9 @@ def between(got, one, other):
 
 
 def neighbours(h, weight, eps, dtype):
-    """The definition in double, with a norm that is less, and more, by the error that float may have: a sum of
-    squares in any order is within dim units of 2^-24, of which the root takes half; the few other steps are within
-    the rest."""
+    """The definition in double, with the norm lowered and raised by the error that float may have. A sum of squares
+    in any order is within dim units of 2^-24, of which the root takes half; the few other steps are within the
+    rest."""
     norm = h.double() / (h.double().pow(2).mean(-1, keepdim=True) + eps).sqrt()
     for side in -1, 1:
         n = norm * (1 + side * (h.shape[-1] + 8) * 2.0**-24)

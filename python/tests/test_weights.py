@@ -100,7 +100,8 @@ def quantise(module):
 
 
 def test_quantised_weights(llama):
-    """Of products they are no business of a patch; of a norm they go to the original, and the report says so."""
+    """A Linear with such a weight is not patched. A norm with one runs its original forward, and the report says
+    so."""
     for module in llama.modules():
         if isinstance(module, nn.Linear):
             quantise(module)

@@ -1,7 +1,7 @@
-"""Tiny models of the transformers or diffusers that is here, with and without adze: prints what was found as JSON.
+"""Tiny models of the installed transformers or diffusers, with and without adze: prints what was found as JSON.
 
-tests/versions.py runs it once for each version. It is no test by itself: the counts of one version are compared with
-those of another there."""
+tests/versions.py runs it once for each version, and compares the counts of the versions. It is not a test by itself.
+"""
 
 import collections
 import importlib
@@ -62,7 +62,7 @@ def main(package):
         ]():
             try:
                 found[name] = judge(model, run, exact)
-            except Exception as error:  # the table says so, and the other models are still looked at
+            except Exception as error:  # it is in the table, and the other models still run
                 found[name] = f"{type(error).__name__}: {error}".replace("\n", "; ")
     version = sys.modules[package].__version__
     print(json.dumps({"version": version, "torch": torch.__version__.split("+")[0], "models": found}))

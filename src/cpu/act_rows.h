@@ -51,7 +51,7 @@ INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype
 
 INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)
 {
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2;
+    const int64_t size = adze_float_size(dtype);
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
         const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;

@@ -83,7 +83,7 @@ INLINE void gated_range(const gated_call *c, int64_t begin, int64_t end, int dty
         char *data[TENSORS] = {NULL};
         for (int t = 0; t < (table ? TENSORS : GATE_TABLE); t++)
             data[t] = (char *)c->tensors[t]->data +
-                      (adze_row_offset(&c->rows, t, row) + at) * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2);
+                      (adze_row_offset(&c->rows, t, row) + at) * adze_float_size(c->tensors[t]->dtype);
         if (table) {
             gated_make(c, &sum, data[GATE], data[GATE_TABLE], n, dtype);
             data[GATE] = (char *)sum.floats;

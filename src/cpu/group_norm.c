@@ -52,11 +52,11 @@ INLINE vf16 group_load(const void *data, int dtype, int64_t i, int64_t n)
 }
 INLINE const char *group_row(const group_call *c, const adze_rows *rows, int dtype, int64_t row, int64_t i)
 {
-    return (const char *)c->x.data + (adze_row_offset(rows, 0, row) + i) * (dtype == ADZE_F32 ? 4 : 2);
+    return (const char *)c->x.data + (adze_row_offset(rows, 0, row) + i) * adze_float_size(dtype);
 }
 INLINE char *group_out_row(const group_call *c, int dtype, int64_t row, int64_t i)
 {
-    return (char *)c->out.data + (adze_row_offset(&c->rows, 1, row) + i) * (dtype == ADZE_F32 ? 4 : 2);
+    return (char *)c->out.data + (adze_row_offset(&c->rows, 1, row) + i) * adze_float_size(dtype);
 }
 
 /* Chan: the squared deviations of two sets from their common mean. */
@@ -349,7 +349,7 @@ static void group_shape(group_call *c)
 /* How many groups are summed before they are written: what half the cache holds, or whole batch entries. */
 static int64_t group_wave(const group_call *c)
 {
-    const int64_t size = c->x.dtype == ADZE_F32 ? 4 : 2, most = c->most / c->parts, groups = c->a->groups;
+    const int64_t size = adze_float_size(c->x.dtype), most = c->most / c->parts, groups = c->a->groups;
     const int64_t cached = max_of((int64_t)(adze_cpu_cache() / 2) / (c->count * size), 1);
     if (!c->last_layout || most < groups)
         return c->last_layout ? most : min_of(most, cached);

@@ -316,7 +316,7 @@ NO_INLINE void norm_write_centred(const norm_part *t, int dtype, int out_dtype)
 /* Elements of tensor t from i on, where `row` has its first elements; NULL when absent. */
 INLINE const char *norm_at(const norm_call *c, const char *const *row, int t, int64_t i)
 {
-    return row[t] ? row[t] + i * (c->tensors[t]->dtype == ADZE_F32 ? 4 : 2) : NULL;
+    return row[t] ? row[t] + i * adze_float_size(c->tensors[t]->dtype) : NULL;
 }
 INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_cached *cached, int t, int64_t i,
                            int64_t n, float plus)
@@ -327,7 +327,7 @@ INLINE norm_term norm_pair(const norm_call *c, const char *const *row, norm_cach
 INLINE norm_term norm_shared(const norm_call *c, const adze_tensor *t, norm_cached *cached, int64_t i, int64_t n,
                              float plus)
 {
-    const char *data = t->dtype ? (const char *)t->data + i * (t->dtype == ADZE_F32 ? 4 : 2) : NULL;
+    const char *data = t->dtype ? (const char *)t->data + i * adze_float_size(t->dtype) : NULL;
     return norm_operand(cached, c->a->x.dtype, data, t->dtype, NULL, 0, n, plus, 0);
 }
 INLINE void norm_part_of(const norm_call *c, const char *const *row, norm_space *space, int64_t i, norm_part *t)
@@ -400,7 +400,7 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
                    .stream_out = c->stream_out,
                    .stream_sum = c->stream_sum};
     const char *row[NORM_TENSORS] = {NULL};
-    const int size = dtype == ADZE_F32 ? 4 : 2;
+    const int size = adze_float_size(dtype);
     int given[NORM_TENSORS], count = 0;
     for (int k = 0; k < NORM_TENSORS; k++)
         if (c->tensors[k]->dtype)
@@ -409,7 +409,7 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
         for (int k = 0; k < count; k++) {
             const adze_tensor *x = c->tensors[given[k]];
             row[given[k]] =
-                (const char *)x->data + adze_row_offset(&c->rows, given[k], r) * (x->dtype == ADZE_F32 ? 4 : 2);
+                (const char *)x->data + adze_row_offset(&c->rows, given[k], r) * adze_float_size(x->dtype);
         }
         if (kept && r + 1 < end) {
             t.next_x = (const char *)c->a->x.data + adze_row_offset(&c->rows, X, r + 1) * size;

@@ -232,7 +232,7 @@ INLINE void rope_sign(const adze_rotary *r, int64_t n, float *sin)
 INLINE const float *rope_tables(const rope_call *c, rope_space *space, int64_t b, int64_t s, int64_t first, int64_t n)
 {
     const adze_rotary *r = &c->r;
-    const int64_t token = b * r->seq + s, slot = token & c->slots_mask, size = r->table_dtype == ADZE_F32 ? 4 : 2;
+    const int64_t token = b * r->seq + s, slot = token & c->slots_mask, size = adze_float_size(r->table_dtype);
     float *cos = space->tables + slot * 4 * c->most, *sin = cos + 2 * c->most;
     if (space->token[slot] != token || space->first[slot] != first) {
         const char *cos_row = (const char *)r->cos + (b * r->cos_stride[0] + s * r->cos_stride[1]) * size;
@@ -278,7 +278,7 @@ INLINE void rope_write(const rope_call *c, const rope_row *row, rope_space *spac
             rope_values(r, row, i, n, space->y);
             rope_put(row->out, r->dtype, i, n, space->y);
         } else {
-            const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
+            const int64_t size = adze_float_size(r->dtype);
             memcpy(row->out + i * size, row->x + i * size, (size_t)(n * size));
         }
     }
@@ -287,7 +287,7 @@ INLINE void rope_write(const rope_call *c, const rope_row *row, rope_space *spac
 /* The sum of squares of some heads, in 64 lanes. */
 INLINE float rope_squares(const adze_rotary *r, const char *x, int dtype, int64_t head_stride, int64_t heads)
 {
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2;
+    const int64_t size = adze_float_size(dtype);
     vf_total total = {0};
     for (int64_t h = 0; h < heads; h++) {
         const char *head = x + h * head_stride * size;
@@ -320,7 +320,7 @@ INLINE void rope_head(const rope_call *c, rope_space *space, int k, int64_t b, i
 {
     const adze_rotary *r = &c->r;
     const adze_rotary_tensor *tensor = &r->qk[k];
-    const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
+    const int64_t size = adze_float_size(r->dtype);
     const int64_t x_at = b * tensor->x_stride[0] + s * tensor->x_stride[1] + h * tensor->x_stride[2];
     const int64_t out_at = b * tensor->out_stride[0] + s * tensor->out_stride[1] + h * tensor->out_stride[2];
     rope_row row = {.x = (const char *)tensor->x + x_at * size,
@@ -340,7 +340,7 @@ INLINE void rope_head(const rope_call *c, rope_space *space, int k, int64_t b, i
 INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int normed)
 {
     const adze_rotary *r = &c->r;
-    const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
+    const int64_t size = adze_float_size(r->dtype);
     rope_space space;
     memset(space.token, 0xff, sizeof space.token);
     for (int64_t t = begin, n; t < end; t += n) {
@@ -373,7 +373,7 @@ INLINE void rope_tokens(const rope_call *c, int64_t begin, int64_t end, int norm
 /* An output that is also the input is in the cache already: streaming stores would not help. */
 INLINE int rope_streams(const adze_rotary *r, const adze_tensor *out, const adze_tensor *x)
 {
-    const int64_t size = r->dtype == ADZE_F32 ? 4 : 2;
+    const int64_t size = adze_float_size(r->dtype);
     return out->dtype && out->data != x->data && r->rotary_dim / 2 * size % 32 == 0 &&
            row_streams(out, adze_count(out));
 }

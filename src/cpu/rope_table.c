@@ -93,7 +93,7 @@ INLINE void table_store(const table_call *c, void *row, int dtype, int64_t i, vf
 INLINE void table_rows(const table_call *c, int64_t begin, int64_t end, int dtype)
 {
     const adze_rope_table_args *a = c->a;
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2, axes = a->pos.shape[a->pos.rank - 1];
+    const int64_t size = adze_float_size(dtype), axes = a->pos.shape[a->pos.rank - 1];
     for (int64_t row = begin; row < end; row++) {
         double pos[4] = {0};
         for (int64_t d = 0; d < axes; d++)

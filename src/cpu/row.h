@@ -367,7 +367,7 @@ INLINE vf16 row_load(const void *row, int dtype, int64_t i)
 /* The n <= 16 last elements; the other lanes are zero. */
 INLINE vf16 row_load_part(const void *row, int dtype, int64_t i, int64_t n)
 {
-    const size_t size = dtype == ADZE_F32 ? 4 : 2;
+    const size_t size = adze_float_size(dtype);
     char part[64] = {0};
     if (n == LANES)
         return row_load(row, dtype, i);
@@ -438,7 +438,7 @@ INLINE void row_stream_end(void)
 /* The n <= 16 last elements; a whole sixteen may be streamed. */
 INLINE void row_store_part(void *row, int dtype, int64_t i, vf16 f, int64_t n, int stream)
 {
-    const size_t size = dtype == ADZE_F32 ? 4 : 2;
+    const size_t size = adze_float_size(dtype);
     char part[64];
     if (n < LANES) {
         row_store(part, dtype, 0, f);
@@ -458,7 +458,7 @@ INLINE vf16 row_round(int dtype, vf16 f)
 /* An output larger than the cache, whose rows are aligned to so many bytes, is written with streaming stores. */
 INLINE int row_streams_on(size_t bytes, const adze_tensor *out, int64_t count)
 {
-    const size_t size = out->dtype == ADZE_F32 ? 4 : 2;
+    const size_t size = adze_float_size(out->dtype);
     int streams = (size_t)count * size > adze_cpu_cache() && (uintptr_t)out->data % bytes == 0;
     for (int d = 0; d < out->rank - 1; d++)
         streams = streams && (size_t)out->stride[d] * size % bytes == 0;

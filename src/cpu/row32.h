@@ -94,7 +94,7 @@ INLINE void row_store32(void *row, int dtype, int64_t i, vf32 f, int stream)
 /* Prefetches 32 elements. */
 INLINE void row_prefetch(const char *row, int dtype, int64_t i)
 {
-    const char *at = row + i * (dtype == ADZE_F32 ? 4 : 2);
+    const char *at = row + i * adze_float_size(dtype);
     __builtin_prefetch(at);
     if (dtype == ADZE_F32)
         __builtin_prefetch(at + 64);
@@ -102,7 +102,7 @@ INLINE void row_prefetch(const char *row, int dtype, int64_t i)
 /* The n <= 32 last elements; the other lanes are zero. */
 INLINE vf32 row_load32_part(const void *row, int dtype, int64_t i, int64_t n)
 {
-    const size_t size = dtype == ADZE_F32 ? 4 : 2;
+    const size_t size = adze_float_size(dtype);
     char part[128] = {0};
     if (n == 2 * LANES)
         return row_load32(row, dtype, i);
@@ -111,7 +111,7 @@ INLINE vf32 row_load32_part(const void *row, int dtype, int64_t i, int64_t n)
 }
 INLINE void row_store32_part(void *row, int dtype, int64_t i, vf32 f, int64_t n, int stream)
 {
-    const size_t size = dtype == ADZE_F32 ? 4 : 2;
+    const size_t size = adze_float_size(dtype);
     char part[128];
     if (n == 2 * LANES) {
         row_store32(row, dtype, i, f, stream);

@@ -105,7 +105,7 @@ INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int 
     if (c->dim > STACK_FLOATS && c->dim <= KEPT)
         heap = malloc((size_t)((c->dim + LANES - 1) / LANES * LANES) * sizeof *heap); /* whole vectors are stored */
     float *const kept = c->dim <= STACK_FLOATS ? on_stack : heap;
-    const int64_t size = dtype == ADZE_F32 ? 4 : 2, mask_size = mask == ADZE_F32 ? 4 : 2;
+    const int64_t size = adze_float_size(dtype), mask_size = adze_float_size(mask);
     for (int64_t r = begin; r < end; r++) {
         const softmax_row row = {(const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,
                                  mask ? (const char *)c->a->mask.data + adze_row_offset(&c->rows, MASK, r) * mask_size

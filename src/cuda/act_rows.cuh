@@ -15,6 +15,17 @@
 
 enum { GATE, OUT, VALUE, ACT_TENSORS, ACT_THREADS = 256 };
 
+enum { ACT_VECTOR1, ACT_VECTOR2, ACT_NARROW_SMALL, ACT_NARROW, ACT_SHORT, ACT_GENERAL };
+constexpr adze_variant ACT_VARIANTS[] = {
+    {"vector1", "aligned rows, a 16-byte vector per thread"},
+    {"vector2", "aligned rows, two 16-byte vectors per thread"},
+    {"narrow-small", "rows at any address, two units of one or two elements per thread"},
+    {"narrow", "rows at any address, as many units per thread as make one or two vectors"},
+    {"short", "rows at any address, their units numbered through all rows"},
+    {"general", "every call, one element at a time"},
+    {NULL, NULL},
+};
+
 template <typename ROWS>
 struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
@@ -161,16 +172,20 @@ template <typename T, int W, bool TIMES, int UNITS>
 __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__ act_flat p)
 {
     const uint32_t first = blockIdx.x * (uint32_t)(ACT_THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    auto place = p.rows.template first<W>(first);
+    int64_t out[UNITS];
     pdl_wait();
     unit<T, W> g[UNITS] = {}, v[TIMES ? UNITS : 1] = {};
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++) {
         if (first + u * 32 < p.rows.count) {
-            const auto place = p.rows.split(first + u * 32);
-            g[u].fetch((const T *)p.gate + p.rows.template offset<W>(place, GATE));
+            g[u].fetch((const T *)p.gate + p.rows.offset(place, GATE));
             if constexpr (TIMES)
-                v[u].fetch((const T *)p.value + p.rows.template offset<W>(place, VALUE));
+                v[u].fetch((const T *)p.value + p.rows.offset(place, VALUE));
         }
+        out[u] = p.rows.offset(place, OUT);
+        p.rows.advance(place);
+    }
     pdl_launch_next();
     float y[UNITS * W];
 #pragma unroll
@@ -186,79 +201,84 @@ __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__
     for (int u = 0; u < UNITS; u++) {
         const unit<T, W> result = act_result<TIMES, UNITS>(y, v, u, p.steps);
         if (first + u * 32 < p.rows.count)
-            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+            result.put((T *)p.out + out[u]);
     }
 }
 
 /* Small blocks when there is little to do, so that every SM gets some. */
 template <typename T, int W, bool TIMES, int UNITS, bool REST, typename ROWS>
-static adze_status act_launch(const char *op, adze_stream s, act_params<ROWS> p, int most)
+static adze_status act_launch(const cuda_call &s, act_params<ROWS> p, int most)
 {
-    const int sm_count = adze_cuda_sm_count(s.device);
     unit_split split = split_units(p.units, UNITS, p.rows.count, most);
     if (W < VEC<T> && split.rows == 1)
         split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
-    p.launch_after_loads = split.blocks > 2 * sm_count;
+    p.launch_after_loads = split.blocks > 2 * s.gpu.sm_count;
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
-    p.prefetch_blocks = prefetch_blocks(sm_count, reads * p.units * W / VEC<T> * p.rows.count / 2,
+    p.prefetch_blocks = prefetch_blocks(s.gpu, reads * p.units * W / VEC<T> * p.rows.count / 2,
                                         ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
     const auto kernel = REST || split.rows == 1 ? act_rows<T, W, TIMES, UNITS, true, REST, ROWS>
                                                 : act_rows<T, W, TIMES, UNITS, false, REST, ROWS>;
-    return launch(op, s, kernel, split.blocks, split.block, 0, p);
+    return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
+/* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is
+   little to do. */
 template <typename T, int W, bool TIMES>
-static adze_status act_launch_narrow(const char *op, adze_stream s, const act_simple &p)
+static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p)
 {
-    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W;
-    const int64_t full = (int64_t)adze_cuda_sm_count(s.device) * ACT_THREADS;
-    if (p.units * p.rows.count <= full * UNITS)
-        return act_launch<T, W, TIMES, 2, false>(op, s, p, ACT_THREADS / 2);
-    if (p.units < 32 * UNITS && rows_are_flat(p.rows, p.units)) {
-        constexpr int SHORT_UNITS = VEC<T> / W;
+    constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W, SHORT_UNITS = VEC<T> / W;
+    const bool little = p.units * p.rows.count <= (int64_t)s.gpu.sm_count * ACT_THREADS * UNITS;
+    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W), p.units < ACT_THREADS * 2)) {
         act_flat flat = {};
         flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units);
-        return launch(op, s, act_short<T, W, TIMES, SHORT_UNITS>,
-                      ceil_div(flat.rows.count, ACT_THREADS * SHORT_UNITS), dim3(ACT_THREADS), 0, flat);
+        flat.rows = rows_flat(p.rows, p.units, W);
+        const auto kernel = little ? act_short<T, W, TIMES, 2> : act_short<T, W, TIMES, SHORT_UNITS>;
+        return launch(s, kernel, ceil_div(flat.rows.count, ACT_THREADS * (little ? 2 : SHORT_UNITS)),
+                      dim3(ACT_THREADS), 0, flat);
     }
-    return act_launch<T, W, TIMES, UNITS, false>(op, s, p, ACT_THREADS);
+    if (s.takes(ACT_NARROW_SMALL, true, little))
+        return act_launch<T, W, TIMES, 2, false>(s, p, ACT_THREADS / 2);
+    return s.takes(ACT_NARROW, true) ? act_launch<T, W, TIMES, UNITS, false>(s, p, ACT_THREADS) : ADZE_NO_KERNEL;
 }
 
 template <typename T, bool TIMES>
-static adze_status act_launch_as(const char *op, adze_stream s, act_general g, int64_t dim, int width)
+static adze_status act_launch_as(const cuda_call &s, act_general g, int64_t dim, int width)
 {
     g.units = dim;
+    if (s.takes(ACT_GENERAL, true, !rows_are_simple(g.rows)))
+        return act_launch<T, 1, TIMES, VEC<T>, false>(s, g, ACT_THREADS);
     if (!rows_are_simple(g.rows))
-        return act_launch<T, 1, TIMES, VEC<T>, false>(op, s, g, ACT_THREADS);
+        return ADZE_NO_KERNEL;
     act_simple p = {};
     p.gate = g.gate, p.value = g.value, p.out = g.out, p.act = g.act, p.steps = g.steps;
     p.rows = rows_simple(g.rows, {GATE, OUT, VALUE});
     p.units = dim / VEC<T>;
     p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
-    const bool large = p.units * p.rows.count > (int64_t)adze_cuda_sm_count(s.device) * 1024;
+    const bool large = p.units * p.rows.count > (int64_t)s.gpu.sm_count * s.gpu.sm_threads / 2;
     /* Two units per thread when there is one load per unit, or when the latency of an erf must be hidden. */
     const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large;
-    if (width == 16 && p.rest && p.units)
-        return two ? act_launch<T, VEC<T>, TIMES, 2, true>(op, s, p, ACT_THREADS)
-                   : act_launch<T, VEC<T>, TIMES, 1, true>(op, s, p, ACT_THREADS / 2);
-    if (width == 16 && !p.rest)
-        return two ? act_launch<T, VEC<T>, TIMES, 2, false>(op, s, p, ACT_THREADS)
-                   : act_launch<T, VEC<T>, TIMES, 1, false>(op, s, p, ACT_THREADS / 2);
+    /* The rest of a row needs as many threads as it has elements. */
+    const bool vectors = width == 16 && (!p.rest || p.units >= VEC<T>);
+    if (s.takes(ACT_VECTOR2, vectors && (!p.rest || p.units >= 2 * VEC<T>), two))
+        return p.rest ? act_launch<T, VEC<T>, TIMES, 2, true>(s, p, ACT_THREADS)
+                      : act_launch<T, VEC<T>, TIMES, 2, false>(s, p, ACT_THREADS);
+    if (s.takes(ACT_VECTOR1, vectors))
+        return p.rest ? act_launch<T, VEC<T>, TIMES, 1, true>(s, p, ACT_THREADS / 2)
+                      : act_launch<T, VEC<T>, TIMES, 1, false>(s, p, ACT_THREADS / 2);
+    p.rest = 0;
     if constexpr (sizeof(T) < 4)
         if (width > 1 && dim % 2 == 0) {
             p.units = dim / 2;
-            return act_launch_narrow<T, 2, TIMES>(op, s, p);
+            return act_launch_narrow<T, 2, TIMES>(s, p);
         }
     p.units = dim;
-    return act_launch_narrow<T, 1, TIMES>(op, s, p);
+    return act_launch_narrow<T, 1, TIMES>(s, p);
 }
 
 /* All tensors have one shape; without a value there are two of them. */
 template <bool TIMES>
-static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_TENSORS], int act, int steps)
+static adze_status act_run(const cuda_call &s, adze_tensor (&t)[ACT_TENSORS], int act, int steps)
 {
     adze_tensor *const merged[] = {&t[GATE], &t[OUT], &t[VALUE]};
     const adze_tensor *const tensors[] = {&t[GATE], &t[OUT], &t[VALUE]};
@@ -274,11 +294,13 @@ static adze_status act_run(const char *op, adze_stream s, adze_tensor (&t)[ACT_T
     int width = 16;
     for (int i = 0; i < (TIMES ? 3 : 2); i++)
         width = std::min(width, rows_width(tensors[i], even));
-    switch (t[OUT].dtype) {
-    case ADZE_F32: return act_launch_as<float, TIMES>(op, s, p, dim, width);
-    case ADZE_F16: return act_launch_as<f16, TIMES>(op, s, p, dim, width);
-    default: return act_launch_as<bf16, TIMES>(op, s, p, dim, width);
-    }
+    return s.tuned(t[OUT].dtype | act << 4 | width << 12 | p.steps << 20, p.rows.count, dim, 0, 0, [&] {
+        switch (t[OUT].dtype) {
+        case ADZE_F32: return act_launch_as<float, TIMES>(s, p, dim, width);
+        case ADZE_F16: return act_launch_as<f16, TIMES>(s, p, dim, width);
+        default: return act_launch_as<bf16, TIMES>(s, p, dim, width);
+        }
+    });
 }
 
 #endif

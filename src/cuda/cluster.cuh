@@ -51,6 +51,22 @@ __device__ __forceinline__ void cluster_store(void *p, int rank, float a, float 
     (void)p, (void)rank, (void)a, (void)b;
 #endif
 }
+/* The float at the address in block `rank` that `p` has in this block's shared memory. */
+__device__ __forceinline__ float cluster_load(const void *p, int rank)
+{
+    float v = 0;
+#if __CUDA_ARCH__ >= 900
+    const uint32_t here = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %1, %2;\n\t"
+                 "ld.shared::cluster.f32 %0, [there];\n\t}"
+                 : "=f"(v)
+                 : "r"(here), "r"(rank)
+                 : "memory");
+#else
+    (void)p, (void)rank;
+#endif
+    return v;
+}
 /* The same with four floats, 16-byte aligned. */
 __device__ __forceinline__ void cluster_store(void *p, int rank, float4 v)
 {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,8 +13,8 @@ enum { DEVICES_MAX = 64 };
 static struct {
     int count;
     struct {
-        int sm, sm_count;
-        std::atomic<int> pdl; /* 0: not queried yet; -1: no */
+        cuda_limits limits;
+        std::atomic<int> code; /* the architecture that its code was compiled for; 0: not queried yet, -1: none */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -34,27 +35,36 @@ static void query_devices()
     cudaGetLastError();
     count = count < DEVICES_MAX ? count : DEVICES_MAX;
     for (int d = 0; d < count; d++) {
-        int major = 0, minor = 0;
+        int major = 0, minor = 0, shared = 0;
+        cuda_limits &limits = machine.device[d].limits;
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d);
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d);
-        cudaDeviceGetAttribute(&machine.device[d].sm_count, cudaDevAttrMultiProcessorCount, d);
-        machine.device[d].sm = major * 10 + minor;
+        cudaDeviceGetAttribute(&limits.sm_count, cudaDevAttrMultiProcessorCount, d);
+        cudaDeviceGetAttribute(&limits.sm_threads, cudaDevAttrMaxThreadsPerMultiProcessor, d);
+        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, d);
+        limits.block_shared = shared;
+        limits.sm = major * 10 + minor;
     }
     machine.count = count;
 }
 
-/* Whether this build's code for a device has the dependency wait and clusters. The query loads the module. */
+/* The architecture that this build's code for a device was compiled for, as in 90; 0 without code. The query loads the
+   module. */
+static int code_of(int device)
+{
+    if (machine.device[device].code == 0) {
+        cudaFuncAttributes attributes;
+        const bool ok = cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess;
+        cudaGetLastError();
+        machine.device[device].code = ok ? attributes.ptxVersion : -1;
+    }
+    const int code = machine.device[device].code;
+    return code > 0 ? code : 0;
+}
+/* Whether that code has the dependency wait and clusters. */
 static int has_wait(int device)
 {
-    if (machine.device[device].pdl == 0) {
-        cudaFuncAttributes attributes;
-        const bool ok = machine.device[device].sm >= 90 &&
-                        cudaFuncGetAttributes(&attributes, module_probe) == cudaSuccess &&
-                        attributes.ptxVersion >= 90;
-        cudaGetLastError();
-        machine.device[device].pdl = ok ? 1 : -1;
-    }
-    return machine.device[device].pdl > 0;
+    return machine.device[device].limits.sm >= 90 && code_of(device) >= 90;
 }
 
 extern "C" int adze_cuda_count(void)
@@ -62,13 +72,26 @@ extern "C" int adze_cuda_count(void)
     pthread_once(&once, query_devices);
     return machine.count;
 }
+extern "C" const cuda_limits *adze_cuda_limits(int device)
+{
+    return device >= 0 && device < adze_cuda_count() ? &machine.device[device].limits : NULL;
+}
 extern "C" int adze_cuda_sm(int device)
 {
-    return device >= 0 && device < adze_cuda_count() ? machine.device[device].sm : 0;
+    const cuda_limits *limits = adze_cuda_limits(device);
+    return limits ? limits->sm : 0;
 }
 extern "C" int adze_cuda_sm_count(int device)
 {
-    return device >= 0 && device < adze_cuda_count() ? machine.device[device].sm_count : 0;
+    const cuda_limits *limits = adze_cuda_limits(device);
+    return limits ? limits->sm_count : 0;
+}
+extern "C" void adze_cuda_name(int device, char *to, size_t size)
+{
+    cudaDeviceProp properties;
+    const bool known = adze_cuda_limits(device) && cudaGetDeviceProperties(&properties, device) == cudaSuccess;
+    cudaGetLastError();
+    snprintf(to, size, "%s", known ? properties.name : "");
 }
 extern "C" int adze_cuda_pdl(int device)
 {
@@ -77,6 +100,10 @@ extern "C" int adze_cuda_pdl(int device)
 extern "C" int adze_cuda_clusters(int device)
 {
     return device >= 0 && device < adze_cuda_count() && has_wait(device);
+}
+extern "C" int adze_cuda_tensor_cores(int device)
+{
+    return device >= 0 && device < adze_cuda_count() && code_of(device) >= 80;
 }
 extern "C" void adze_cuda_set_pdl(int on)
 {
@@ -113,7 +140,7 @@ static adze_status prepare(adze_stream stream, const void *)
         if (no_code && m->kernel == (const void *)module_probe)
             return adze_fail(ADZE_DEVICE,
                              "prepare: device %d is sm_%d, this build of adze has code for " ADZE_CUDA_CODE,
-                             stream.device, machine.device[stream.device].sm);
+                             stream.device, machine.device[stream.device].limits.sm);
         if (e != cudaSuccess && !no_code)
             return cuda_status("prepare", e);
     }

@@ -12,6 +12,16 @@
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
 constexpr int THREADS = 128; /* of a block, at most */
 
+enum { VECTORS, NARROW_SMALL, NARROW, SHORT, GENERAL };
+constexpr adze_variant VARIANTS[] = {
+    {"vector", "aligned rows, a 16-byte vector per thread"},
+    {"narrow-small", "rows at any address, two units of one or two elements per thread"},
+    {"narrow", "rows at any address, as many units per thread as make a vector"},
+    {"short", "rows at any address, no table, their units numbered through all rows"},
+    {"general", "every call, one element at a time"},
+    {NULL, NULL},
+};
+
 template <typename ROWS>
 struct gated_params {
     const void *x, *residual, *gate, *table; /* table: NULL when there is none */
@@ -110,18 +120,22 @@ template <typename T, int W, int UNITS, bool WIDE>
 __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ gated_flat p)
 {
     const uint32_t first = blockIdx.x * (uint32_t)(THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
+    auto place = p.rows.template first<W>(first);
+    int64_t out[UNITS];
     unit<T, W> a[UNITS], b[UNITS];
     param_unit<T, W> g[UNITS];
     pdl_launch_next();
     pdl_wait();
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
+    for (int u = 0; u < UNITS; u++) {
         if (first + u * 32 < p.rows.count) {
-            const auto place = p.rows.split(first + u * 32);
-            a[u].fetch((const T *)p.x + p.rows.template offset<W>(place, X));
-            b[u].fetch((const T *)p.residual + p.rows.template offset<W>(place, RESIDUAL));
-            g[u].fetch(p.gate, WIDE, p.rows.template offset<W>(place, GATE));
+            a[u].fetch((const T *)p.x + p.rows.offset(place, X));
+            b[u].fetch((const T *)p.residual + p.rows.offset(place, RESIDUAL));
+            g[u].fetch(p.gate, WIDE, p.rows.offset(place, GATE));
         }
+        out[u] = p.rows.offset(place, OUT);
+        p.rows.advance(place);
+    }
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         if (first + u * 32 < p.rows.count) {
@@ -133,12 +147,12 @@ __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ g
             gated<T, W>(p.steps, false, xs, residuals, gates, none);
             unit<T, W> result;
             result.set(gates);
-            result.put((T *)p.out + p.rows.template offset<W>(p.rows.split(first + u * 32), OUT));
+            result.put((T *)p.out + out[u]);
         }
 }
 
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE, typename ROWS>
-static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
+static adze_status gated_launch(const cuda_call &s, gated_params<ROWS> p)
 {
     unit_split split = split_units(p.units, UNITS, p.rows.count, THREADS);
     if (W < VEC<T> && split.rows == 1)
@@ -146,42 +160,46 @@ static adze_status gated_launch(adze_stream s, gated_params<ROWS> p)
     p.pieces = (uint32_t)split.pieces;
     const auto kernel = split.rows == 1 ? gated_rows<T, W, UNITS, TABLE, WIDE, true, ROWS>
                                         : gated_rows<T, W, UNITS, TABLE, WIDE, false, ROWS>;
-    return launch("gated_add", s, kernel, split.blocks, split.block, 0, p);
+    return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
 template <typename T, int W>
-static adze_status gated_launch_narrow(adze_stream s, const gated_simple &p)
+static adze_status gated_launch_narrow(const cuda_call &s, const gated_simple &p)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int UNITS = VEC<T> / W;
-    if (p.units * p.rows.count <= (int64_t)adze_cuda_sm_count(s.device) * THREADS * UNITS * 2)
+    if (s.takes(NARROW_SMALL, true, p.units * p.rows.count <= (int64_t)s.gpu.sm_count * THREADS * UNITS * 2))
         return gated_launch<T, W, 2, true, half>(s, p);
-    if (p.table)
-        return gated_launch<T, W, UNITS, true, half>(s, p);
-    if (p.units < 32 * UNITS && rows_are_flat(p.rows, p.units)) {
+    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units, W), p.units < 32 * UNITS)) {
         gated_flat flat = {};
         flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units);
+        flat.rows = rows_flat(p.rows, p.units, W);
         const auto kernel = p.gate_f32 ? gated_short<T, W, UNITS, half> : gated_short<T, W, UNITS, false>;
-        return launch("gated_add", s, kernel, ceil_div(flat.rows.count, THREADS * UNITS), dim3(THREADS), 0, flat);
+        return launch(s, kernel, ceil_div(flat.rows.count, THREADS * UNITS), dim3(THREADS), 0, flat);
     }
+    if (!s.takes(NARROW, true))
+        return ADZE_NO_KERNEL;
+    if (p.table)
+        return gated_launch<T, W, UNITS, true, half>(s, p);
     return p.gate_f32 ? gated_launch<T, W, UNITS, false, half>(s, p) : gated_launch<T, W, UNITS, false, false>(s, p);
 }
 
 template <typename T>
-static adze_status gated_launch_as(adze_stream s, gated_general g, int64_t dim, int width)
+static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t dim, int width)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int VECTOR = VEC<T>;
     g.units = dim;
-    if (!rows_are_simple(g.rows))
+    if (s.takes(GENERAL, true, !rows_are_simple(g.rows)))
         return gated_launch<T, 1, VECTOR, true, half>(s, g);
+    if (!rows_are_simple(g.rows))
+        return ADZE_NO_KERNEL;
     gated_simple p = {};
     p.x = g.x, p.residual = g.residual, p.gate = g.gate, p.table = g.table, p.out = g.out;
     p.gate_f32 = g.gate_f32, p.table_f32 = g.table_f32, p.steps = g.steps;
     p.rows = rows_simple(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
-    if (width == 16) {
+    if (s.takes(VECTORS, width == 16)) {
         p.units = dim / VECTOR;
         if (p.gate_f32 || p.table_f32)
             return p.table ? gated_launch<T, VECTOR, 1, true, half>(s, p)
@@ -198,9 +216,8 @@ static adze_status gated_launch_as(adze_stream s, gated_general g, int64_t dim, 
     return gated_launch_narrow<T, 1>(s, p);
 }
 
-extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
+static adze_status gated_add_run(const cuda_call &s, const adze_gated_add_args *a)
 {
-    const adze_gated_add_args *a = (const adze_gated_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->out, &a->gate, &a->gate_table};
     const int64_t dim = a->x.shape[a->x.rank - 1];
     gated_general p = {};
@@ -215,9 +232,13 @@ extern "C" adze_status adze_gated_add_cuda(adze_stream stream, const void *args)
     p.gate_f32 = a->gate.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
     p.table_f32 = a->gate_table.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
     p.steps = a->rounding & ADZE_ROUND_STEPS;
-    switch (a->x.dtype) {
-    case ADZE_F32: return gated_launch_as<float>(stream, p, dim, width);
-    case ADZE_F16: return gated_launch_as<f16>(stream, p, dim, width);
-    default: return gated_launch_as<bf16>(stream, p, dim, width);
-    }
+    const int form = a->x.dtype | a->gate.dtype << 4 | a->gate_table.dtype << 8 | width << 12 | p.steps << 20;
+    return s.tuned(form, p.rows.count, dim, 0, 0, [&] {
+        switch (a->x.dtype) {
+        case ADZE_F32: return gated_launch_as<float>(s, p, dim, width);
+        case ADZE_F16: return gated_launch_as<f16>(s, p, dim, width);
+        default: return gated_launch_as<bf16>(s, p, dim, width);
+        }
+    });
 }
+CUDA_ENTRIES(gated_add, VARIANTS, gated_add_run)

@@ -6,8 +6,8 @@
    of many channels. A group is rows of `len` elements: those of its channels when channels come first, its part of
    each position's row when they come last. group_whole keeps a group in the registers of one block. Larger groups
    take two kernels and scratch between them: group_slices computes the statistics of slices, group_write combines
-   them and writes the result. The shape alone determines the slices, and they are combined in a fixed order, so that
-   two runs give the same bits. */
+   them and writes the result. The shape and the device determine the slices, and they are combined in a fixed order,
+   so that two runs give the same bits. */
 #include "group_tile.cuh"
 
 enum {
@@ -16,7 +16,8 @@ enum {
     ROW_UNITS = 4,
     TILE_CHANNELS = 1024, /* channels of a tile, at most */
     TILE_BYTES = 128,     /* of a tile's row: shorter rows were slow with channels last */
-    SLICE_SMS = 132,      /* SMs that tile_slices and tile_write fill: those of an H200 */
+    ROW_BLOCKS = 2048,    /* that row_slices aims at, for the SMs of an H200 */
+    H200_SMS = 132,
     SHARED_MOST = 48 << 10,
     LAST_BYTES = 64 << 10, /* of x per SM: x is large beyond, with channels last */
 };
@@ -206,17 +207,33 @@ __global__ void __launch_bounds__(ROW_THREADS, 3) group_write(const __grid_const
 
 /* ---- The host ---- */
 
+enum { HELD_2, HELD_4, HELD_8, HELD_16, HELD_21, SLICES, ANY_WHOLE, ANY_SLICES };
+constexpr adze_variant VARIANTS[] = {
+    {"held-2", "regular tensors whose groups a cluster holds, 2 vectors per thread"},
+    {"held-4", "the same, 4 units per thread"},
+    {"held-8", "the same, 8 vectors per thread"},
+    {"held-16", "the same at any alignment, 16 units per thread"},
+    {"held-21", "the same with channels first, 21 vectors per thread, on sm_90"},
+    {"slices", "regular tensors with groups of more than 2048 elements, two kernels"},
+    {"any-whole", "groups of up to 2048 elements, one element at a time"},
+    {"any-slices", "groups of more than 2048 elements, one element at a time, two kernels"},
+    {NULL, NULL},
+};
+constexpr int held_variant(int units)
+{
+    return units == 2 ? HELD_2 : units == 4 ? HELD_4 : units == 8 ? HELD_8 : units == HELD_NARROW ? HELD_16 : HELD_21;
+}
+
 static int64_t clamp(int64_t v, int64_t low, int64_t high)
 {
     return v < low ? low : v > high ? high : v;
 }
 
-/* Slices of a group of any tensor: enough blocks in all, and at most 32 chunks per thread. They depend on the shape
-   alone. */
-static int64_t row_slices(int64_t all, int64_t count)
+/* Slices of a group of any tensor: enough blocks in all for the SMs, and at most 32 chunks per thread. */
+static int64_t row_slices(int64_t sm_count, int64_t all, int64_t count)
 {
     const int64_t chunks = ceil_div(count, ROW_THREADS * ROW_UNITS);
-    return clamp(2048 / all, ceil_div(chunks, 32), chunks);
+    return clamp(ROW_BLOCKS * sm_count / H200_SMS / all, ceil_div(chunks, 32), chunks);
 }
 
 static bool channels_are_last(const adze_group_norm_args *a)
@@ -299,14 +316,14 @@ static int tile_columns(bool narrow)
     return narrow ? SLICE_THREADS : 64;
 }
 
-/* The tiling for the two-kernel path, from the shape alone, with units of `bytes` bytes. Rows have TILE_BYTES or
-   somewhat more where the tensor allows it, which was fastest on an H200. Blocks fill SLICE_SMS once, or several
-   times where that leaves a smaller tail. No thread adds more than 32 chunks. */
-static tile_params slice_cut(const tile_params &p, bool last, int64_t entries, int bytes)
+/* The tiling for the two-kernel path, from the shape and the number of SMs alone, with units of `bytes` bytes. Rows
+   have TILE_BYTES or somewhat more where the tensor allows it, which was fastest on an H200. Blocks fill the SMs
+   once, or several times where that leaves a smaller tail. No thread adds more than 32 chunks. */
+static tile_params slice_cut(int sm_count, const tile_params &p, bool last, int64_t entries, int bytes)
 {
     const bool narrow = bytes < 16;
     const int units = narrow ? SLICE_UNITS<true> : SLICE_UNITS<false>;
-    const int blocks = SLICE_SMS * (narrow ? SLICE_BLOCKS<true> : SLICE_BLOCKS<false>);
+    const int blocks = sm_count * (narrow ? SLICE_BLOCKS<true> : SLICE_BLOCKS<false>);
     int times = 1;
     for (int more = 2; last && more <= p.tiles && p.columns * times * bytes < TILE_BYTES &&
                        p.columns * more <= tile_columns(narrow);
@@ -321,38 +338,40 @@ static tile_params slice_cut(const tile_params &p, bool last, int64_t entries, i
 }
 
 template <typename T, int W, bool LAST>
-static adze_status run_slices(adze_stream s, const tile_params &p, int64_t entries)
+static adze_status run_slices(const cuda_call &s, const tile_params &p, int64_t entries)
 {
-    const tile_params cut = slice_cut(p, LAST, entries, W * (int)sizeof(T));
+    const tile_params cut = slice_cut(s.gpu.sm_count, p, LAST, entries, W * (int)sizeof(T));
     const int64_t grid = entries * cut.tiles * cut.slices;
     const dim3 block(tile_threads(cut));
     const size_t shared = tile_shared(cut, LAST, W);
-    ADZE_CHECK(launch("group_norm", s, tile_slices<T, W, LAST>, grid, block, shared, cut));
-    return launch("group_norm", s, tile_write<T, W, LAST>, grid, block, shared, cut);
+    ADZE_CHECK(launch(s, tile_slices<T, W, LAST>, grid, block, shared, cut));
+    return launch(s, tile_write<T, W, LAST>, grid, block, shared, cut);
 }
 
 /* Whether x is so large that, with channels last, rows of less than TILE_BYTES in a cluster cost more than reading x
    twice in wider rows. */
-static bool wants_wide(adze_stream s, const tile_params &p, bool last, int64_t entries, int bytes)
+static bool wants_wide(const cuda_call &s, const tile_params &p, bool last, int64_t entries, int bytes)
 {
     const int64_t all = entries * p.tiles * p.rows * p.columns * bytes;
-    return last && all > (int64_t)adze_cuda_sm_count(s.device) * LAST_BYTES;
+    return last && all > (int64_t)s.gpu.sm_count * LAST_BYTES;
 }
 
 /* The tiling for tile_norm that gives the busiest SM the least work, counted in vectors. A wave of blocks, a
    cluster, and up to eight vectors in sequence in one thread have costs too; the weights select what was fastest on
-   an H200. units: units of a thread, 0 when no cluster can hold a tile. */
+   an H200. units: units of a thread, 0 when no cluster can hold a tile. A call that asks for a variant gets its
+   units. */
+enum { WAVE_COST = 1000, CLUSTER_COST = 400, VECTOR_COST = 100 };
 struct held_cut {
     tile_params p;
     int units;
 };
-static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t entries, int width, int bytes)
+static held_cut hold(const cuda_call &s, const tile_params &p, bool last, int64_t entries, int width, int bytes)
 {
     const bool narrow = bytes < 16, large = wants_wide(s, p, last, entries, bytes);
-    const int64_t sm_count = adze_cuda_sm_count(s.device);
+    const int64_t sm_count = s.gpu.sm_count;
     const bool clusters = adze_cuda_clusters(s.device); /* so the code for this device is for sm_90 or newer */
     const int ranks_most = clusters ? 8 : 1;
-    const int units_most = narrow ? HELD_NARROW : clusters && adze_cuda_sm(s.device) == 90 && !last ? HELD_MOST : 8;
+    const int units_most = narrow ? HELD_NARROW : clusters && s.gpu.sm == 90 && !last ? HELD_MOST : 8;
     held_cut best = {};
     int64_t least = INT64_MAX;
     for (int times = 1; times <= p.tiles && p.columns * times <= tile_columns(narrow) && (last || times == 1);
@@ -361,6 +380,7 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
             for (const int units : {2, 4, 8, (int)HELD_NARROW, (int)HELD_MOST}) {
                 const int threads = held_threads(units, last);
                 if (units > units_most || p.columns * times > threads ||
+                    (s.choice->want >= 0 && s.choice->want != held_variant(units)) ||
                     (narrow ? units != 4 && units != HELD_NARROW : units == HELD_NARROW))
                     continue;
                 tile_params cut = tile_cut(p, last, times, ranks, units, threads);
@@ -372,8 +392,8 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
                 if (large && row < TILE_BYTES)
                     moved *= 2;
                 const int64_t cost = ceil_div(blocks, sm_count) * cut.share * moved / 16 +
-                                     ceil_div(blocks, sm_count * held_blocks(units)) * 1000 + (ranks > 1) * 400 +
-                                     (units < 8 ? units : 8) * 100;
+                                     ceil_div(blocks, sm_count * held_blocks(units)) * WAVE_COST +
+                                     (ranks > 1) * CLUSTER_COST + (units < 8 ? units : 8) * VECTOR_COST;
                 if (cost < least)
                     least = cost, best.p = cut, best.units = units;
                 break;
@@ -382,30 +402,30 @@ static held_cut hold(adze_stream s, const tile_params &p, bool last, int64_t ent
 }
 
 template <typename T, int W, bool LAST>
-static adze_status run_held(adze_stream s, const held_cut &h, int64_t entries)
+static adze_status run_held(const cuda_call &s, const held_cut &h, int64_t entries)
 {
     const launch_shape shape(tile_shared(h.p, LAST, W), (unsigned)h.p.ranks);
     const int64_t grid = entries * h.p.tiles * h.p.ranks;
     const dim3 block(tile_threads(h.p));
     if constexpr (is_narrow<T, W>) {
         if (h.units == HELD_NARROW)
-            return launch("group_norm", s, tile_norm<T, W, HELD_NARROW, LAST>, grid, block, shape, h.p);
-        return launch("group_norm", s, tile_norm<T, W, 4, LAST>, grid, block, shape, h.p);
+            return launch(s, tile_norm<T, W, HELD_NARROW, LAST>, grid, block, shape, h.p);
+        return launch(s, tile_norm<T, W, 4, LAST>, grid, block, shape, h.p);
     } else {
         if constexpr (!LAST)
             if (h.units == HELD_MOST)
-                return launch("group_norm", s, tile_norm<T, W, HELD_MOST, LAST>, grid, block, shape, h.p);
+                return launch(s, tile_norm<T, W, HELD_MOST, LAST>, grid, block, shape, h.p);
         switch (h.units) {
-        case 2: return launch("group_norm", s, tile_norm<T, W, 2, LAST>, grid, block, shape, h.p);
-        case 4: return launch("group_norm", s, tile_norm<T, W, 4, LAST>, grid, block, shape, h.p);
-        default: return launch("group_norm", s, tile_norm<T, W, 8, LAST>, grid, block, shape, h.p);
+        case 2: return launch(s, tile_norm<T, W, 2, LAST>, grid, block, shape, h.p);
+        case 4: return launch(s, tile_norm<T, W, 4, LAST>, grid, block, shape, h.p);
+        default: return launch(s, tile_norm<T, W, 8, LAST>, grid, block, shape, h.p);
         }
     }
 }
 
 /* Runs the call in units of W elements of T; false if they do not fit it. */
 template <typename T, int W>
-static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status *status)
+static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_status *status)
 {
     constexpr int BYTES = W * (int)sizeof(T);
     const bool last = channels_are_last(a);
@@ -416,9 +436,9 @@ static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status 
     const held_cut held = hold(s, p, last, entries, W, BYTES);
     const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
     const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
-    if (held.units && !(in_slices && slow))
+    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && slow)))
         *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
-    else if (in_slices)
+    else if (s.takes(SLICES, in_slices))
         *status = last ? run_slices<T, W, true>(s, p, entries) : run_slices<T, W, false>(s, p, entries);
     else
         return false;
@@ -427,18 +447,19 @@ static bool run_tiles(adze_stream s, const adze_group_norm_args *a, adze_status 
 
 /* ---- The call ---- */
 
-extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
+extern "C" size_t adze_group_norm_cuda_scratch(adze_stream stream, const adze_group_norm_args *a)
 {
+    const int sm_count = adze_cuda_sm_count(stream.device);
     const int64_t elements = adze_count(&a->x), all = a->x.shape[0] * a->groups;
     if (elements == 0 || elements / all <= WHOLE_THREADS * ROW_UNITS)
         return 0;
-    int64_t slices = row_slices(all, elements / all);
+    int64_t slices = row_slices(sm_count, all, elements / all);
     /* for units of any width: the call's alignment is no property of the shape */
     const int size = (int)adze_dtype_size(a->x.dtype);
     for (const int width : {16 / size, 2, 1}) {
         tile_params p = {};
         if (tile_shape(a, width, &p)) {
-            const tile_params cut = slice_cut(p, channels_are_last(a), a->x.shape[0], width * size);
+            const tile_params cut = slice_cut(sm_count, p, channels_are_last(a), a->x.shape[0], width * size);
             slices = cut.slices > slices ? cut.slices : slices;
         }
     }
@@ -446,22 +467,23 @@ extern "C" size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *a)
 }
 
 template <typename T>
-static adze_status run_any(adze_stream s, group_params p)
+static adze_status run_any(const cuda_call &s, group_params p)
 {
-    if (p.count <= WHOLE_THREADS * ROW_UNITS) {
+    if (s.takes(ANY_WHOLE, p.count <= WHOLE_THREADS * ROW_UNITS)) {
         const int64_t threads = clamp(ceil_div(p.count, ROW_UNITS), 1, WHOLE_THREADS);
-        return launch("group_norm", s, group_whole<T>, grid_for(p.all, 1), dim3((unsigned)(threads + 31) / 32 * 32),
-                      0, p);
+        return launch(s, group_whole<T>, grid_for(p.all, 1), dim3((unsigned)(threads + 31) / 32 * 32), 0, p);
     }
+    if (!s.takes(ANY_SLICES, p.count > WHOLE_THREADS * ROW_UNITS))
+        return ADZE_NO_KERNEL;
     const int64_t chunks = ceil_div(p.count, ROW_THREADS * ROW_UNITS);
-    p.slices = row_slices(p.all, p.count);
+    p.slices = row_slices(s.gpu.sm_count, p.all, p.count);
     p.slice = ceil_div(chunks, p.slices) * ROW_THREADS * ROW_UNITS;
-    ADZE_CHECK(launch("group_norm", s, group_slices<T>, grid_for(p.all * p.slices, 1), dim3(ROW_THREADS), 0, p));
-    return launch("group_norm", s, group_write<T>, grid_for(p.all * chunks, 1), dim3(ROW_THREADS), 0, p);
+    ADZE_CHECK(launch(s, group_slices<T>, grid_for(p.all * p.slices, 1), dim3(ROW_THREADS), 0, p));
+    return launch(s, group_write<T>, grid_for(p.all * chunks, 1), dim3(ROW_THREADS), 0, p);
 }
 
 template <typename T>
-static adze_status run_as(adze_stream s, const adze_group_norm_args *a)
+static adze_status run_as(const cuda_call &s, const adze_group_norm_args *a)
 {
     const bool last = channels_are_last(a);
     const int64_t entries = a->x.shape[0], elements = adze_count(&a->x);
@@ -497,14 +519,20 @@ static adze_status run_as(adze_stream s, const adze_group_norm_args *a)
     return run_any<T>(s, p);
 }
 
-extern "C" adze_status adze_group_norm_cuda(adze_stream stream, const void *args)
+static adze_status group_norm_run(const cuda_call &s, const adze_group_norm_args *a)
 {
-    const adze_group_norm_args *a = (const adze_group_norm_args *)args;
-    if (adze_count(&a->x) == 0)
+    const int64_t elements = adze_count(&a->x);
+    if (elements == 0)
         return ADZE_OK;
-    switch (a->x.dtype) {
-    case ADZE_F32: return run_as<float>(stream, a);
-    case ADZE_F16: return run_as<f16>(stream, a);
-    default: return run_as<bf16>(stream, a);
-    }
+    const bool last = channels_are_last(a);
+    const int64_t channels = a->x.shape[last ? a->x.rank - 1 : 1], entries = a->x.shape[0];
+    const int form = a->x.dtype | last << 4 | a->act << 8 | (a->rounding & ADZE_ROUND_STEPS ? 1 : 0) << 5;
+    return s.tuned(form, entries, channels, elements / entries / channels, a->groups, [&] {
+        switch (a->x.dtype) {
+        case ADZE_F32: return run_as<float>(s, a);
+        case ADZE_F16: return run_as<f16>(s, a);
+        default: return run_as<bf16>(s, a);
+        }
+    });
 }
+CUDA_ENTRIES(group_norm, VARIANTS, group_norm_run)

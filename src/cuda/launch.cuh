@@ -6,8 +6,73 @@
 
 #include <cuda_runtime.h>
 
-extern "C" int adze_cuda_pdl(int device);      /* device.cu: whether launches on it may overlap */
-extern "C" int adze_cuda_clusters(int device); /* device.cu: whether this build's kernels may run there in clusters */
+/* device.cu: what a device has. Launches are chosen by it. */
+struct cuda_limits {
+    int sm;               /* 90 for sm_90 */
+    int sm_count;         /* multiprocessors */
+    int sm_threads;       /* resident threads per SM, at most */
+    int64_t block_shared; /* bytes of shared memory that a block may have */
+};
+extern "C" const cuda_limits *adze_cuda_limits(int device); /* NULL: there is no such device */
+extern "C" int adze_cuda_pdl(int device);                   /* whether launches on it may overlap */
+extern "C" int adze_cuda_clusters(int device); /* whether this build's kernels may run there in clusters */
+extern "C" int adze_cuda_tensor_cores(int device); /* whether they have mma and cp.async there: sm_80 and newer */
+
+/* A call on its way to a kernel: where it runs, and which variants it may take. */
+struct cuda_call : adze_stream {
+    const adze_op *op;
+    const cuda_limits &gpu;
+    adze_choice *choice;
+    cuda_call(adze_stream stream, const adze_op &its_op, adze_choice *its_choice)
+        : adze_stream(stream), op(&its_op), gpu(*adze_cuda_limits(stream.device)), choice(its_choice)
+    {
+    }
+    /* Whether the call takes this variant. possible: the variant can run it. preferred: it is the kernel's choice,
+       if no earlier variant was; a variant that was asked for need not be preferred. */
+    bool takes(int variant, bool possible, bool preferred = true) const
+    {
+        if (!possible || (choice->want < 0 ? !preferred : choice->want != variant))
+            return false;
+        choice->ran = variant;
+        return true;
+    }
+    /* Runs pick(): with the variant that `adze tune` found for this problem, if it takes the call; else with the
+       kernel's own choice. `rows` may vary, the other sizes are exact. */
+    template <typename PICK>
+    adze_status tuned(int form, int64_t rows, int64_t size1, int64_t size2, int64_t size3, PICK pick) const
+    {
+        choice->form = form;
+        choice->size[0] = rows, choice->size[1] = size1, choice->size[2] = size2, choice->size[3] = size3;
+        if (choice->want < 0 && !choice->untuned) {
+            choice->want = adze_tuned(op, device, choice);
+            if (choice->want >= 0) {
+                const adze_status status = pick();
+                choice->want = -1;
+                if (status != ADZE_NO_KERNEL)
+                    return status;
+            }
+        }
+        return pick();
+    }
+};
+
+/* The entries of an op in its table of kernels: adze_OP_cuda and adze_OP_cuda_variants. `run` takes a cuda_call and
+   the args of the op. */
+#define CUDA_ENTRIES(OP, list, run_call)                                                                             \
+    static adze_status OP##_choose(adze_stream stream, const void *args, adze_choice *choice)                        \
+    {                                                                                                                \
+        return run_call(cuda_call(stream, adze_op_##OP, choice), (const adze_##OP##_args *)args);                    \
+    }                                                                                                                \
+    extern "C" adze_status adze_##OP##_cuda(adze_stream stream, const void *args)                                    \
+    {                                                                                                                \
+        adze_choice choice = {};                                                                                     \
+        choice.want = choice.ran = -1;                                                                               \
+        return OP##_choose(stream, args, &choice);                                                                   \
+    }                                                                                                                \
+    extern "C" {                                                                                                     \
+    extern const adze_variants adze_##OP##_cuda_variants;                                                            \
+    const adze_variants adze_##OP##_cuda_variants = {list, OP##_choose};                                             \
+    }
 
 /* CUDA loads a .cu's module, or compiles it from PTX, when its first kernel is requested. This list (device.cu) has
    one kernel of each module, so that adze_prepare() can load them all. */
@@ -74,24 +139,23 @@ __device__ __forceinline__ uint32_t opaque(uint32_t v)
     return v;
 }
 
-constexpr int64_t SM_THREADS = 2048;            /* resident threads per SM, at most */
 constexpr int64_t PREFETCH_MIN = 8 * 1024 / 16; /* vectors per SM: a call with no more prefetches all of them */
 
 /* Host: blocks that are resident at once, if threads are the limit. */
-static inline int64_t blocks_at_once(int sm_count, int64_t threads)
+static inline int64_t blocks_at_once(const cuda_limits &gpu, int64_t threads)
 {
-    return SM_THREADS / threads * sm_count;
+    return gpu.sm_threads / threads * gpu.sm_count;
 }
 /* Host: how many blocks prefetch, when the call has `vectors` vectors and a block `block_vectors` of them. Together
    they prefetch at least PREFETCH_MIN and at most `most` KB per SM, and all of them are in the first wave. On an
    H200 more than that made a kernel slower where its predecessor had just written x, or where the prefetched lines
    were still in flight. */
-static inline uint32_t prefetch_blocks(int sm_count, int64_t vectors, int64_t block_vectors, int64_t threads,
-                                       int most)
+static inline uint32_t prefetch_blocks(const cuda_limits &gpu, int64_t vectors, int64_t block_vectors,
+                                       int64_t threads, int most)
 {
-    const int64_t part = vectors / sm_count, limit = most * 1024 / 16;
+    const int64_t part = vectors / gpu.sm_count, limit = most * 1024 / 16;
     const int64_t share = part < PREFETCH_MIN ? PREFETCH_MIN : part > limit ? limit : part;
-    const int64_t blocks = share * sm_count / block_vectors, at_once = blocks_at_once(sm_count, threads);
+    const int64_t blocks = share * gpu.sm_count / block_vectors, at_once = blocks_at_once(gpu, threads);
     return (uint32_t)(blocks < 1 ? 1 : blocks < at_once ? blocks : at_once);
 }
 
@@ -100,18 +164,25 @@ static inline adze_status cuda_status(const char *op, cudaError_t e)
     return e == cudaSuccess ? ADZE_OK : adze_fail(ADZE_DEVICE, "%s: %s", op, cudaGetErrorString(e));
 }
 
-/* Dynamic shared memory of a block in bytes, and the blocks of a cluster, which divide the grid. */
+/* Dynamic shared memory of a block in bytes, the blocks of a cluster, which divide the grid, and how often the grid is
+   repeated, as blockIdx.y. */
 struct launch_shape {
     size_t shared;
-    unsigned cluster;
-    launch_shape(size_t shared_bytes, unsigned cluster_blocks = 1) : shared(shared_bytes), cluster(cluster_blocks) {}
+    unsigned cluster, batches;
+    launch_shape(size_t shared_bytes, int64_t cluster_blocks = 1, int64_t repeats = 1)
+        : shared(shared_bytes), cluster((unsigned)cluster_blocks), batches((unsigned)repeats)
+    {
+    }
 };
 
 /* kernel<<<grid, block, shared>>>(params...) on the call's stream. */
 template <typename... P, typename... A>
-static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P...), int64_t grid, dim3 block,
-                          launch_shape shape, A... params)
+static adze_status launch(const cuda_call &call, void (*kernel)(P...), int64_t grid, dim3 block, launch_shape shape,
+                          A... params)
 {
+    const char *const op = call.op->name;
+    if (call.choice->dry)
+        return ADZE_OK;
     constexpr size_t PLAIN_SHARED = 47 << 10; /* beyond 48 KB, static shared memory included, a kernel must opt in */
     if (shape.shared > PLAIN_SHARED) {
         const cudaError_t e =
@@ -121,7 +192,7 @@ static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P..
     }
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
-    if (adze_cuda_pdl(stream.device)) {
+    if (adze_cuda_pdl(call.device)) {
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
@@ -132,15 +203,14 @@ static adze_status launch(const char *op, adze_stream stream, void (*kernel)(P..
         count++;
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)grid);
+    config.gridDim = dim3((unsigned)grid, shape.batches);
     config.blockDim = block;
     config.dynamicSmemBytes = shape.shared;
-    config.stream = (cudaStream_t)stream.handle;
+    config.stream = (cudaStream_t)call.handle;
     config.attrs = attributes;
     config.numAttrs = count;
     return cuda_status(op, cudaLaunchKernelEx(&config, kernel, (P)params...));
 }
-
 static inline int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;

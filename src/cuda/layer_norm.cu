@@ -1,7 +1,5 @@
 /* layer_norm on CUDA. */
 #include "norm.cuh"
 
-extern "C" adze_status adze_layer_norm_cuda(adze_stream stream, const void *args)
-{
-    return norm_run<true>("layer_norm", stream, (const adze_norm_args *)args);
-}
+static const norm_variants<true> variants;
+CUDA_ENTRIES(layer_norm, variants.list, norm_run<true>)

@@ -9,13 +9,14 @@
 
 #include <algorithm>
 
-template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int LANES, int EACH,
-          bool FULL, bool EARLY, int MOST, int BLOCKS>
-static adze_status norm_launch(const char *op, adze_stream s, norm_registers_params<FUSION> p, int sm_count)
+template <typename TRAITS>
+static adze_status norm_launch(const cuda_call &s, norm_registers_params<TRAITS::FUSION> p)
 {
-    const bool few = p.rows.count <= 8 * (int64_t)sm_count;
-    const int64_t threads = norm_threads(LANES, EACH, p.vectors);
-    const int64_t rows = LANES                               ? (few || EACH > 1 ? 128 : 256) / LANES
+    constexpr int LANES = TRAITS::LANES;
+    constexpr norm_fusion FUSION = TRAITS::FUSION;
+    const bool few = p.rows.count <= 8 * (int64_t)s.gpu.sm_count;
+    const int64_t threads = norm_threads(TRAITS::SHAPE, p.vectors);
+    const int64_t rows = LANES                               ? (few || TRAITS::VECTORS > 1 ? 128 : 256) / LANES
                          : few || threads > 96               ? 1
                          : threads > 64 && modulates<FUSION> ? 1
                          : threads > 32                      ? 2
@@ -23,27 +24,25 @@ static adze_status norm_launch(const char *op, adze_stream s, norm_registers_par
     const dim3 block = LANES ? dim3((unsigned)(threads * rows)) : dim3((unsigned)threads, (unsigned)rows);
     /* Half of x is prefetched. With a residual, the residual is prefetched instead; small calls prefetch both. */
     const int64_t all = p.rows.count * (int64_t)p.vectors;
-    const bool prefetch_x = !has_residual<FUSION> || all <= PREFETCH_MIN * sm_count;
-    p.prefetch_blocks = prefetch_x ? prefetch_blocks(sm_count, all / 2, rows * p.vectors, threads * rows,
+    const bool prefetch_x = !has_residual<FUSION> || all <= PREFETCH_MIN * s.gpu.sm_count;
+    p.prefetch_blocks = prefetch_x ? prefetch_blocks(s.gpu, all / 2, rows * p.vectors, threads * rows,
                                                      LANES || modulates<FUSION> ? 24 : 32)
                                    : 1;
-    p.prefetch_residual_blocks = (uint32_t)blocks_at_once(sm_count, threads * rows);
-    const auto kernel = norm_registers<T, S, CENTRED, FUSION, ROUND, EXTRA, LANES, EACH, FULL, EARLY, MOST, BLOCKS>;
-    return launch(op, s, kernel, grid_for(p.rows.count, rows), block, 0, p);
+    p.prefetch_residual_blocks = (uint32_t)blocks_at_once(s.gpu, threads * rows);
+    return launch(s, norm_registers<TRAITS>, grid_for(p.rows.count, rows), block, 0, p);
 }
 
-/* Launches the first shape that fits, from shape I on; ADZE_NO_KERNEL if none does. */
-template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int I = 0>
-static adze_status norm_launch_as(const char *op, adze_stream s, const norm_registers_params<FUSION> &p)
+/* Launches the shape of the first rule that takes the call, from RULE on; ADZE_NO_KERNEL if none does. */
+template <typename FORM, int RULE = 0>
+static adze_status norm_launch_as(const cuda_call &s, const norm_registers_params<FORM::FUSION> &p)
 {
-    constexpr auto &shapes = norm_shapes<T, S, CENTRED, FUSION, ROUND, EXTRA>();
-    if constexpr (I < (int)(sizeof shapes / sizeof *shapes)) {
-        constexpr norm_shape k = shapes[I];
-        const int sm_count = adze_cuda_sm_count(s.device);
-        if (norm_fits(k, p.rows.count, p.vectors, sm_count))
-            return norm_launch<T, S, CENTRED, FUSION, ROUND, EXTRA, k.lanes, k.each, k.full, k.early, k.most,
-                               k.blocks>(op, s, p, sm_count);
-        return norm_launch_as<T, S, CENTRED, FUSION, ROUND, EXTRA, I + 1>(op, s, p);
+    constexpr auto &rules = norm_rules<FORM>();
+    if constexpr (RULE < (int)(sizeof rules / sizeof *rules)) {
+        constexpr int variant = NORM_SHAPES<FORM::CENTRED>.find(rules[RULE].shape);
+        if (s.takes(variant, norm_holds(rules[RULE].shape, p.vectors),
+                    norm_prefers(rules[RULE], p.rows.count, p.vectors, s.gpu.sm_count)))
+            return norm_launch<norm_traits<FORM, variant>>(s, p);
+        return norm_launch_as<FORM, RULE + 1>(s, p);
     }
     return ADZE_NO_KERNEL;
 }
@@ -68,31 +67,31 @@ static norm_registers_params<FUSION> norm_call_of(const norm_params &g, int widt
 
 /* Scale, shift and gate of dtype S; `one` is added to the scale. */
 template <typename T, typename S, bool CENTRED, bool ROUND>
-static adze_status norm_modulated(const char *op, adze_stream s, const norm_params &g, float one = 1)
+static adze_status norm_modulated(const cuda_call &s, const norm_params &g, float one = 1)
 {
     const void *const *d = g.data;
     if (d[RESIDUAL]) {
         auto p = norm_call_of<BLOCK>(g, VEC<T>, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE}, d[SCALE_TABLE],
                                      d[SHIFT_TABLE], d[GATE_TABLE]);
         p.weight_offset = one;
-        return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, BLOCK, ROUND, true>(op, s, p)
-                              : norm_launch_as<T, S, CENTRED, BLOCK, ROUND, false>(op, s, p);
+        return d[SCALE_TABLE] ? norm_launch_as<norm_form<T, S, CENTRED, BLOCK, ROUND, true>>(s, p)
+                              : norm_launch_as<norm_form<T, S, CENTRED, BLOCK, ROUND, false>>(s, p);
     }
     auto p = norm_call_of<MODULATED>(g, VEC<T>, {X, OUT, SCALE, SHIFT}, d[SCALE_TABLE], d[SHIFT_TABLE], NULL);
     p.weight_offset = one;
-    return d[SCALE_TABLE] ? norm_launch_as<T, S, CENTRED, MODULATED, ROUND, true>(op, s, p)
-                          : norm_launch_as<T, S, CENTRED, MODULATED, ROUND, false>(op, s, p);
+    return d[SCALE_TABLE] ? norm_launch_as<norm_form<T, S, CENTRED, MODULATED, ROUND, true>>(s, p)
+                          : norm_launch_as<norm_form<T, S, CENTRED, MODULATED, ROUND, false>>(s, p);
 }
 
 /* No modulation. */
 template <typename T, bool CENTRED, norm_fusion FUSION>
-static adze_status norm_plain(const char *op, adze_stream s, const norm_registers_params<FUSION> &p, bool round)
+static adze_status norm_plain(const cuda_call &s, const norm_registers_params<FUSION> &p, bool round)
 {
     constexpr bool can_round = sizeof(T) < 4 && !CENTRED; /* before a weight */
     if (!p.flat[WEIGHT])
-        return norm_launch_as<T, T, CENTRED, FUSION, false, false>(op, s, p);
-    return round ? norm_launch_as<T, T, CENTRED, FUSION, can_round, true>(op, s, p)
-                 : norm_launch_as<T, T, CENTRED, FUSION, false, true>(op, s, p);
+        return norm_launch_as<norm_form<T, T, CENTRED, FUSION, false, false>>(s, p);
+    return round ? norm_launch_as<norm_form<T, T, CENTRED, FUSION, can_round, true>>(s, p)
+                 : norm_launch_as<norm_form<T, T, CENTRED, FUSION, false, true>>(s, p);
 }
 
 /* Whether a table is one vector that all rows share. */
@@ -106,7 +105,7 @@ static bool norm_flat(const norm_params &g, int t)
 
 /* Runs norm_registers, if it has this fusion; else ADZE_NO_KERNEL. */
 template <typename T, bool CENTRED>
-static adze_status norm_in_registers(const char *op, adze_stream s, const norm_params &g)
+static adze_status norm_in_registers(const cuda_call &s, const norm_params &g)
 {
     const void *const *d = g.data;
     constexpr bool half = sizeof(T) < 4; /* rounding f32 to f32 has no effect */
@@ -125,36 +124,35 @@ static adze_status norm_in_registers(const char *op, adze_stream s, const norm_p
                    (!d[t + TABLE] || (g.is_f32 >> (t + TABLE) & 1) == f32_params);
         if (!fits)
             return ADZE_NO_KERNEL;
-        return half && f32_params ? norm_modulated<T, float, CENTRED, false>(op, s, g)
-               : steps            ? norm_modulated<T, T, CENTRED, half>(op, s, g)
-                                  : norm_modulated<T, T, CENTRED, false>(op, s, g);
+        return half && f32_params ? norm_modulated<T, float, CENTRED, false>(s, g)
+               : steps            ? norm_modulated<T, T, CENTRED, half>(s, g)
+                                  : norm_modulated<T, T, CENTRED, false>(s, g);
     }
     if constexpr (half && !CENTRED)
         if (d[SHIFT] && !d[SCALE] && !d[RESIDUAL] && no_table && !(g.is_f32 >> SHIFT & 1) && steps && !round_norm &&
             g.weight && !g.weight_f32 && !g.bias)
-            return norm_launch_as<T, T, false, ADDED, false, true>(
-                op, s, norm_call_of<ADDED>(g, VEC<T>, {X, OUT, SHIFT}, g.weight, NULL, NULL));
+            return norm_launch_as<norm_form<T, T, false, ADDED, false, true>>(
+                s, norm_call_of<ADDED>(g, VEC<T>, {X, OUT, SHIFT}, g.weight, NULL, NULL));
     if (d[SCALE] || d[SHIFT] || !no_table)
         return ADZE_NO_KERNEL;
     if constexpr (half && CENTRED)
         if (d[GATE] && f32_gate && !steps && !round_norm && g.weight_f32 && g.bias_f32) {
             norm_params as_modulation = g; /* weight and bias are a scale and a shift with strides of 0 */
             as_modulation.data[SCALE] = g.weight, as_modulation.data[SHIFT] = g.bias;
-            return norm_modulated<T, float, true, false>(op, s, as_modulation, g.weight_offset);
+            return norm_modulated<T, float, true, false>(s, as_modulation, g.weight_offset);
         }
     if (d[GATE] || (half && (g.weight_f32 || g.bias_f32)) || (CENTRED ? round_norm : g.bias != NULL) ||
         (round_norm && g.weight_offset != 0))
         return ADZE_NO_KERNEL;
     if (d[RESIDUAL])
         return norm_plain<T, CENTRED, RESIDUAL_SUM>(
-            op, s, norm_call_of<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL),
-            round_norm);
-    return norm_plain<T, CENTRED, PLAIN>(op, s, norm_call_of<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
+            s, norm_call_of<RESIDUAL_SUM>(g, VEC<T>, {X, OUT, RESIDUAL, SUM}, g.weight, g.bias, NULL), round_norm);
+    return norm_plain<T, CENTRED, PLAIN>(s, norm_call_of<PLAIN>(g, VEC<T>, {X, OUT}, g.weight, g.bias, NULL),
                                          round_norm);
 }
 
 template <bool CENTRED>
-static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args *a)
+static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
 {
     const adze_tensor *const tensors[NORM_TENSORS] = {&a->x,           &a->out,       &a->residual, &a->sum,
                                                       &a->scale,       &a->shift,     &a->gate,     &a->scale_table,
@@ -183,8 +181,14 @@ static adze_status norm_run(const char *op, adze_stream s, const adze_norm_args 
     const auto registers = a->x.dtype == ADZE_F32   ? norm_in_registers<float, CENTRED>
                            : a->x.dtype == ADZE_F16 ? norm_in_registers<f16, CENTRED>
                                                     : norm_in_registers<bf16, CENTRED>;
-    const adze_status status = p.width == 16 ? registers(op, s, p) : ADZE_NO_KERNEL;
-    return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(op, s, &p, a->x.dtype) : status;
+    int form = a->x.dtype | a->rounding << 4 | (p.width == 16) << 12 | (p.weight != NULL) << 13 |
+               (p.bias != NULL) << 14 | (p.is_f32 || p.weight_f32 || p.bias_f32) << 15;
+    for (int t = RESIDUAL; t < NORM_TENSORS; t++)
+        form |= (p.data[t] != NULL) << (14 + t);
+    return s.tuned(form, p.rows.count, p.dim, 0, 0, [&] {
+        const adze_status status = p.width == 16 ? registers(s, p) : ADZE_NO_KERNEL;
+        return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED>) : status;
+    });
 }
 
 #endif

@@ -1,18 +1,19 @@
 /* norm_any.cuh - any call of rms_norm and layer_norm, on CUDA: all options, any alignment, rows of any length.
 
    A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x
-   threads share a row, ANY_LANES or whole warps, and blockDim.y rows share a block. norm_any reads a row once and
-   holds it in registers, as floats: UNITS units in each thread, neighbours in neighbouring lanes. IN_CLUSTER: the
-   blocks of a cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many for
-   a 32-bit index, and reads them again for each pass. Options are uniform branches on the call's parameters, outside
-   the loops over a thread's units. MODULATED: there may be a gate, scale, shift or their tables, or an output of
-   another dtype. */
+   threads share a row, a few lanes or whole warps, and blockDim.y rows share a block. norm_any reads a row once and
+   holds it in registers: UNITS units in each thread, neighbours in neighbouring lanes. IN_CLUSTER: the blocks of a
+   cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many for a 32-bit
+   index, and reads them again for each pass. Options are uniform branches on the call's parameters, outside the loops
+   over a thread's units; the common ones are compiled without the others (norm_form). */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
 
 #include "cluster.cuh"
 #include "launch.cuh"
 #include "norm_call.cuh"
+#include "norm_held.cuh"
+#include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
 
@@ -20,8 +21,14 @@
 
 constexpr int ANY_CLUSTER = 8;                    /* blocks, at most */
 constexpr int ANY_GROUP = 4;                      /* units that a warp skips together */
-constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each */
+constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each at most */
 constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
+
+enum norm_form {
+    UNMODULATED, /* weight, bias and a residual, if any */
+    SCALE_SHIFT, /* a scale and a shift of x's dtype and a residual, if any; one rounding */
+    ANY_OPTION   /* everything, in any dtype */
+};
 
 template <typename ROWS>
 struct norm_any_params {
@@ -52,41 +59,73 @@ struct norm_shared {
 };
 
 /* The sum over the threads of a row, and over the blocks of its cluster. I: the first or the second of a row. */
-template <int I, bool IN_CLUSTER>
+template <int I, int LANES, bool IN_CLUSTER>
 __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &shared)
 {
-    const int width = min((int)blockDim.x, 32);
-    for (int mask = width / 2; mask; mask /= 2)
-        v += __shfl_xor_sync(~0u, v, mask);
-    if (blockDim.x > 32) {
+    if constexpr (LANES < 32)
+        return warp_sum<LANES>(v);
+    const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
+    v = warp_sum<32>(v);
+    if (warps > 1) {
         float *mine = shared.part[I][IN_CLUSTER ? 0 : threadIdx.y];
-        if (threadIdx.x % 32 == 0)
+        if (lane == 0)
             mine[threadIdx.x / 32] = v;
         __syncthreads();
-        v = 0;
-        for (int w = 0; w < (int)blockDim.x / 32; w++)
-            v += mine[w];
+        v = warp_sum<32>(lane < warps ? mine[lane] : 0);
     }
     if constexpr (IN_CLUSTER) {
-        const int count = cluster_size();
+        const int count = cluster_size(), block = lane % ANY_CLUSTER;
         if ((int)threadIdx.x < count)
             cluster_store(&shared.blocks[I][cluster_rank()], (int)threadIdx.x, v, 0);
         cluster_arrive();
         cluster_wait();
-        v = 0;
-        for (int b = 0; b < count; b++)
-            v += shared.blocks[I][b].x;
+        v = warp_sum<ANY_CLUSTER>(block < count ? shared.blocks[I][block].x : 0);
     }
     return v;
 }
 
+/* Elements that a thread holds. A row of few elements per thread has its parameters in flight with x. Many are 64
+   bytes: at the occupancy that their registers allow, the memory needs as many in flight. Plain 16-byte vectors with
+   their parameters leave registers for fewer. */
+constexpr int ANY_THREADS = 512; /* of a block, at most */
+constexpr int any_few(norm_form form, int width, int size)
+{
+    return form == SCALE_SHIFT && size < 4 && width > 1 ? 16 : 8;
+}
+/* In a row that has a few lanes of a warp. */
+constexpr int any_short(norm_form form, int width, int size)
+{
+    return form == SCALE_SHIFT ? any_few(form, width, size) : ANY_SHORT;
+}
+constexpr int any_many(norm_form form, int width, int size, bool in_cluster)
+{
+    if (form != UNMODULATED)
+        return 64 / size;
+    return in_cluster || (size < 4 && width < 8) ? 32 : 16;
+}
+/* Whether a row is held packed: where it fits in registers only so. A sum that is not rounded cannot be. */
+constexpr bool any_packed(norm_form form, int width, int size, int lanes, int elements)
+{
+    if (form == UNMODULATED)
+        return size < 4 && width < 8 && elements > 16 && lanes == 32;
+    return form == SCALE_SHIFT || (lanes == 32 && elements > 8);
+}
+
 /* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
-template <typename T, int W, int LANES, int UNITS, bool MODULATED, typename ROWS, typename I>
+template <typename T, int W, int LANES, int UNITS, norm_form FORM, typename ROWS, typename I>
 struct norm_piece {
-    /* How many units fetch their parameters together, and how many a warp skips together. */
-    static constexpr int CHUNK = UNITS * W <= 8 ? UNITS : W > 4 ? 1 : (MODULATED || UNITS * W > 16 ? 4 : 8) / W;
-    static constexpr int GROUP = UNITS < ANY_GROUP ? UNITS : ANY_GROUP;
+    static constexpr int ELEMENTS = UNITS * W;
+    static constexpr bool PACKED = any_packed(FORM, W, sizeof(T), LANES, ELEMENTS);
+    /* How many units fetch their parameters together, how many their residual, and how many a warp skips together. */
+    static constexpr int CHUNK = ELEMENTS <= any_few(FORM, W, sizeof(T)) && (LANES == 32 || ELEMENTS <= 8) ? UNITS
+                                 : W > 4                                                                   ? 1
+                                 : FORM == SCALE_SHIFT ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
+                                                       : (FORM == ANY_OPTION || ELEMENTS > 16 ? 4 : 8) / W;
+    static constexpr int ADD_CHUNK = FORM != SCALE_SHIFT ? CHUNK : sizeof(T) * W == 2 && UNITS > 8 ? 8 : UNITS;
+    static constexpr int MOST_GROUP = LANES < 32 && PACKED && CHUNK < ANY_GROUP ? CHUNK : ANY_GROUP;
+    static constexpr int GROUP = UNITS < MOST_GROUP ? UNITS : MOST_GROUP;
     typedef param_unit<T, W> param;
+    typedef norm_held<T, W, UNITS, PACKED> held;
     const norm_any_params<ROWS> &p;
     typename ROWS::place place;
     I first;   /* the thread's first unit */
@@ -95,8 +134,27 @@ struct norm_piece {
 
     /* Parameters that are loaded ahead of their use, as far as registers allow: those a call is likely to have. */
     struct params {
-        param weight[MODULATED ? 1 : CHUNK], scale[MODULATED ? CHUNK : 1], shift[MODULATED ? CHUNK : 1];
+        param weight[FORM == UNMODULATED ? CHUNK : 1];
+        param scale[FORM == UNMODULATED ? 1 : CHUNK], shift[FORM == UNMODULATED ? 1 : CHUNK];
     };
+
+    /* What the call has, as far as the form leaves it open. */
+    __device__ __forceinline__ bool has(int t) const
+    {
+        if (FORM == SCALE_SHIFT && t >= SCALE)
+            return t < GATE;
+        return (FORM == ANY_OPTION || t < SCALE) && p.g.data[t];
+    }
+    __device__ __forceinline__ bool is_f32(int t) const
+    {
+        return sizeof(T) < 4 && FORM != SCALE_SHIFT && p.g.is_f32 >> t & 1;
+    }
+    __device__ __forceinline__ const void *weight() const { return FORM == SCALE_SHIFT ? NULL : p.g.weight; }
+    __device__ __forceinline__ const void *bias() const { return FORM == SCALE_SHIFT ? NULL : p.g.bias; }
+    __device__ __forceinline__ bool rounds(int step) const
+    {
+        return sizeof(T) < 4 && FORM != SCALE_SHIFT && p.g.rounding & step;
+    }
 
     /* Gives a thread of a row its share of units begin..end-1: `thread_units` units, LANES apart. */
     __device__ __forceinline__ void take(int thread, I begin, I end, int thread_units)
@@ -107,7 +165,6 @@ struct norm_piece {
         units = own < 0 ? 0 : own < thread_units ? (int)own : thread_units;
         most = of_warp < 0 ? 0 : of_warp < thread_units ? (int)of_warp : thread_units;
     }
-    __device__ __forceinline__ bool is_f32(int t) const { return sizeof(T) < 4 && p.g.is_f32 >> t & 1; }
     /* Where the thread's first unit lies in a tensor. */
     __device__ __forceinline__ const char *start(int t) const
     {
@@ -183,7 +240,7 @@ struct norm_piece {
     }
     __device__ __forceinline__ static void round_all(bool condition, float (&y)[CHUNK][W])
     {
-        if (sizeof(T) < 4 && condition) {
+        if (condition) {
 #pragma unroll
             for (int c = 0; c < CHUNK; c++)
                 round_unit<T>(y[c]);
@@ -198,7 +255,7 @@ struct norm_piece {
             for (int j = 0; j < W; j++)
                 f[c][j] = v[j];
         });
-        if (p.g.data[t + TABLE]) {
+        if (has(t + TABLE)) {
             param table[CHUNK];
             fetch_param<FROM>(start(t + TABLE), is_f32(t + TABLE), table);
             with(table, is_f32(t + TABLE), [&](int c, float(&v)[W]) {
@@ -206,56 +263,62 @@ struct norm_piece {
                 for (int j = 0; j < W; j++)
                     f[c][j] += v[j];
             });
-            round_all(p.g.rounding & ADZE_ROUND_STEPS, f);
+            round_all(rounds(ADZE_ROUND_STEPS), f);
         }
     }
-    /* Loads x and the residual of units FROM.. and applies the gate. */
+    /* x of units FROM.. times the gate. */
+    template <int FROM>
+    __device__ __forceinline__ void apply_gate(float (&x)[CHUNK][W]) const
+    {
+        param own[CHUNK];
+        float gate[CHUNK][W];
+        fetch_param<FROM>(start(GATE), is_f32(GATE), own);
+        with_table<FROM>(GATE, own, gate);
+#pragma unroll
+        for (int c = 0; c < CHUNK; c++)
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                x[c][j] = FROM + c < units ? x[c][j] * gate[c][j] : 0;
+        round_all(rounds(ADZE_ROUND_STEPS), x);
+    }
+    /* Applies the gate to units FROM.. and adds the residual. */
     template <int FROM = 0>
-    __device__ __forceinline__ void add_residual(float (&h)[UNITS][W], bool store_sum) const
+    __device__ __forceinline__ void add_residual(held &h, bool store_sum) const
     {
         if constexpr (FROM < UNITS) {
             if (UNITS > GROUP && FROM >= most)
                 return;
-            unit<T, W> residual[CHUNK];
-            fetch_units<FROM, FROM + CHUNK>(start(RESIDUAL), residual);
-            if (MODULATED && p.g.data[GATE]) {
-                param own[CHUNK];
-                float gate[CHUNK][W];
-                fetch_param<FROM>(start(GATE), is_f32(GATE), own);
-                with_table<FROM>(GATE, own, gate);
+            unit<T, W> residual[ADD_CHUNK];
+            float x[ADD_CHUNK][W];
+            fetch_units<FROM, FROM + ADD_CHUNK>(start(RESIDUAL), residual);
 #pragma unroll
-                for (int c = 0; c < CHUNK; c++) {
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        gate[c][j] *= h[FROM + c][j];
-                }
-                round_all(p.g.rounding & ADZE_ROUND_STEPS, gate);
-#pragma unroll
-                for (int c = 0; c < CHUNK; c++)
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        h[FROM + c][j] = FROM + c < units ? gate[c][j] : 0;
-            }
+            for (int c = 0; c < ADD_CHUNK; c++)
+                h.get(FROM + c, x[c]);
+            if constexpr (FORM == ANY_OPTION)
+                if (has(GATE))
+                    apply_gate<FROM>(x);
             T *const to = (T *)start(SUM);
-            const bool store = store_sum && p.g.data[SUM], round = !(p.g.rounding & ADZE_FLOAT_SUM);
-            each<FROM, FROM + CHUNK>([&](int u) {
+            const bool store = store_sum && has(SUM), round = PACKED || !rounds(ADZE_FLOAT_SUM);
+            each<FROM, FROM + ADD_CHUNK>([&](int u) {
                 float f[W];
                 residual[u - FROM].get(f);
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    h[u][j] += f[j];
+                    f[j] += x[u - FROM][j];
                 unit<T, W> sum;
-                sum.set(h[u]);
+                sum.set(f);
                 if (store && u < units)
                     sum.put(to + u * (LANES * W));
                 if (round)
-                    sum.get(h[u]);
+                    h.take(u, sum);
+                else
+                    h.set(u, f);
             });
-            add_residual<FROM + CHUNK>(h, store_sum);
+            add_residual<FROM + ADD_CHUNK>(h, store_sum);
         }
     }
     /* The value to normalise; 0 in units that the thread does not have. */
-    __device__ __forceinline__ void read(float (&h)[UNITS][W], bool store_sum) const
+    __device__ __forceinline__ void read(held &h, bool store_sum) const
     {
         unit<T, W> x[UNITS];
 #pragma unroll
@@ -264,86 +327,98 @@ struct norm_piece {
         fetch_units<0, UNITS>(start(X), x);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            x[u].get(h[u]);
-        if (p.g.data[RESIDUAL])
+            h.take(u, x[u]);
+        h.keep();
+        if (has(RESIDUAL)) {
             add_residual(h, store_sum);
+            h.keep();
+        }
     }
-    __device__ __forceinline__ float sum(const float (&h)[UNITS][W]) const
+    __device__ __forceinline__ float sum(const held &h) const
     {
         float sum = 0;
         each([&](int u) {
+            float x[W];
+            h.get(u, x);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                sum += h[u][j];
+                sum += x[j];
         });
         return sum;
     }
-    __device__ __forceinline__ float squares(const float (&h)[UNITS][W], float mean) const
+    __device__ __forceinline__ float squares(const held &h, float mean) const
     {
         float sum = 0;
         each([&](int u) {
+            float x[W];
+            h.get(u, x);
 #pragma unroll
             for (int j = 0; j < W; j++) {
-                const float d = u < units ? h[u][j] - mean : 0;
-                sum += d * d;
+                const float d = x[j] - mean;
+                if (u < units)
+                    sum += d * d;
             }
         });
         return sum;
     }
-    /* The scale and shift of units FROM... */
+    /* The parameters of units FROM.. that are loaded ahead. */
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
-        if constexpr (!MODULATED)
-            if (p.g.weight)
-                fetch_param<FROM>(start(p.g.weight, p.g.weight_f32), p.g.weight_f32, to.weight);
-        if constexpr (MODULATED) {
-            if (p.g.data[SCALE])
+        if constexpr (FORM == UNMODULATED) {
+            if (weight())
+                fetch_param<FROM>(start(weight(), p.g.weight_f32), p.g.weight_f32, to.weight);
+        } else {
+            if (has(SCALE))
                 fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
-            if (p.g.data[SHIFT])
+            if (has(SHIFT))
                 fetch_param<FROM>(start(SHIFT), is_f32(SHIFT), to.shift);
         }
     }
-    /* Normalises, applies the parameters and stores units FROM... The parameters of the first units have been
-       loaded. */
+    /* Normalises, applies the parameters and stores units FROM... Their parameters have been loaded where the row is
+       held packed, which leaves registers for those of the next units, else only those of the first. */
     template <int FROM = 0>
-    __device__ __forceinline__ void write(const float (&h)[UNITS][W], params &given, float mean, float factor) const
+    __device__ __forceinline__ void write(const held &h, params &given, float mean, float factor) const
     {
         if constexpr (FROM < UNITS) {
             if (UNITS > GROUP && FROM >= most)
                 return;
-            const bool has_scale = MODULATED && p.g.data[SCALE], has_shift = MODULATED && p.g.data[SHIFT];
-            const bool steps = p.g.rounding & ADZE_ROUND_STEPS && (has_scale || has_shift);
+            const bool steps = rounds(ADZE_ROUND_STEPS) && (has(SCALE) || has(SHIFT));
             float y[CHUNK][W];
-            if (FROM > 0)
+            params next;
+            if constexpr (PACKED && FROM + CHUNK < UNITS)
+                fetch_params<FROM + CHUNK>(next);
+            else if constexpr (!PACKED && FROM > 0)
                 fetch_params<FROM>(given);
 #pragma unroll
-            for (int c = 0; c < CHUNK; c++)
+            for (int c = 0; c < CHUNK; c++) {
+                h.get(FROM + c, y[c]);
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    y[c][j] = (h[FROM + c][j] - mean) * factor;
-            round_all(p.g.rounding & ADZE_ROUND_NORM, y);
+                    y[c][j] = (y[c][j] - mean) * factor;
+            }
+            round_all(rounds(ADZE_ROUND_NORM), y);
             const auto times_weight = [&](int c, float(&f)[W]) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     y[c][j] *= f[j] + p.g.weight_offset;
             };
-            if (p.g.weight) {
-                if constexpr (MODULATED)
-                    with_flat<FROM>(p.g.weight, p.g.weight_f32, times_weight);
-                else
+            if (weight()) {
+                if constexpr (FORM == UNMODULATED)
                     with(given.weight, p.g.weight_f32, times_weight);
+                else
+                    with_flat<FROM>(weight(), p.g.weight_f32, times_weight);
             }
-            if (p.g.bias)
-                with_flat<FROM>(p.g.bias, p.g.bias_f32, [&](int c, float(&f)[W]) {
+            if (bias())
+                with_flat<FROM>(bias(), p.g.bias_f32, [&](int c, float(&f)[W]) {
 #pragma unroll
                     for (int j = 0; j < W; j++)
                         y[c][j] += f[j];
                 });
-            if constexpr (MODULATED)
-                modulate<FROM>(y, given, has_scale, has_shift, steps);
+            if constexpr (FORM != UNMODULATED)
+                modulate<FROM>(y, given, steps);
             const char *const to = start(OUT);
-            if (MODULATED && is_f32(OUT)) {
+            if (FORM == ANY_OPTION && is_f32(OUT)) {
                 each<FROM, FROM + CHUNK>([&](int u) {
                     if (u < units)
                         store_floats((float *)to + u * (LANES * W), y[u - FROM]);
@@ -356,16 +431,15 @@ struct norm_piece {
                         out.put((T *)to + u * (LANES * W));
                 });
             }
-            write<FROM + CHUNK>(h, given, mean, factor);
+            write<FROM + CHUNK>(h, PACKED ? next : given, mean, factor);
         }
     }
     template <int FROM>
-    __device__ __forceinline__ void modulate(float (&y)[CHUNK][W], const params &given, bool has_scale,
-                                             bool has_shift, bool steps) const
+    __device__ __forceinline__ void modulate(float (&y)[CHUNK][W], const params &given, bool steps) const
     {
         float f[CHUNK][W];
         round_all(steps, y);
-        if (has_scale) {
+        if (has(SCALE)) {
             with_table<FROM>(SCALE, given.scale, f);
 #pragma unroll
             for (int c = 0; c < CHUNK; c++)
@@ -378,9 +452,9 @@ struct norm_piece {
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     y[c][j] *= f[c][j];
-            round_all(steps && has_shift, y);
+            round_all(steps && has(SHIFT), y);
         }
-        if (has_shift) {
+        if (has(SHIFT)) {
             with_table<FROM>(SHIFT, given.shift, f);
 #pragma unroll
             for (int c = 0; c < CHUNK; c++)
@@ -392,53 +466,42 @@ struct norm_piece {
 };
 
 /* The first thread of a row prefetches the block's part of it: `units` units from `first` on. */
-template <typename T, int W, bool MODULATED>
+template <typename T, int W, norm_form FORM>
 __device__ __forceinline__ void norm_any_prefetch(const norm_any_simple &p, uint32_t r, int first, int units)
 {
-    const norm_piece<T, W, 1, 1, MODULATED, simple_rows<NORM_TENSORS>, int> piece = {
+    const norm_piece<T, W, 1, 1, FORM, simple_rows<NORM_TENSORS>, int> piece = {
         p, p.rows.split(r < p.rows.count ? r : p.rows.count - 1), first, 0, 0};
     const int bytes = units * W * (int)sizeof(T), wide = units * W * (int)sizeof(float);
     prefetch_bytes(piece.start(X), bytes);
-    if (p.g.data[RESIDUAL])
+    if (piece.has(RESIDUAL))
         prefetch_bytes(piece.start(RESIDUAL), bytes);
     if (threadIdx.y > 0 || blockIdx.x >= cluster_size())
         return;
-    if (p.g.weight)
+    if (piece.weight())
         prefetch_bytes(piece.start(p.g.weight, p.g.weight_f32), p.g.weight_f32 ? wide : bytes);
-    for (int t = SCALE; t < NORM_TENSORS && MODULATED; t++)
-        if (p.g.data[t])
+    for (int t = SCALE; t < NORM_TENSORS && FORM != UNMODULATED; t++)
+        if (piece.has(t))
             prefetch_bytes(piece.start(t), piece.is_f32(t) ? wide : bytes);
 }
 
-/* Elements that a thread holds, many or few. Many are 64 bytes: at the occupancy that their registers allow, the
-   memory needs as many in flight. 16-byte vectors with their parameters leave registers for fewer. With a modulation
-   few suffice, since the loads of scale and shift are in flight with those of x. Rows that are too long for a block
-   have threads with many in a cluster. */
-constexpr int ANY_FEW = 8, ANY_THREADS = 512; /* threads of a block, at most */
-constexpr int any_held(int width, int size, bool modulated, bool in_cluster)
-{
-    if (in_cluster)
-        return 32;
-    return modulated ? ANY_FEW : size < 4 && width < 8 ? 32 : 16;
-}
 /* Minimum blocks per SM: this bounds the registers. */
-constexpr int any_blocks(int width, int elements, bool modulated, bool in_cluster)
+constexpr int any_blocks(int width, int elements, norm_form form, bool in_cluster)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    if (modulated)
-        return elements == ANY_FEW ? 2 : 1;
-    return in_cluster && width >= 4 ? 1 : elements > ANY_FEW || width >= 4 ? 2 : 3;
+    if (form != UNMODULATED)
+        return 2;
+    return in_cluster && width >= 4 ? 1 : elements > 8 || width >= 4 ? 2 : 3;
 #else
     return 1;
 #endif
 }
 
 /* LANES 32: a row has whole warps. LANES below 32: a row has that many lanes of a warp. */
-template <typename T, int W, int LANES, int UNITS, bool MODULATED, bool IN_CLUSTER>
-__global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED, IN_CLUSTER))
+template <typename T, int W, int LANES, int UNITS, norm_form FORM, bool IN_CLUSTER>
+__global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, FORM, IN_CLUSTER))
     norm_any(const __grid_constant__ norm_any_simple p)
 {
-    typedef norm_piece<T, W, LANES, UNITS, MODULATED, simple_rows<NORM_TENSORS>, int> piece_type;
+    typedef norm_piece<T, W, LANES, UNITS, FORM, simple_rows<NORM_TENSORS>, int> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
@@ -448,12 +511,12 @@ __global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED
     const int end = IN_CLUSTER ? min((int)p.units, begin + (int)p.part) : (int)p.units;
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0)
-        norm_any_prefetch<T, W, MODULATED>(p, r, begin, end - begin);
+        norm_any_prefetch<T, W, FORM>(p, r, begin, end - begin);
     /* Threads beyond the last row repeat it without a store: shuffles and barriers need all threads. */
     const bool writes = r < p.rows.count;
     piece_type piece = {p, p.rows.split(writes ? r : p.rows.count - 1), 0, 0, 0};
     piece.take((int)threadIdx.x, begin, end, p.thread_units);
-    float h[UNITS][W];
+    typename piece_type::held h;
     typename piece_type::params params;
     pdl_wait();
     piece.read(h, writes);
@@ -461,9 +524,12 @@ __global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED
     if (IN_CLUSTER)
         cluster_wait();
     float mean = 0;
-    if (p.g.centred)
-        mean = any_total<0>(piece.sum(h), shared) * p.g.inverse_dim;
-    const float square = any_total<1>(piece.squares(h, mean), shared);
+    if (p.g.centred) {
+        mean = any_total<0, LANES>(piece.sum(h), shared) * p.g.inverse_dim;
+        h.keep();
+    }
+    const float square = any_total<1, LANES>(piece.squares(h, mean), shared);
+    h.keep();
     if (!writes)
         return;
     piece.forget();
@@ -473,7 +539,7 @@ __global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, MODULATED
 template <typename T, bool IN_CLUSTER>
 __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_general p)
 {
-    typedef norm_piece<T, 1, 32, LOOP_UNITS, true, general_rows<NORM_TENSORS>, int64_t> piece_type;
+    typedef norm_piece<T, 1, 32, LOOP_UNITS, ANY_OPTION, general_rows<NORM_TENSORS>, int64_t> piece_type;
     __shared__ norm_shared<IN_CLUSTER> shared;
     const int64_t blocks = IN_CLUSTER ? cluster_size() : 1;
     const int64_t begin = IN_CLUSTER ? cluster_rank() * p.part : 0;
@@ -484,7 +550,8 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
     pdl_wait();
     for (int64_t r = blockIdx.x / blocks; r < p.rows.count; r += gridDim.x / blocks) {
         piece_type piece = {p, p.rows.split(r), 0, 0, 0};
-        float h[LOOP_UNITS][1], sum = 0, mean = 0;
+        typename piece_type::held h;
+        float sum = 0, mean = 0;
         const auto pass = [&](bool store_sum, auto work) {
 #pragma unroll 1
             for (int64_t from = begin; from < end; from += LOOP_UNITS * LOOP_THREADS) {
@@ -498,13 +565,13 @@ __global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_consta
             pass(false, [&] { sum += piece.sum(h); });
             if (IN_CLUSTER)
                 cluster_wait();
-            mean = any_total<0>(sum, shared) * p.g.inverse_dim;
+            mean = any_total<0, 32>(sum, shared) * p.g.inverse_dim;
             sum = 0;
         }
         pass(false, [&] { sum += piece.squares(h, mean); });
         if (IN_CLUSTER && !p.g.centred)
             cluster_wait();
-        const float factor = rsqrtf(any_total<1>(sum, shared) * p.g.inverse_dim + p.g.eps);
+        const float factor = rsqrtf(any_total<1, 32>(sum, shared) * p.g.inverse_dim + p.g.eps);
         pass(true, [&] {
             typename piece_type::params params;
             piece.template fetch_params<0>(params);

@@ -2,7 +2,7 @@
 #ifndef ADZE_CUDA_NORM_CALL_CUH
 #define ADZE_CUDA_NORM_CALL_CUH
 
-#include "kernel.h"
+#include "launch.cuh"
 
 enum { X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE, NORM_TENSORS };
 enum { TABLE = SCALE_TABLE - SCALE }; /* from one of scale, shift and gate to its table */
@@ -19,7 +19,7 @@ struct norm_params {
     int width;    /* elements of one load that all tensors allow: 16 stands for 16-byte vectors */
     adze_rows rows;
 };
-/* norm_any.cu: any call, of x of a dtype. */
-extern "C" adze_status adze_norm_any_cuda(const char *op, adze_stream s, const norm_params *g, int dtype);
+/* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */
+extern "C" adze_status adze_norm_any_cuda(const cuda_call &s, const norm_params &g, int dtype, int any);
 
 #endif

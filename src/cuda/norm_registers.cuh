@@ -158,9 +158,14 @@ __device__ __forceinline__ void norm_locate(const norm_registers_params<FUSION> 
 
 /* Prefetches x and the parameters that all rows share; of parameters that some rows share, the first vector. BLOCK
    does not prefetch: it reads more than it has registers for, and was slower with it. */
-template <typename T, typename S, norm_fusion FUSION, int LANES, int VECTORS, bool FULL>
-__device__ __forceinline__ void norm_prefetch(const norm_registers_params<FUSION> &p)
+template <typename TRAITS>
+__device__ __forceinline__ void norm_prefetch(const norm_registers_params<TRAITS::FUSION> &p)
 {
+    typedef typename TRAITS::T T;
+    typedef typename TRAITS::S S;
+    constexpr norm_fusion FUSION = TRAITS::FUSION;
+    constexpr int LANES = TRAITS::LANES, VECTORS = TRAITS::VECTORS;
+    constexpr bool FULL = TRAITS::FULL;
     constexpr int lanes = LANES ? LANES : 32, param_vectors = VEC<T> * (int)sizeof(S) / 16;
     pdl_launch_next();
     const uint32_t block = opaque(blockIdx.x), in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
@@ -182,22 +187,36 @@ __device__ __forceinline__ void norm_prefetch(const norm_registers_params<FUSION
             prefetch_row(p.flat[f], p.vectors * param_vectors);
 }
 
-/* x, residual and out are T; scale, shift, gate and their tables are S. ROUND: before the weight, or after each step
-   of a modulation. EXTRA: there is a weight, or there are tables. FULL: a row has exactly as many vectors as its
-   threads hold. EARLY: what multiplies the row is loaded with it, not after the sum, which costs registers and hides
-   latency. MOST threads per block and BLOCKS per SM bound the registers. */
-template <typename T, typename S, bool CENTRED, norm_fusion FUSION, bool ROUND, bool EXTRA, int LANES, int VECTORS,
-          bool FULL, bool EARLY, int MOST, int BLOCKS>
-__global__ void __launch_bounds__(MOST, norm_room(BLOCKS, VECTORS))
-    norm_registers(const __grid_constant__ norm_registers_params<FUSION> p)
+/* What is known of a call at compile time. x, residual and out are T; scale, shift, gate and their tables are S.
+   ROUND: before the weight, or after each step of a modulation. EXTRA: there is a weight, or there are tables. */
+template <typename ELEMENT, typename PARAMETER, bool IS_CENTRED, norm_fusion OPERATIONS, bool ROUNDS, bool HAS_EXTRA>
+struct norm_form {
+    typedef ELEMENT T;
+    typedef PARAMETER S;
+    static constexpr bool CENTRED = IS_CENTRED, ROUND = ROUNDS, EXTRA = HAS_EXTRA;
+    static constexpr norm_fusion FUSION = OPERATIONS;
+};
+
+/* TRAITS are those of a form, and the shape that the instance is compiled for (norm_shapes.cuh). FULL: a row has
+   exactly as many vectors as its threads hold. EARLY: what multiplies the row is loaded with it, not after the sum,
+   which costs registers and hides latency. MOST threads per block and BLOCKS per SM bound the registers. */
+template <typename TRAITS>
+__global__ void __launch_bounds__(TRAITS::MOST, norm_room(TRAITS::BLOCKS, TRAITS::VECTORS))
+    norm_registers(const __grid_constant__ norm_registers_params<TRAITS::FUSION> p)
 {
+    typedef typename TRAITS::T T;
+    typedef typename TRAITS::S S;
+    constexpr bool CENTRED = TRAITS::CENTRED, ROUND = TRAITS::ROUND, EXTRA = TRAITS::EXTRA;
+    constexpr bool FULL = TRAITS::FULL, EARLY = TRAITS::EARLY;
+    constexpr norm_fusion FUSION = TRAITS::FUSION;
+    constexpr int LANES = TRAITS::LANES, VECTORS = TRAITS::VECTORS;
     constexpr int W = VEC<T>, lanes = LANES ? LANES : 32, PARAM_VECTORS = EARLY && modulates<FUSION> ? VECTORS : 1;
     constexpr bool TABLES = EXTRA && modulates<FUSION>, WEIGHTED = EXTRA && !modulates<FUSION>;
     constexpr int scale_at = scale_row<FUSION>, shift_at = scale_at + 1, gate_at = scale_at + 2;
     __shared__ __align__(16) float part[LANES ? 1 : 2][LANES ? 1 : NORM_ROWS][32];
     if constexpr (FUSION != BLOCK)
         if (blockIdx.x < p.prefetch_blocks)
-            norm_prefetch<T, S, FUSION, LANES, VECTORS, FULL>(p);
+            norm_prefetch<TRAITS>(p);
     const int thread = LANES ? (int)threadIdx.x % lanes : (int)threadIdx.x, threads = LANES ? LANES : (int)blockDim.x;
     const uint32_t in_block = LANES ? threadIdx.x / lanes : threadIdx.y;
     const uint32_t r = blockIdx.x * (LANES ? blockDim.x / lanes : blockDim.y) + in_block;

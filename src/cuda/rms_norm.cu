@@ -1,7 +1,5 @@
 /* rms_norm on CUDA. */
 #include "norm.cuh"
 
-extern "C" adze_status adze_rms_norm_cuda(adze_stream stream, const void *args)
-{
-    return norm_run<false>("rms_norm", stream, (const adze_norm_args *)args);
-}
+static const norm_variants<false> variants;
+CUDA_ENTRIES(rms_norm, variants.list, norm_run<false>)

@@ -1,8 +1,9 @@
 /* rope on CUDA. */
 #include "rope.cuh"
 
-extern "C" adze_status adze_rope_cuda(adze_stream stream, const void *args)
+static adze_status rope_call(const cuda_call &s, const adze_rope_args *args)
 {
-    const adze_qk_norm_rope_args wide = adze_rope_widen((const adze_rope_args *)args);
-    return rope_run<false>("rope", stream, &wide);
+    const adze_qk_norm_rope_args wide = adze_rope_widen(args);
+    return rope_run<false>(s, &wide);
 }
+CUDA_ENTRIES(rope, ROPE_VARIANTS, rope_call)

@@ -4,7 +4,7 @@
 #define ADZE_CUDA_ROPE_CUH
 
 #include "rope_any.cuh"
-#include "rope_variants.cuh"
+#include "rope_forms.cuh"
 
 /* Whether q and k and their outputs can be read and written `bytes` bytes at a time. */
 static inline bool rope_qk_aligned(const adze_rotary &r, int64_t size, int64_t bytes)
@@ -85,28 +85,27 @@ static inline int rope_any_places(rope_any_params *p, bool norm, int width)
     p->rest_apart = rest_pairs * width;
     p->pairs = p->rotating + rest_pairs;
     for (int k = 0; k < 2; k++)
-        p->weight_wide[k] = (uintptr_t)r.qk[k].weight % (width * (r.qk[k].weight_dtype == ADZE_F32 ? 4 : size)) == 0;
+        p->weight_wide[k] = (uintptr_t)r.qk[k].weight % (width * adze_float_size(r.qk[k].weight_dtype)) == 0;
     return width;
 }
 
 /* How many blocks prefetch; a block has `pairs` pairs of units of `bytes` bytes. */
-static inline uint32_t rope_any_prefetch_blocks(const rope_any_params &p, int sm_count, int64_t pairs, int64_t bytes,
-                                                int64_t threads)
+static inline uint32_t rope_any_prefetch_blocks(const rope_any_params &p, const cuda_limits &gpu, int64_t pairs,
+                                                int64_t bytes, int64_t threads)
 {
     const adze_rotary &r = p.r;
     const int64_t all = r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) * r.head_dim;
     const int64_t block = pairs * 2 * bytes / 16;
-    return prefetch_blocks(sm_count, all * (int64_t)adze_dtype_size(r.dtype) / 16, block > 1 ? block : 1, threads,
-                           24);
+    return prefetch_blocks(gpu, all * (int64_t)adze_dtype_size(r.dtype) / 16, block > 1 ? block : 1, threads, 24);
 }
 
 template <typename TRAITS>
-static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_params p)
+static adze_status rope_launch_any(const cuda_call &stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
     const adze_rotary_tensor &q = r.qk[0], &k = r.qk[1], &main = q.heads ? q : k;
     const int64_t tokens = r.batch * r.seq;
-    const int sm_count = adze_cuda_sm_count(stream.device);
+    const int64_t sm_count = stream.gpu.sm_count, sm_threads = stream.gpu.sm_threads;
     p.width = (int32_t)ceil_div(p.pairs, TRAITS::P);
     if (TRAITS::NORM)
         for (p.width = 1; p.width * TRAITS::P < p.pairs;)
@@ -115,7 +114,7 @@ static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_
     const auto threads = [&](int64_t each) {
         return tokens * p.width * (ceil_div(q.heads, each) + ceil_div(k.heads, each));
     };
-    for (p.each = 1; p.each < TRAITS::HEADS && threads(2 * p.each) >= 1024 * (int64_t)sm_count;)
+    for (p.each = 1; p.each < TRAITS::HEADS && threads(2 * p.each) >= sm_threads / 2 * sm_count;)
         p.each *= 2;
     p.groups[0] = ceil_div(q.heads, p.each), p.groups[1] = ceil_div(k.heads, p.each);
     p.count = threads(p.each);
@@ -124,16 +123,16 @@ static adze_status rope_launch_any(const char *op, adze_stream stream, rope_any_
     p.by_width = divisor_of(p.width);
     p.by_inner = divisor_of(p.tokens_inner ? tokens : p.groups[0] + p.groups[1]);
     p.by_seq = divisor_of(r.seq);
-    p.prefetch_blocks = rope_any_prefetch_blocks(p, sm_count, ANY_THREADS * p.each * TRAITS::P,
+    p.prefetch_blocks = rope_any_prefetch_blocks(p, stream.gpu, ANY_THREADS * p.each * TRAITS::P,
                                                  TRAITS::W * sizeof(typename TRAITS::T), ANY_THREADS);
-    return launch(op, stream, rope_any<TRAITS>, ceil_div(p.count, ANY_THREADS), dim3(ANY_THREADS), 0, p);
+    return launch(stream, rope_any<TRAITS>, ceil_div(p.count, ANY_THREADS), dim3(ANY_THREADS), 0, p);
 }
 
 template <typename TRAITS>
-static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_params p)
+static adze_status rope_launch_row(const cuda_call &stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
-    const int sm_count = adze_cuda_sm_count(stream.device);
+    const int64_t sm_count = stream.gpu.sm_count, sm_threads = stream.gpu.sm_threads;
     int64_t heads = 1;
     for (int k = 0; k < 2; k++) {
         p.groups[k] = r.across_heads ? r.qk[k].heads > 0 : r.qk[k].heads;
@@ -145,16 +144,16 @@ static adze_status rope_launch_row(const char *op, adze_stream stream, rope_any_
     p.by_inner = divisor_of(p.groups[0] + p.groups[1]);
     p.by_seq = divisor_of(r.seq);
     /* With enough rows, half of what a thread can hold, so that blocks are small; else little, for latency. */
-    int64_t slots = p.count * pairs > 2048 * (int64_t)sm_count ? TRAITS::SLOTS : 1;
+    int64_t slots = p.count * pairs > sm_threads * sm_count ? TRAITS::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
     const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads <= 128 ? 256 / threads : 1;
     p.step_heads = (int32_t)(threads / p.pairs), p.step_pairs = (int32_t)(threads % p.pairs);
     p.twice = pairs > threads * TRAITS::SLOTS;
     p.prefetch_blocks =
-        rope_any_prefetch_blocks(p, sm_count, rows * pairs, TRAITS::W * sizeof(typename TRAITS::T), threads * rows);
-    return launch(op, stream, rope_any_row<TRAITS>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows),
-                  0, p);
+        rope_any_prefetch_blocks(p, stream.gpu, rows * pairs, TRAITS::W * sizeof(typename TRAITS::T), threads * rows);
+    return launch(stream, rope_any_row<TRAITS>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
+                  p);
 }
 
 /* Whether a norm needs rope_any_row: it goes across heads, or a head is longer than 32 threads can hold. */
@@ -164,59 +163,65 @@ static inline bool rope_needs_row(const rope_any_params &p, int width)
 }
 
 template <typename T, typename S, int KIND, int W, bool NORM, bool ROUNDS>
-static adze_status rope_pick_any(const char *op, adze_stream stream, const rope_any_params &p)
+static adze_status rope_pick_any(const cuda_call &stream, const rope_any_params &p)
 {
     if constexpr (NORM) {
         typedef rope_any_traits<T, S, KIND, W, 4 / W, true, ROUNDS> row_traits;
         if constexpr (W != 2)
-            if (rope_needs_row(p, W))
-                return rope_launch_row<row_traits>(op, stream, p);
+            if (stream.takes(ROPE_ROW, true, rope_needs_row(p, W)))
+                return rope_launch_row<row_traits>(stream, p);
+        if (!stream.takes(ROPE_ANY, !rope_needs_row(p, W)))
+            return ADZE_NO_KERNEL;
         if (W > 1 || p.pairs > 32)
-            return rope_launch_any<row_traits>(op, stream, p);
+            return rope_launch_any<row_traits>(stream, p);
     }
     constexpr int P = NORM ? 4 / W : 1;
     typedef rope_any_traits<T, S, KIND, W, W == 1 ? 1 : P, NORM, ROUNDS> short_traits;
-    return rope_launch_any<short_traits>(op, stream, p);
+    if (!NORM && !stream.takes(ROPE_ANY, true))
+        return ADZE_NO_KERNEL;
+    return rope_launch_any<short_traits>(stream, p);
 }
 
 template <typename T, typename S, bool NORM, bool ROUNDS>
-static adze_status rope_pick_width(const char *op, adze_stream stream, const rope_any_params &p, int width)
+static adze_status rope_pick_width(const cuda_call &stream, const rope_any_params &p, int width)
 {
     if (width == 1)
-        return rope_pick_any<T, S, PAIR_OF_UNITS, 1, NORM, ROUNDS>(op, stream, p);
+        return rope_pick_any<T, S, PAIR_OF_UNITS, 1, NORM, ROUNDS>(stream, p);
     if (p.r.pairs == ADZE_ROPE_HALF)
-        return width == 2 ? rope_pick_any<T, S, PAIR_OF_UNITS, 2, NORM, ROUNDS>(op, stream, p)
-                          : rope_pick_any<T, S, PAIR_OF_UNITS, 4, NORM, ROUNDS>(op, stream, p);
+        return width == 2 ? rope_pick_any<T, S, PAIR_OF_UNITS, 2, NORM, ROUNDS>(stream, p)
+                          : rope_pick_any<T, S, PAIR_OF_UNITS, 4, NORM, ROUNDS>(stream, p);
     if (p.r.once)
-        return width == 2 ? rope_pick_any<T, S, PAIRS_ONCE, 2, NORM, ROUNDS>(op, stream, p)
-                          : rope_pick_any<T, S, PAIRS_ONCE, 4, NORM, ROUNDS>(op, stream, p);
-    return width == 2 ? rope_pick_any<T, S, PAIRS_EACH, 2, NORM, ROUNDS>(op, stream, p)
-                      : rope_pick_any<T, S, PAIRS_EACH, 4, NORM, ROUNDS>(op, stream, p);
+        return width == 2 ? rope_pick_any<T, S, PAIRS_ONCE, 2, NORM, ROUNDS>(stream, p)
+                          : rope_pick_any<T, S, PAIRS_ONCE, 4, NORM, ROUNDS>(stream, p);
+    return width == 2 ? rope_pick_any<T, S, PAIRS_EACH, 2, NORM, ROUNDS>(stream, p)
+                      : rope_pick_any<T, S, PAIRS_EACH, 4, NORM, ROUNDS>(stream, p);
 }
 
 template <typename T, bool NORM>
-static adze_status rope_launch(const char *op, adze_stream stream, rope_any_params p)
+static adze_status rope_launch(const cuda_call &stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
     adze_status status;
-    if (rope_aligned(r, sizeof(T)) && rope_try_fast<T, NORM>(op, stream, r, p.inverse, p.const_tables, &status))
+    if (rope_aligned(r, sizeof(T)) && rope_try_fast<T, NORM>(stream, r, p.inverse, p.const_tables, &status) &&
+        status != ADZE_NO_KERNEL)
         return status;
     int width = rope_any_places(&p, NORM, 4);
-    if (NORM && width == 2 && rope_needs_row(p, width)) /* rows have units of 4 elements or of 1 */
+    const bool row = rope_needs_row(p, width) || stream.choice->want == ROPE_ROW;
+    if (NORM && width == 2 && row) /* rows have units of 4 elements or of 1 */
         width = rope_any_places(&p, NORM, 1);
     if constexpr (sizeof(T) == 4) {
-        return rope_pick_width<T, float, NORM, false>(op, stream, p, width);
+        return rope_pick_width<T, float, NORM, false>(stream, p, width);
     } else if (r.table_dtype == ADZE_F32) {
-        return r.rounding ? rope_pick_width<T, float, NORM, true>(op, stream, p, width)
-                          : rope_pick_width<T, float, NORM, false>(op, stream, p, width);
+        return r.rounding ? rope_pick_width<T, float, NORM, true>(stream, p, width)
+                          : rope_pick_width<T, float, NORM, false>(stream, p, width);
     } else {
-        return r.rounding ? rope_pick_width<T, T, NORM, true>(op, stream, p, width)
-                          : rope_pick_width<T, T, NORM, false>(op, stream, p, width);
+        return r.rounding ? rope_pick_width<T, T, NORM, true>(stream, p, width)
+                          : rope_pick_width<T, T, NORM, false>(stream, p, width);
     }
 }
 
 template <bool NORM>
-static adze_status rope_run(const char *op, adze_stream stream, const adze_qk_norm_rope_args *a)
+static adze_status rope_run(const cuda_call &stream, const adze_qk_norm_rope_args *a)
 {
     rope_any_params p = {};
     p.r = adze_rotary_of(a);
@@ -226,8 +231,9 @@ static adze_status rope_run(const char *op, adze_stream stream, const adze_qk_no
     constexpr int64_t most = 0x3fffffff; /* kernels count the elements of a head, and heads, in 32 bits */
     if (r.head_dim > most || r.qk[0].heads > most || r.qk[1].heads > most)
         return adze_fail(ADZE_BAD_ARG,
-                         "%s: head_dim is %lld, with %lld and %lld heads; CUDA has at most %lld of each", op,
-                         (long long)r.head_dim, (long long)r.qk[0].heads, (long long)r.qk[1].heads, (long long)most);
+                         "%s: head_dim is %lld, with %lld and %lld heads; CUDA has at most %lld of each",
+                         stream.op->name, (long long)r.head_dim, (long long)r.qk[0].heads, (long long)r.qk[1].heads,
+                         (long long)most);
     /* A norm of one head that is too long for a warp is a norm across heads. */
     if (NORM && r.qk[0].heads <= 1 && r.qk[1].heads <= 1 &&
         r.head_dim * (int64_t)adze_dtype_size(r.dtype) > 32 * 2 * 16)
@@ -235,11 +241,16 @@ static adze_status rope_run(const char *op, adze_stream stream, const adze_qk_no
     p.const_tables = (a->call.flags & ADZE_CONST_WEIGHTS) != 0;
     for (int k = 0; k < 2; k++)
         p.inverse[k] = 1 / (float)(r.head_dim * (r.across_heads ? r.qk[k].heads : 1));
-    switch (r.dtype) {
-    case ADZE_F32: return rope_launch<float, NORM>(op, stream, p);
-    case ADZE_F16: return rope_launch<f16, NORM>(op, stream, p);
-    default: return rope_launch<bf16, NORM>(op, stream, p);
-    }
+    const int form = r.dtype | r.table_dtype << 4 | r.pairs << 8 | (r.once != 0) << 10 |
+                     (p.r.across_heads != 0) << 11 | rope_aligned(r, adze_float_size(r.dtype)) << 12 |
+                     r.rounding << 16;
+    return stream.tuned(form, r.batch * r.seq, r.qk[0].heads, r.qk[1].heads, r.head_dim, [&] {
+        switch (r.dtype) {
+        case ADZE_F32: return rope_launch<float, NORM>(stream, p);
+        case ADZE_F16: return rope_launch<f16, NORM>(stream, p);
+        default: return rope_launch<bf16, NORM>(stream, p);
+        }
+    });
 }
 
 #endif

@@ -133,6 +133,14 @@ struct rope_any_columns {
                 prefetch(sin_row + column(p, place, pair, i));
             }
     }
+    /* All columns of a token. */
+    __device__ __forceinline__ static void prefetch_rows(const rope_any_params &p, int64_t b, int64_t s)
+    {
+        const int64_t columns = min(p.r.once ? p.r.rotary_dim / 2 : p.r.rotary_dim, (int64_t)4096);
+        const int bytes = (int)columns * (int)sizeof(S);
+        prefetch_bytes((const S *)p.r.cos + b * p.r.cos_stride[0] + s * p.r.cos_stride[1], bytes);
+        prefetch_bytes((const S *)p.r.sin + b * p.r.sin_stride[0] + s * p.r.sin_stride[1], bytes);
+    }
     __device__ __forceinline__ static void get(const unit<S, N> &v, float (&f)[W])
     {
         float own[N];
@@ -334,17 +342,31 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
     pdl_launch_next();
     const rope_any_share share(p, opaque(blockIdx.x));
     const rope_rows<T> rows(p, share.k, share.b, share.s);
-#pragma unroll
-    for (int q = 0; q < TRAITS::P; q++) {
-        const rope_place place = rope_find<TRAITS::W>(p, share.lane + q * p.width);
-        if (!place.there || share.left <= 0)
-            continue;
-        const T *at = rows.from + share.first * rows.from_head + place.at;
+    if (share.left <= 0)
+        return;
+    if constexpr (TRAITS::W * sizeof(T) < 8) {
+        /* Threads with narrow units would prefetch each sector many times: the first prefetches whole heads. */
+        const T *at = rows.from + share.first * rows.from_head;
 #pragma unroll 1
-        for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
-            prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-        if (place.rotates)
-            rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
+        for (int h = 0; h < TRAITS::HEADS && share.has(h) && share.lane == 0; h++) {
+            prefetch_bytes(at, (int)min(p.r.head_dim, (int64_t)4096) * (int)sizeof(T));
+            at += share.groups * rows.from_head;
+        }
+        if (share.lane == 0)
+            rope_any_columns<TRAITS>::prefetch_rows(p, share.b, share.s);
+    } else {
+#pragma unroll
+        for (int q = 0; q < TRAITS::P; q++) {
+            const rope_place place = rope_find<TRAITS::W>(p, share.lane + q * p.width);
+            if (!place.there)
+                continue;
+            const T *at = rows.from + share.first * rows.from_head + place.at;
+#pragma unroll 1
+            for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
+                prefetch(at), prefetch(at + (place.second ? place.apart : 0));
+            if (place.rotates)
+                rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 /* rope_fast.cuh - rope and qk_norm_rope on CUDA, for the calls that models make: those whose pairs, tables and
-   rounding are a compiled variant (rope_variants.cuh). Every mode is a compile-time constant.
+   rounding are a compiled form (rope_forms.cuh). Every mode is a compile-time constant.
 
    A thread has the W elements at i and the W at i + rotary_dim / 2 of a head: whole pairs of either kind, which use
    the same tables in every head. A block has a token or a part of one, so that the token is uniform over its
@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
 {
     if (blockIdx.x < p.prefetch_blocks)
         rope_prefetch<T, TRAITS, HEADS>(p);
-    const rope_share<T, TRAITS, HEADS> share(p, blockIdx.x);
-    const auto [token, lane, first, heads, k, rotates, at, apart, x_head, from] = share;
-    const auto [b, s] = token;
+    const rope_share<T, TRAITS, HEADS> t(p, blockIdx.x);
+    const bool k = t.k;
+    const uint32_t b = t.token.b, s = t.token.s;
     const int out_head = k ? p.qk[1].out_head : p.qk[0].out_head;
     pdl_launch_next();
     if (!p.const_tables)
@@ -117,34 +117,34 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
     rope_columns<T, TRAITS> tables;
     rope_vector<T> x[HEADS][2];
     rope_vector<T> weight[2];
-    if (rotates)
-        tables.read(p, b, s, lane);
-    if (TRAITS::NORM && heads > 0)
-        rope_read_weight<T>(k ? p.qk[1].weight : p.qk[0].weight, at, apart, weight);
+    if (t.rotates)
+        tables.read(p, b, s, t.lane);
+    if (TRAITS::NORM && t.heads > 0)
+        rope_read_weight<T>(k ? p.qk[1].weight : p.qk[0].weight, t.at, t.apart, weight);
     if (p.const_tables)
         pdl_wait();
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
-        if (h < heads) {
-            x[h][0].read(from + h * x_head);
-            x[h][1].read(from + h * x_head + apart);
+        if (h < t.heads) {
+            x[h][0].read(t.from + h * t.x_head);
+            x[h][1].read(t.from + h * t.x_head + t.apart);
         }
 
     float sum[HEADS];
     if constexpr (TRAITS::NORM) {
 #pragma unroll
         for (int h = 0; h < HEADS; h++)
-            sum[h] = h < heads ? rope_squares<T>(x[h]) : 0;
+            sum[h] = h < t.heads ? rope_squares<T>(x[h]) : 0;
         for (int mask = p.width / 2; mask; mask /= 2)
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
                 sum[h] += __shfl_xor_sync(~0u, sum[h], mask);
     }
     T *to = (T *)(k ? p.qk[1].out : p.qk[0].out) + b * (k ? p.qk[1].out_stride[0] : p.qk[0].out_stride[0]) +
-            s * (k ? p.qk[1].out_stride[1] : p.qk[0].out_stride[1]) + (int64_t)first * out_head + at;
+            s * (k ? p.qk[1].out_stride[1] : p.qk[0].out_stride[1]) + (int64_t)t.first * out_head + t.at;
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
-        if (h < heads) {
+        if (h < t.heads) {
             tables.keep();
             float scale = 1;
             if constexpr (TRAITS::NORM) {
@@ -152,9 +152,9 @@ __global__ void __launch_bounds__(FAST_THREADS, rope_blocks<TRAITS, HEADS>)
                 weight[0].keep(), weight[1].keep();
                 scale = rsqrtf(sum[h] * p.qk[0].inverse + p.eps);
             }
-            rope_finish<T, TRAITS>(p, tables, weight, scale, !TRAITS::REST || rotates, x[h]);
+            rope_finish<T, TRAITS>(p, tables, weight, scale, !TRAITS::REST || t.rotates, x[h]);
             x[h][0].write(to + h * out_head);
-            x[h][1].write(to + h * out_head + apart);
+            x[h][1].write(to + h * out_head + t.apart);
         }
 }
 

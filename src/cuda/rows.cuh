@@ -123,38 +123,70 @@ struct simple_rows {
     }
 };
 
-/* Short rows in one dimension, whose units are numbered consecutively: unit n of all rows. */
+/* Short rows in one dimension, whose units are numbered consecutively: unit n of all rows. Offsets are in elements
+   and have 32 bits. */
 template <int N>
 struct flat_rows {
-    uint32_t count; /* of units */
-    divisor units;  /* of a row */
-    int64_t stride[N];
+    uint32_t count;    /* of units */
+    uint32_t length;   /* of a row, in units */
+    uint32_t rest;     /* 32 % length */
+    divisor by_length; /* length */
+    int32_t stride[N];
+    int32_t step[N], wrap[N]; /* from unit n to unit n + 32: as far in its row as n or farther; less far */
+
+    /* Where a unit lies in its row and in each tensor. A thread has every 32nd unit from its first one on. */
     struct place {
-        uint32_t row, unit;
+        uint32_t unit, at[N];
     };
-    __device__ __forceinline__ place split(uint32_t n) const
-    {
-        const uint32_t row = divide(n, units);
-        return {row, n - row * (uint32_t)units.by};
-    }
     template <int W>
-    __device__ __forceinline__ int64_t offset(const place &at, int t) const
+    __device__ __forceinline__ place first(uint32_t n) const
     {
-        return at.row * stride[t] + at.unit * W;
+        const uint32_t row = divide(n, by_length), unit = n - row * length;
+        place to = {unit, {}};
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            to.at[t] = row * (uint32_t)stride[t] + unit * W;
+        return to;
+    }
+    __device__ __forceinline__ void advance(place &to) const
+    {
+        to.unit += rest;
+        const bool wraps = to.unit >= length;
+        to.unit -= wraps ? length : 0;
+#pragma unroll
+        for (int t = 0; t < N; t++)
+            to.at[t] += (uint32_t)(wraps ? wrap[t] : step[t]);
+    }
+    /* The offset as a signed number: strides may be negative. */
+    __device__ __forceinline__ static int64_t offset(const place &of, int t)
+    {
+        return (int32_t)of.at[t];
     }
 };
-/* Host: whether rows of `units` units can be numbered so, and the rows in this form. */
+/* Host: whether rows of `units` units of `width` elements can be numbered so, and the rows in this form. */
 template <int N>
-static inline bool rows_are_flat(const simple_rows<N> &rows, int64_t units)
+static inline bool rows_are_flat(const simple_rows<N> &rows, int64_t units, int64_t width)
 {
-    return rows.size[1] == 0 && units * rows.count <= 0x7fffffff;
+    bool flat = rows.size[1] == 0 && units * rows.count <= 0x7fffffff;
+    for (int t = 0; t < N; t++) {
+        const int64_t stride = rows.stride[t] < 0 ? -rows.stride[t] : rows.stride[t];
+        flat = flat && stride <= (0x7fffffff - units * width) / ((int64_t)rows.count + 33);
+    }
+    return flat;
 }
 template <int N>
-static flat_rows<N> rows_flat(const simple_rows<N> &rows, int64_t units)
+static flat_rows<N> rows_flat(const simple_rows<N> &rows, int64_t units, int64_t width)
 {
-    flat_rows<N> flat = {(uint32_t)(units * rows.count), divisor_of(units), {}};
-    for (int t = 0; t < N; t++)
-        flat.stride[t] = rows.stride[t];
+    flat_rows<N> flat = {};
+    flat.count = (uint32_t)(units * rows.count);
+    flat.length = (uint32_t)units;
+    flat.rest = (uint32_t)(32 % units);
+    flat.by_length = divisor_of(units);
+    for (int t = 0; t < N; t++) {
+        flat.stride[t] = (int32_t)rows.stride[t];
+        flat.step[t] = (int32_t)(32 / units * rows.stride[t] + 32 % units * width);
+        flat.wrap[t] = (int32_t)(flat.step[t] + rows.stride[t] - units * width);
+    }
     return flat;
 }
 

@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, ONE_BLOCK) softmax_loop(const _
 /* ---- The host ---- */
 
 template <typename T, int W>
-static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
+static adze_status softmax_launch_loop(const cuda_call &s, softmax_params p)
 {
     const int64_t most = BLOCK_THREADS * 16;
     const bool clusters = p.dim > most && p.rows.count <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
@@ -260,25 +260,24 @@ static adze_status softmax_launch_loop(adze_stream s, softmax_params p)
     const int64_t warps = ceil_div(p.part, 32 * W);
     const dim3 threads(warps * 32 < BLOCK_THREADS ? (unsigned)warps * 32 : BLOCK_THREADS);
     if (clusters)
-        return launch("softmax", s, softmax_loop<T, W, true>, p.rows.count * CLUSTER, threads, {0, CLUSTER}, p);
-    return launch("softmax", s, softmax_loop<T, W, false>, grid_for(p.rows.count, 1), threads, 0, p);
+        return launch(s, softmax_loop<T, W, true>, p.rows.count * CLUSTER, threads, {0, CLUSTER}, p);
+    return launch(s, softmax_loop<T, W, false>, grid_for(p.rows.count, 1), threads, 0, p);
 }
 
 /* A row in a block, or in a cluster. */
 template <typename T, bool MASKED, int ELEMENTS>
-static adze_status softmax_launch_block(adze_stream s, softmax_row_params p, int blocks)
+static adze_status softmax_launch_block(const cuda_call &s, softmax_row_params p, int blocks)
 {
     const int64_t rows = p.rows.count;
     p.part = (int32_t)ceil_div(p.units, blocks);
     const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / VEC<T>) * 32);
     if (blocks > 1)
-        return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, true>, rows * blocks, threads,
-                      {0, (unsigned)blocks}, p);
-    return launch("softmax", s, softmax_block<T, MASKED, ELEMENTS, false>, rows, threads, 0, p);
+        return launch(s, softmax_block<T, MASKED, ELEMENTS, true>, rows * blocks, threads, {0, (unsigned)blocks}, p);
+    return launch(s, softmax_block<T, MASKED, ELEMENTS, false>, rows, threads, 0, p);
 }
 /* The fewest blocks per row that leave room for several rows per SM. */
 template <typename T>
-static adze_status softmax_launch_shared(adze_stream s, softmax_row_params p)
+static adze_status softmax_launch_shared(const cuda_call &s, softmax_row_params p)
 {
     const int64_t rows = p.rows.count, bytes = (int64_t)p.units * 16;
     unsigned blocks = 1;
@@ -287,15 +286,15 @@ static adze_status softmax_launch_shared(adze_stream s, softmax_row_params p)
     p.part = (int32_t)ceil_div(p.units, blocks);
     const size_t shared = (size_t)p.part * 16;
     if (blocks == 1)
-        return launch("softmax", s, softmax_shared<T, 512, false>, rows, dim3(512), shared, p);
+        return launch(s, softmax_shared<T, 512, false>, rows, dim3(512), shared, p);
     if (shared <= SHARED_FEW)
-        return launch("softmax", s, softmax_shared<T, 256, true>, rows * blocks, dim3(256), {shared, blocks}, p);
-    return launch("softmax", s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
+        return launch(s, softmax_shared<T, 256, true>, rows * blocks, dim3(256), {shared, blocks}, p);
+    return launch(s, softmax_shared<T, 512, true>, rows * blocks, dim3(512), {shared, blocks}, p);
 }
 template <typename T, bool MASKED, int LANES, int ELEMENTS>
-static adze_status softmax_launch_lanes(adze_stream s, const softmax_row_params &p)
+static adze_status softmax_launch_lanes(const cuda_call &s, const softmax_row_params &p)
 {
-    return launch("softmax", s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
+    return launch(s, softmax_lanes<T, MASKED, LANES, ELEMENTS / VEC<T>>,
                   grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
 }
 
@@ -303,12 +302,12 @@ static adze_status softmax_launch_lanes(adze_stream s, const softmax_row_params 
    needs registers too; else 32, so that more bytes are in flight. Longer rows use shared memory where possible.
    Clusters are for rows that do not fit in a block, and for few rows. */
 template <typename T, bool MASKED>
-static adze_status softmax_launch(adze_stream s, const softmax_params &g, int width)
+static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, int width)
 {
     constexpr int W = VEC<T>;
-    const int64_t rows = g.rows.count, dim = g.dim, some = adze_cuda_sm_count(s.device) * 2;
+    const int64_t rows = g.rows.count, dim = g.dim, some = s.gpu.sm_count * 2;
     const int64_t blocks = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device) ? CLUSTER : 1;
-    const bool in_shared = !MASKED && sizeof(T) == 2 && blocks > 1;
+    const bool in_shared = !MASKED && sizeof(T) == 2 && blocks > 1 && s.gpu.block_shared > SHARED_MOST;
     /* elements that a block can hold: with 16 per thread, with 32, and at most */
     const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
     const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
@@ -317,47 +316,61 @@ static adze_status softmax_launch(adze_stream s, const softmax_params &g, int wi
     p.scale = g.scale, p.by = (float)(g.scale * LOG2_E);
     const bool few = rows <= some, simple = rows_are_simple(g.rows) && isfinite(p.by), aligned = width == 16;
     const bool wide_mask = sizeof(T) < 4 && MASKED && g.mask_f32, any = !aligned || wide_mask;
-    if (!simple || (any ? !softmax_any_holds(s, dim, rows, MASKED) : dim > most * blocks))
-        return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
-    p.rows = rows_simple(g.rows, {X, OUT, MASK});
-    p.dim = (int32_t)dim;
-    p.units = (int32_t)(dim / W);
-    if (any) {
+    if (simple) {
+        p.rows = rows_simple(g.rows, {X, OUT, MASK});
+        p.dim = (int32_t)dim;
+        p.units = (int32_t)(dim / W);
+    }
+    if (simple && softmax_any_holds(s, dim, rows, MASKED) && (any || s.choice->want >= ANY_LANES_16X4)) {
         typedef typename mask_type<T, MASKED>::type M;
+        adze_status status = ADZE_NO_KERNEL;
         if constexpr (sizeof(T) == 2) {
             if constexpr (MASKED)
                 if (wide_mask)
-                    return softmax_launch_any<T, float, 1>(s, p);
-            if (width >= 2)
-                return softmax_launch_any<T, M, 2>(s, p);
+                    status = softmax_launch_any<T, float, 1>(s, p);
+            if (!wide_mask && width >= 2)
+                status = softmax_launch_any<T, M, 2>(s, p);
+            else if (!wide_mask)
+                status = softmax_launch_any<T, M, 1>(s, p);
+        } else {
+            status = softmax_launch_any<T, M, 1>(s, p);
         }
-        return softmax_launch_any<T, M, 1>(s, p);
+        if (status != ADZE_NO_KERNEL)
+            return status;
     }
-    if constexpr (!MASKED) {
-        if (dim <= 64)
-            return softmax_launch_lanes<T, false, 8, 8>(s, p);
-        if (dim <= 128)
-            return softmax_launch_lanes<T, false, 8, 16>(s, p);
-        if (dim <= 256)
-            return softmax_launch_lanes<T, false, 16, 16>(s, p);
+    if (simple && !any && dim <= most * blocks) {
+        if constexpr (!MASKED) {
+            if (s.takes(LANES_8X8, dim <= 64))
+                return softmax_launch_lanes<T, false, 8, 8>(s, p);
+            if (s.takes(LANES_8X16, dim <= 128))
+                return softmax_launch_lanes<T, false, 8, 16>(s, p);
+            if (s.takes(LANES_16X16, dim <= 256))
+                return softmax_launch_lanes<T, false, 16, 16>(s, p);
+        }
+        if (s.takes(LANES_32X16, dim <= 512, !few))
+            return softmax_launch_lanes<T, MASKED, 32, 16>(s, p);
+        if (s.takes(LANES_32X32, dim <= 1024, !few))
+            return softmax_launch_lanes<T, MASKED, 32, 32>(s, p);
+        if (s.takes(BLOCK_16, dim <= most16, few || MASKED))
+            return softmax_launch_block<T, MASKED, 16>(s, p, 1);
+        if (s.takes(CLUSTER_16, blocks > 1 && dim <= most16 * blocks, rows * CLUSTER <= some))
+            return softmax_launch_block<T, MASKED, 16>(s, p, CLUSTER);
+        if constexpr (!MASKED && sizeof(T) == 2)
+            if (s.takes(IN_SHARED, in_shared,
+                        dim > (few ? most32 : most16) && (rows * CLUSTER > some || dim > most32 * blocks)))
+                return softmax_launch_shared<T>(s, p);
+        if (s.takes(BLOCK_32, dim <= most32))
+            return softmax_launch_block<T, MASKED, 32>(s, p, 1);
+        if (s.takes(CLUSTER_32, blocks > 1 && dim <= most32 * blocks))
+            return softmax_launch_block<T, MASKED, 32>(s, p, CLUSTER);
     }
-    if (!few && dim <= 512)
-        return softmax_launch_lanes<T, MASKED, 32, 16>(s, p);
-    if (!few && dim <= 1024)
-        return softmax_launch_lanes<T, MASKED, 32, 32>(s, p);
-    if ((few || MASKED) && dim <= most16)
-        return softmax_launch_block<T, MASKED, 16>(s, p, 1);
-    if (rows * CLUSTER <= some && dim <= most16 * blocks)
-        return softmax_launch_block<T, MASKED, 16>(s, p, CLUSTER);
-    if constexpr (!MASKED && sizeof(T) == 2)
-        if (in_shared && dim > (few ? most32 : most16) && (rows * CLUSTER > some || dim > most32 * blocks))
-            return softmax_launch_shared<T>(s, p);
-    return softmax_launch_block<T, MASKED, 32>(s, p, dim <= most32 ? 1 : CLUSTER);
+    if (!s.takes(LOOP, true))
+        return ADZE_NO_KERNEL;
+    return aligned ? softmax_launch_loop<T, W>(s, g) : softmax_launch_loop<T, 1>(s, g);
 }
 
-extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)
+static adze_status softmax_run(const cuda_call &s, const adze_softmax_args *a)
 {
-    const adze_softmax_args *a = (const adze_softmax_args *)args;
     const adze_tensor *const tensors[SOFTMAX_TENSORS] = {&a->x, &a->out, &a->mask};
     softmax_params p = {};
     p.dim = a->x.shape[a->x.rank - 1];
@@ -372,10 +385,14 @@ extern "C" adze_status adze_softmax_cuda(adze_stream s, const void *args)
         const int its = rows_width(t, p.dim);
         width = its < width ? its : width;
     }
-    switch (a->x.dtype) {
-    case ADZE_F32:
-        return p.mask ? softmax_launch<float, true>(s, p, width) : softmax_launch<float, false>(s, p, width);
-    case ADZE_F16: return p.mask ? softmax_launch<f16, true>(s, p, width) : softmax_launch<f16, false>(s, p, width);
-    default: return p.mask ? softmax_launch<bf16, true>(s, p, width) : softmax_launch<bf16, false>(s, p, width);
-    }
+    return s.tuned(a->x.dtype | a->mask.dtype << 4 | width << 8, p.rows.count, p.dim, 0, 0, [&] {
+        switch (a->x.dtype) {
+        case ADZE_F32:
+            return p.mask ? softmax_launch<float, true>(s, p, width) : softmax_launch<float, false>(s, p, width);
+        case ADZE_F16:
+            return p.mask ? softmax_launch<f16, true>(s, p, width) : softmax_launch<f16, false>(s, p, width);
+        default: return p.mask ? softmax_launch<bf16, true>(s, p, width) : softmax_launch<bf16, false>(s, p, width);
+        }
+    });
 }
+CUDA_ENTRIES(softmax, SOFTMAX_VARIANTS, softmax_run)

@@ -180,21 +180,21 @@ __global__ void __launch_bounds__(BLOCK_THREADS, any_blocks<M, ELEMENTS>)
 /* ---- The host ---- */
 
 template <typename T, typename M, int W, int LANES, int ELEMENTS>
-static adze_status softmax_launch_any_lanes(adze_stream s, const softmax_row_params &p)
+static adze_status softmax_launch_any_lanes(const cuda_call &s, const softmax_row_params &p)
 {
-    return launch("softmax", s, softmax_any_lanes<T, M, W, LANES, ELEMENTS>,
-                  grid_for(p.rows.count, SHORT_THREADS / LANES), dim3(SHORT_THREADS), 0, p);
+    return launch(s, softmax_any_lanes<T, M, W, LANES, ELEMENTS>, grid_for(p.rows.count, SHORT_THREADS / LANES),
+                  dim3(SHORT_THREADS), 0, p);
 }
 template <typename T, typename M, int W, int ELEMENTS>
-static adze_status softmax_launch_any_block(adze_stream s, const softmax_row_params &p)
+static adze_status softmax_launch_any_block(const cuda_call &s, const softmax_row_params &p)
 {
     const dim3 threads((unsigned)ceil_div(p.units, 32 * ELEMENTS / W) * 32);
-    return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, false>, p.rows.count, threads, 0, p);
+    return launch(s, softmax_any_block<T, M, W, ELEMENTS, false>, p.rows.count, threads, 0, p);
 }
 /* A row in a cluster of the fewest blocks, a power of two, with at most 16 elements for each of BLOCK_THREADS
    threads; of more blocks while SMs would idle. */
 template <typename T, typename M, int W, int ELEMENTS>
-static adze_status softmax_launch_any_cluster(adze_stream s, softmax_row_params p, int64_t some)
+static adze_status softmax_launch_any_cluster(const cuda_call &s, softmax_row_params p, int64_t some)
 {
     const int64_t rows = p.rows.count;
     unsigned blocks = 2;
@@ -202,11 +202,11 @@ static adze_status softmax_launch_any_cluster(adze_stream s, softmax_row_params 
         blocks *= 2;
     p.part = (int32_t)ceil_div(p.units, blocks);
     const dim3 threads((unsigned)ceil_div(p.part, 32 * ELEMENTS / W) * 32);
-    return launch("softmax", s, softmax_any_block<T, M, W, ELEMENTS, true>, rows * blocks, threads, {0, blocks}, p);
+    return launch(s, softmax_any_block<T, M, W, ELEMENTS, true>, rows * blocks, threads, {0, blocks}, p);
 }
 
 /* Whether the kernels above hold such a row. */
-static bool softmax_any_holds(adze_stream s, int64_t dim, int64_t rows, bool masked)
+static bool softmax_any_holds(const cuda_call &s, int64_t dim, int64_t rows, bool masked)
 {
     const bool clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     return dim <= BLOCK_THREADS * (clusters ? 32 * CLUSTER : masked ? 16 : 32);
@@ -215,35 +215,35 @@ static bool softmax_any_holds(adze_stream s, int64_t dim, int64_t rows, bool mas
 /* Few elements per thread where there are few rows, so that more threads work; many where there are many, since a
    thread's overhead is constant. A mask needs registers too: 32 elements only where 16 do not hold the row. */
 template <typename T, typename M, int W>
-static adze_status softmax_launch_any(adze_stream s, softmax_row_params p)
+static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
 {
     constexpr bool MASKED = has_mask<M>;
-    const int64_t rows = p.rows.count, dim = p.dim, sms = adze_cuda_sm_count(s.device), some = 2 * sms;
+    const int64_t rows = p.rows.count, dim = p.dim, sms = s.gpu.sm_count, some = 2 * sms;
     const int64_t most8 = 8 * BLOCK_THREADS, most16 = 16 * BLOCK_THREADS, most32 = 32 * BLOCK_THREADS;
     const bool few = rows <= some, clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     p.units = p.dim / W;
     if constexpr (!MASKED) {
-        if (dim <= 64)
+        if (s.takes(ANY_LANES_16X4, dim <= 64))
             return softmax_launch_any_lanes<T, M, W, 16, 4>(s, p);
-        if (dim > 128 && dim <= 256)
+        if (s.takes(ANY_LANES_32X8, dim <= 256, dim > 128))
             return softmax_launch_any_lanes<T, M, W, 32, 8>(s, p);
     }
-    if (dim <= 128)
+    if (s.takes(ANY_LANES_16X8, dim <= 128))
         return softmax_launch_any_lanes<T, M, W, 16, 8>(s, p);
-    if (!few && dim <= 512)
+    if (s.takes(ANY_LANES_32X16, dim <= 512, !few))
         return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
-    if (rows > 32 * sms && dim <= 1024)
+    if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms))
         return softmax_launch_any_lanes<T, M, W, 32, 32>(s, p);
-    if (dim <= (few ? most8 : 1024))
+    if (s.takes(ANY_BLOCK_8, dim <= most8, few || dim <= 1024))
         return softmax_launch_any_block<T, M, W, 8>(s, p);
-    if (dim <= most16 && !(clusters && rows * CLUSTER <= some))
+    if (s.takes(ANY_BLOCK_16, dim <= most16, !(clusters && rows * CLUSTER <= some)))
         return softmax_launch_any_block<T, M, W, 16>(s, p);
     if constexpr (!MASKED)
-        if (dim <= most32 && !(clusters && few))
+        if (s.takes(ANY_BLOCK_32, dim <= most32, !(clusters && few)))
             return softmax_launch_any_block<T, M, W, 32>(s, p);
-    if ((MASKED || few) && dim <= most16 * CLUSTER)
+    if (s.takes(ANY_CLUSTER_16, clusters && dim <= most16 * CLUSTER, MASKED || few))
         return softmax_launch_any_cluster<T, M, W, 16>(s, p, some);
-    return softmax_launch_any_cluster<T, M, W, 32>(s, p, some);
+    return s.takes(ANY_CLUSTER_32, clusters) ? softmax_launch_any_cluster<T, M, W, 32>(s, p, some) : ADZE_NO_KERNEL;
 }
 
 #endif

@@ -22,6 +22,55 @@ constexpr int ONE_BLOCK = 1;
 constexpr int ONE_BLOCK = 0;
 #endif
 
+/* The variants. lanes-8x16: 8 lanes of a warp with 16 elements each. */
+enum {
+    LANES_8X8,
+    LANES_8X16,
+    LANES_16X16,
+    LANES_32X16,
+    LANES_32X32,
+    BLOCK_16,
+    BLOCK_32,
+    CLUSTER_16,
+    CLUSTER_32,
+    IN_SHARED,
+    LOOP,
+    ANY_LANES_16X4, /* from here on: rows at any address */
+    ANY_LANES_16X8,
+    ANY_LANES_32X8,
+    ANY_LANES_32X16,
+    ANY_LANES_32X32,
+    ANY_BLOCK_8,
+    ANY_BLOCK_16,
+    ANY_BLOCK_32,
+    ANY_CLUSTER_16,
+    ANY_CLUSTER_32,
+};
+constexpr adze_variant SOFTMAX_VARIANTS[] = {
+    {"lanes-8x8", "aligned rows of up to 64 elements, no mask"},
+    {"lanes-8x16", "aligned rows of up to 128 elements, no mask"},
+    {"lanes-16x16", "aligned rows of up to 256 elements, no mask"},
+    {"lanes-32x16", "aligned rows of up to 512 elements"},
+    {"lanes-32x32", "aligned rows of up to 1024 elements"},
+    {"block-16", "aligned rows of up to 8192 elements"},
+    {"block-32", "aligned rows of up to 32768 elements (f32 with a mask: 16384)"},
+    {"cluster-16", "aligned rows of up to 65536 elements, on GPUs with clusters"},
+    {"cluster-32", "aligned rows of up to 262144 elements (f32 with a mask: 131072), on GPUs with clusters"},
+    {"shared", "aligned rows of f16 or bf16 of up to 294912 elements, no mask, on GPUs with clusters"},
+    {"loop", "every call"},
+    {"any-lanes-16x4", "rows of up to 64 elements, no mask"},
+    {"any-lanes-16x8", "rows of up to 128 elements"},
+    {"any-lanes-32x8", "rows of up to 256 elements, no mask"},
+    {"any-lanes-32x16", "rows of up to 512 elements"},
+    {"any-lanes-32x32", "rows of up to 1024 elements"},
+    {"any-block-8", "rows of up to 4096 elements"},
+    {"any-block-16", "rows of up to 8192 elements"},
+    {"any-block-32", "rows of up to 16384 elements, no mask"},
+    {"any-cluster-16", "rows of up to 65536 elements, on GPUs with clusters"},
+    {"any-cluster-32", "rows of up to 131072 elements, on GPUs with clusters"},
+    {NULL, NULL},
+};
+
 struct softmax_params {
     const void *x, *mask; /* mask: NULL when absent */
     void *out;

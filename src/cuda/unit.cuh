@@ -24,12 +24,29 @@ struct raw_bytes<8> {
     typedef uint2 type;
 };
 
+/* One store of 8 or 16 bytes: an assignment may become one store for each word. It is volatile, and not a barrier to
+   other memory accesses: loads may pass it. */
+__device__ __forceinline__ void store_raw(void *p, uint2 v)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y));
+}
+__device__ __forceinline__ void store_raw(void *p, uint4 v)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
+}
+
 template <typename T, int W>
 struct unit {
     typedef typename raw_bytes<W * sizeof(T)>::type raw;
     raw v;
     __device__ __forceinline__ void fetch(const T *p) { v = *reinterpret_cast<const raw *>(p); }
-    __device__ __forceinline__ void put(T *p) const { *reinterpret_cast<raw *>(p) = v; }
+    __device__ __forceinline__ void put(T *p) const
+    {
+        if constexpr (sizeof v == 8)
+            store_raw(p, v);
+        else
+            *reinterpret_cast<raw *>(p) = v;
+    }
     __device__ __forceinline__ void fill(float f)
     {
         if constexpr (sizeof v == 8)
@@ -78,7 +95,7 @@ struct unit<T, VEC<T>> {
     static constexpr int W = VEC<T>;
     packed<T> v;
     __device__ __forceinline__ void fetch(const T *p) { v = load_packed(p); }
-    __device__ __forceinline__ void put(T *p) const { store_packed(p, v); }
+    __device__ __forceinline__ void put(T *p) const { store_raw(p, v.raw); }
     __device__ __forceinline__ void fill(float f) { v = packed_all<T>(f); }
     __device__ __forceinline__ void get(float (&f)[W]) const { v.get(f); }
     __device__ __forceinline__ void set(const float (&f)[W]) { v.set(f); }

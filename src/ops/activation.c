@@ -46,6 +46,7 @@ const adze_op adze_op_activation = {"activation",
                                     outputs,
                                     reference,
                                     kernels,
+                                    NULL,
                                     NULL};
 
 adze_status adze_activation(adze_stream stream, const adze_activation_args *args)

@@ -63,6 +63,7 @@ const adze_op adze_op_gated_add = {"gated_add",
                                    outputs,
                                    reference,
                                    kernels,
+                                   NULL,
                                    NULL};
 
 adze_status adze_gated_add(adze_stream stream, const adze_gated_add_args *args)

@@ -61,7 +61,7 @@ static void reference(const void *args, adze_value *const *out)
 ADZE_KERNELS(glu)
 
 const adze_op adze_op_glu = {
-    "glu", sizeof(adze_glu_args), ADZE_FIRST_SIZE(glu, reserved), fields, validate, outputs, reference, kernels,
+    "glu", sizeof(adze_glu_args), ADZE_FIRST_SIZE(glu, reserved), fields, validate, outputs, reference, kernels, NULL,
     NULL};
 
 adze_status adze_glu(adze_stream stream, const adze_glu_args *args)

@@ -133,12 +133,12 @@ static void reference(const void *args, adze_value *const *out)
 ADZE_KERNELS(group_norm)
 
 /* On CUDA the statistics of large groups pass from kernel to kernel. */
-size_t adze_group_norm_cuda_scratch(const adze_group_norm_args *args);
+size_t adze_group_norm_cuda_scratch(adze_stream stream, const adze_group_norm_args *args);
 static size_t scratch(adze_stream stream, const void *args)
 {
 #if ADZE_CUDA
     if (stream.device != ADZE_CPU)
-        return adze_group_norm_cuda_scratch(args);
+        return adze_group_norm_cuda_scratch(stream, args);
 #endif
     (void)stream, (void)args;
     return 0;
@@ -152,7 +152,8 @@ const adze_op adze_op_group_norm = {"group_norm",
                                     outputs,
                                     reference,
                                     kernels,
-                                    scratch};
+                                    scratch,
+                                    NULL};
 
 adze_status adze_group_norm(adze_stream stream, const adze_group_norm_args *args)
 {

@@ -21,6 +21,7 @@ const adze_op adze_op_layer_norm = {"layer_norm",
                                     norm_outputs,
                                     reference,
                                     kernels,
+                                    NULL,
                                     NULL};
 
 adze_status adze_layer_norm(adze_stream stream, const adze_layer_norm_args *args)

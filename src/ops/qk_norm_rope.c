@@ -65,6 +65,7 @@ const adze_op adze_op_qk_norm_rope = {"qk_norm_rope",
                                       outputs,
                                       reference,
                                       kernels,
+                                      NULL,
                                       NULL};
 
 adze_status adze_qk_norm_rope(adze_stream stream, const adze_qk_norm_rope_args *args)

@@ -21,6 +21,7 @@ const adze_op adze_op_rms_norm = {"rms_norm",
                                   norm_outputs,
                                   reference,
                                   kernels,
+                                  NULL,
                                   NULL};
 
 adze_status adze_rms_norm(adze_stream stream, const adze_rms_norm_args *args)

@@ -40,9 +40,16 @@ static void reference(const void *args, adze_value *const *out)
 
 ADZE_KERNELS(rope)
 
-const adze_op adze_op_rope = {
-    "rope", sizeof(adze_rope_args), ADZE_FIRST_SIZE(rope, rounding), fields, validate, outputs, reference, kernels,
-    NULL};
+const adze_op adze_op_rope = {"rope",
+                              sizeof(adze_rope_args),
+                              ADZE_FIRST_SIZE(rope, rounding),
+                              fields,
+                              validate,
+                              outputs,
+                              reference,
+                              kernels,
+                              NULL,
+                              NULL};
 
 adze_status adze_rope(adze_stream stream, const adze_rope_args *args)
 {

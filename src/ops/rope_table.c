@@ -99,6 +99,7 @@ const adze_op adze_op_rope_table = {"rope_table",
                                     outputs,
                                     reference,
                                     kernels,
+                                    NULL,
                                     NULL};
 
 adze_status adze_rope_table(adze_stream stream, const adze_rope_table_args *args)

@@ -76,6 +76,7 @@ const adze_op adze_op_softmax = {"softmax",
                                  outputs,
                                  reference,
                                  kernels,
+                                 NULL,
                                  NULL};
 
 adze_status adze_softmax(adze_stream stream, const adze_softmax_args *args)

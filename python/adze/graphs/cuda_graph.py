@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 from .module_state import ModuleState
 
 WARMUP = 3  # calls before a capture: allocators, autotuners and lazily loaded kernels settle
-MOST_WASTED = 8  # changes of a module in a row, each before its graphs paid: then it runs as it is
+MOST_WASTED = 8  # changes of a module in a row, each before its graphs paid off: then it runs without graphs
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 _one_capture = threading.RLock()  # a capture waits for the device, which another capture forbids
 
@@ -18,7 +18,7 @@ _capturing = threading.local()
 
 
 def keep(*tensors):
-    """Lets the graph that this thread captures hold tensors that it reads; False when adze.graph captures none."""
+    """Keeps tensors alive for the graph that this thread captures. False when adze.graph captures none."""
     kept = getattr(_capturing, "kept", None)
     if kept is None:
         return False
@@ -27,7 +27,7 @@ def keep(*tensors):
 
 
 def capture():
-    """What stands for the capture that goes on: None when there is none, False when it is not adze.graph's."""
+    """An object that identifies the capture under way: None without one, False when it is not adze.graph's."""
     if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
         return None
     kept = getattr(_capturing, "kept", None)
@@ -35,7 +35,7 @@ def capture():
 
 
 class Refused(RuntimeError):
-    """Why a graph cannot stand for a call."""
+    """Why a call cannot be replayed from a graph."""
 
 
 class _Order:
@@ -58,19 +58,19 @@ class _Captured:
     """One graph, the buffers it reads and the outputs it writes."""
 
     def __init__(self, call, args, before):
-        """before: another graph of the same module, whose memory this one may share, or None."""
+        """before: another graph of the same module, with whose memory pool this one is captured, or None."""
         self.replays = 0
         self.order = _Order() if before is None else before.order
         self.order.begin()
         leaves, self.spec = pytree.tree_flatten(args)
         self.inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(self.inputs, self.spec)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        warmup = torch.cuda.Stream()
+        warmup.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warmup):
             for _ in range(WARMUP):
                 outputs = call(*args, **kwargs)
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(warmup)
         refuse_objects(outputs)
         del outputs
         self.graph = torch.cuda.CUDAGraph()
@@ -122,8 +122,8 @@ def _capture(module, args, before):
 
 
 def _leave_capture(stream):
-    """After a capture that failed: torch then leaves its stream the current one, and the generator counting for it,
-    so that the next random number would be an error."""
+    """Cleans up after a capture that failed. torch leaves the capture's stream current and the random generator
+    registered for the graph, so that the next random number would raise."""
     torch.cuda.set_stream(stream)
     torch.cuda.synchronize()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -139,10 +139,10 @@ class GraphHandle:
         self.module, self.limit = module, limit
         self.enabled, self.captured, self.refused = True, {}, {}
         self.lock, self.state = threading.RLock(), None
-        self.wasted = 0  # changes of the module in a row, each before a graph was replayed as often as it was run
+        self.wasted = 0  # changes of the module in a row, each before a graph was replayed more often than warmed up
 
     def _given(self, leaves):
-        """What of the inputs must be the same for a graph to stand for a call; None where none can."""
+        """The part of a graph's key that describes the inputs; None where no graph can take them."""
         parts = []
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
@@ -166,8 +166,9 @@ class GraphHandle:
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
         return (*parts, spec, weights, autocast, torch.is_inference_mode_enabled())
 
-    def _look(self):
-        """Drops graphs of what the module was before. False where it changes so often that none pays."""
+    def _refresh(self):
+        """Drops the graphs if the module has changed since their capture. False if it changes too often for graphs to
+        pay off."""
         if self.state is None:
             self.state = ModuleState(self.module)
         elif not self.state.same():
@@ -177,15 +178,15 @@ class GraphHandle:
             if self.wasted == MOST_WASTED:
                 warnings.warn(
                     f"adze.graph: the {type(self.module).__name__} changed {MOST_WASTED} times in a row before its "
-                    "graphs were replayed often enough to pay; it runs without graphs until reset()",
+                    "graphs were replayed often enough to pay off; it runs without graphs until reset()",
                     stacklevel=4,
                 )
             self.state.record()
         return self.wasted < MOST_WASTED
 
     def _graph(self, args, kwargs, leaves, spec, parts):
-        """The graph that stands for a call, or None: the module is to run."""
-        if not self._look() or self._needs_gradient(leaves):
+        """The graph for a call, captured if need be, or None where the module must run."""
+        if not self._refresh() or self._needs_gradient(leaves):
             return None
         key = self._key(parts, spec)
         if key in self.refused:
@@ -197,7 +198,7 @@ class GraphHandle:
             try:
                 with _one_capture:
                     captured = _capture(self.module, (args, kwargs), before)
-            except (RuntimeError, NotImplementedError) as error:  # a module that cannot be captured runs as it is
+            except (RuntimeError, NotImplementedError) as error:  # a module that cannot be captured runs eagerly
                 self.refused[key] = str(error)
                 if isinstance(error, Refused):
                     warnings.warn(

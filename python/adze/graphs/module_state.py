@@ -1,6 +1,6 @@
 """What a module's forward depends on, other than its inputs and the values of its weights: forwards, hooks,
-submodules and every attribute, also those within lists, dicts and objects such as a config or a cache.
-For adze.graph, which replays what a module did once and must see when it would do something else.
+submodules and every attribute, also those within lists, dicts and objects such as a config or a cache. adze.graph
+compares it before each replay, because a changed module may launch other kernels.
 """
 
 import itertools
@@ -18,12 +18,12 @@ _OPAQUE = (
     torch.Tensor, type, partial, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
 )  # fmt: skip
 _GLOBAL_HOOKS = [_every_module._global_forward_hooks, _every_module._global_forward_pre_hooks]
-# Of nn.Module's own dicts a forward without gradients depends on these; weights are told by their addresses.
+# Of nn.Module's own dicts a forward without gradients depends on these; weights are identified by their addresses.
 _OF_A_MODULE = set(nn.Module().__dict__) - {"_modules", "_forward_hooks", "_forward_pre_hooks"}
 
 
 def _inside(value):
-    """A dict or list itself, or the dict of an object's attributes; None for what is looked at as a whole."""
+    """A dict or list itself, or the dict of an object's attributes; None for values that are compared as a whole."""
     if isinstance(value, (dict, list)):
         return value
     if isinstance(value, nn.Module):
@@ -39,15 +39,15 @@ def _items(container):
 
 
 class ModuleState:
-    """What a module was when it was recorded; `same()` says whether it still is."""
+    """The state of a module when it was recorded; `same()` compares it with the current one."""
 
     def __init__(self, module):
         self.module = module
-        self.own = set()  # (id of a container, key, or None for all of it): what the module's forward writes itself
+        self.own = set()  # (id of a container, key or None for all keys): what the module's forward itself writes
         self.record()
 
     def record(self):
-        """Takes note of all there is now."""
+        """Records the current state."""
         self.modules = list(self.module.modules())
         self.weights = [own for m in self.modules for own in (m._parameters, m._buffers) if own]
         self.attributes = {id(m.__dict__) for m in self.modules}  # dicts whose keys are names of attributes
@@ -74,7 +74,7 @@ class ModuleState:
                         if inside is not value:
                             self.attributes.add(id(inside))
             level = below
-        self.own = {(container, key) for container, key in self.own if container in seen}  # ids may come again
+        self.own = {(container, key) for container, key in self.own if container in seen}  # ids may be reused
         self.values = self._now()
 
     def _now(self):
@@ -90,7 +90,7 @@ class ModuleState:
             yield from ((id(container), key) for key, _ in _items(container))
 
     def same(self):
-        """Whether all is as it was. Numbers and other plain values may be equal ones."""
+        """Whether nothing has changed. Numbers and other plain values are compared by value."""
         now, was = self._now(), self.values
         if len(now) != len(was) or any(self.empty):
             return False
@@ -103,8 +103,8 @@ class ModuleState:
         return True
 
     def ran(self):
-        """To be called after a run of the module: what that has changed is the module's own state, such as a counter
-        or a table that it keeps, and no setting; it is not looked at any more."""
+        """To be called after a run of the module. What the run has changed is the module's own state, such as a
+        counter or a cached table, and is not compared any more."""
         for container, items in self.copies:
             before, now = dict(items), dict(_items(container))
             changed = {k for k in before.keys() | now.keys() if not _same(before.get(k, self), now.get(k, self))}
@@ -120,5 +120,5 @@ def _same(a, b):
         return True
     try:
         return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b)
-    except Exception:  # tuples of tensors have no such answer
+    except Exception:  # == on tuples of tensors raises
         return False

@@ -17,7 +17,8 @@ from ..operators.functions import take_functions
 
 @functools.cache
 def _register():
-    """On CUDA each execution also has a first stage, in which kernels are loaded before a graph is captured."""
+    """On CUDA the handler also runs in XLA's stage "initialize", where kernels are loaded before a graph is
+    captured."""
     for op in OPS:
         cpu = jax.ffi.pycapsule(getattr(description.library, f"adze_xla_{op}"))
         cuda = jax.ffi.pycapsule(getattr(description.library, f"adze_xla_{op}_cuda"))
@@ -25,17 +26,17 @@ def _register():
         jax.ffi.register_ffi_target(f"adze_{op}", {"initialize": cuda, "execute": cuda}, platform="CUDA")
 
 
-def _run(op, args, out=None, second=None, more=False):
-    """The outputs of an op, without the optional one unless it is asked for. Scratch is an output of its own, also
-    where none is used: what is traced does not know where it will run."""
-    if out is not None or second is not None:
-        raise ValueError(f"adze: {op.name} writes no given outputs, as JAX arrays do not change")
+def _run(op, args, out=None, second=None, more=0, third=None):
+    """The outputs of an op, with as many of the optional ones as `more` says. Scratch is an additional output of the
+    XLA call, on the CPU too: while it traces, JAX does not know the device."""
+    if out is not None or second is not None or third is not None:
+        raise ValueError(f"adze: {op.name} cannot write given outputs, since JAX arrays are immutable")
     _register()
     tensors, numbers = description.split(op, args)
     arrays = {name: jnp.asarray(array) for name, array in tensors.items()}
     given = tuple(description.Tensor(name, a.dtype.name, a.shape) for name, a in arrays.items())
     outputs, scratch = description.returns(op.name, given, tuple(numbers.items()))
-    outputs = [output for output in outputs if more or output.name != op.optional]
+    outputs = [output for output in outputs if output.name in description.returned(op, more)]
     count = len(outputs)
     if scratch:
         outputs.append(description.Tensor("scratch", "uint8", (scratch,)))

@@ -22,7 +22,7 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Renamed:
-    """An array whose dtype NumPy does not export: exported as integers, which then get the dtype's own code."""
+    """An array whose dtype NumPy cannot export: exported as integers, with the dtype's code set afterwards."""
 
     def __init__(self, array):
         self.array, self.code = array.view(f"u{array.itemsize}"), _CODES[array.dtype.name]
@@ -81,16 +81,17 @@ def _function(op):
     return tvm_ffi.load_module(description.PATH).get_function(op)
 
 
-def _run(op, args, out=None, second=None, more=False):
-    """The caller's outputs; where the first is not given, all that the call returns are made here."""
+def _run(op, args, out=None, second=None, more=0, third=None):
+    """Runs an op into the caller's outputs, or into new ones where none is given."""
     given, numbers = description.split(op, args)
-    outs = given_outputs(op, out, second)
+    outs = given_outputs(op, out, second, third)
     arguments = {name: _argument(op.name, name, t, False) for name, t in given.items()}
     if not outs:
         described = tuple(description.Tensor(n, _dtype_name(t.dtype), tuple(t.shape)) for n, t in given.items())
         returned, _ = description.returns(op.name, described, tuple(numbers.items()))
         like = next(iter(given.values()))
-        outs = {o.name: _empty(like, o.dtype, o.shape) for o in returned if more or o.name != op.optional}
+        names = description.returned(op, more)
+        outs = {o.name: _empty(like, o.dtype, o.shape) for o in returned if o.name in names}
     arguments |= {name: _argument(op.name, name, t, True) for name, t in outs.items()}
     _function(op.name)(*(arguments.get(name) for name in op.tensors), *(numbers[name] for name in op.numbers))
     return next(iter(outs.values())) if len(outs) == 1 else tuple(outs.values())

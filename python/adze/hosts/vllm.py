@@ -42,10 +42,10 @@ def fused_add_rms_norm(
 
 
 def _left_to_compiler(x):
-    """Whether a compiler has x and fuses the norm of a single token better than a call of its own would run.
+    """Whether the compiler is to fuse the norm: for a single token that is faster than a launch of its own.
 
-    On the CPU vLLM traces one graph for every number of tokens: decode and prefill cannot be told apart. On GPUs it
-    lowers a graph per range of sizes, with tensors that have no data."""
+    On the CPU vLLM traces one graph for every number of tokens, so decode and prefill have the same graph. On GPUs it
+    lowers a graph per range of sizes, with fake tensors."""
     if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
         return x.device.type == "cpu" or (type(x.shape[0]) is int and x.shape[0] == 1)
     return False
@@ -75,7 +75,8 @@ def _offer_norm(function, supports):
 
 
 def _offers():
-    """What vLLM is offered: names, and functions that raise where this version of vLLM does not take it."""
+    """(name, function) of each offer. The function registers it, and raises where this version of vLLM has no place
+    for it."""
     yield "rms_norm", functools.partial(_offer_norm, rms_norm, _supports_norm)
     yield "fused_add_rms_norm", functools.partial(_offer_norm, fused_add_rms_norm, _supports_sum)
     yield from vllm_layers.offers()
@@ -87,9 +88,9 @@ def _log_once(message):
 
 
 def register():
-    """Offers vLLM what its version takes, and logs the rest. A second call does nothing.
+    """Registers what this version of vLLM accepts, and logs the rest. A second call does nothing.
 
-    vLLM catches nothing that a plugin raises, so nothing is raised."""
+    vLLM does not catch exceptions of a plugin, so none is raised."""
     try:
         refused = {}
         for name, offer in _offers():

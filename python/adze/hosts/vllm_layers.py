@@ -14,7 +14,7 @@ import torch
 from ..operators import ops
 from ..patching.frame import usable
 
-FEW = 8192  # elements, below which a call takes no less than the two operators of vLLM's own forward
+FEW = 8192  # elements, below which a call takes as long as the two operators of vLLM's own forward
 GATED = {  # class: (the activation of a layer, whether the value is before the gate)
     "SiluAndMul": (lambda layer: "silu", False),
     "MulAndSilu": (lambda layer: "silu", True),
@@ -40,18 +40,18 @@ def _subclass(base, act_of, value_first):
 
 
 def _offer(name):
-    """Puts a subclass in the place of vLLM's class, unless somebody has done so."""
+    """Registers a subclass in place of vLLM's class, unless another plugin has registered one."""
     if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
         return
     base = getattr(importlib.import_module("vllm.model_executor.layers.activation"), name)
     if name not in importlib.import_module("vllm.model_executor.custom_op").op_registry_oot:
         layer = _subclass(base, *GATED[name])
         base.register_oot(layer)
-        # It was given the class's name, and `custom_ops=["+silu_and_mul"]` would no longer reach it.
+        # register_oot has set the class's name here; with it `custom_ops=["+silu_and_mul"]` would have no effect.
         del layer.name
 
 
 def offers():
-    """Names, and functions that raise where this version of vLLM does not take it."""
+    """(name, function) of each offer, as vllm._offers has them."""
     for name in GATED:
         yield name, functools.partial(_offer, name)

@@ -27,10 +27,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclasses.dataclass
 class Chain:
-    """search(tensors..., eps): the formula. kinds: of each tensor "x" (all of one shape), "weight" ([dim]) or "row"
-    (of x's last dimension, broadcast to it). call(tensors..., eps): the operator and its arguments. Where search
-    gives a sum too, and something reads it, the operator is called in the form that returns it. pays(x, out): asked
-    of nodes that fit, where the chain is not always worth it."""
+    """search(tensors..., eps): the formula. kinds: for each tensor "x" (all of one shape), "weight" ([dim]) or "row"
+    (with x's last dimension, broadcast to x). call(tensors..., eps): the operator and its arguments. Where search
+    also returns a sum, and a node reads it, the overload that returns the sum is called. pays(x, out): whether to
+    replace a match, for chains that are not always faster."""
 
     name: str
     search: Callable
@@ -45,7 +45,7 @@ class Chain:
 
 
 def _traced(chain, dtype, rank):
-    """The chain as Inductor's graphs have it."""
+    """The graph of the chain, with the decompositions that Inductor uses."""
     from torch._inductor.decomposition import select_decomp_table
 
     shape = (2, 3, 5, 8)[-rank:]
@@ -70,7 +70,7 @@ def _traced(chain, dtype, rank):
 
 
 def patterns(chain):
-    """Most chains look alike in every rank, and in every dtype but f32."""
+    """The distinct graphs of a chain. Most chains have the same graph for every rank, and for every dtype but f32."""
     made = {}
     for dtype in DTYPES:
         for rank in (2, 3, 4):
@@ -90,7 +90,7 @@ class _Match:
 
 
 def _matches(pattern, found, match):
-    """The match, made longer in every way in which found is the pattern."""
+    """Every extension of the match in which `found` matches the pattern."""
     if isinstance(pattern, fx.Node):
         if not isinstance(found, fx.Node):
             return
@@ -126,12 +126,12 @@ def _all_match(patterns, found, match):
 
 
 def same(a, b):
-    """Whether two sizes or shapes are equal, as far as is known without a guard on them."""
+    """Whether two sizes or shapes are known to be equal without adding a guard."""
     return statically_known_true(sym_eq(a, b))
 
 
 def _fits(chain, tensors, outputs, devices):
-    """Whether the op takes these tensors: plain floats on one device, of the shapes the chain is about."""
+    """Whether the op accepts these tensors: float dtypes, one device, the shapes of the chain's kinds."""
     x = tensors[0]
     if x.device.type not in devices or x.dtype not in DTYPES or not 1 <= x.dim() <= 5:
         return False
@@ -151,7 +151,7 @@ def _fits(chain, tensors, outputs, devices):
 
 
 def new_node(graph, target, args, after):
-    """A node behind another one, with its value as the compiler asks for it."""
+    """Inserts a node after another one, with the fake value in its meta that Inductor needs."""
     while after.op == "placeholder" and after.next.op == "placeholder":
         after = after.next
     with graph.inserting_after(after):
@@ -162,7 +162,7 @@ def new_node(graph, target, args, after):
 
 
 def item(node):
-    """(source, dim, index) of a node that is one of the parts of another along a dimension, else None."""
+    """(source, dim, index) of a node that selects one index of another along a dimension, or None."""
     if node.target is aten.select.int:
         source, dim, index = node.args
     elif node.target is operator.getitem and getattr(node.args[0], "target", None) is aten.unbind.int:
@@ -173,7 +173,7 @@ def item(node):
 
 
 def _selected(graph, node, dim, index):
-    """A part of a node along a dimension; leading dimensions of one element are left out of it."""
+    """One index of a node along a dimension, without leading dimensions of one element."""
     made = new_node(graph, aten.select.int, (node, dim, index), node)
     while made.meta["val"].dim() > 1 and same(made.meta["val"].shape[0], 1):
         made = new_node(graph, aten.select.int, (made, 0, 0), made)
@@ -181,8 +181,8 @@ def _selected(graph, node, dim, index):
 
 
 def rejoin(graph, devices):
-    """Takes out concatenations of all the slices of a sum, in their order: a sequence of text and image that one
-    block gives as two, and the next puts together again, is what it was. A result of the graph stays a copy."""
+    """Removes a cat of all slices of a sum, in order: one block splits a sequence into text and image, and the next
+    one concatenates them again. A cat that is an output of the graph stays, since outputs must be copies."""
     for node in list(graph.nodes):
         if node.target is not aten.cat.default or any(user.op == "output" for user in node.users):
             continue
@@ -204,8 +204,8 @@ def rejoin(graph, devices):
 
 
 def _terms(node):
-    """The two terms of the sum that a node is a row of, with the dimension and the index of the row in each; None
-    when the ops could not take these rows."""
+    """Where a node selects a row of a sum: the two terms, with the dimension and the index of the row in each. None
+    where it does not, or where the ops cannot take these rows."""
     found = item(node) if isinstance(node, fx.Node) and node.op == "call_function" else None
     if found is None or found[0].target is not aten.add.Tensor or found[0].kwargs:
         return None
@@ -223,8 +223,8 @@ def _terms(node):
 
 
 def parted(node):
-    """A row, and None; or, of a row of a sum of two (a table of the model, and what comes from its input), the row
-    of each: the ops add them as they read them, and the sum of all rows need not be written."""
+    """(row, None); or, where the row is selected from a sum of a parameter and a computed tensor, the row of each.
+    The ops add the two as they read them, so that the sum of all rows need not be written."""
     terms = _terms(node)
     if terms is None:
         return node, None
@@ -233,8 +233,8 @@ def parted(node):
 
 
 def insert_call(graph, target, args, outputs, inner=()):
-    """The call and its results, which are to stand for `outputs`. What reads one of them, and is not an inner node,
-    before all inputs are there, moves behind the call; None when an input depends on it."""
+    """Inserts the call after its last input, and returns the nodes that replace `outputs`. Readers of an output that
+    come earlier, other than inner nodes, move behind the call. None when an input depends on such a reader."""
     inputs = [a for a in args if isinstance(a, fx.Node)]
     order = {node: at for at, node in enumerate(graph.nodes)}
     after = max(inputs, key=order.__getitem__)
@@ -270,14 +270,15 @@ def _usable(chain, match, inputs, ends, devices):
     if any(not isinstance(n.meta.get("val"), torch.Tensor) for n in given):
         return False
     if any(user not in inner for n in inner if n not in outputs for user in n.users):
-        return False  # a step of the chain is read elsewhere: it would have to be computed anyway
+        return False  # another node reads an intermediate step, which would have to be computed anyway
     if not _fits(chain, [n.meta["val"] for n in given], [n.meta["val"] for n in outputs], devices):
         return False
     return chain.pays(given[0], outputs[0])
 
 
 def _rows_of_sums(chain, match, inputs):
-    """A gate for each token has the shape of what it multiplies: the one that is a row of a sum is the gate."""
+    """How many rows are selected from a sum. A gate per token has the shape of the tensor that it multiplies, and
+    this tells which of the two is the gate."""
     kinds = zip(chain.kinds.values(), inputs, strict=True)
     return sum(_terms(match.nodes[n]) is not None for kind, n in kinds if kind == "row")
 

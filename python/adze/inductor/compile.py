@@ -36,7 +36,7 @@ def _rms(h, eps):
     return f * _root(f, eps)
 
 
-# The orders in which models multiply by the weight; weight_offset and rounding that keep each.
+# How models multiply by the weight, and the weight_offset and rounding that compute the same.
 ORDERS = {
     "gemma": (lambda h, w, eps: (_rms(h, eps) * (1.0 + w.float())).type_as(h), (1.0, 0)),
     "llama": (lambda h, w, eps: w * _rms(h, eps).to(h.dtype), (0.0, ROUND_NORM)),
@@ -50,7 +50,7 @@ BARE = [
     ("rms_norm", ops.rms_norm, lambda h, eps: (h * _root(h, eps)).to(h.dtype)),
 ]
 GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
-# Devices on which an activation between two GEMMs pays, and the number of elements from which on it does.
+# Devices on which adze's activation between two GEMMs is faster than Inductor's, and from how many elements on.
 ALONE = {"cuda": 4 << 20}
 GEMMS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")}
 
@@ -136,8 +136,8 @@ def _only_gemms_read(node):
 
 
 def _alone(x, out):
-    """Whether Inductor would make a separate kernel of the activation, and a slower one than adze's. With autotuned
-    GEMMs it may be the epilogue of a GEMM."""
+    """Whether Inductor would generate a separate kernel for the activation that is slower than adze's. With autotuned
+    GEMMs it may fuse it as the epilogue of a GEMM."""
     value = x.meta["val"]
     if value.dtype not in (torch.float16, torch.bfloat16) or not isinstance(value.numel(), int):
         return False
@@ -160,7 +160,7 @@ def _activation(name):
 
 @functools.cache
 def known():
-    """Chains and their patterns, longest first: what one takes, a shorter one cannot."""
+    """Chains and their patterns, longest first, so that a shorter one does not match a part of a longer one."""
     made = [make(*norm) for make in (_gated_modulated, _residual_modulated, _modulated) for norm in BARE]
     made += [_residual_rms_norm(order) for order in ORDERS] + [_residual_layer_norm()]
     made += [make(name) for make in (_glu, _activation) for name in GATES]
@@ -188,7 +188,7 @@ class Pass(CustomGraphPass):
             self.counts[name] = self.counts.get(name, 0) + count
 
     def uuid(self):
-        """Inductor keeps compiled graphs by this: another source of the pass makes other graphs."""
+        """A part of Inductor's cache key, so that a graph is compiled again when the source of the pass changes."""
         digest = hashlib.sha256(repr((self.devices, ALONE)).encode())
         for module in (__file__, chains.__file__, fake.__file__, rope.__file__):
             digest.update(pathlib.Path(module).read_bytes())
@@ -203,7 +203,7 @@ def _passes(given):
 
 
 class _Chained(CustomGraphPass):
-    """A user's passes, and adze's after them: it finds what they leave."""
+    """A user's passes, and adze's after them, over the graph that they leave."""
 
     def __init__(self, passes):
         self.passes = passes
@@ -213,7 +213,7 @@ class _Chained(CustomGraphPass):
             each(graph)
 
     def uuid(self):
-        """None, which keeps a graph out of Inductor's cache, where a pass has none."""
+        """None where a pass has no uuid: Inductor then does not cache the graph."""
         ids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self.passes]
         return None if None in ids else ids
 
@@ -221,7 +221,7 @@ class _Chained(CustomGraphPass):
 if _Aware is not None:
 
     class _ChainedAware(_Chained, _Aware):
-        """The same where one of them is told whether the graph is for inference."""
+        """The same with passes that take is_inference."""
 
         def __call__(self, graph, is_inference):
             for each in self.passes:

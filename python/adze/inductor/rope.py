@@ -30,13 +30,13 @@ def _dtype(node):
 
 
 def _either(node, test):
-    """The two arguments of a sum or product, the one that passes the test first; None when neither does."""
+    """The two operands of a node, with the one that passes the test first; None when neither does."""
     a, b = node.args[:2]
     return (a, b) if test(a) else (b, a) if test(b) else None
 
 
 def _uncast(node):
-    """What a cast is of; in f32 there is none."""
+    """The input of a cast. Models in f32 have no cast."""
     return node.args[0] if _is(node, prims.convert_element_type.default) else node
 
 
@@ -103,8 +103,8 @@ class Rotation:
     pairs: int
 
 
-def _products(node, turned):
-    """(x, cos, sin) of x * cos + turn(x) * sin, either of them cast, or None."""
+def _operands(node, turned):
+    """(x, cos, sin) of x * cos + turned(x) * sin, where x may be cast before each product; or None."""
     if not _is(node, aten.add.Tensor) or node.kwargs or not all(_is(a, aten.mul.Tensor) for a in node.args[:2]):
         return None
 
@@ -125,7 +125,7 @@ def _products(node, turned):
 
 
 def _halves(node):
-    found = _products(node, _turned_halves)
+    found = _operands(node, _turned_halves)
     if found is None or not all(_is(t, aten.unsqueeze.default) and t.args[1] == 1 for t in found[1:]):
         return None
     x, *views = found
@@ -138,7 +138,7 @@ def _halves(node):
 
 
 def _table(view, x):
-    """The table that is given with one angle for all heads of x; None when it is another."""
+    """The table behind a view that broadcasts it over the heads of x, or None."""
     table = view
     while _is(table, aten.unsqueeze.default):
         table = table.args[0]
@@ -153,7 +153,7 @@ def _table(view, x):
 
 
 def _pairs(node):
-    found = _products(node, _turned_pairs)
+    found = _operands(node, _turned_pairs)
     if found is None or _dtype(node) != torch.float32 or len(_shape(found[0])) not in (3, 4):
         return None
     x, *views = found
@@ -197,8 +197,8 @@ def _scaled(node):
 
 
 def _norm(node):
-    """The norm over the last dimension that a node is: in Llama's order, which rounds before the weight multiplies,
-    or in torch's, which rounds after. None when it is another."""
+    """The norm over the last dimension that a node computes: in Llama's order, which rounds before it multiplies by
+    the weight, or in torch's, which rounds after that. None when it is neither."""
     product = _uncast(node)
     if not _is(product, aten.mul.Tensor):
         return None
@@ -230,7 +230,7 @@ def _norms(q, k):
 
 
 def _whole(outputs, inputs):
-    """Whether nothing else reads what lies between inputs and outputs; sizes may be read by all."""
+    """Whether no other node reads a value between the inputs and the outputs. Others may read sizes."""
     inner, waiting = set(), list(outputs)
     while waiting:
         node = waiting.pop()
@@ -249,8 +249,8 @@ def _seq_first(graph, node):
 
 
 def _call(graph, q, k, norms):
-    """The operator and its arguments. Results are [batch, seq, heads, dim], as the models' views are in memory: who
-    reads them next finds the strides that the graph promises."""
+    """The operator and its arguments. Results are [batch, seq, heads, dim] in memory, as in the models, so that their
+    readers get the strides that the graph has recorded."""
     if not norms:
         return operators.rope.k_out, (
             _seq_first(graph, q.x),
@@ -283,14 +283,14 @@ def _call(graph, q, k, norms):
 
 
 def _as_given(graph, result, rotation):
-    """A result in the shape of what it replaces."""
+    """A result, with the shape of the node that it replaces."""
     if rotation.pairs == HALVES:
         return _seq_first(graph, result)
     return result if len(_shape(rotation.out)) == 4 else new_node(graph, aten.select.int, (result, 2, 0), result)
 
 
 def _usable(q, k):
-    """Whether one call may have both."""
+    """Whether one call can rotate both."""
     if q.pairs != k.pairs or _dtype(q.x) != _dtype(k.x) or len(_shape(q.x)) != len(_shape(k.x)):
         return False
     if not same(_shape(q.x)[0], _shape(k.x)[0]):

@@ -44,7 +44,7 @@ class Op(NamedTuple):
     words: dict  # name of a number: {word: value}
     arguments: tuple  # names of the inputs and the numbers, in their order
     outputs: tuple  # names
-    optional: str | None  # the output that a caller may do without
+    optional: tuple  # names of the outputs that are not always there
 
 
 def _op(index, line):
@@ -55,7 +55,7 @@ def _op(index, line):
         words[field] = {word: int(value) for word, value in (w.split("=") for w in values)}
     outputs = tuple(field for field, kind in tensors.items() if kind.startswith("out"))
     arguments = tuple(field for field in words if field not in outputs)
-    optional = next((field for field in reversed(outputs) if tensors[field] != "out"), None)
+    optional = tuple(field for field in outputs if tensors[field] != "out")
     return Op(name, index, tensors, numbers, words, arguments, outputs, optional)
 
 
@@ -70,9 +70,14 @@ def _ops():
 OPS = _ops()
 
 
+def returned(op, more):
+    """The names of the outputs that a call returns when it is asked for `more` of its optional ones."""
+    return [name for name in op.outputs if name not in op.optional[int(more) :]]
+
+
 def dtype_code(what, name):
     if name not in FLOATS:
-        raise ValueError(f"adze: {what} is {name}, known are {', '.join(FLOATS)}")
+        raise ValueError(f"adze: {what} is {name}, it must be one of {', '.join(FLOATS)}")
     return DTYPES[name]
 
 

@@ -1,5 +1,5 @@
-"""What each operator returns, for tensors that have a shape and no data: torch.compile and torch.export ask here.
-Inductor also learns here that calls share their inputs."""
+"""Fake (meta) functions of the operators, for torch.compile and torch.export, and the constraint on the strides of
+their inputs that Inductor applies."""
 
 import sys
 
@@ -7,7 +7,7 @@ import torch
 
 from . import functions
 from ._ops import add_op_namespace_prefix, ops
-from .description import FLOATS, OPS
+from .description import FLOATS, OPS, returned
 from .header import DTYPES as CODES
 
 DTYPES = {CODES[name]: getattr(torch, name) for name in FLOATS}
@@ -35,15 +35,15 @@ def _like(op, output):
 
 
 def fake(op, more):
-    """The fake function of an op's form that returns its outputs; more: its optional one too."""
+    """The fake function of an op's overload that returns its outputs, and as many of the optional ones as more says."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
     others = getattr(function, "others", {})
-    names = [name for name in op.outputs if more or op.tensors[name] == "out"]
+    names = returned(op, more)
     default = dtype and getattr(torch, dtype)
     absent = {name: 0 if name in op.numbers else None for name in op.arguments}
 
-    def returned(*args, **kwargs):
+    def imagined(*args, **kwargs):
         given = {**absent, **dict(zip(op.arguments, args)), **kwargs}  # noqa: B905  trailing arguments have defaults
         asked = DTYPES.get(given.get("out_dtype"), default)
         made = []
@@ -53,14 +53,15 @@ def fake(op, more):
                 own_shape, own_dtype = others[name]
                 made.append(dense(like, own_shape(**given), getattr(torch, own_dtype)))
                 continue
-            made.append(dense(like, shape and shape(**given), asked if op.tensors[name] == "out" else None))
+            own = None if op.tensors[name] == "out_optional" else asked
+            made.append(dense(like, shape and shape(**given, output=name), own))
         return made[0] if len(made) == 1 else tuple(made)
 
-    return returned
+    return imagined
 
 
 def nothing(*args, **kwargs):
-    """The form that writes the caller's outputs."""
+    """The fake function of the overloads that write the caller's outputs: they return nothing."""
     share_inputs()
 
 
@@ -68,7 +69,7 @@ _library = torch.library.Library(add_op_namespace_prefix("").split("::")[0], "FR
 
 
 def operator(schema, compute, shape):
-    """An operator written in Python, for the CPU and CUDA; shape gives what it returns for tensors without data."""
+    """An operator written in Python, for the CPU and CUDA; shape is its fake function."""
     name = schema.partition("(")[0]
     _library.define(schema)
     for device in ("CPU", "CUDA"):
@@ -85,7 +86,7 @@ def is_view(node):
 
 
 def _shared(node):
-    """Whether something else reads a node of the graph, or what it is a view of."""
+    """Whether a node of the graph, or the node it is a view of, has other readers."""
     while isinstance(node, torch.fx.Node) and len(node.users) == 1:
         if not is_view(node):
             return False
@@ -94,8 +95,9 @@ def _shared(node):
 
 
 def _constrain(node, *args, **kwargs):
-    """The arguments of a call, in the strides that they have in eager. Inductor brings values into strides by a copy
-    for each reader, which computes all that was not computed yet: one that others read too is computed first."""
+    """The arguments of a call, with the strides that they have in eager. Inductor changes strides by a copy, and
+    fuses into the copy all that is not computed yet. A value with other readers is realized first, so that it is
+    computed once."""
     lowering = sys.modules["torch._inductor.lowering"]
     names = [argument.name for argument in node.target._schema.arguments]
     sources = {**dict(zip(names, node.args)), **node.kwargs}  # noqa: B905  trailing arguments have defaults
@@ -117,7 +119,8 @@ def _constrain(node, *args, **kwargs):
 
 
 def share_inputs():
-    """Tells Inductor, once, where it is loaded: it asks for fakes before it lowers a graph."""
+    """Registers the constraint once Inductor is loaded. Fake functions call it: they run before a graph is
+    lowered."""
     lowering = sys.modules.get("torch._inductor.lowering")
     make_fallback = getattr(lowering, "make_fallback", None)
     if make_fallback is None or getattr(ops, next(iter(OPS))).default in lowering.lowerings:
@@ -127,7 +130,7 @@ def share_inputs():
 
 
 for name, op in OPS.items():
-    torch.library.register_fake(add_op_namespace_prefix(name), fake(op, False))
-    if op.optional:
-        torch.library.register_fake(add_op_namespace_prefix(f"{name}.{op.optional}"), fake(op, True))
+    torch.library.register_fake(add_op_namespace_prefix(name), fake(op, 0))
+    for more, optional in enumerate(op.optional, 1):
+        torch.library.register_fake(add_op_namespace_prefix(f"{name}.{optional}"), fake(op, more))
     torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)

@@ -19,20 +19,20 @@ def _words(number):
     return next((op.words[number] for op in OPS.values() if op.words.get(number)), {})
 
 
-ACTS, COLUMNS = _words("act"), _words("columns")
+ACTS, COLUMNS, NORMS = _words("act"), _words("columns"), _words("norm")
 
 
 def word(words, name, what):
-    """The value of a number that has names, such as act="silu"."""
+    """The number that a name stands for, such as 1 for act="silu"."""
     if name not in words:
-        raise ValueError(f"adze: {what} is {name!r}, known are {', '.join(words)}")
+        raise ValueError(f"adze: {what} is {name!r}, it must be one of {', '.join(words)}")
     return words[name]
 
 
 def returns(shape=None, dtype=None, **others):
-    """For ops whose outputs are not like their first input: the shape as a function of the op's arguments, whose
-    sizes may be symbols, and the dtype where out_dtype is 0. others: an output that differs from the first one, by
-    name, with its own shape and dtype."""
+    """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
+    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0. others: an output that
+    differs from the rest, by its name, with a shape and a dtype of its own."""
 
     def with_rule(function):
         function.shape, function.dtype, function.others = shape, dtype, others
@@ -56,7 +56,7 @@ def rms_norm(x, weight=None, *, residual=None, bias=None, gate=None, gate_table=
 def layer_norm(x, weight=None, bias=None, *, residual=None, gate=None, gate_table=None, scale=None, scale_table=None,
                shift=None, shift_table=None, eps=1e-5, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
                out=None, sum_out=None):  # fmt: skip
-    """The same as rms_norm, with the mean taken away first."""
+    """As rms_norm, with the mean subtracted first."""
     code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
     args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
             rounding, code)  # fmt: skip
@@ -88,8 +88,29 @@ def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out=None):
 def softmax(x, mask=None, *, scale=1.0, out=None):
     """softmax(x * scale + mask) over the last dimension."""
     if not scale:
-        raise ValueError("adze: softmax's scale is 0")
+        raise ValueError("adze: softmax: scale is 0, it must not be 0")
     return ops.softmax((x, mask, scale), out)
+
+
+def _gemm_shape(x, w, w2, w3, glu, separate, output, **_):
+    rows = [weight.shape[-2] for weight in (w, w2, w3) if weight is not None]
+    own = rows[("out", "out2", "out3").index(output)] if separate else rows[0] if glu else sum(rows)
+    return (*x.shape[:-1], own)
+
+
+@returns(shape=_gemm_shape)
+def gemm(x, w, bias=None, *, w2=None, w3=None, bias2=None, bias3=None, norm=None, norm_weight=None, norm_bias=None,
+         eps=1e-6, weight_offset=0.0, act=None, glu=False, residual=None, gate=None, separate=False, rounding=0,
+         out_dtype=None, out=None, out2=None, out3=None):  # fmt: skip
+    """residual + gate * act(norm(x) @ w.T + bias); also called linear.
+
+    w2 and w3 read the same x: their columns follow those of w, or with separate the result is a tuple of one output
+    for each weight; with glu it is act(x @ w.T + bias) * (x @ w2.T + bias2). norm is "rms" or "layer"."""
+    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    args = (x, w, w2, w3, bias, bias2, bias3, norm_weight, norm_bias, residual, gate, eps, weight_offset,
+            0 if norm is None else word(NORMS, norm, "norm"), 0 if act is None else word(ACTS, act, "act"), int(glu),
+            int(separate), rounding, code)  # fmt: skip
+    return ops.gemm(args, out, out2, (w3 is not None) + 1 if separate else 0, out3)
 
 
 def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
@@ -112,7 +133,7 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=
 def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
     """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""
     if not scale:
-        raise ValueError("adze: rope_table's scale is 0")
+        raise ValueError("adze: rope_table: scale is 0, it must not be 0")
     code = 0 if dtype is None else dtype_code("dtype", dtype)
     return ops.rope_table((pos, freq, axis, scale, word(COLUMNS, columns, "columns"), int(double_angle), code))
 
@@ -122,7 +143,7 @@ def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=
 
 def parameter(output):
     """The parameter of a function that an output is given by."""
-    return output if output.endswith("out") else f"{output}_out"
+    return output if "out" in output else f"{output}_out"
 
 
 def given_outputs(op, *outs):
@@ -136,14 +157,15 @@ def given_outputs(op, *outs):
 def take_functions(host, call, outputs=True):
     """Adds the functions and the bits of rounding to a host's globals, and makes them its __all__.
 
-    call(op) gives the host's call of an op: a function (args, out=None, second=None, more=False) of the op's inputs
-    and numbers, the caller's outputs, and whether its optional output is asked for. The host has a function
-    dtype_code(what, dtype, x=None), too: the number of a dtype in adze.h, 0 for that of x; what is the argument's
-    name. outputs: whether the host can write the caller's outputs. The code of a function stays as it is here, and
-    finds these names in the host."""
+    call(op) gives the host's call of an op: a function (args, out=None, second=None, more=0, third=None) of the op's
+    inputs and numbers, the caller's outputs, and how many of its optional outputs are asked for. The host has a
+    function dtype_code(what, dtype, x=None), too: the number of a dtype in adze.h, 0 for that of x; what is the
+    argument's name. outputs: whether the host can write the caller's outputs. The code of a function stays as it is
+    here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
-    host.update(ops=made, ACTS=ACTS, COLUMNS=COLUMNS, word=word, __all__=[*names, *ROUNDING], **ROUNDING)
+    host.update(ops=made, ACTS=ACTS, COLUMNS=COLUMNS, NORMS=NORMS, word=word, **ROUNDING)
+    host["__all__"] = [*names, "linear", *ROUNDING]
     for name in names:
         source = globals()[name]
         function = types.FunctionType(source.__code__, host, name, source.__defaults__)
@@ -156,3 +178,4 @@ def take_functions(host, call, outputs=True):
                 parameters=[p for p in signature.parameters.values() if p.name not in unused]
             )
         host[name] = function
+    host["linear"] = host["gemm"]

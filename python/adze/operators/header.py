@@ -49,6 +49,12 @@ glu: out = act(gate) * value. With a value tensor, x is the gate; without, x hol
 ADZE_ROUND_STEPS rounds act(gate) to x's dtype.""",
     "softmax": """\
 softmax: out[i] = exp(y[i] - max(y)) / sum(exp(y - max(y))), y = x * scale + mask, over the last dimension""",
+    "gemm": """\
+gemm: y_i = p(x) . w_i^T + bias_i, out = residual + gate * f(y). p(x) is x, or its norm by `norm` as rms_norm and
+layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) * y2. w2 and w3 read the same x:
+the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
+ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
+Infinities and NaN in x and w come out as the formula has them.""",
     "rope": """\
 rope: of each pair (a at i, b at j), out[i] = a * cos[i] - b * sin[i], out[j] = b * cos[j] + a * sin[j];
 elements from rotary_dim on are copied. A table of rotary_dim / 2 columns has one angle per pair.

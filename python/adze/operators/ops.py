@@ -17,16 +17,16 @@ DTYPES = {getattr(torch, name): CODES[name] for name in FLOATS}
 def _call(op):
     packet = getattr(_ops.ops, op.name)
     default, into = packet.default, packet.out  # an attribute of torch.ops takes longer than a call
-    with_more = getattr(packet, op.optional) if op.optional else None
+    forms = (default, *(getattr(packet, name) for name in op.optional))
 
-    def call(args, out=None, second=None, more=False):
+    def call(args, out=None, second=None, more=0, third=None):
         if is_grad_enabled():
             fake.refuse_gradients(*args)
-        if out is None and second is None:
-            return with_more(*args) if more else default(*args)
-        outs = given_outputs(op, out, second)
+        if out is None and second is None and third is None:
+            return forms[more](*args)
+        outs = given_outputs(op, out, second, third)
         into(*args, **outs)
-        return out if second is None else (out, second)
+        return out if len(outs) == 1 else tuple(outs.values())
 
     return call
 
@@ -35,7 +35,7 @@ def dtype_code(what, dtype, x=None):
     if x is not None and dtype == x.dtype:
         return 0
     if dtype not in DTYPES:
-        raise ValueError(f"adze: {what} is {dtype}, known are {', '.join(map(str, DTYPES))}")
+        raise ValueError(f"adze: {what} is {dtype}, it must be one of {', '.join(map(str, DTYPES))}")
     return DTYPES[dtype]
 
 

@@ -1,5 +1,5 @@
-"""torch.cat([first, act(x)], dim=-1) whose second part the activation writes itself: an operator of its own, because
-Dynamo takes no out= that is a part of a tensor, and Inductor's kernel for this takes twice as long."""
+"""torch.cat([first, act(x)], dim=-1) in which the activation writes its part of the result. It is an operator of its
+own, because Dynamo does not accept a view as out=, and Inductor's kernel takes twice as long."""
 
 import torch
 
@@ -11,7 +11,8 @@ WORD = torch.int64
 
 
 def _as_words(x):
-    """x in words of 8 bytes, or None: torch copies a part of a row element by element."""
+    """x as 8-byte words, or None where it is not aligned. torch copies a view of half-precision rows element by
+    element, which is slower."""
     step = WORD.itemsize // x.element_size()
     whole = x.stride(-1) == 1 and not any(n % step for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1]))
     return x.view(WORD) if whole and x.data_ptr() % WORD.itemsize == 0 else None

@@ -115,17 +115,17 @@ def _held_function(module):
     if not cls.__module__.startswith("kernels.") or len(held) != 1:
         return None
     own = module.__dict__
-    replaced = own.get("forward")  # by a kernel of the Hub, or a stranger's function
+    replaced = own.get("forward")  # by a kernel of the Hub, or by somebody else
     if replaced is not None and getattr(replaced, "__func__", None) is not forward:
         return None
     return None if own.get("_forward_hooks") or own.get("_forward_pre_hooks") else held[0]
 
 
 def _cells(function):
-    """What a function has from the functions around it, by name."""
+    """The values of a function's closure, by name."""
     values = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # one that is empty as yet
+        with contextlib.suppress(ValueError):  # a cell that is still empty
             values[name] = cell.cell_contents
     return values
 
@@ -142,7 +142,7 @@ def _decorated(function):
 
 
 def undecorated(fn):
-    """unwrapped(fn), and without the decorators of the list: for those who put them back with decorated_like."""
+    """unwrapped(fn) without the decorators of the list, which decorated_like puts back."""
     fn = unwrapped(fn)
     while (inner := _decorated(fn)) is not None:
         fn = inner
@@ -184,7 +184,7 @@ def fingerprint(fn):
 
 
 def described(fn):
-    """A function for a report: its fingerprint, or who wraps it."""
+    """A function as text for a report: its fingerprint, or the function that wraps it."""
     fn = undecorated(fn)
     if not hasattr(fn, "__wrapped__"):
         return fingerprint(fn)

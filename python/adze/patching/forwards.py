@@ -7,7 +7,7 @@ import weakref
 MISSING = object()
 
 
-# Dynamo of torch 2.11 finds a method's __func__ by its name alone: getattr with a default always gives the default.
+# In torch 2.11 Dynamo traces `method.__func__`, but getattr(method, "__func__", default) always gives the default.
 
 
 def is_of(forward, cls):
@@ -43,9 +43,9 @@ def own_forward(module):
 
 
 class _State(dict):
-    """What a copy of a patched module takes over. What is bound to the module in its __dict__ would stay so in a
-    shallow copy, which would then run with the module's weights: it loses the patch, as one that was pickled does. A
-    deep copy keeps it, bound to the copy."""
+    """The state that a copy of a patched module gets. A deep copy keeps the patch, with the forward bound to the
+    copy. A shallow copy and a pickled module lose it: the forward in __dict__ is bound to the original module, and
+    would run with its weights."""
 
     def __init__(self, module, state):
         super().__init__(state)
@@ -90,21 +90,21 @@ def _without_helpers(own):
 
 
 def _bind(function, module, own):
-    """Makes a function the module's forward, in what is or will be its __dict__."""
+    """Makes a function the module's forward. own is its __dict__, or what will become that."""
     own["forward"] = types.MethodType(function, module)
     own.update((name, types.MethodType(helper, module)) for name, helper in _HELPERS.items())
 
 
 class Site:
-    """One module: the forward it had, and the functions that patches have put over it."""
+    """A module's original forward, and the functions that patches have installed in its place."""
 
     def __init__(self, module):
         self.module = module
         self.before = MISSING
-        self.layers = []  # (handle, function or None); the last one whose handle is enabled counts
+        self.layers = []  # (handle, function or None); the last one whose handle is enabled is active
 
     def look(self):
-        """Takes note of what stands there now, unless it is adze's."""
+        """Records the module's forward as the original one, unless it is adze's."""
         holder, key = _place(self.module)
         current = holder.get(key, MISSING)
         if not is_adze(current):
@@ -129,7 +129,7 @@ class Site:
         return enabled[-1] if enabled else None
 
     def settle(self):
-        """Puts the right forward in its place, unless a stranger's stands there."""
+        """Installs the active forward, or restores the original. A forward that somebody else has set stays."""
         holder, key = _place(self.module)
         current = holder.get(key, MISSING)
         _without_helpers(self.module.__dict__)

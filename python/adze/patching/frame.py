@@ -1,4 +1,4 @@
-"""adze.patch: gives the modules of a live model faster forwards, instance by instance, and takes them back again."""
+"""adze.patch: replaces the forwards of a model's modules, instance by instance, and restores them."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ class Rule:
       attribute adze_note of the function is a remark for the report.
     facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an Act), or a str:
       why not.
-    matches(function): for a rule that goes by something else than fingerprints, of forwards that no other rule knows.
+    matches(function): for a rule without fingerprints. It is asked about forwards that no other rule knows.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Context:
         return self.numerics == "match"
 
     def rounding(self, bits):
-        """The rounding to ask an op for: the model's own, or none but the last."""
+        """The rounding of an op: the model's own with "match"; with "fast" 0, one rounding at the end."""
         return bits if self.match else 0
 
     def facts(self, child, op):
@@ -89,7 +89,7 @@ def rule(name, op, build, facts=None, **sources):
     return Rule(name, op, known(**sources), build, facts)
 
 
-# Read by rules while a forward runs; all that they ask is known when a graph is traced.
+# Called by patched forwards. Dynamo knows every answer while it traces, so none of these breaks a graph.
 
 
 def plain_weight(weight):
@@ -97,7 +97,7 @@ def plain_weight(weight):
 
 
 def parameter(module, name):
-    """A parameter, or None. As attributes they are found the slow way; a parametrised one is found no other way."""
+    """A parameter, or None. nn.Module.__getattr__ is slow, and only a parametrised weight needs it."""
     own = module._parameters
     return own[name] if name in own else getattr(module, name, None)
 
@@ -117,13 +117,14 @@ def _one_token(x):
 
 
 def left_to_compiler(x):
-    """Whether a compiler has x, and it is one token: a launch takes longer than its work, and Inductor has fewer."""
+    """Whether x is one token in a compiled graph. There a launch takes longer than its work, and Inductor, which
+    fuses with the ops around, needs fewer launches."""
     return torch.compiler.is_compiling() and _one_token(x)
 
 
 def _leaving_tokens(made, original):
-    """The forward that was made, but for one token in a compiled graph the original: before each call Dynamo checks
-    a guard for every function and number that the traced code read, and decoding waits for that."""
+    """The patched forward; for one token in a compiled graph, the original one. Before each call Dynamo checks a
+    guard for every function and number that the traced code has read, and decoding would wait for that."""
 
     def forward(self, *args, **kwargs):
         if torch.compiler.is_compiling():
@@ -136,20 +137,20 @@ def _leaving_tokens(made, original):
     return forward
 
 
-_told = set()
+_warned = set()
 
 
-def _tell(what):
-    """A warning, once in a process. Dynamo would break a graph for it."""
-    if not torch.compiler.is_compiling() and what not in _told:
-        _told.add(what)
+def _warn_once(what):
+    """A warning, once in a process, and not while Dynamo traces: it would break the graph."""
+    if not torch.compiler.is_compiling() and what not in _warned:
+        _warned.add(what)
         warnings.warn(f"adze: {what}", stacklevel=5)
 
 
 def _needs_gradient(x):
     """Whether autograd must see what is done with x; there are no backward kernels."""
     if x.requires_grad:
-        _tell(
+        _warn_once(
             "gradients are enabled and needed, so patched modules run their own forwards; call the model under "
             "torch.inference_mode() or torch.no_grad()"
         )
@@ -157,7 +158,7 @@ def _needs_gradient(x):
 
 
 def usable(x, *others):
-    """Whether adze's ops may take x, and weights, tables or further inputs with it, and nothing needs a gradient."""
+    """Whether adze's ops accept x together with these weights, tables or inputs, and no gradient is needed."""
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
         return False
     device, dtype = x.device, x.dtype
@@ -270,7 +271,7 @@ def looks_like(module):
 
 
 class _Plan:
-    """Decides for every module of a model, once."""
+    """Chooses a rule for every module of a model."""
 
     def __init__(self, ops, numerics, exclude):
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
@@ -295,7 +296,7 @@ class _Plan:
         return fitting, reasons
 
     def matching(self, function):
-        """The rules that go by something else than fingerprints and take this function."""
+        """The rules without fingerprints that accept this function."""
         return [rule for rule in self.rules if rule.matches is not None and rule.matches(function)]
 
     def facts(self, child, op):
@@ -349,7 +350,7 @@ class _Plan:
         return fitting[0] if matched else None, None, "; ".join(dict.fromkeys(reasons))
 
 
-# ---- What the user holds ----
+# ---- The handle, and adze.patch ----
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,7 +365,7 @@ class Row:
 
 
 class PatchHandle:
-    """What a patch has done to a model, and the way back."""
+    """The result of adze.patch: what it has replaced, and how to disable, enable and remove it."""
 
     def __init__(self, roots, numerics):
         self.roots, self.numerics = roots, numerics
@@ -403,7 +404,7 @@ class PatchHandle:
         self.forget_compiled()
 
     def forget_compiled(self):
-        """Drops what transformers keeps of a compiled forward: it was compiled from other functions."""
+        """Drops the compiled forwards that transformers caches: they were compiled from other functions."""
         for root in self.roots.values():
             patched = bool(active_handles(root))
             for module in root.modules():
@@ -449,7 +450,7 @@ def _roots(model):
     parts = getattr(model, "components", None)
     if isinstance(parts, Mapping):
         return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    raise TypeError(f"adze.patch takes a module or a pipeline, not a {type(model).__name__}")
+    raise TypeError(f"adze.patch: model is a {type(model).__name__}, it must be a module or a pipeline")
 
 
 def named_modules(model):
@@ -473,9 +474,9 @@ def active_handles(model):
 def _install(model, ops, numerics, exclude, strict, over):
     ops = frozenset(OPS if ops is None else ops)
     if ops - set(OPS):
-        raise ValueError(f"ops are {', '.join(OPS)}; not {', '.join(sorted(ops - set(OPS)))}")
+        raise ValueError(f"adze.patch: ops has {sorted(ops - set(OPS))[0]!r}, it must have some of {', '.join(OPS)}")
     if numerics not in ("match", "fast"):
-        raise ValueError(f'numerics is "match" or "fast", not {numerics!r}')
+        raise ValueError(f'adze.patch: numerics is {numerics!r}, it must be "match" or "fast"')
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     handle = PatchHandle(_roots(model), numerics)
     plan = _Plan(ops, numerics, exclude)
@@ -521,10 +522,11 @@ def patch(
     exclude: Iterable[str] = (),
     strict: bool = False,
 ) -> PatchHandle:
-    """Replaces forwards of a model's or a pipeline's modules, in place, by faster ones, and returns the way back.
+    """Replaces forwards of the modules of a model or a pipeline, in place, and returns a handle that can undo it.
 
     ops: some of "norm", "rope", "act", "fuse"; None is all.
-    numerics: "match" rounds where the model does, "fast" once, and runs Linears that read the same input as one GEMM.
+    numerics: "match" rounds where the model rounds. "fast" rounds each op once, and runs Linears that read the same
+      input as one GEMM.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 
@@ -535,7 +537,7 @@ def patch(
 
 @contextlib.contextmanager
 def patched(model, ops=None, numerics="match", exclude=(), strict=False):
-    """adze.patch for a `with` block; afterwards the model is as it was, also if that was patched."""
+    """adze.patch for a `with` block. Afterwards the model has the forwards that it had before, patched or not."""
     handle = _install(model, ops, numerics, exclude, strict, over=True)
     try:
         yield handle

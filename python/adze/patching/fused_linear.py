@@ -2,9 +2,9 @@
 Linear that reads a concatenation, as two GEMMs without a copy.
 
 The weights of Linears that share a GEMM are packed one after the other in memory, in one storage. They stay the
-parameters they were, with the same values, and a state_dict shows each with a storage of its own, as savers want it;
-where they have moved since, as by model.to(), each Linear runs its own GEMM. This is for numerics="fast": a GEMM of
-another size may add up in another order, and the sum of two is rounded between them."""
+parameters they were, with the same values. A state_dict shows each with a storage of its own, as savers require.
+After the weights have moved, as by model.to(), each Linear runs its own GEMM. This is for numerics="fast": a GEMM of
+another size may add in another order, and a sum of two GEMMs is rounded between them."""
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ MOST = 3  # parts of the operator for compiled graphs
 
 
 def adjacent(parts, dim=0):
-    """The tensors as the contiguous one that they are in memory, one after the other along a dimension, or None.
-    Equal pointers are not enough: neighbours may belong to two allocations."""
+    """One contiguous view of tensors that follow each other in memory along a dimension, or None. Adjacent pointers
+    are not enough: neighbours may belong to two allocations."""
     first = parts[0]
     stride, shape, size = first.stride(), list(first.shape), first.element_size()
     pointer, offset, count = first.data_ptr(), first.storage_offset(), 0
@@ -38,7 +38,7 @@ def adjacent(parts, dim=0):
 
 
 def _fused(x, weights, biases):
-    """x times all the weights, or None where they are not packed."""
+    """One GEMM of x with all the weights, or None where they are not packed."""
     if biases and len(biases) != len(weights):
         return None
     weight, bias = adjacent(weights), adjacent(biases) if biases else None
@@ -57,7 +57,7 @@ if _operator is not None:
 
 
 def _compiled(x, weights, biases):
-    """The same as one operator. Dynamo does not know addresses; the operator compares them when it runs."""
+    """The same as one operator for compiled graphs. Dynamo cannot compare addresses, so the operator does."""
     if _operator is None or len(weights) > MOST or not _alike(weights, biases):
         return None
     none = [None] * (MOST - len(weights))
@@ -65,7 +65,7 @@ def _compiled(x, weights, biases):
 
 
 def _parameters(linears):
-    """Their weights and their biases, or None where an op cannot take them."""
+    """Weights and biases of Linears, or None where the fused operator cannot take them."""
     weights, biases = [], []
     for linear in linears:
         if not plain(linear, nn.Linear):
@@ -86,7 +86,7 @@ def _alike(weights, biases):
 
 
 def _with_own_storages(linear, state, prefix, metadata):
-    """A hook of state_dict: savers refuse a tensor that is a part of a storage. It is the same memory."""
+    """A hook of state_dict: savers refuse a tensor that is a part of a storage. No memory is copied."""
     for name in ("weight", "bias"):
         value = state.get(prefix + name)
         if type(value) is torch.Tensor and value.untyped_storage().nbytes() != value.nbytes:
@@ -94,7 +94,7 @@ def _with_own_storages(linear, state, prefix, metadata):
 
 
 def pack_weights(*linears):
-    """Packs the weights of Linears one after the other in memory, and says whether they are."""
+    """Packs the weights of Linears one after the other in memory. Returns whether that was possible."""
     found = _parameters(linears)
     if found is None or not _alike(*found) or found[0][0].device.type not in ("cpu", "cuda"):
         return False
@@ -137,8 +137,8 @@ def _together(x, *linears):
 
 
 def fused_linears(ctx, *linears):
-    """A function (x, *linears) that gives linear(x) of each: for these Linears, or neighbours among them, by one GEMM
-    where numerics is "fast"."""
+    """A function (x, *linears) that returns linear(x) of each. With numerics="fast" it is one GEMM for these Linears,
+    or for neighbours among them."""
     if ctx.match or not pack_weights(*linears):
         return _separately
     ctx.plan.packed.update(linears)
@@ -146,8 +146,8 @@ def fused_linears(ctx, *linears):
 
 
 def mark_fused(forward, project):
-    """The forward, marked where `project` runs one GEMM for several Linears: then one token is not left to a
-    compiler, which would run each GEMM by itself."""
+    """The forward, marked if `project` runs one GEMM for several Linears. A marked forward runs in a compiled graph
+    of one token too, because the compiler would run each GEMM by itself."""
     forward.adze_fused_linear = project is _together
     return forward
 

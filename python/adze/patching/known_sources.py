@@ -77,7 +77,7 @@ def by_hash(names):
 
 
 def supported(package):
-    """The releases of a package that the tests are run with, oldest first; each stands for its minor version."""
+    """The releases of a package that the tests are run with, oldest first: one for each minor version."""
     return _table()[0][package]
 
 

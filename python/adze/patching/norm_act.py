@@ -11,8 +11,8 @@ from .frame import parameter, plain, rule, usable
 
 
 class Norm(NamedTuple):
-    """How a class of norms computes: what an op must be told to do the same. What may differ from one module to the
-    next, or change after a patch, is read from the module by each call."""
+    """How a class of norms computes, as arguments of an op. What may differ from one module to the next, or change
+    after a patch, is read from the module in each call."""
 
     cls: type
     op: str  # "rms_norm" or "layer_norm"
@@ -27,8 +27,8 @@ class Norm(NamedTuple):
     shape: str | None = None  # the attribute that has the sizes of the dimensions it norms
 
     def taken(self, module, x, *others):
-        """The weight and the bias of such a module, where an op may do its work on x; else None. others: what the op
-        would read in addition."""
+        """The weight and the bias of such a module, or None where the op cannot replace it for this x. others:
+        further inputs of the op."""
         scaled = getattr(module, self.weight) if isinstance(self.weight, str) else self.weight
         weight = parameter(module, "weight") if scaled else None
         bias = None if self.bias is False else parameter(module, "bias")
@@ -130,13 +130,14 @@ def norm_add(child, norm, x, residual, steps):
 
 
 class Act(NamedTuple):
-    """An activation module: adze's name, and whether the module rounds once. Others are matched only in f32."""
+    """An activation module: adze's name for it, and whether it rounds once. With "match", one that rounds in between
+    is replaced in f32 only."""
 
     cls: type
     name: str
     once: bool = True
     chosen: Callable[[nn.Module], bool] | None = (
-        None  # whether a module of a class that has a choice has made this one
+        None  # for a class with several activations: whether a module is set to this one
     )
 
     def is_of(self, module):
@@ -152,8 +153,8 @@ def act_usable(act, match, x, *others):
 
 
 def linear_gelu(proj, x):
-    """gelu(proj(x)) by its tanh formula from cuBLASLt, which does not round the output of the GEMM before it; None
-    where proj is not a plain Linear with a bias, in half precision on a GPU."""
+    """gelu(proj(x)) as an epilogue of cuBLASLt, by the tanh formula and without a rounding between GEMM and gelu.
+    None unless proj is a plain Linear with a bias, in half precision on a GPU."""
     if not x.is_cuda or x.dtype == torch.float32 or not plain(proj, nn.Linear) or proj.bias is None:
         return None
     weight, bias = proj.weight, proj.bias
@@ -164,7 +165,7 @@ def linear_gelu(proj, x):
 
 
 def act_note(act, ctx, forward):
-    """The forward, with a remark for the report where it will not always be used."""
+    """The forward, with a note for the report where it is used in f32 only."""
     if ctx.match and not act.once:
         forward.adze_note = "in f32 (the model rounds half precision after each step)"
     return forward

@@ -4,10 +4,9 @@
     residual = hidden_states                      ->      residual = hidden_states
     hidden_states = self.norm(hidden_states)              hidden_states = n
 
-The rest of the forward is compiled as it stands: its globals stay those of its module, defaults and decorators are
-kept, and lines keep their numbers. The call adds and norms one after the other wherever it cannot fuse, so that the
-statements compute the same whatever their names hold. A forward is not changed when its source, compiled again, is
-not the code that runs, or when it does anything unusual."""
+The rest of the forward is compiled unchanged: it keeps its globals, defaults, decorators and line numbers. Where the
+call cannot fuse, it adds and then norms, so that the statements compute the same for any values. A forward stays as
+it is when its source does not compile to the bytecode that runs, or when it does anything unusual (_odd)."""
 
 import __future__
 
@@ -111,7 +110,7 @@ def _is_mangled(name):
 
 
 def _imported(function, home):
-    """The names in a function that its module has imported, as far as what they hold can tell."""
+    """The names in a function that its module has imported, judged by their values."""
     used = {node.id: home.get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)}
 
     def is_imported(value):
@@ -123,21 +122,21 @@ def _imported(function, home):
 
 
 def _compiled(function, original, names=()):
-    """The factory of a function that takes the place of the original, of what it is to find under these names, and
-    the function's own code in it."""
+    """The code of a factory, whose parameters are `names` and which returns the function that replaces the original;
+    and the code of that function."""
     code = original.__code__
     function.decorator_list, function.returns = [], None
     for argument in ast.walk(function.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None
-    # The values of defaults are the original's; that there are some must be said here.
+    # The default values are copied from the original later. Here only their number counts.
     function.args.defaults = [ast.Constant(None) for _ in function.args.defaults]
     function.args.kw_defaults = [default and ast.Constant(None) for default in function.args.kw_defaults]
     of = ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in names], kwonlyargs=[], kw_defaults=[], defaults=[])
     made = ast.Return(ast.Name(function.name, ast.Load()))
     factory = ast.FunctionDef("factory", of, [function, made], [])
     factory.type_params = []
-    # A compiler that sees the import of a name calls its attributes otherwise; it must see them here too.
+    # Python compiles a call of an imported module's attribute to other bytecode, so it must see the imports here too.
     imports = [ast.Import([ast.alias(name)]) for name in _imported(function, original.__globals__)]
     seen = [ast.If(ast.Constant(False), imports, [])] if imports else []
     tree = ast.Module([ast.copy_location(node, function) for node in (*seen, factory)], [])
@@ -149,7 +148,7 @@ def _compiled(function, original, names=()):
 
 
 def _same_code(a, b):
-    """Whether two functions do the same, instruction by instruction."""
+    """Whether two code objects have the same instructions."""
     if isinstance(a, types.CodeType) and isinstance(b, types.CodeType):
         fields = "code names varnames freevars cellvars argcount posonlyargcount kwonlyargcount".split()
         return (
@@ -162,7 +161,7 @@ def _same_code(a, b):
 
 @functools.lru_cache(1024)
 def norms_of_sums(original):
-    """The attributes of the norms in a function that read a sum made just before; () where it is not one to be
+    """The attributes of the norms in a function that read a sum made just before; () for a function that must not be
     compiled again."""
     function = _parsed(original.__code__)
     if function is None:
@@ -174,8 +173,8 @@ def norms_of_sums(original):
 
 
 def _fused(norm, read):
-    """A function (a, b, child) that gives a + b, where that is read, and what the child makes of it: in one launch
-    where the child is a plain norm, as the two steps otherwise."""
+    """A function (a, b, child) that returns child(a + b), and a + b as well if that is read. It is one launch where
+    the child is a plain norm, else two steps."""
 
     def sum_and_norm(a, b, child):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -194,8 +193,8 @@ def _fused(norm, read):
 
 @functools.lru_cache(1024)
 def _rewritten(original, attributes):
-    """The factory of a function in which the sums that these norms read are one call with them, and what it is to be
-    given: [(name, attribute of the norm, whether the sum itself is read)]. Layers of a class share its code."""
+    """The code of a factory of the rewritten function, in which each sum and its norm are one call, and the factory's
+    parameters: [(name, attribute of the norm, whether the sum itself is read)]. Layers of a class share the code."""
     function, given = _parsed(original.__code__), []
     for number, (block, i, at, attribute) in enumerate(list(sites(function))):
         if attribute not in attributes:

@@ -19,7 +19,7 @@ def _rms_norm(module, ctx):
 
 
 def grouped(child, x, act, rounding):
-    """A plain GroupNorm's output and its activation, or None where adze's op cannot have x."""
+    """The output of a plain GroupNorm and its activation, or None where adze's op cannot take x."""
     weight, bias = child.weight, child.bias
     if x.dim() > 2 and x.stride(1) == 1 and x.stride(-1) != 1:
         last = x.movedim(1, -1)

@@ -48,7 +48,7 @@ def compare(a, b):
 
 
 def _kept(value):
-    """A copy that a later step of the model cannot change; caches are copied whole."""
+    """A copy that later steps of the model cannot change. Caches are deep copies."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
@@ -76,7 +76,7 @@ def _run(module, args, kwargs):
 
 @dataclasses.dataclass
 class Comparison:
-    """One module, or the whole model (path ""): what compare() says, seconds without and with adze."""
+    """One module, or the whole model (path ""): the result of compare(), and seconds without and with adze."""
 
     path: str
     cls: str

@@ -1,8 +1,8 @@
 """Attention of diffusers' transformers with the norms and the rotation of queries and keys in one launch.
 
-The forward of an attention module hands everything to its processor. Processors stay what they are: the forwards here
-do the work of the processor that was known when the model was patched, and call it when it is another one now.
-Rotations round as the models do, also where numerics is "fast": they take no longer."""
+The forward of an attention module hands everything to its processor. The forwards here do the work of the processor
+that the module had when it was patched. If it has another one now, they call the original forward. Rotations round as
+the models do, with numerics="fast" too: rounding costs no time there."""
 
 import sys
 
@@ -17,8 +17,8 @@ from ..known_sources import by_hash, hashes
 
 
 def _processor(module, known, **calls):
-    """The class of the module's processor and what known says of its source, or a str: why not. calls: functions that
-    the processor calls, by the names it has for them, and the names of their sources in fingerprints.json."""
+    """The class of the module's processor and the entry of `known` for its source, or a str: why not. calls:
+    functions that the processor calls, as {name in the processor: names of sources in fingerprints.json}."""
     cls = type(module.processor)
     if isinstance(module.processor, torch.nn.Module):
         return f"{cls.__name__} has weights of its own"
@@ -56,8 +56,8 @@ def _projections(ctx, module, names=OWN):
 
 
 def _two_streams(ctx, module):
-    """The same for image and text. The image has many tokens: one GEMM would not take less time than three, and
-    torch.cat takes longer where a value is a part of a larger tensor."""
+    """The same for image and text, with one GEMM for the text only. The image has many tokens, so that one GEMM is
+    not faster than three, and torch.cat is slower for values that are a view of a larger tensor."""
     text = _projections(ctx, module, ADDED)
 
     def project(self, x, words):
@@ -68,8 +68,8 @@ def _two_streams(ctx, module):
 
 
 def _takes(norm, x, q_norm, k_norm, *tables):
-    """Whether adze's ops can do what these norms would do to queries and keys of x, and rotate them by the tables. It
-    is asked before they are projected: a module that is called twice would run its hooks twice."""
+    """Whether adze's ops can replace these norms for queries and keys of x, and rotate by the tables. This is checked
+    before the projections run: falling back after them would run their hooks twice."""
     if not (plain(q_norm, norm.cls) and plain(k_norm, norm.cls)):
         return False
     weight, other = parameter(q_norm, "weight"), parameter(k_norm, "weight")
@@ -83,8 +83,8 @@ def _takes(norm, x, q_norm, k_norm, *tables):
 
 
 def _expected(x, *projected):
-    """Whether projections of x are what _takes has counted on. An adapter or a hook may make anything of them: then
-    the norms and the rotation are called as the model calls them."""
+    """Whether projections of x have the dtype and device that _takes has assumed. An adapter or a hook may change
+    them. Then the norms and the rotation are called as the model calls them."""
     return all(usable(t) and t.dtype == x.dtype and t.device == x.device for t in projected)
 
 
@@ -101,15 +101,15 @@ def _norm_only(norm, q, k, q_norm, k_norm, q_out=None, k_out=None):
 
 
 def _one_by_one(rotate, q, k, q_norm, k_norm, cos, sin):
-    """The same by the model's own norms and rotation."""
+    """The same with the model's own norms and rotation."""
     q, k = q_norm(q), k_norm(k)
     return (q, k) if cos is None else (rotate(q, cos, sin), rotate(k, cos, sin))
 
 
 def _joined(fused, rotate, norm, rounding, *streams):
-    """Queries and keys of two streams of tokens (q, k, their norms, cos, sin), normed and, with a table, rotated.
-    The ops write where the attention reads; but Dynamo takes no out= that is a part of a tensor, as a norm's would
-    be."""
+    """Queries and keys of two streams of tokens (q, k, their norms, cos, sin), normed and, with a table, rotated. The
+    ops write into the concatenation that the attention reads. Under Dynamo a norm cannot: it accepts no view as
+    out=."""
     outs = [(None, None)] * 2
     rooms = fused and (not torch.compiler.is_compiling() or all(cos is not None for *_, cos, _ in streams))
     if rooms:
@@ -149,8 +149,8 @@ def _attend(dispatch, processor, q, k, v, mask):
 
 
 def _made_once(name, make, of, *key):
-    """make(), or what it made before of these tensors, which a model gives to each of its layers. A graph makes its
-    own: what was made before its capture would not change with its inputs."""
+    """make(), cached on the first of the tensors `of`, which a model passes to each of its layers. A captured graph
+    makes its own: a result from before the capture would not follow the graph's inputs."""
     if torch.compiler.is_compiling() or any(t.requires_grad for t in of):
         return make()
     capture = cuda_graph.capture() if of[0].is_cuda else None
@@ -175,7 +175,7 @@ def _mask_of_heads(module, mask, length, batch):
 
 
 def _pairs(tables):
-    """Tables that hold each angle twice, without repetition: half as much to read."""
+    """One column per pair, of tables that hold each angle twice: half as many bytes to read."""
     return tuple(table[..., ::2].contiguous() for table in tables)
 
 
@@ -184,8 +184,8 @@ def _pairs_once(*tables):
 
 
 def ltx_tables(module, ctx):
-    """LTXVideoRotaryPosEmbed: every step of a video has the same tables, so those of the last step are kept. The
-    pairs without repetition are kept with them: they are half as much to read."""
+    """LTXVideoRotaryPosEmbed: every step of a video has the same tables, so those of the last step are cached,
+    together with the tables of one column per pair."""
     original, kept = ctx.original, {}
 
     def with_pairs(tables):
@@ -225,7 +225,7 @@ def ltx_tables(module, ctx):
 
 
 def ltx(module, ctx):
-    """LTXAttention: the norm and the rotation see all heads as one."""
+    """LTXAttention: the norm and the rotation are over all heads together."""
     found = _processor(module, {"ltx:LTXVideoAttnProcessor.__call__": None}, apply_rotary_emb="ltx:apply_rotary_emb")
     norm = found if isinstance(found, str) else _same_norms(ctx, module.norm_q, module.norm_k)
     if isinstance(norm, str):
@@ -333,8 +333,8 @@ def flux(module, ctx):
 
 
 def wan(module, ctx):
-    """WanAttention: the norm sees all heads as one, the rotation each. Its tables hold each angle twice; without a
-    float table the rotation rounds every step."""
+    """WanAttention: the norm is over all heads together, the rotation per head. Its tables hold each angle twice.
+    Unless the table is float32, the rotation rounds every step."""
     found = _processor(
         module,
         {"wan:WanAttnProcessor.__call__": None},

@@ -1,6 +1,6 @@
 """Blocks of diffusers' transformers and UNets: residual, gate, norm and modulation in one launch.
 
-Children are called as the blocks call them; only plain norms are computed here (added and modulated)."""
+Children are called as the blocks call them. Only plain norms are computed here, with what is fused with them."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from .norms import added, dense, gate_usable, gated, modulated
 
 
 def _norms(module, ctx, *names):
-    """Norms of these children, the roundings of their steps and whether products need no rounding; or a str."""
+    """The Norms of these children, the rounding of their steps, and whether numerics is "fast"; or a str: why not."""
     norms = [ctx.facts(getattr(module, name), "norm") for name in names]
     reasons = [f"{name}: {norm}" for name, norm in zip(names, norms, strict=True) if isinstance(norm, str)]
     return "; ".join(reasons) if reasons else (*norms, ctx.rounding(ops.ROUND_STEPS), not ctx.match)
@@ -61,7 +61,7 @@ def _finite(x):
 
 
 def _mlp(ff, child, norm, steps, fast, x, residual, gate, shift, scale, mlp_gate):
-    """What follows an attention x in one stream of tokens."""
+    """The part of a block after the attention, whose output is x, for one stream of tokens."""
     x, residual = added(child, norm, steps, x, residual, gate[:, None], scale[:, None], shift[:, None])
     return gated(fast, residual, ff(x), mlp_gate[:, None])
 
@@ -100,7 +100,8 @@ def _side_by_side(act_module, act, first, x):
 
 
 def _cat_tokens(first, rest):
-    """torch.cat([first, rest], dim=1), or no copy where they are the parts that a block before has cut."""
+    """torch.cat([first, rest], dim=1), without a copy where both are adjacent views that the block before has
+    made."""
     if (
         not torch.compiler.is_compiling()
         and type(first) is type(rest) is torch.Tensor
@@ -478,7 +479,7 @@ def hunyuan_video_refiner(module, ctx):
 
 
 def qwen_image(module, ctx):
-    """QwenImageTransformerBlock. With modulations that differ by token it runs as it was."""
+    """QwenImageTransformerBlock. With modulations per token its original forward runs."""
     made = _norms(module, ctx, "img_norm1", "txt_norm1", "img_norm2", "txt_norm2")
     if isinstance(made, str):
         return made

@@ -29,7 +29,7 @@ def _alike(x, *others):
 
 
 def dense(x):
-    """x with a contiguous last dimension: what comes from a convolution has its channels apart."""
+    """x with a contiguous last dimension. The output of a convolution is channels-first."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -73,8 +73,8 @@ def added(child, norm, steps, x, residual, gate=None, scale=None, shift=None, sc
 
 
 def gate_usable(residual, x, gate, table, alone=False):
-    """Whether adze's op may have residual + (gate + table) * x. A compiler fuses it with what is around it, unless it
-    is alone between operators that are not the compiler's."""
+    """Whether adze's op can compute residual + (gate + table) * x. In a compiled graph it is left to the compiler,
+    which fuses it, unless it is alone between operators that the compiler does not generate."""
     return (
         (not torch.compiler.is_compiling() or (alone and x.is_cuda))
         and x.dim() == gate.dim() == 3
@@ -88,7 +88,7 @@ def gate_usable(residual, x, gate, table, alone=False):
 
 
 def gated(fast, residual, x, gate, table=None, alone=False):
-    """residual + (gate + table) * x; that sum of gates and the product are not rounded when fast."""
+    """residual + (gate + table) * x. When fast, only the result is rounded."""
     if _alike(x, gate, table) and gate_usable(residual, x, gate, table, alone):
         return ops.gated_add(x, residual, gate, gate_table=table, rounding=0 if fast else ops.ROUND_STEPS)
     gate = gate if table is None else table + gate

@@ -7,7 +7,7 @@ from . import attention, blocks, norms
 
 
 def _leave(why):
-    """For modules that are named like a target, and are none."""
+    """For modules that have the name of a target, but nothing to replace."""
     return lambda module, ctx: why
 
 

@@ -8,7 +8,8 @@ from ..norm_act import add_norm, norm_add, norm_of_sum
 
 
 def _block(**norms):
-    """The build of a block, from a function that makes its forward of these of its norms; names are attributes."""
+    """Makes the build of a block from a function that makes its forward. norms: the attributes of the block's norms,
+    by the names of that function's parameters."""
 
     def with_forward(make):
         def build(module, ctx):

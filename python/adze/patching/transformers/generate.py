@@ -2,8 +2,8 @@
 
 For one token a patched module runs the model's own code there (frame.py), so the graph is that of the unpatched
 model. Dynamo still checks its guards before every token. It compares in Python, module by module, whether the patched
-forward is bound to its module, and decoding waits for that. A patch always binds a forward to the module it is in.
-So these guards can go; those on the function and on what it closes over stay.
+forward is bound to its module, and decoding waits for that. A patch always binds a forward to its own module, so
+these guards are dropped. Guards on the function and on its closure stay.
 """
 
 import copy
@@ -25,7 +25,7 @@ def keep_guards(entries):
 
 
 def _get_compiled_call(self, compile_config=None):
-    """In the place of the model's own method: the same, with fewer guards."""
+    """Replaces the model's own method: the same, with fewer guards."""
     own = getattr(type(self), NAME)
     config = compile_config
     if config is None:
@@ -43,10 +43,10 @@ _get_compiled_call.__name__ = NAME  # a pickled method is found by its name, whi
 
 
 def settle(module, patched):
-    """Gives a model of transformers that is patched its compiled call, or takes it back."""
+    """Installs the method in a patched model of transformers, or removes it."""
     own, of_class = module.__dict__.get(NAME), getattr(type(module), NAME, None)
     if own is not None and getattr(own, "__func__", None) not in (_get_compiled_call, of_class):
-        return  # a stranger's
+        return  # somebody else has replaced it
     if patched and of_class is not None:
         module.__dict__[NAME] = types.MethodType(_get_compiled_call, module)
     else:

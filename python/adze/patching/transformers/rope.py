@@ -1,4 +1,4 @@
-"""Rules for the rotary positions of transformers: a part of any attention, and whole attentions that norm q and k."""
+"""Rules for rope in transformers: apply_rotary_pos_emb in any attention, and attentions that also norm q and k."""
 
 import sys
 
@@ -22,17 +22,17 @@ def _rotatable(q, k, cos, sin, unsqueeze_dim):
 
 
 def _tokens_first(x):
-    """Whether x, of [batch, heads, tokens, dim], lies in memory as a projection wrote it: with the heads of a token
-    together. An attention's result lies as its queries do, and is then not copied for the next projection."""
+    """Whether x, of [batch, heads, tokens, dim], has the memory layout of a projection's output, with the heads of a
+    token together. An attention's result has the layout of its queries, and then needs no copy for the next GEMM."""
     return x.stride(2) > x.stride(1) and x.shape[2] > 1
 
 
 def _rotation(interleaved=False, columns="all", steps=True, casts=False):
-    """Makes a function in the place of apply_rotary_pos_emb, of the original and the numerics.
+    """A maker of replacements for apply_rotary_pos_emb, from the original function and the numerics.
 
-    columns: which of a table's the original uses: "all", the "first" half, or all, which are "half" as many as it
-    rotates. steps: it does not go to float by itself, and so rounds each step if the table is of q's dtype. casts: it
-    gives the result q's dtype if the table is not."""
+    columns: which columns of a table the original uses: "all"; the "first" half; or all of a table that has "half" as
+    many columns as are rotated. steps: the original does not compute in float, so it rounds each step if the table
+    has q's dtype. casts: it casts the result to q's dtype if the table has another."""
 
     def make(fallback, match):
         def rotate(q, k, cos, sin, unsqueeze_dim):
@@ -73,7 +73,7 @@ def _attended(self, q, k, v, mask, cache, eager, tokens, **kwargs):
     return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
 
 
-# Attentions that do no more than project, rotate and attend, and the options that say how far a token sees there.
+# Attentions that only project, rotate and attend, and the options of their attention windows.
 _ONLY_ROTATE = {
     "llama:LlamaAttention.forward": lambda self: {},
     "mistral:MistralAttention.forward": lambda self: {"sliding_window": getattr(self.config, "sliding_window", None)},
@@ -98,7 +98,7 @@ def _with_fused_qkv(module, ctx, rotate, windows):
 
 
 def _rope(make):
-    """Builds a clone of a forward, whatever it is, that sees another apply_rotary_pos_emb among its globals."""
+    """Builds a clone of any forward whose globals have another apply_rotary_pos_emb."""
 
     def build(module, ctx):
         home = sys.modules[ctx.original.__globals__["__name__"]]
@@ -132,7 +132,7 @@ def _qk_norm_rope(heads_first):
             return f"q_norm is a {q_facts.op} that does not fit"
         names = ctx.original.__globals__
         eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
-        norm, rounding = q_facts, q_facts.rounding | ROUND_STEPS  # also when fast: it takes no longer
+        norm, rounding = q_facts, q_facts.rounding | ROUND_STEPS  # with "fast" too: rounding costs no time here
         project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
 
         def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):

@@ -110,8 +110,8 @@ ACTIVATIONS = [
 
 
 def _gated(attribute, *linears):
-    """The build of an MLP with a gate, from a function that makes the forward; attribute names its activation,
-    linears the Linears that read its input, which that function gets as one projection."""
+    """Makes the build of a gated MLP from a function that makes its forward. attribute: the name of its activation.
+    linears: names of the Linears that read its input, which the function gets as one projection."""
 
     def with_forward(make):
         def build(module, ctx):

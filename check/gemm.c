@@ -1,0 +1,360 @@
+/* gemm: what is checked and what is timed. */
+#include "suite.h"
+
+/* A number of rows, against sizes of w that are multiples of nothing and of much. */
+#define ROWS(m)                                                                                                      \
+    "x=$[" m ",72] w=$[40,72]", "x=$[" m ",33] w=$[17,33] bias=$[17]",                                               \
+        "x=$[" m ",128] w=$[96,128] residual=$[" m ",96]"
+
+/* Every format, each with groups that the rows are no multiple of. */
+#define QUANTISED(m)                                                                                                 \
+    "x=$[" m ",100] w=i8[37,100] w_scale=$[37]", "x=$[" m ",128] w=i8[40,128] w_scale=f32[1]",                       \
+        "x=$[" m ",200] w=i8[37,200] w_scale=f16[37,7] group=32",                                                    \
+        "x=$[" m ",101] w=u8[37,51] w_scale=$[37] format=u4",                                                        \
+        "x=$[" m ",200] w=u8[37,100] w_scale=bf16[37,2] group=128 format=u4",                                        \
+        "x=$[" m ",135] w=u8[37,68] w_scale=f32[37,3] w_zero=u8[37,3] group=64 format=u4",                           \
+        "x=$[" m ",128] w=u8[37,64] w_scale=f32[37] w_zero=u8[37] format=u4 rounding=2",                             \
+        "x=$[" m ",100] w=f8e4m3[37,100] w_scale=f32[1]", "x=$[" m ",135] w=f8e4m3[37,135] w_scale=$[37]",           \
+        "x=$[" m ",300] w=f8e4m3[200,300] w_scale=f32[2,3] group=128 group_rows=128"
+
+/* What follows the sums, in one rounding and in steps. */
+#define EACH(rest) rest, rest " rounding=2"
+
+/* An activation alone, and as a gate. */
+#define ACT(act)                                                                                                     \
+    EACH("x=$[5,100] w=$[37,100] bias=$[37] act=" act), EACH("x=$[5,64] w=$[40,64] w2=$[40,64] glu=1 act=" act)
+
+static const char *const good[] = {
+    "x=$[5,64] w=$[40,64] bias=$[40] residual=$[5,40] gate=$[40]",
+    ROWS("0"),
+    ROWS("1"),
+    ROWS("2"),
+    ROWS("3"),
+    ROWS("4"),
+    ROWS("5"),
+    ROWS("6"),
+    ROWS("7"),
+    ROWS("8"),
+    ROWS("9"),
+    ROWS("15"),
+    ROWS("16"),
+    ROWS("17"),
+    ROWS("33"),
+    ROWS("64"),
+    ROWS("65"),
+    ROWS("200"),
+    /* sizes */
+    "x=$[3,0] w=$[5,0]",
+    "x=$[3,0] w=$[5,0] bias=$[5] act=silu",
+    "x=$[3,0] w=$[5,0] bias=f32[5] norm=rms eps=1e-6",
+    "x=$[3,8] w=$[0,8]",
+    "x=$[3,8] w=$[0,8] w2=$[4,8] w3=$[0,8] bias2=$[4]",
+    "x=$[3,8] w=$[4,8] w2=$[0,8] w3=$[3,8] separate=1",
+    "x=$[0,8] w=$[4,8] norm=layer eps=1e-6",
+    "x=$[1,1] w=$[1,1]",
+    "x=$[1] w=$[1,1] bias=$[1]",
+    "x=$[7] w=$[9,7] bias=$[9]",
+    "x=$[9,1] w=$[300,1]",
+    "x=$[9,300] w=$[1,300]",
+    "x=$[1,2] w=$[70,2]",
+    "x=$[2,7] w=$[70,7]",
+    "x=$[4,31] w=$[33,31]",
+    "x=$[1,1001] w=$[13,1001]",
+    "x=$[17,1001] w=$[13,1001]",
+    "x=$[1,4096] w=$[64,4096]",
+    "x=$[1,4104] w=$[63,4104] bias=$[63]",
+    "x=$[8,5000] w=$[50,5000]",
+    "x=$[16,2056] w=$[65,2056]",
+    "x=$[1,11008] w=$[32,11008]",
+    "x=$[3,20011] w=$[9,20011]",
+    "x=$[40,513] w=$[257,513]",
+    "x=$[70,264] w=$[130,264] bias=f32[130]",
+    "x=$[129,96] w=$[200,96] act=gelu",
+    "x=$[1,64] w=$[3001,64]",
+    /* activations and glu */
+    ACT("silu"),
+    ACT("gelu"),
+    ACT("gelu_tanh"),
+    ACT("gelu_quick"),
+    ACT("relu"),
+    ACT("relu2"),
+    ACT("sigmoid"),
+    EACH("x=$[1,72] w=$[55,72] w2=$[55,72] glu=1"),
+    EACH("x=$[18,72] w=$[55,72] w2=$[55,72] bias=$[55] bias2=$[55] glu=1"),
+    EACH("x=$[70,72] w=$[56,72] w2=$[56,72] bias2=f32[56] glu=1 residual=$[70,56] gate=f32[70,56]"),
+    "x=$[5,72] w=$[55,72] w2=$[55,72] glu=1 out_dtype=1",
+    /* residual and gate */
+    EACH("x=$[5,64] w=$[40,64] residual=$[5,40]"),
+    EACH("x=$[5,64] w=$[40,64] residual=$[5,40] gate=$[5,40]"),
+    EACH("x=$[2,3,64] w=$[41,64] residual=$[2,3,41] gate=$[2,1,41]"),
+    EACH("x=$[2,3,64] w=$[41,64] bias=$[41] act=silu residual=$[2,3,41] gate=f32[3,41]"),
+    EACH("x=$[2,40,64] w=$[41,64] bias=f32[41] residual=$[2,40,41] gate=$[2,1,41]"),
+    "x=$[5,64] w=$[40,64] residual=f32[5,40] out_dtype=1",
+    "x=$[5,64] w=$[40,64] bias=$[40] residual=f32[5,40] gate=$[40] out_dtype=1 rounding=2",
+    "x=$[5,64] w=$[40,64] out_dtype=1",
+    "x=$[33,264] w=$[40,264] out_dtype=1 act=gelu",
+    "x=$[1,4096] w=$[64,4096] out_dtype=1",
+    /* several weights */
+    "x=$[1,64] w=$[40,64] w2=$[24,64] w3=$[24,64]",
+    "x=$[5,64] w=$[40,64] w2=$[23,64] w3=$[7,64] bias=$[40] bias3=$[7] act=relu",
+    "x=$[5,64] w=$[40,64] w2=$[23,64] bias2=f32[23] residual=$[5,63] gate=$[63] rounding=2",
+    "x=$[1,64] w=$[40,64] w2=$[24,64] w3=$[24,64] separate=1",
+    "x=$[9,64] w=$[40,64] w2=$[23,64] w3=$[7,64] bias=$[40] bias2=$[23] bias3=$[7] separate=1 act=silu rounding=2",
+    "x=$[5,64] w=$[40,64] w2=$[24,64] separate=1 out_dtype=1",
+    "x=$[67,64] w=$[40,64] w2=$[24,64] w3=$[24,64] separate=1",
+    "x=$[5,64] w=$[40,64] w2=$[40:64,64:1]@w+1600 w3=$[24,64]",
+    /* the norm */
+    EACH("x=$[1,96] w=$[40,96] norm=rms eps=1e-6 norm_weight=$[96]"),
+    EACH("x=$[8,96] w=$[40,96] norm=rms eps=1e-6 norm_weight=$[96] weight_offset=1"),
+    EACH("x=$[17,97] w=$[40,97] norm=layer eps=1e-5 norm_weight=$[97] norm_bias=$[97] bias=$[40]"),
+    EACH("x=$[5,96] w=$[40,96] norm=layer eps=1e-5"),
+    "x=$[5,96] w=$[40,96] norm=rms eps=1e-6 norm_weight=f32[96] norm_bias=f32[96] rounding=1",
+    "x=$[5,96] w=$[40,96] norm=rms eps=1e-6 norm_weight=$[96] rounding=3",
+    "x=$[1,4096] w=$[40,4096] norm=rms eps=1e-6 norm_weight=$[4096] rounding=1",
+    "x=$[2,3,96] w=$[40,96] w2=$[8,96] w3=$[8,96] norm=rms eps=1e-6 norm_weight=$[96] separate=1",
+    EACH("x=$[4,96] w=$[40,96] w2=$[40,96] norm=rms eps=1e-6 norm_weight=$[96] glu=1"),
+    EACH("x=$[70,96] w=$[40,96] w2=$[40,96] norm=rms eps=1e-6 norm_weight=$[96] glu=1 residual=$[70,40]"),
+    "x=$[5,264] w=$[40,264] norm=layer eps=1e-6 values:mean",
+    "x=$[5,264] w=$[40,264] norm=rms eps=1e-6 values:tiny",
+    "x=$[5,264] w=$[40,264] norm=rms eps=1e-6 values:outlier",
+    /* other distributions */
+    EACH("x=$[5,264] w=$[40,264] values:special"),
+    EACH("x=$[40,264] w=$[40,264] bias=$[40] act=silu values:special"),
+    EACH("x=$[3,264] w=$[40,264] w2=$[40,264] glu=1 act=relu values:special"),
+    "x=$[3,264] w=$[40,264] norm=rms eps=1e-6 values:special",
+    "w=$[40,264] x=$[3,264] residual=$[3,40] gate=$[40] values:special",
+    "x=$[5,1000] w=$[40,1000] values:mean",
+    "x=$[5,1000] w=$[40,1000] values:outlier",
+    "x=$[5,1000] w=$[40,1000] values:zero bias=$[40]",
+    "x=$[5,200] w=$[40,200] values:tiny",
+    "x=$[5,200] w=$[40,200] values:wide act=gelu",
+    "x=$[5,200] w=$[40,200] values:equal",
+    /* views */
+    "x=$[5:80,64:1] w=$[40:72,64:1] out=$[5:48,40:1]",
+    "x=$[33:67,65:1] w=$[40:66,65:1] out=$[33:43,40:1] residual=$[33:50,40:1]",
+    "x=$[5,64]@+1 w=$[40,64]@+3 bias=$[40]@+1 out=$[5,40]@+5",
+    "x=$[17,64]@+2 w=$[40,64]@+1 bias=f32[40]@+1 out=$[17,40]@+1 residual=$[17,40]@+3 gate=$[40]@+7",
+    "x=$[1,64]@+1 w=$[40:65,64:1]@+1",
+    "x=$[3:0,64:1] w=$[40,64]",
+    "x=$[5,64] w=$[40:0,64:1]",
+    "x=$[2:-256,128:1] w=$[40:-128,128:1]",
+    "x=$[2:768,3:64,4:192,64:1] w=$[33,64]",
+    "x=$[2,3,2,3,40] w=$[9,40] bias=$[9] residual=$[2,3,2,3,9] gate=$[3,1,3,9]",
+    "out=$[2:2000,3:600,2:300,3:96,20:1] x=$[2,3,2,3,40] w=$[20,40]",
+    "out=$[5:100,40:1] x=$[5,64] w=$[40,64] residual=$[5:100,40:1]@out",
+    "out=$[2:500,3:41,41:1] x=$[2,3,64] w=$[41,64] residual=$[2:500,3:41,41:1]@out gate=$[2,1,41] rounding=2",
+    /* a batch */
+    "x=$[3,5,64] w=$[3,40,64]",
+    "x=$[3,1,64] w=$[3,40,64] bias=$[40] act=silu",
+    "x=$[3,33,65] w=$[3,41,65] residual=$[3,33,41] gate=$[3,1,41]",
+    "x=$[2,17,64] w=$[2:0,40:64,64:1]",
+    "x=$[2:64,7:128,64:1] w=$[2:64,9:128,64:1]",
+    "x=$[0,5,64] w=$[0,40,64]",
+    "x=$[2,0,64] w=$[2,40,64]",
+    "x=$[2,5,0] w=$[2,40,0] bias=$[40]",
+    /* quantised weights */
+    QUANTISED("1"),
+    QUANTISED("3"),
+    QUANTISED("8"),
+    QUANTISED("16"),
+    QUANTISED("33"),
+    QUANTISED("70"),
+    "x=$[2,1] w=i8[3,1] w_scale=f32[3]",
+    "x=$[2,1] w=u8[3,1] w_scale=f32[3] format=u4",
+    "x=$[2,0] w=u8[3,0] w_scale=f32[3] format=u4 bias=$[3]",
+    "x=$[0,64] w=i8[3,64] w_scale=f32[3]",
+    "x=$[2,64] w=i8[0,64] w_scale=f32[0]",
+    "x=$[4,4096] w=u8[40,2048] w_scale=f16[40,32] w_zero=u8[40,32] group=128 format=u4",
+    "x=$[1,14336] w=u8[40,7168] w_scale=$[40,448] group=32 format=u4",
+    "x=$[2,5000] w=i8[33,5000] w_scale=$[33,157] group=32",
+    "x=$[2,5000] w=f8e4m3[133,5000] w_scale=f32[2,40] group=128 group_rows=128",
+    "x=$[3,96] w=i8[40:100,96:1]@+3 w_scale=f32[40:5,3:1]@+1 group=32 out=$[3:50,40:1]@+1",
+    "x=$[3,96]@+1 w=u8[40:50,48:1]@+1 w_scale=f16[40:7,3:1] w_zero=u8[40:5,3:1]@+3 group=32 format=u4",
+    "x=$[3,96] w=f8e4m3[40:97,96:1]@+1 w_scale=bf16[40]@+1 bias=$[40] act=silu",
+    "x=$[3,96] w=i8[40:0,96:1] w_scale=f32[1]",
+    "x=$[3,64] w=i8[40,64] w2=i8[24,64] w3=i8[9,64] w_scale=f32[40] w2_scale=f32[24] w3_scale=f32[9] separate=1",
+    "x=$[3,64] w=u8[40,32] w2=u8[40,32] w_scale=$[40,2] w2_scale=$[40,2] w2_zero=u8[40,2] group=32 format=u4 glu=1",
+    "x=$[3,64] w=f8e4m3[40,64] w2=f8e4m3[24,64] w_scale=f32[1] w2_scale=f32[1] norm=rms eps=1e-6 residual=$[3,64]",
+    "x=$[3,264] w=i8[40,264] w_scale=f32[40] values:special",
+    "x=$[3,264] w=u8[40,132] w_scale=f32[40,5] group=64 format=u4 values:special act=relu",
+    "w_scale=f32[40,5] x=$[3,264] w=i8[40,264] group=64 flags=batch_invariant",
+    /* flags */
+    "x=$[5,64] w=$[40,64] bias=$[40] flags=const_weights",
+    "x=$[1,64] w=$[40,64] norm=rms eps=1e-6 norm_weight=$[64] flags=const_weights",
+    "x=$[5,64] w=$[40,64] bias=$[40] flags=batch_invariant",
+    "x=$[40,264] w=$[130,264] flags=batch_invariant",
+    "x=$[65,1000] w=$[33,1000] flags=3",
+    NULL,
+};
+
+static const adze_bad_case bad[] = {
+    {"x=i32[3,8] w=i32[4,8] out=i32[3,4]", ADZE_BAD_DTYPE, "x is i32"},
+    {"x=bf16[] w=bf16[4,8] out=bf16[4]", ADZE_BAD_ARG, "rank 0"},
+    {"x=bf16[3,8] out=bf16[3,4]", ADZE_BAD_ARG, "w is absent"},
+    {"x=bf16[3,8] w=f32[4,8] out=bf16[3,4]", ADZE_BAD_DTYPE,
+     "w is f32, it must be x's bf16, i8, f8e4m3, or u8 in a format"},
+    {"x=bf16[3,8] w=bf16[4,7] out=bf16[3,4]", ADZE_BAD_ARG, "rows of w have 7 elements, they must have 8"},
+    {"x=bf16[3,8] w=bf16[8] out=bf16[3,1]", ADZE_BAD_ARG, "w has rank 1, it must be 2"},
+    {"x=bf16[3,8] w=bf16[4:8,8:2] out=bf16[3,4]", ADZE_BAD_ARG, "w has stride 2"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[4,9] out=bf16[3,8]", ADZE_BAD_ARG, "rows of w2 have 9"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[1,4,8] out=bf16[3,8]", ADZE_BAD_ARG, "w2 has rank 3, it must be 2"},
+    {"x=bf16[3,8] w=bf16[4,8] w3=bf16[4,8] out=bf16[3,8]", ADZE_BAD_ARG, "w3 is given without w2"},
+    {"x=bf16[3,8] w=bf16[4,8] bias=bf16[5] out=bf16[3,4]", ADZE_BAD_ARG, "bias has 5 elements, it must have 4"},
+    {"x=bf16[3,8] w=bf16[4,8] bias=f16[4] out=bf16[3,4]", ADZE_BAD_DTYPE, "bias is f16"},
+    {"x=bf16[3,8] w=bf16[4,8] bias2=bf16[4] out=bf16[3,4]", ADZE_BAD_ARG, "bias2 is given without w2"},
+    {"x=bf16[3,8] w=bf16[4,8] bias3=bf16[4] out=bf16[3,4]", ADZE_BAD_ARG, "bias3 is given without w3"},
+    {"x=bf16[3,8] w=bf16[4,8] glu=1 out=bf16[3,4]", ADZE_BAD_ARG, "glu is 1, it needs w2"},
+    {"x=bf16[3,8] w=bf16[4,8] glu=2 out=bf16[3,4]", ADZE_BAD_ARG, "glu is 2"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[5,8] glu=1 out=bf16[3,4]", ADZE_BAD_ARG, "w2 has 5 rows, w has 4"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[4,8] w3=bf16[4,8] glu=1 out=bf16[3,4]", ADZE_BAD_ARG, "w3 is given, glu"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[4,8] glu=1 separate=1 out=bf16[3,4]", ADZE_BAD_ARG, "separate is 1"},
+    {"x=bf16[3,8] w=bf16[4,8] separate=1 out=bf16[3,4]", ADZE_BAD_ARG, "separate is 1, it needs w2"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[4,8] separate=1 out=bf16[3,4] out2=none", ADZE_BAD_ARG, "out2 is absent"},
+    {"x=bf16[3,8] w=bf16[4,8] w2=bf16[4,8] separate=1 residual=bf16[3,4] out=bf16[3,4] out2=bf16[3,4]", ADZE_BAD_ARG,
+     "residual is given, it must be absent with separate"},
+    {"x=bf16[3,8] w=bf16[4,8] out=bf16[3,4] out2=bf16[3,4]", ADZE_BAD_ARG, "out2 must be absent"},
+    {"x=bf16[3,8] w=bf16[2,4,8] out=bf16[3,4]", ADZE_BAD_ARG, "x has rank 2, it must be 3"},
+    {"x=bf16[3,5,8] w=bf16[2,4,8] out=bf16[3,5,4]", ADZE_BAD_ARG, "the batch of w is 2, that of x 3"},
+    {"x=bf16[2,5,8] w=bf16[2,4,8] w2=bf16[4,8] out=bf16[2,5,8]", ADZE_BAD_ARG, "w of rank 3 must be alone"},
+    {"x=bf16[2,5,8] w=bf16[2,4,8] norm=rms out=bf16[2,5,4]", ADZE_BAD_ARG, "norm is 1, it must be 0"},
+    {"x=bf16[3,8] w=bf16[4,8] norm=3 out=bf16[3,4]", ADZE_BAD_ARG, "norm is 3"},
+    {"x=bf16[3,8] w=bf16[4,8] norm_weight=bf16[8] out=bf16[3,4]", ADZE_BAD_ARG, "norm_weight is given without norm"},
+    {"x=bf16[3,8] w=bf16[4,8] norm_bias=bf16[8] out=bf16[3,4]", ADZE_BAD_ARG, "norm_bias is given without norm"},
+    {"x=bf16[3,8] w=bf16[4,8] norm=rms norm_weight=bf16[7] out=bf16[3,4]", ADZE_BAD_ARG, "norm_weight has 7"},
+    {"x=bf16[3,8] w=bf16[4,8] norm=rms eps=-1 out=bf16[3,4]", ADZE_BAD_ARG, "eps is -1"},
+    {"x=bf16[3,8] w=bf16[4,8] act=8 out=bf16[3,4]", ADZE_BAD_ARG, "act is 8"},
+    {"x=bf16[3,8] w=bf16[4,8] rounding=4 out=bf16[3,4]", ADZE_BAD_ARG, "rounding is 4"},
+    {"x=bf16[3,8] w=bf16[4,8] out_dtype=2 out=f16[3,4]", ADZE_BAD_DTYPE, "out_dtype is f16"},
+    {"x=bf16[3,8] w=bf16[4,8] gate=bf16[4] out=bf16[3,4]", ADZE_BAD_ARG, "gate is given without residual"},
+    {"x=bf16[3,8] w=bf16[4,8] residual=bf16[3,5] out=bf16[3,4]", ADZE_BAD_ARG,
+     "residual has 5 in dimension 1, it must have 4 as out"},
+    {"x=bf16[3,8] w=bf16[4,8] residual=bf16[4] out=bf16[3,4]", ADZE_BAD_ARG, "residual has rank 1"},
+    {"x=bf16[3,8] w=bf16[4,8] residual=f32[3,4] out=bf16[3,4]", ADZE_BAD_DTYPE, "residual is f32, it must be bf16"},
+    {"x=bf16[3,8] w=bf16[4,8] residual=bf16[3,4] gate=bf16[3,8] out=bf16[3,4]", ADZE_BAD_ARG, "gate has 8"},
+    {"x=bf16[3,8] w=bf16[4,8] out=bf16[3,8]", ADZE_BAD_ARG, "out has 8 in dimension 1, it must have 4"},
+    {"x=bf16[3,8] w=bf16[8,8] out=bf16[3,8]@x", ADZE_BAD_ARG, "out overlaps x"},
+    {"out=bf16[3,4] x=bf16[3,8] w=bf16[4,8] residual=bf16[3,4]@out+1", ADZE_BAD_ARG, "out overlaps residual"},
+    {"x=bf16[3,8] w=i8[4,8] out=bf16[3,4]", ADZE_BAD_ARG, "w_scale is absent, w of i8 needs it"},
+    {"x=bf16[3,8] w=bf16[4,8] w_scale=f32[4] out=bf16[3,4]", ADZE_BAD_ARG, "w_scale is given, w is not quantised"},
+    {"x=bf16[3,8] w=bf16[4,8] group=32 out=bf16[3,4]", ADZE_BAD_ARG, "w is not quantised"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=i32[4] out=bf16[3,4]", ADZE_BAD_DTYPE, "w_scale is i32"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[5] out=bf16[3,4]", ADZE_BAD_ARG, "it must be [1], [n] or [4, 1]"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4,2] group=32 out=bf16[3,4]", ADZE_BAD_ARG,
+     "4 x 2 elements, it must be [4, 1]"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] group=32 out=bf16[3,4]", ADZE_BAD_ARG, "rank 1"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4,1] group=48 out=bf16[3,4]", ADZE_BAD_ARG, "group is 48"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] group_rows=2 out=bf16[3,4]", ADZE_BAD_ARG, "group_rows is 2"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[1,1] group=128 group_rows=128 out=bf16[3,4]", ADZE_BAD_ARG, "f8e4m3"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] format=u4 out=bf16[3,4]", ADZE_BAD_ARG, "format is 1, w of i8 has 0"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] out=bf16[3,4]", ADZE_BAD_ARG, "format is 0, w of u8 has 1"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] format=2 out=bf16[3,4]", ADZE_BAD_ARG, "format is 2"},
+    {"x=bf16[3,8] w=u8[4,8] w_scale=f32[4] format=u4 out=bf16[3,4]", ADZE_BAD_ARG,
+     "rows of w have 8 elements, they must have 4"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] w_zero=i8[4] format=u4 out=bf16[3,4]", ADZE_BAD_DTYPE, "w_zero is i8"},
+    {"x=bf16[3,8] w=u8[4,4] w_scale=f32[4] w_zero=u8[3] format=u4 out=bf16[3,4]", ADZE_BAD_ARG, "w_zero has rank 1"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] w_zero=u8[4] out=bf16[3,4]", ADZE_BAD_ARG,
+     "w_zero is given, w of i8 has none"},
+    {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] w2=bf16[4,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "w2 is bf16, w is i8"},
+    {"x=bf16[3,5,8] w=i8[3,4,8] w_scale=f32[4] out=bf16[3,5,4]", ADZE_BAD_ARG, "w has rank 3, it must be 2"},
+    {NULL, ADZE_OK, NULL},
+};
+
+#define EVERY_M(rest)                                                                                                \
+    "x=$[1," rest, "x=$[2," rest, "x=$[4," rest, "x=$[8," rest, "x=$[16," rest, "x=$[32," rest, "x=$[64," rest
+
+static const char *const bench[] = {
+    EVERY_M("4096] w=$[4096,4096] flags=const_weights"),
+    EVERY_M("4096] w=$[11008,4096] flags=const_weights"),
+    EVERY_M("4096] w=$[14336,4096] flags=const_weights"),
+    EVERY_M("4096] w=$[22016,4096] flags=const_weights"),
+    EVERY_M("14336] w=$[4096,14336] flags=const_weights"),
+    EVERY_M("4096] w=$[128256,4096] flags=const_weights"),
+    "x=$[1,4096] w=i8[14336,4096] w_scale=$[14336] flags=const_weights",
+    "x=$[8,4096] w=i8[14336,4096] w_scale=$[14336] flags=const_weights",
+    "x=$[1,8192] w=u8[8192,4096] w_scale=$[8192,64] group=128 format=u4 flags=const_weights",
+    "x=$[16,8192] w=u8[8192,4096] w_scale=$[8192,64] group=128 format=u4 flags=const_weights",
+    "x=$[1,4096] w=f8e4m3[14336,4096] w_scale=f32[112,32] group=128 group_rows=128 flags=const_weights",
+    /* the layer of a model, at one token */
+    "x=$[1,4096] w=$[4096,4096] w2=$[4096,4096] w3=$[4096,4096] norm=rms norm_weight=$[4096] eps=1e-6 rounding=1 "
+    "separate=1 flags=const_weights",
+    "x=$[1,4096] w=$[4096,4096] residual=$[1,4096] flags=const_weights",
+    "x=$[1,4096] w=$[11008,4096] w2=$[11008,4096] norm=rms norm_weight=$[4096] eps=1e-6 rounding=1 glu=1 "
+    "flags=const_weights",
+    "x=$[1,11008] w=$[4096,11008] residual=$[1,4096] flags=const_weights",
+    NULL,
+};
+
+/* Sizes at which a GPU splits k or n among its blocks. */
+static const char *const gpu[] = {
+    "x=$[1,4096] w=$[4096,4096]",
+    "x=$[4,4096] w=$[1024,4096] bias=$[1024]",
+    "x=$[8,14336] w=$[256,14336] residual=$[8,256]",
+    "x=$[16,11008] w=$[512,11008]",
+    "x=$[64,4096] w=$[512,4096] bias=$[512] act=silu",
+    "x=$[300,1024] w=$[700,1024]",
+    "x=$[1,32768] w=$[64,32768]",
+    "x=$[2,100003] w=$[3,100003]",
+    NULL,
+};
+
+static const char *const huge[] = {"x=$[3,4096] w=$[600000,4096]", "x=$[600000,4096] w=$[64,4096] bias=$[64]", NULL};
+
+/* Scales as weights have them: positive, and so small that sums of f16 are finite. Zeros are of 4 bits. */
+static void fill(void *args)
+{
+    adze_gemm_args *a = args;
+    const adze_tensor *const small[] = {&a->w_scale, &a->w2_scale, &a->w3_scale,
+                                        &a->w_zero,  &a->w2_zero,  &a->w3_zero};
+    for (int i = 0; i < 6; i++) {
+        const adze_tensor *t = small[i];
+        for (int64_t r = 0; r < (t->rank == 2 ? t->shape[0] : 1) && t->dtype; r++)
+            for (int64_t j = 0; j < t->shape[t->rank - 1]; j++) {
+                const int64_t at = (t->rank == 2 ? r * t->stride[0] : 0) + j;
+                const double v = adze_get(t, at);
+                adze_put(t, at, i < 3 ? (v < 0 ? -v : v) * 0x1p-6 + 0x1p-8 : (double)((int)v & 15));
+            }
+    }
+}
+
+static void at_most(int64_t *size, int64_t most)
+{
+    *size = *size < most ? *size : most;
+}
+
+/* k stays: the other dimensions are independent of each other. */
+static void cut(void *args)
+{
+    enum { M = 70, N = 96 };
+    adze_gemm_args *a = args;
+    adze_tensor *const w[] = {&a->w, &a->w2, &a->w3}, *const bias[] = {&a->bias, &a->bias2, &a->bias3};
+    adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
+    int64_t columns = 0;
+    for (int i = 0; i < 3; i++) {
+        at_most(&w[i]->shape[w[i]->rank == 3], N);
+        at_most(&bias[i]->shape[0], N);
+        at_most(&scale[i]->shape[0], scale[i]->rank == 2 && a->group_rows == 128 ? 1 : N);
+        at_most(&zero[i]->shape[0], N);
+        columns += i == 0 || (w[i]->dtype && !a->glu) ? w[i]->shape[w[i]->rank == 3] : 0;
+    }
+    if (a->w.rank == 3)
+        at_most(&a->w.shape[0], 2);
+    adze_tensor *const rows[] = {&a->x, &a->residual, &a->gate};
+    for (int i = 0; i < 3; i++)
+        for (int d = 0; d < rows[i]->rank - 1; d++)
+            at_most(&rows[i]->shape[d], d == rows[i]->rank - 2 ? M : 2);
+    for (int i = 1; i < 3; i++)
+        at_most(&rows[i]->shape[rows[i]->rank ? rows[i]->rank - 1 : 0], columns);
+}
+
+static double flops(const void *args)
+{
+    const adze_gemm_args *a = args;
+    const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3};
+    int64_t columns = 0;
+    for (int i = 0; i < 3; i++)
+        columns += w[i]->dtype ? w[i]->shape[w[i]->rank - 2] : 0;
+    return 2.0 * (double)adze_count(&a->x) * (double)columns;
+}
+
+const adze_suite adze_suite_gemm = {&adze_op_gemm, good, bad, bench, gpu, huge, fill, cut, flops};

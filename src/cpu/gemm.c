@@ -1,0 +1,222 @@
+/* gemm on the CPU. x is converted to floats once. Threads take blocks of rows of w, which are read from memory once
+   and multiplied with up to eight rows of x at a time: each output has one vector of sums in a register. A row's sums
+   do not depend on how many others there are. */
+#include "cpu/gemm.h"
+
+enum {
+    ROWS = 8,      /* of x at a time */
+    COLUMNS = 32,  /* of out that a thread works on at a time */
+    ROWS_MOST = 64 /* of x that are converted at a time */
+};
+
+/* As many rows of w as there are registers for sums. */
+#if VF_PARTS == 1 || defined(__aarch64__)
+#    define WEIGHTS(rows) ((rows) == 1 ? 8 : (rows) <= 4 ? 4 : 3)
+#else
+#    define WEIGHTS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 4 : (rows) == 4 ? 2 : 1)
+#endif
+
+/* The rows of w that are multiplied at a time. */
+typedef struct some_rows {
+    const char *at[8];
+    int64_t row[8];
+} some_rows;
+
+/* Elements from i to `to` of these rows and of `rows` rows of x, where i is a multiple of 32. d is of quantised
+   weights. */
+INLINE void add_products(const some_rows *w, const dequantise *d, const float *x, int64_t k_floats, int64_t i,
+                         int64_t to, vf (*sum)[8], int kind, int rows, int weights)
+{
+    for (; i < to; i += STEP) {
+        vf32 v[8];
+        UNROLLED
+        for (int j = 0; j < weights; j++)
+            v[j] = is_quantised(kind) ? quantised_load(w->at[j], kind, i, least(to - i, STEP), &d[j])
+                   : to - i >= STEP   ? row_load32(w->at[j], kind, i)
+                                      : row_load32_part(w->at[j], kind, i, to - i);
+        UNROLLED
+        for (int r = 0; r < rows; r++) {
+            const vf32 a = row_load32(x + r * k_floats, ADZE_F32, i);
+            UNROLLED
+            for (int j = 0; j < weights; j++)
+                UNROLLED
+            for (int p = 0; p < 2 * VF_PARTS; p++)
+                sum[r][j] = vf_fma(a.part[p], v[j].part[p], sum[r][j]);
+        }
+    }
+}
+
+/* Adds the products of `weights` rows of w and `rows` rows of x to y[row][weight]. */
+INLINE void dots(const some_rows *w, const scales *s, const float *x, int64_t k, int64_t k_floats, float (*y)[8],
+                 int kind, int rows, int weights)
+{
+    for (int64_t from = 0; from < k; from += BLOCK) {
+        const int64_t to = least(k, from + BLOCK);
+        vf sum[8][8];
+        UNROLLED
+        for (int r = 0; r < rows; r++)
+            UNROLLED
+        for (int j = 0; j < weights; j++)
+            sum[r][j] = vf_all(0);
+        for (int64_t i = from, end = to; i < to; i = end) {
+            dequantise d[8];
+            if (is_quantised(kind)) {
+                end = least(to, i - i % s->group + s->group);
+                for (int j = 0; j < weights; j++)
+                    d[j] = dequantise_of(s, kind, w->row[j], i / s->group);
+            }
+            add_products(w, d, x, k_floats, i, end, sum, kind, rows, weights);
+        }
+        UNROLLED
+        for (int r = 0; r < rows; r++)
+            UNROLLED
+        for (int j = 0; j < weights; j++)
+            y[r][j] += vf_sum(sum[r][j]);
+    }
+}
+
+/* `count` <= COLUMNS columns of weight w for `rows` rows of x. Rows of w that are missing at the end are the last one
+   again. */
+INLINE void columns_of(const gemm_call *c, const gemm_weight *w, const float *x, int64_t column, int64_t count,
+                       float *y, int kind, int rows)
+{
+    const int step = WEIGHTS(rows);
+    const adze_tensor *t = &w->w;
+    const int64_t size = is_quantised(kind) ? 1 : size_of(kind), stride = t->stride[t->rank - 2] * size;
+    const char *data = (const char *)t->data + (t->rank == 3 ? c->batch * t->stride[0] * size : 0);
+    for (int64_t j = 0; j < count; j += step) {
+        some_rows some;
+        float sums[ROWS][8] = {{0}};
+        for (int i = 0; i < step; i++) {
+            some.row[i] = column + least(j + i, count - 1);
+            some.at[i] = data + some.row[i] * stride;
+        }
+        dots(&some, &w->scales, x, c->k, c->k_floats, sums, kind, rows, step);
+        for (int r = 0; r < rows; r++)
+            for (int i = 0; i < step && j + i < count; i++)
+                y[r * COLUMNS + j + i] = sums[r][i];
+    }
+}
+/* Eight, four, two rows or one at a time; seven and three are one more, of zeros. */
+INLINE void columns_by_rows(const gemm_call *c, const gemm_weight *w, const float *x, int64_t rows, int64_t column,
+                            int64_t count, float *y, int kind)
+{
+    for (int64_t done = 0; done < rows;) {
+        const float *from = x + done * c->k_floats;
+        float *to = y + done * COLUMNS;
+        const int64_t left = rows - done;
+        if (left >= 7)
+            columns_of(c, w, from, column, count, to, kind, 8);
+        else if (left >= 3)
+            columns_of(c, w, from, column, count, to, kind, 4);
+        else if (left == 2)
+            columns_of(c, w, from, column, count, to, kind, 2);
+        else
+            columns_of(c, w, from, column, count, to, kind, 1);
+        done += left >= 7 ? 8 : left >= 3 ? 4 : left;
+    }
+}
+typedef void (*columns_fn)(const gemm_call *, const gemm_weight *, const float *, int64_t, int64_t, int64_t, float *);
+#define COLUMNS_OF(name, kind)                                                                                       \
+    NO_INLINE void name(const gemm_call *c, const gemm_weight *w, const float *x, int64_t rows, int64_t column,      \
+                        int64_t count, float *y)                                                                     \
+    {                                                                                                                \
+        columns_by_rows(c, w, x, rows, column, count, y, kind);                                                      \
+    }
+COLUMNS_OF(columns_f32, ADZE_F32)
+COLUMNS_OF(columns_f16, ADZE_F16)
+COLUMNS_OF(columns_bf16, ADZE_BF16)
+COLUMNS_OF(columns_f8, ADZE_F8E4M3)
+COLUMNS_OF(columns_i8, ADZE_I8)
+COLUMNS_OF(columns_u4, ADZE_U8)
+
+/* Blocks of columns, of one weight after the other. */
+static void body(void *context, int64_t begin, int64_t end)
+{
+    const gemm_call *c = context;
+    float y[2][ROWS * COLUMNS];
+    static const columns_fn by_kind[] = {
+        [ADZE_F32] = columns_f32,   [ADZE_F16] = columns_f16, [ADZE_BF16] = columns_bf16,
+        [ADZE_F8E4M3] = columns_f8, [ADZE_I8] = columns_i8,   [ADZE_U8] = columns_u4};
+    const columns_fn columns = by_kind[c->kind];
+    for (int64_t block = begin; block < end; block++) {
+        int64_t at = block;
+        const gemm_weight *w = c->weight;
+        while (at >= (w->n + COLUMNS - 1) / COLUMNS)
+            at -= (w++->n + COLUMNS - 1) / COLUMNS;
+        const int64_t column = at * COLUMNS, count = least(w->n - column, COLUMNS);
+        for (int64_t r = 0; r < c->count; r += ROWS) {
+            const float *x = c->floats + r * c->k_floats;
+            const int64_t rows = least(c->count - r, ROWS);
+            columns(c, w, x, rows, column, count, y[0]);
+            if (c->a->glu)
+                columns(c, w + 1, x, rows, column, count, y[1]);
+            for (int64_t i = 0; i < rows; i++)
+                gemm_finish(c, w, y[0] + i * COLUMNS, y[1] + i * COLUMNS, c->first_row + r + i, column, count);
+        }
+    }
+}
+
+static scales scales_of(const adze_gemm_args *a, const adze_tensor *scale, const adze_tensor *zero, int64_t k)
+{
+    return (scales){.scale = scale->data,
+                    .zero = zero->dtype ? zero->data : NULL,
+                    .group = a->group ? a->group : k + 1,
+                    .group_rows = a->group_rows ? a->group_rows : 1,
+                    .row_stride = scale->shape[0] == 1 && scale->rank == 1 ? 0 : scale->stride[0],
+                    .zero_stride = zero->shape[0] == 1 && zero->rank == 1 ? 0 : zero->stride[0],
+                    .dtype = scale->dtype};
+}
+
+static void gemm_init(gemm_call *c, const adze_gemm_args *a)
+{
+    const adze_tensor *const tensors[GEMM_TENSORS] = {&a->x, &a->out, &a->out2, &a->out3, &a->residual, &a->gate};
+    const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3}, *const bias[] = {&a->bias, &a->bias2, &a->bias3};
+    const adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    const adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
+    *c = (gemm_call){.a = a, .dtype = a->x.dtype, .kind = a->w.dtype, .k = a->x.shape[a->x.rank - 1]};
+    memcpy(c->tensors, tensors, sizeof tensors);
+    adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
+    c->k_floats = (c->k + STEP - 1) / STEP * STEP;
+    c->steps = a->rounding & ADZE_ROUND_STEPS;
+    c->act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
+    int64_t column = 0;
+    for (int i = 0; i < 3 && w[i]->dtype; i++) {
+        const int64_t n = w[i]->shape[w[i]->rank - 2];
+        c->weight[i] = (gemm_weight){.w = *w[i],
+                                     .bias = *bias[i],
+                                     .scales = scales_of(a, scale[i], zero[i], c->k),
+                                     .n = n,
+                                     .column = a->separate ? 0 : column,
+                                     .out = a->separate ? OUT + i : OUT};
+        column += n;
+        c->weights = a->glu ? 1 : i + 1;
+    }
+}
+
+ADZE_CPU_KERNEL(gemm)
+{
+    gemm_call c;
+    gemm_init(&c, args);
+    (void)stream;
+    int64_t blocks = 0;
+    for (int i = 0; i < c.weights; i++)
+        blocks += (c.weight[i].n + COLUMNS - 1) / COLUMNS;
+    if (blocks == 0 || c.rows.count == 0)
+        return ADZE_OK;
+    const int64_t per_batch = c.weight[0].w.rank == 3 ? c.a->x.shape[1] : c.rows.count;
+    const int64_t rows = least(per_batch, ROWS_MOST);
+    const size_t bytes = (size_t)((rows + 1) * c.k_floats + LANES) * sizeof *c.floats;
+    c.floats = aligned_alloc(64, bytes);
+    ADZE_REQUIRE(c.floats, ADZE_NO_KERNEL, "gemm: no memory for x as floats, %zu bytes", bytes);
+    for (int64_t first = 0; first < c.rows.count; first += c.count) {
+        c.first_row = first;
+        c.batch = first / per_batch;
+        c.count = least((c.batch + 1) * per_batch - first, rows);
+        adze_parallel_for(c.count, row_grain(c.k), gemm_rows, &c);
+        memset(c.floats + c.count * c.k_floats, 0, (size_t)c.k_floats * sizeof *c.floats);
+        adze_parallel_for(blocks, 1, body, &c);
+    }
+    free(c.floats);
+    return ADZE_OK;
+}

@@ -1,0 +1,188 @@
+/* gemm.h - what the CPU's matrix products share: the call, x as floats, and what follows the sums. */
+#ifndef ADZE_CPU_GEMM_H
+#define ADZE_CPU_GEMM_H
+
+#include "cpu/act.h"
+#include "cpu/quantised.h"
+
+#include <stdlib.h>
+
+enum { X, OUT, OUT2, OUT3, RESIDUAL, GATE, GEMM_TENSORS };
+enum {
+    STEP = 2 * LANES,        /* elements of k at a time */
+    CHAIN = 256,             /* terms that one lane adds before the lanes are (ADZE_SUMS_BLOCKS) */
+    BLOCK = CHAIN * VF_WIDTH /* elements of k that these are */
+};
+
+typedef struct gemm_weight {
+    adze_tensor w, bias;
+    scales scales;     /* of quantised weights */
+    int64_t n, column; /* rows of w; where its columns begin in its output */
+    int out;           /* OUT, OUT2 or OUT3 */
+} gemm_weight;
+
+typedef struct gemm_call {
+    const adze_gemm_args *a;
+    const adze_tensor *tensors[GEMM_TENSORS];
+    gemm_weight weight[3];
+    adze_rows rows;
+    int weights; /* that have columns of their own: of glu only the first */
+    int dtype, act, steps;
+    int kind;                 /* of w: its dtype */
+    int64_t k, k_floats;      /* a row of `floats` */
+    int64_t first_row, count; /* of x: those in `floats` */
+    int64_t batch;            /* of w, for these rows */
+    float *floats;            /* p(x) */
+} gemm_call;
+
+INLINE int64_t size_of(int dtype)
+{
+    return dtype == ADZE_F32 ? 4 : 2;
+}
+INLINE int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- x as floats ---- */
+
+/* In the order in which w is read; a row ends with zeros. */
+INLINE void floats_of(float *to, const void *row, int dtype, int order, int64_t k)
+{
+    for (int64_t i = 0; i < k; i += STEP)
+        row_store32(to, ADZE_F32, i, vf32_order(row_load32_part(row, dtype, i, least(k - i, STEP)), dtype, order), 0);
+}
+
+adze_status ADZE_CPU_FN(rms_norm)(adze_stream stream, const void *args);
+adze_status ADZE_CPU_FN(layer_norm)(adze_stream stream, const void *args);
+
+/* p(x) of one row, in x's dtype. */
+NO_INLINE void gemm_norm(const gemm_call *c, const char *x, char *to)
+{
+    const adze_gemm_args *a = c->a;
+    const adze_tensor row = {.rank = 1, .dtype = c->dtype, .shape = {c->k}, .stride = {1}};
+    adze_norm_args norm = {.x = row,
+                           .out = row,
+                           .weight = a->norm_weight,
+                           .bias = a->norm_bias,
+                           .eps = a->eps,
+                           .weight_offset = a->weight_offset,
+                           .rounding = a->rounding & ADZE_ROUND_NORM};
+    const adze_stream cpu = {ADZE_CPU, NULL};
+    norm.x.data = (char *)(uintptr_t)x;
+    norm.out.data = to;
+    if (a->norm == ADZE_NORM_RMS)
+        ADZE_CPU_FN(rms_norm)(cpu, &norm);
+    else
+        ADZE_CPU_FN(layer_norm)(cpu, &norm);
+}
+
+/* A normed row is written into the end of its floats, where converting it does not overtake the reads. */
+static void gemm_rows(void *context, int64_t begin, int64_t end)
+{
+    const gemm_call *c = context;
+    for (int64_t r = begin; r < end; r++) {
+        float *to = c->floats + r * c->k_floats;
+        const char *x =
+            (const char *)c->a->x.data + adze_row_offset(&c->rows, X, c->first_row + r) * size_of(c->dtype);
+        if (c->a->norm) {
+            char *normed = (char *)to + c->k_floats * (4 - size_of(c->dtype));
+            gemm_norm(c, x, normed);
+            x = normed;
+        }
+        const int order = order_of(c->kind);
+        switch (c->dtype) {
+        case ADZE_F32: floats_of(to, x, ADZE_F32, order, c->k); break;
+        case ADZE_F16: floats_of(to, x, ADZE_F16, order, c->k); break;
+        default: floats_of(to, x, ADZE_BF16, order, c->k); break;
+        }
+    }
+}
+
+/* ---- What follows the sums ---- */
+
+INLINE vf16 gemm_act(int act, vf16 v)
+{
+#define EACH(name)                                                                                                   \
+case name:                                                                                                           \
+    for (int p = 0; p < VF_PARTS; p++)                                                                               \
+        v.part[p] = vf_act(name, v.part[p]);                                                                         \
+    return v
+    switch (act) {
+        EACH(ADZE_ACT_SILU);
+        EACH(ADZE_ACT_GELU);
+        EACH(ADZE_ACT_GELU_TANH);
+        EACH(ADZE_ACT_GELU_QUICK);
+        EACH(ADZE_ACT_RELU);
+        EACH(ADZE_ACT_RELU2);
+        EACH(ADZE_ACT_SIGMOID);
+    default: return v;
+    }
+#undef EACH
+}
+INLINE vf16 gemm_load(const void *row, int dtype, int64_t i, int64_t n)
+{
+    switch (dtype) {
+    case ADZE_F32: return row_load_part(row, ADZE_F32, i, n);
+    case ADZE_F16: return row_load_part(row, ADZE_F16, i, n);
+    default: return row_load_part(row, ADZE_BF16, i, n);
+    }
+}
+INLINE vf16 gemm_rounded(const gemm_call *c, vf16 v)
+{
+    if (!c->steps || c->dtype == ADZE_F32)
+        return v;
+    return c->dtype == ADZE_BF16 ? bf16_to_f32(f32_to_bf16(v)) : f16_to_f32(f32_to_f16(v));
+}
+INLINE vf16 gemm_biased(const gemm_call *c, const gemm_weight *w, const float *y, int64_t column, int64_t i,
+                        int64_t n)
+{
+    vf16 v = row_load_part(y, ADZE_F32, i, n);
+    if (w->bias.dtype) {
+        const vf16 bias = gemm_load(w->bias.data, w->bias.dtype, column + i, n);
+        for (int p = 0; p < VF_PARTS; p++)
+            v.part[p] += bias.part[p];
+    }
+    return gemm_rounded(c, v);
+}
+
+/* `count` columns of a row from `column` of weight w on: y holds their sums, y2 those of glu's value. */
+NO_INLINE void gemm_finish(const gemm_call *c, const gemm_weight *w, const float *y, const float *y2, int64_t row,
+                           int64_t column, int64_t count)
+{
+    const adze_tensor *out = c->tensors[w->out], *gate = c->tensors[GATE], *residual = c->tensors[RESIDUAL];
+    const int64_t at = w->column + column;
+    char *to = (char *)out->data + (adze_row_offset(&c->rows, w->out, row) + at) * size_of(out->dtype);
+    const int64_t gate_at = adze_row_offset(&c->rows, GATE, row) + at;
+    const int64_t residual_at = adze_row_offset(&c->rows, RESIDUAL, row) + at;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const int64_t n = least(count - i, LANES);
+        vf16 v = gemm_biased(c, w, y, column, i, n);
+        if (c->act)
+            v = gemm_rounded(c, gemm_act(c->act, v));
+        if (c->a->glu) {
+            const vf16 value = gemm_biased(c, w + 1, y2, column, i, n);
+            for (int p = 0; p < VF_PARTS; p++)
+                v.part[p] *= value.part[p];
+            v = gemm_rounded(c, v);
+        }
+        if (gate->dtype) {
+            const vf16 g = gemm_load(gate->data, gate->dtype, gate_at + i, n);
+            for (int p = 0; p < VF_PARTS; p++)
+                v.part[p] *= g.part[p];
+            v = gemm_rounded(c, v);
+        }
+        if (residual->dtype) {
+            const vf16 r = gemm_load(residual->data, residual->dtype, residual_at + i, n);
+            for (int p = 0; p < VF_PARTS; p++)
+                v.part[p] += r.part[p];
+        }
+        switch (out->dtype) {
+        case ADZE_F32: row_store_part(to, ADZE_F32, i, v, n, 0); break;
+        case ADZE_F16: row_store_part(to, ADZE_F16, i, v, n, 0); break;
+        default: row_store_part(to, ADZE_BF16, i, v, n, 0); break;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,413 @@
+/* gemm on CUDA: which kernel takes a call.
+
+   Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
+   rows. All other calls take gemm_any.cuh. */
+#include "gemm_any.cuh"
+#include "gemm_stream.cuh"
+#include "gemm_tile.cuh"
+
+#include <algorithm>
+
+extern "C" adze_status adze_rms_norm_cuda(adze_stream, const void *);
+extern "C" adze_status adze_layer_norm_cuda(adze_stream, const void *);
+
+static gemm_params gemm_params_of(const adze_gemm_args *a)
+{
+    gemm_params p = {};
+    const int size = adze_float_size(a->x.dtype);
+    const int out_size = adze_float_size(a->out.dtype);
+    const adze_tensor *const w[GEMM_PARTS] = {&a->w, &a->w2, &a->w3};
+    const adze_tensor *const bias[GEMM_PARTS] = {&a->bias, &a->bias2, &a->bias3};
+    const adze_tensor *const scale[GEMM_PARTS] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    const adze_tensor *const zero[GEMM_PARTS] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
+    const adze_tensor *const out[GEMM_PARTS] = {&a->out, &a->out2, &a->out3};
+    adze_tensor x = a->x, gate = a->gate;
+    adze_tensor rows_of[GEMM_TENSORS] = {a->x, a->out, a->out2, a->out3, a->residual, a->gate};
+    p.batches = 1;
+    if (a->w.rank == 3) { /* the first dimension of each is the batch */
+        p.batches = a->x.shape[0];
+        p.x_batch = a->x.stride[0] * size, p.w_batch = a->w.stride[0] * size;
+        p.out_batch = a->out.stride[0], p.residual_batch = a->residual.dtype ? a->residual.stride[0] : 0;
+        const bool gate_batched = gate.rank == 3 && gate.shape[0] > 1;
+        p.gate_batch = gate_batched ? gate.stride[0] : 0;
+        for (adze_tensor &t : rows_of) {
+            if (!t.dtype || t.rank < 3)
+                continue;
+            t.rank--;
+            for (int d = 0; d < t.rank; d++)
+                t.shape[d] = t.shape[d + 1], t.stride[d] = t.stride[d + 1];
+        }
+        x = rows_of[GEMM_X];
+    }
+    const adze_tensor *tensors[GEMM_TENSORS];
+    for (int t = 0; t < GEMM_TENSORS; t++)
+        tensors[t] = &rows_of[t];
+    adze_rows_init(&p.rows, &x, GEMM_TENSORS, tensors);
+    p.x = (const char *)a->x.data;
+    p.m = p.rows.count;
+    p.k = a->x.shape[a->x.rank - 1];
+    int64_t column = 0;
+    for (int i = 0; i < GEMM_PARTS; i++) {
+        gemm_part &part = p.part[i];
+        if (!w[i]->dtype)
+            continue;
+        part.w = (const char *)w[i]->data;
+        part.w_stride = w[i]->stride[w[i]->rank - 2] * size;
+        part.n = w[i]->shape[w[i]->rank - 2];
+        if (a->w.dtype != a->x.dtype) {
+            part.w_stride = w[i]->stride[0]; /* of bytes */
+            part.scale = scale[i]->data;
+            part.scale_dtype = scale[i]->dtype;
+            part.scale_stride = scale[i]->rank == 1 && scale[i]->shape[0] == 1 ? 0 : scale[i]->stride[0];
+            part.zero = zero[i]->dtype ? zero[i]->data : NULL;
+            part.zero_stride = zero[i]->rank == 1 && zero[i]->shape[0] == 1 ? 0 : zero[i]->stride[0];
+        }
+        part.bias = bias[i]->dtype ? bias[i]->data : NULL;
+        part.bias_f32 = bias[i]->dtype == ADZE_F32;
+        part.out_rows = a->separate ? GEMM_OUT + i : GEMM_OUT;
+        part.column = a->separate ? 0 : column;
+        part.out = out[a->separate ? i : 0]->data;
+        if (part.out && !a->separate)
+            part.out = (char *)part.out + column * out_size;
+        column += part.n;
+        p.n += a->glu && i ? 0 : part.n;
+    }
+    p.norm_weight = a->norm_weight.dtype ? a->norm_weight.data : NULL;
+    p.norm_weight_f32 = a->norm_weight.dtype == ADZE_F32;
+    p.norm_bias = a->norm_bias.dtype ? a->norm_bias.data : NULL;
+    p.norm_bias_f32 = a->norm_bias.dtype == ADZE_F32;
+    p.residual = a->residual.dtype ? a->residual.data : NULL;
+    p.gate = gate.dtype ? gate.data : NULL;
+    p.gate_f32 = gate.dtype == ADZE_F32;
+    p.eps = a->eps, p.weight_offset = a->weight_offset;
+    p.norm = a->norm, p.rounding = a->rounding, p.glu = a->glu;
+    p.act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
+    p.out_f32 = a->out.dtype == ADZE_F32;
+    p.format = a->w.dtype == ADZE_I8 ? OF_I8 : a->w.dtype == ADZE_F8E4M3 ? OF_F8 : a->w.dtype == ADZE_U8 ? OF_U4 : OF_X;
+    p.group = a->group, p.group_rows = a->group_rows ? a->group_rows : 1;
+    p.const_weights = a->call.flags & ADZE_CONST_WEIGHTS;
+    p.batch_invariant = a->call.flags & ADZE_BATCH_INVARIANT;
+    return p;
+}
+
+/* Whether all rows of the operands are made of 16-byte vectors, and sizes and offsets are such that the kernels that
+   read those can count in 32 bits. */
+static bool gemm_vectors(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int64_t most = 1 << 28;
+    bool ok = dtype != ADZE_F32 && adze_cuda_tensor_cores(s.device);
+    ok = ok && p.k % 8 == 0 && p.k > 0 && p.k < most && p.n < most && p.rows.rank == 1 && p.batches < 65536;
+    ok = ok && (uintptr_t)p.x % 16 == 0 && p.rows.stride[GEMM_X][0] % 8 == 0 && p.x_batch % 16 == 0 &&
+         p.w_batch % 16 == 0;
+    for (const gemm_part &part : p.part)
+        ok = ok && (part.n == 0 || ((uintptr_t)part.w % 16 == 0 && part.w_stride % 16 == 0));
+    return ok;
+}
+
+/* The streaming kernels: for 8 and for 16 tokens, where a multiprocessor has few rows and where it has more, where a
+   block has little shared memory; and with all of x in shared memory, where it can be normed. */
+typedef stream_shape<1, 1, 16, 256, 2, false> STREAM_16X16;
+typedef stream_shape<2, 1, 8, 256, 2, false> STREAM_32X8;
+typedef stream_shape<1, 1, 8, 128, 3, false> STREAM_SMALL;
+typedef stream_shape<1, 2, 8, 128, 2, false> STREAM_WIDE_16X8;
+typedef stream_shape<1, 2, 4, 256, 2, false> STREAM_WIDE_16X4;
+typedef stream_shape<1, 1, 8, 256, 2, true> STREAM_WHOLE;
+typedef stream_shape<1, 2, 8, 128, 2, true> STREAM_WIDE_WHOLE;
+template <weight_format F>
+using STREAM_QUANTISED = stream_shape<1, 1, 8, 256, 2, true, F>;
+template <weight_format F>
+using STREAM_WIDE_QUANTISED = stream_shape<1, 2, 8, 256, 2, true, F>;
+typedef tile_shape<128, 128, 64, 32, 3> TILE_128X128;
+typedef tile_shape<64, 64, 32, 32, 3> TILE_64X64;
+typedef tile_shape<32, 64, 32, 16, 5> TILE_32X64;
+
+enum {
+    WHOLE_8,
+    WHOLE_16,
+    QUANTISED_8,
+    QUANTISED_16,
+    STREAM_SHORT,
+    STREAM_LONG,
+    STREAM_LEAST,
+    WIDE_SHORT,
+    WIDE_LONG,
+    TILE_FEW,
+    TILE_SMALL,
+    TILE_LARGE,
+    ANY_8,
+    ANY_64
+};
+constexpr adze_variant GEMM_VARIANTS[] = {
+    {"whole8", "up to 8 tokens in shared memory, with or without norm"},
+    {"whole16", "up to 16 tokens in shared memory, with or without norm"},
+    {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
+    {"quantised16", "the same, 16 tokens at a time"},
+    {"stream16x16", "up to 8 tokens without norm, 16 rows and 16 warps"},
+    {"stream32x8", "up to 8 tokens without norm, 32 rows and 8 warps"},
+    {"stream16x8", "up to 8 tokens without norm, 16 rows and 8 warps, little shared memory"},
+    {"wide16x8", "up to 16 tokens without norm, 16 rows and 8 warps"},
+    {"wide16x4", "up to 16 tokens without norm, 16 rows and 4 warps"},
+    {"tile32x64", "tiles of 32 tokens and 64 rows, without norm"},
+    {"tile64x64", "tiles of 64 tokens and 64 rows, without norm"},
+    {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
+    {"any8", "every call without norm, 8 tokens at a time"},
+    {"any64", "every call without norm, 64 tokens at a time"},
+    {NULL, NULL},
+};
+
+template <typename T, class S>
+static adze_status stream_launch(const cuda_call &s, const gemm_params &p, int64_t blocks)
+{
+    return launch(s, gemm_stream<T, S>, blocks < p.n ? blocks : p.n, dim3(S::THREADS),
+                  launch_shape(stream_shared<S>(p.m, p.k), 1, p.batches), p);
+}
+template <class S>
+static bool stream_fits(const cuda_call &s, const gemm_params &p)
+{
+    return p.m <= S::TOKENS && stream_shared<S>(p.m, p.k) <= (size_t)s.gpu.block_shared && (S::WHOLE || !p.norm);
+}
+/* Whether a call of operands in vectors may take the streaming kernels. Tiles of all shapes add the products of k in one
+   order, and so does gemm_any; the streaming kernels have others, so that batch-invariant calls do not take them. */
+static bool stream_may(const gemm_params &p)
+{
+    return p.m <= 16 && !p.batch_invariant;
+}
+static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
+{
+    if (p.format != OF_X) /* one token of x fits wherever any does */
+        return false;
+    return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
+}
+/* Which shape, and how many blocks a multiprocessor has: from sweeps on an H200 (2026-11-16) over products from
+   1024 x 4096 to 128256 x 4096. */
+template <typename T>
+static adze_status stream_run(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t sm_count = s.gpu.sm_count, each = ceil_div(p.n * (p.glu ? 2 : 1), sm_count);
+    const int64_t twice = sm_count * (each > 16 ? 2 : 1);
+    if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
+        return stream_launch<T, STREAM_WHOLE>(s, p, twice);
+    if (s.takes(WHOLE_16, stream_fits<STREAM_WIDE_WHOLE>(s, p), p.norm))
+        return stream_launch<T, STREAM_WIDE_WHOLE>(s, p, twice);
+    if (s.takes(STREAM_SHORT, stream_fits<STREAM_16X16>(s, p), each <= 16 || each > 100))
+        return stream_launch<T, STREAM_16X16>(s, p, sm_count);
+    if (s.takes(STREAM_LONG, stream_fits<STREAM_32X8>(s, p)))
+        return stream_launch<T, STREAM_32X8>(s, p, sm_count);
+    if (s.takes(STREAM_LEAST, stream_fits<STREAM_SMALL>(s, p)))
+        return stream_launch<T, STREAM_SMALL>(s, p, twice);
+    if (s.takes(WIDE_LONG, stream_fits<STREAM_WIDE_16X4>(s, p), each > 64))
+        return stream_launch<T, STREAM_WIDE_16X4>(s, p, sm_count * 3);
+    if (s.takes(WIDE_SHORT, stream_fits<STREAM_WIDE_16X8>(s, p)))
+        return stream_launch<T, STREAM_WIDE_16X8>(s, p, twice);
+    return ADZE_NO_KERNEL;
+}
+
+/* In how many parts the blocks of a cluster take k: as few as load the multiprocessors about evenly, and give each of
+   them two blocks. */
+static int tile_parts(const cuda_call &s, const gemm_params &p, int64_t blocks)
+{
+    const int64_t sm_count = s.gpu.sm_count, steps = ceil_div(p.k, 64);
+    if (!adze_cuda_clusters(s.device) || p.batch_invariant)
+        return 1;
+    double best = 1e30;
+    for (int parts = 1; parts <= 8; parts *= 2)
+        best = std::min(best, (double)ceil_div(blocks * parts, sm_count) / parts);
+    int parts = 1;
+    while (parts < 8 && steps >= parts * 16 &&
+           ((double)ceil_div(blocks * parts, sm_count) / parts > 1.1 * best || blocks * parts * 10 < sm_count * 19))
+        parts *= 2;
+    return parts;
+}
+template <typename T, class S>
+static adze_status tile_launch(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t tokens = ceil_div(p.m, S::TOKENS), tiles = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
+    const int parts = tile_parts(s, p, tokens * tiles * p.batches);
+    return launch(s, gemm_tile<T, S>, tokens * tiles * parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, parts, p.batches), p, (int)tokens);
+}
+template <typename T>
+static adze_status tile_run(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128) * p.batches;
+    const bool may = !p.norm && ceil_div(p.m, 32) * gemm_tiles(p, 32) * 8 < 0x7fffffff;
+    if (s.takes(TILE_FEW, may && TILE_32X64::SHARED <= s.gpu.block_shared, p.m <= 32))
+        return tile_launch<T, TILE_32X64>(s, p);
+    if (s.takes(TILE_SMALL, may && TILE_64X64::SHARED <= s.gpu.block_shared, p.m <= 64 || large < s.gpu.sm_count))
+        return tile_launch<T, TILE_64X64>(s, p);
+    if (s.takes(TILE_LARGE, may && TILE_128X128::SHARED <= s.gpu.block_shared))
+        return tile_launch<T, TILE_128X128>(s, p);
+    return ADZE_NO_KERNEL;
+}
+
+/* Quantised weights, as many tokens at a time as the kernel and shared memory take. */
+template <typename T, class S>
+static adze_status quantised_launch(const cuda_call &s, const gemm_params &all)
+{
+    const int64_t room = (s.gpu.block_shared - S::FIXED_BYTES) / stream_pitch<S>(all.k);
+    const int64_t most = room < S::TOKENS ? room : S::TOKENS;
+    const int64_t out_size = all.out_f32 ? 4 : 2;
+    for (int64_t at = 0; at < all.m; at += most) {
+        gemm_params p = all;
+        p.m = all.m - at < most ? all.m - at : most;
+        p.x += at * p.rows.stride[GEMM_X][0] * (int64_t)sizeof(T);
+        for (gemm_part &part : p.part)
+            if (part.out)
+                part.out = (char *)part.out + at * p.rows.stride[part.out_rows][0] * out_size;
+        if (p.residual)
+            p.residual = (const char *)p.residual + at * p.rows.stride[GEMM_RESIDUAL][0] * out_size;
+        if (p.gate)
+            p.gate = (const char *)p.gate + at * p.rows.stride[GEMM_GATE][0] * (p.gate_f32 ? 4 : 2);
+        const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+        ADZE_CHECK((stream_launch<T, S>(s, p, (int64_t)s.gpu.sm_count * (each > 16 ? 2 : 1))));
+    }
+    return ADZE_OK;
+}
+template <typename T, weight_format F>
+static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
+{
+    typedef STREAM_QUANTISED<F> NARROW;
+    typedef STREAM_WIDE_QUANTISED<F> WIDE;
+    const bool grouped = p.group == 0 || p.group % NARROW::GROUP == 0;
+    const bool may = grouped && p.k % NARROW::VECTOR == 0 && !p.norm;
+    const bool narrow = may && stream_shared<NARROW>(1, p.k) <= (size_t)s.gpu.block_shared;
+    const bool wide = may && stream_shared<WIDE>(9, p.k) <= (size_t)s.gpu.block_shared;
+    if (s.takes(QUANTISED_16, wide, p.m > 8))
+        return quantised_launch<T, WIDE>(s, p);
+    return s.takes(QUANTISED_8, narrow) ? quantised_launch<T, NARROW>(s, p) : ADZE_NO_KERNEL;
+}
+template <typename T>
+static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
+{
+    return p.format == OF_I8   ? quantised_run<T, OF_I8>(s, p)
+           : p.format == OF_F8 ? quantised_run<T, OF_F8>(s, p)
+                               : quantised_run<T, OF_U4>(s, p);
+}
+
+template <typename T, int TOKENS, weight_format F>
+static adze_status any_launch(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t tokens = ceil_div(p.m, TOKENS), tiles = gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS);
+    const int64_t most = 0x7fffffff;
+    if (tokens > most || tiles > most / tokens || p.batches > 65535)
+        return adze_fail(ADZE_NO_KERNEL, "gemm: %lld tokens, %lld rows of weights and %lld batches are too many",
+                         (long long)p.m, (long long)p.n, (long long)p.batches);
+    return launch(s, gemm_any<T, TOKENS, F>, tokens * tiles, dim3(ANY_GEMM_THREADS), launch_shape(0, 1, p.batches), p,
+                  (int)tokens);
+}
+
+template <typename T, int TOKENS>
+static adze_status any_launch(const cuda_call &s, const gemm_params &p)
+{
+    switch (p.format) {
+    case OF_X: return any_launch<T, TOKENS, OF_X>(s, p);
+    case OF_I8: return any_launch<T, TOKENS, OF_I8>(s, p);
+    case OF_F8: return any_launch<T, TOKENS, OF_F8>(s, p);
+    default: return any_launch<T, TOKENS, OF_U4>(s, p);
+    }
+}
+
+template <typename T>
+static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool vectors)
+{
+    if constexpr (sizeof(T) == 2) {
+        if (vectors && p.format != OF_X) {
+            const adze_status status = quantised_run<T>(s, p);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
+        if (vectors && p.format == OF_X && stream_may(p)) {
+            const adze_status status = stream_run<T>(s, p);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
+        if (vectors && p.format == OF_X) {
+            const adze_status status = tile_run<T>(s, p);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
+    }
+    if (s.takes(ANY_8, !p.norm, p.m <= 8))
+        return any_launch<T, 8>(s, p);
+    return s.takes(ANY_64, !p.norm) ? any_launch<T, 64>(s, p) : ADZE_NO_KERNEL;
+}
+
+/* Whether the norm is a launch of its own, into scratch. */
+static bool norm_first(const cuda_call &s, const gemm_params &p, bool vectors)
+{
+    return p.norm && !(vectors && stream_whole_fits(s, p));
+}
+
+/* x's norm in scratch. */
+static adze_tensor gemm_normed(const adze_gemm_args *a)
+{
+    adze_tensor t = a->x;
+    t.data = a->call.scratch;
+    int64_t stride = 1;
+    for (int d = t.rank; d-- > 0;) {
+        t.stride[d] = stride;
+        stride *= t.shape[d];
+    }
+    return t;
+}
+static adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p)
+{
+    const adze_run_fn run = a->norm == ADZE_NORM_RMS ? adze_rms_norm_cuda : adze_layer_norm_cuda;
+    adze_norm_args norm = {};
+    norm.x = a->x;
+    norm.out = gemm_normed(a);
+    norm.weight = a->norm_weight, norm.bias = a->norm_bias;
+    norm.eps = a->eps, norm.weight_offset = a->weight_offset;
+    norm.rounding = a->rounding & ADZE_ROUND_NORM;
+    norm.call.flags = a->call.flags & ADZE_CONST_WEIGHTS;
+    if (!p.batch_invariant)
+        return run(s, &norm);
+    /* The order of a norm's sum depends on the number of rows. */
+    const int64_t size = (int64_t)adze_dtype_size(a->x.dtype);
+    for (int64_t token = 0; token < p.m; token++) {
+        adze_norm_args row = norm;
+        row.x.rank = row.out.rank = 1;
+        row.x.shape[0] = row.out.shape[0] = p.k;
+        row.x.stride[0] = row.out.stride[0] = 1;
+        row.x.data = (char *)a->x.data + adze_row_offset(&p.rows, GEMM_X, token) * size;
+        row.out.data = (char *)norm.out.data + token * p.k * size;
+        ADZE_CHECK(run(s, &row));
+    }
+    return ADZE_OK;
+}
+
+static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
+{
+    gemm_params p = gemm_params_of(a);
+    if (p.m == 0 || p.n == 0 || p.batches == 0)
+        return ADZE_OK;
+    if (norm_first(s, p, gemm_vectors(s, p, a->x.dtype))) {
+        if (!s.choice->dry)
+            ADZE_CHECK(gemm_norm(s, a, p));
+        adze_gemm_args rest = *a;
+        rest.x = gemm_normed(a);
+        rest.norm = 0;
+        p = gemm_params_of(&rest);
+    }
+    const bool vectors = gemm_vectors(s, p, a->x.dtype);
+    return s.tuned(a->x.dtype | p.glu << 8, p.m, p.n, p.k, p.batches, [&]() {
+        switch (a->x.dtype) {
+        case ADZE_F32: return gemm_launch<float>(s, p, vectors);
+        case ADZE_F16: return gemm_launch<f16>(s, p, vectors);
+        default: return gemm_launch<bf16>(s, p, vectors);
+        }
+    });
+}
+CUDA_ENTRIES(gemm, GEMM_VARIANTS, gemm_run)
+
+extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
+{
+    if (!a->norm)
+        return 0;
+    adze_choice choice = {};
+    choice.want = choice.ran = -1;
+    const cuda_call s(stream, adze_op_gemm, &choice);
+    const gemm_params p = gemm_params_of(a);
+    const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
+    return norm_first(s, p, gemm_vectors(s, p, a->x.dtype)) ? bytes : 0;
+}

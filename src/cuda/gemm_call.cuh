@@ -1,0 +1,128 @@
+/* gemm_call.cuh - a call of gemm as its CUDA kernels take it, and what they do with a finished product. */
+#ifndef ADZE_CUDA_GEMM_CALL_CUH
+#define ADZE_CUDA_GEMM_CALL_CUH
+
+#include "act.cuh"
+#include "launch.cuh"
+#include "quantised.cuh"
+#include "rows.cuh"
+#include "vec.cuh"
+
+enum { GEMM_X, GEMM_OUT, GEMM_OUT2, GEMM_OUT3, GEMM_RESIDUAL, GEMM_GATE, GEMM_TENSORS };
+enum { GEMM_PARTS = 3 };
+
+struct gemm_part { /* one weight, and where its product goes */
+    const char *w;
+    int64_t w_stride; /* bytes from row to row */
+    const void *bias;
+    void *out;      /* of the first token and column */
+    int64_t n;      /* rows of w; 0: absent */
+    const void *scale, *zero; /* of a quantised w; zero may be absent */
+    int64_t scale_stride, zero_stride; /* elements from one group of rows to the next */
+    int scale_dtype;
+    int64_t column; /* the first column of residual and gate */
+    int out_rows;   /* GEMM_OUT, _OUT2 or _OUT3: whose rows */
+    bool bias_f32;
+};
+struct gemm_params {
+    gemm_part part[GEMM_PARTS];
+    const char *x;
+    int64_t m, n, k; /* n: rows of all weights; of the gate's alone with glu */
+    adze_rows rows;  /* of one batch: tokens of the GEMM_TENSORS, strides in elements */
+    const void *norm_weight, *norm_bias;
+    const void *residual, *gate;
+    int64_t batches, x_batch, w_batch; /* x_batch, w_batch: bytes from one batch to the next */
+    int64_t out_batch, residual_batch, gate_batch; /* elements */
+    float eps, weight_offset;
+    int norm, act, rounding;
+    int format;            /* a weight_format */
+    int group, group_rows; /* of quantised weights; group 0: whole rows */
+    bool glu, norm_weight_f32, norm_bias_f32, gate_f32, out_f32, const_weights, batch_invariant;
+};
+
+/* The scale and the zero of a row of a part, in a group of columns. */
+__device__ __forceinline__ float gemm_scale(const gemm_params &p, int part, int64_t row, int64_t group)
+{
+    const gemm_part &w = p.part[part];
+    const int64_t at = (p.group_rows > 1 ? row / p.group_rows : row) * w.scale_stride + group;
+    return w.scale_dtype == ADZE_F32   ? ((const float *)w.scale)[at]
+           : w.scale_dtype == ADZE_F16 ? to_float(((const f16 *)w.scale)[at])
+                                       : to_float(((const bf16 *)w.scale)[at]);
+}
+__device__ __forceinline__ float gemm_zero(const gemm_params &p, int part, int64_t row, int64_t group)
+{
+    const gemm_part &w = p.part[part];
+    return w.zero ? (float)((const uint8_t *)w.zero)[row * w.zero_stride + group] : 8;
+}
+
+/* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. */
+template <typename T>
+__device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int64_t batch, int64_t token, int64_t row,
+                                            float y, float y2)
+{
+    const gemm_part &w = p.part[part];
+    const bool steps = p.rounding & ADZE_ROUND_STEPS;
+    const row_index at = row_split(p.rows, token);
+    float f[1], b[1];
+    if (p.format != OF_X && p.group == 0) {
+        y *= gemm_scale(p, part, row, 0);
+        if (p.glu)
+            y2 *= gemm_scale(p, 1, row, 0);
+    }
+    if (w.bias)
+        load_param<T, 1>(w.bias, w.bias_f32, row, b), y += b[0];
+    f[0] = steps ? round_to<T>(y) : y;
+    if (p.act) {
+        act_all<1>(p.act, f);
+        f[0] = steps ? round_to<T>(f[0]) : f[0];
+    }
+    if (p.glu) {
+        if (p.part[1].bias)
+            load_param<T, 1>(p.part[1].bias, p.part[1].bias_f32, row, b), y2 += b[0];
+        f[0] *= steps ? round_to<T>(y2) : y2;
+        f[0] = steps ? round_to<T>(f[0]) : f[0];
+    }
+    if (p.residual) {
+        const int64_t column = w.column + row;
+        if (p.gate) {
+            load_param<T, 1>(p.gate, p.gate_f32, batch * p.gate_batch + row_offset(p.rows, GEMM_GATE, at) + column, b);
+            f[0] *= b[0];
+            f[0] = steps ? round_to<T>(f[0]) : f[0];
+        }
+        load_param<T, 1>(p.residual, p.out_f32,
+                         batch * p.residual_batch + row_offset(p.rows, GEMM_RESIDUAL, at) + column, b);
+        f[0] += b[0];
+    }
+    const int64_t to = batch * p.out_batch + row_offset(p.rows, w.out_rows, at) + row;
+    if (p.out_f32)
+        ((float *)w.out)[to] = f[0];
+    else
+        ((T *)w.out)[to] = from_float<T>(f[0]);
+}
+
+struct gemm_rows { /* some rows of one weight: from row `at` of part `part`, `count` of them */
+    int part, at, count;
+};
+/* Tile `tile` of the weights' rows in tiles of `size`, none of which has rows of two weights. */
+__device__ __forceinline__ gemm_rows gemm_tile_rows(const gemm_params &p, int64_t tile, int size)
+{
+    int part = 0;
+    int64_t tiles = (p.part[0].n + size - 1) / size;
+    if (!p.glu)
+        while (part + 1 < GEMM_PARTS && tile >= tiles) {
+            tile -= tiles;
+            part++;
+            tiles = (p.part[part].n + size - 1) / size;
+        }
+    const int64_t at = tile * size, rest = p.part[part].n - at;
+    return {part, (int)at, rest < size ? (int)rest : size};
+}
+static inline int64_t gemm_tiles(const gemm_params &p, int64_t size)
+{
+    int64_t tiles = ceil_div(p.part[0].n, size);
+    if (!p.glu)
+        tiles += ceil_div(p.part[1].n, size) + ceil_div(p.part[2].n, size);
+    return tiles;
+}
+
+#endif

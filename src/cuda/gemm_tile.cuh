@@ -1,0 +1,184 @@
+/* gemm_tile.cuh - products of many tokens on tensor cores: a block computes a tile of tokens and rows of the weights.
+
+   Both operands pass through stages in shared memory, 128 bytes of k at a time. As in gemm_stream.cuh, lane 4 g + t
+   takes 8 neighbouring elements of row g of either operand, which are two operands of 16. Where there are few tiles,
+   the blocks of a cluster have a part of k each, and add their sums in the order of the parts. */
+#ifndef ADZE_CUDA_GEMM_TILE_CUH
+#define ADZE_CUDA_GEMM_TILE_CUH
+
+#include "cluster.cuh"
+#include "gemm_call.cuh"
+#include "mma.cuh"
+
+/* Tokens and rows of a block and of a warp, both multiples of 16. */
+template <int TOKENS_, int ROWS_, int WARP_TOKENS_, int WARP_ROWS_, int STAGES_>
+struct tile_shape {
+    static constexpr int TOKENS = TOKENS_, ROWS = ROWS_, WARP_TOKENS = WARP_TOKENS_, WARP_ROWS = WARP_ROWS_;
+    static constexpr int STAGES = STAGES_, ACROSS = ROWS / WARP_ROWS;
+    static constexpr int THREADS = TOKENS / WARP_TOKENS * ACROSS * 32;
+    static constexpr int STAGE_BYTES = (TOKENS + ROWS) * 128, SHARED = STAGES * STAGE_BYTES;
+    static constexpr int PITCH = ROWS + 4; /* floats of a token among the sums of a part */
+    static_assert(TOKENS * PITCH * 4 <= SHARED, "the sums take the place of the stages");
+};
+
+template <typename T, class S>
+__global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int token_tiles)
+{
+    constexpr int MT = S::WARP_TOKENS / 16, NT = S::WARP_ROWS / 8, STEP = S::THREADS / 8;
+    static_assert(S::TOKENS % STEP == 0 && S::ROWS % STEP == 0, "each thread copies as many rows");
+    extern __shared__ __align__(128) char shared[];
+    const uint32_t stages = shared_address(shared);
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp_token = warp / S::ACROSS * S::WARP_TOKENS, warp_row = warp % S::ACROSS * S::WARP_ROWS;
+    const unsigned parts = (unsigned)cluster_size(), block = blockIdx.x / parts;
+    const int rank = cluster_rank();
+    const int64_t tile = block / (unsigned)token_tiles, batch = blockIdx.y;
+    const int64_t first_token = (int64_t)(block % (unsigned)token_tiles) * S::TOKENS;
+    const int size = p.glu ? S::ROWS / 2 : S::ROWS;
+    const gemm_rows rows = gemm_tile_rows(p, tile, size);
+    const int all_steps = ((int)p.k + 63) / 64;
+    const int first_step = (int)((int64_t)all_steps * rank / parts);
+    const int steps = (int)((int64_t)all_steps * (rank + 1) / parts) - first_step;
+    /* With glu half of a warp's rows are of the gate's weight, the other half are the same rows of the value's. */
+    constexpr int HALF = S::WARP_ROWS / 2;
+
+    const int piece = (int)threadIdx.x % 8, first_row = (int)threadIdx.x / 8;
+    const char *const x = p.x + batch * p.x_batch;
+    auto fetch_weights = [&](int step) {
+        const uint32_t to = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * 128);
+        const int at = (first_step + step) * 8 + piece;
+#pragma unroll
+        for (int i = 0; i < S::ROWS / STEP; i++) {
+            const int row = i * STEP + first_row;
+            int part = rows.part, of_tile = row;
+            if (p.glu) {
+                const int in_warp = row % S::WARP_ROWS;
+                part = in_warp < HALF ? 0 : 1;
+                of_tile = row / S::WARP_ROWS * HALF + (in_warp < HALF ? in_warp : in_warp - HALF);
+            }
+            const bool there = of_tile < rows.count && at * 8 < (int)p.k;
+            const char *from = p.part[part].w + batch * p.w_batch;
+            copy_async(to + (uint32_t)(row * 128 + (piece ^ (row & 1) << 2) * 16),
+                       there ? from + (rows.at + of_tile) * p.part[part].w_stride + at * 16 : from, there);
+        }
+    };
+    auto fetch_x = [&](int step) {
+        const uint32_t to = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
+        const int at = (first_step + step) * 8 + piece;
+#pragma unroll
+        for (int i = 0; i < S::TOKENS / STEP; i++) {
+            const int row = i * STEP + first_row;
+            const int64_t token = first_token + row;
+            const bool there = token < p.m && at * 8 < (int)p.k;
+            copy_async(to + (uint32_t)(row * 128 + (piece ^ (row & 1) << 2) * 16),
+                       there ? x + token * p.rows.stride[GEMM_X][0] * (int)sizeof(T) + at * 16 : x, there);
+        }
+    };
+
+    if (!p.const_weights)
+        pdl_wait();
+    pdl_launch_next();
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; i++)
+        if (i < steps)
+            fetch_weights(i);
+    copy_commit();
+    if (p.const_weights)
+        pdl_wait();
+#pragma unroll
+    for (int i = 0; i < S::STAGES - 1; i++) {
+        if (i < steps)
+            fetch_x(i);
+        copy_commit();
+    }
+
+    float sum[MT][NT][4] = {};
+    const int odd = (g & 1) << 2;
+    for (int step = 0; step < steps; step++) {
+        copy_wait<S::STAGES - 2>();
+        __syncthreads();
+        const int next = step + S::STAGES - 1;
+        if (next < steps) {
+            fetch_weights(next);
+            fetch_x(next);
+        }
+        copy_commit();
+        const char *const stage = shared + step % S::STAGES * S::STAGE_BYTES;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const char *const at = stage + ((j * 4 + t) ^ odd) * 16 + g * 128;
+            uint4 a[MT][2];
+#pragma unroll
+            for (int i = 0; i < MT; i++) {
+                a[i][0] = load_shared(at + (warp_token + i * 16) * 128);
+                a[i][1] = load_shared(at + (warp_token + i * 16 + 8) * 128);
+            }
+            uint4 b[NT];
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                b[n] = load_shared(at + (S::TOKENS + warp_row + n * 8) * 128);
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+                    mma<T>(sum[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[n].x, b[n].y);
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+                    mma<T>(sum[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[n].z, b[n].w);
+        }
+    }
+    const int warp_column = p.glu ? warp_row / 2 : warp_row;
+    if (parts == 1) {
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int64_t token = first_token + warp_token + i * 16 + e / 2 * 8 + g;
+                    const int column = warp_column + n * 8 + t * 2 + e % 2;
+                    if ((p.glu && n >= NT / 2) || token >= p.m || column >= rows.count)
+                        continue;
+                    gemm_finish<T>(p, rows.part, batch, token, rows.at + column, sum[i][n][e],
+                                   sum[i][(n + NT / 2) % NT][e]);
+                }
+        return;
+    }
+    float *const sums = (float *)shared;
+    copy_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                /* the value's rows come after all of the gate's */
+                const int column = p.glu && n >= NT / 2 ? S::ROWS / 2 + warp_column + (n - NT / 2) * 8
+                                                        : warp_column + n * 8;
+                sums[(warp_token + i * 16 + e / 2 * 8 + g) * S::PITCH + column + t * 2 + e % 2] = sum[i][n][e];
+            }
+    cluster_arrive();
+    cluster_wait();
+    const int first = S::TOKENS * rank / (int)parts, last = S::TOKENS * (rank + 1) / (int)parts;
+    for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS) {
+        const int of_tile = i / size, column = i % size;
+        if (first_token + of_tile >= p.m || column >= rows.count)
+            continue;
+        const float *at = sums + of_tile * S::PITCH + column;
+        float y = 0, y2 = 0;
+        for (int part = 0; part < (int)parts; part++) {
+            y += cluster_load(at, part);
+            if (p.glu)
+                y2 += cluster_load(at + S::ROWS / 2, part);
+        }
+        gemm_finish<T>(p, rows.part, batch, first_token + of_tile, rows.at + column, y, y2);
+    }
+    /* Other blocks read this one's sums. */
+    cluster_arrive();
+    cluster_wait();
+}
+
+#endif

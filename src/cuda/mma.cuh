@@ -1,0 +1,66 @@
+/* mma.cuh - tensor-core products of 16-bit elements, and asynchronous copies into shared memory (sm_80 and newer). */
+#ifndef ADZE_CUDA_MMA_CUH
+#define ADZE_CUDA_MMA_CUH
+
+#include "vec.cuh"
+
+#include <type_traits>
+
+/* c[16 x 8] += a[16 x 16] . b[16 x 8]. Of lane 4 g + t, c has rows g and g + 8 of columns 2 t and 2 t + 1; a has the
+   pairs of columns t and t + 4 of those rows, in the order row g, row g + 8, row g, row g + 8; b has the same pairs of
+   rows of column g. */
+template <typename T>
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                    uint32_t b1)
+{
+#if __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same<T, bf16>::value)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+            "{%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    (void)a0, (void)a1, (void)a2, (void)a3, (void)b0, (void)b1, (void)c;
+#endif
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void *at)
+{
+    return (uint32_t)__cvta_generic_to_shared(at);
+}
+/* 16 bytes from global to shared memory, or zeros: nothing is read then. */
+__device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+#else
+    (void)to, (void)from, (void)there;
+#endif
+}
+__device__ __forceinline__ void copy_commit()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/* Waits until at most NEWER of this thread's committed groups are under way. */
+template <int NEWER>
+__device__ __forceinline__ void copy_wait()
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(NEWER) : "memory");
+#endif
+}
+/* 16 bytes of shared memory. The compiler must see that they are: then it may move the load up to the last barrier. */
+__device__ __forceinline__ uint4 load_shared(const char *at)
+{
+    return *reinterpret_cast<const uint4 *>(at);
+}
+
+#endif
