@@ -94,29 +94,41 @@ __global__ void __launch_bounds__(THREADS) l2_rows(const __grid_constant__ l2_pa
 
 /* As many threads as a row has work for, in whole warps; short rows share a block. */
 template <typename T, int W, int UNITS, typename ROWS>
-static adze_status l2_launch(adze_stream s, const l2_params<ROWS> &p)
+static adze_status l2_launch(const cuda_call &s, const l2_params<ROWS> &p)
 {
     const int64_t warps = std::min<int64_t>(ceil_div(p.units, 32 * UNITS), THREADS / 32);
     const dim3 block((unsigned)(std::max<int64_t>(warps, 1) * 32), warps > 1 ? 1 : 4);
-    return launch("l2_norm", s, l2_rows<T, W, UNITS, ROWS>, ceil_div(p.rows.count, block.y), block, 0, p);
+    return launch(s, l2_rows<T, W, UNITS, ROWS>, ceil_div(p.rows.count, block.y), block, 0, p);
 }
+
+/* The variants, as `adze info` lists them and `adze tune` times them. s.takes(variant, able, wanted) says whether the
+   call takes one: it is able to, and it is the kernel's choice or the one that the caller forces. */
+enum { VECTORS, SINGLE, GENERAL };
+constexpr adze_variant VARIANTS[] = {
+    {"vectors", "rows aligned to 16 bytes"},
+    {"single", "rows in up to 3 dimensions"},
+    {"general", "every call"},
+    {NULL, NULL},
+};
 
 template <typename T>
-static adze_status l2_launch_as(adze_stream s, l2_general g, int64_t dim, int width)
+static adze_status l2_launch_as(const cuda_call &s, l2_general g, int64_t dim, int width)
 {
     g.units = dim;
-    if (!rows_are_simple(g.rows))
+    if (s.takes(GENERAL, true, !rows_are_simple(g.rows)))
         return l2_launch<T, 1, 8>(s, g);
+    if (!rows_are_simple(g.rows))
+        return ADZE_NO_KERNEL;
     l2_simple p = {g.x, g.out, g.norm, dim, g.eps, rows_simple(g.rows, {X, OUT, NORM})};
-    if (width < 16)
-        return l2_launch<T, 1, 8>(s, p);
-    p.units = dim / VEC<T>;
-    return l2_launch<T, VEC<T>, 4>(s, p);
+    if (s.takes(VECTORS, width == 16)) {
+        p.units = dim / VEC<T>;
+        return l2_launch<T, VEC<T>, 4>(s, p);
+    }
+    return s.takes(SINGLE, true) ? l2_launch<T, 1, 8>(s, p) : ADZE_NO_KERNEL;
 }
 
-extern "C" adze_status adze_l2_norm_cuda(adze_stream stream, const void *args)
+static adze_status l2_norm_run(const cuda_call &s, const adze_l2_norm_args *a)
 {
-    const adze_l2_norm_args *a = (const adze_l2_norm_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->out, &a->norm};
     const int64_t dim = a->x.shape[a->x.rank - 1];
     l2_general p = {};
@@ -126,9 +138,12 @@ extern "C" adze_status adze_l2_norm_cuda(adze_stream stream, const void *args)
     p.x = a->x.data, p.out = a->out.data, p.eps = a->eps;
     p.norm = a->norm.dtype ? (float *)a->norm.data : nullptr;
     const int width = std::min(rows_width(&a->x, dim), rows_width(&a->out, dim));
-    switch (a->x.dtype) {
-    case ADZE_F32: return l2_launch_as<float>(stream, p, dim, width);
-    case ADZE_F16: return l2_launch_as<f16>(stream, p, dim, width);
-    default: return l2_launch_as<bf16>(stream, p, dim, width);
-    }
+    return s.tuned(a->x.dtype | width << 4, p.rows.count, dim, 0, 0, [&] {
+        switch (a->x.dtype) {
+        case ADZE_F32: return l2_launch_as<float>(s, p, dim, width);
+        case ADZE_F16: return l2_launch_as<f16>(s, p, dim, width);
+        default: return l2_launch_as<bf16>(s, p, dim, width);
+        }
+    });
 }
+CUDA_ENTRIES(l2_norm, VARIANTS, l2_norm_run)

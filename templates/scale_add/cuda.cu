@@ -67,29 +67,41 @@ __global__ void __launch_bounds__(THREADS) scale_rows(const __grid_constant__ sc
 }
 
 template <typename T, int W, int UNITS, typename ROWS>
-static adze_status scale_launch(adze_stream s, scale_params<ROWS> p)
+static adze_status scale_launch(const cuda_call &s, scale_params<ROWS> p)
 {
     const unit_split split = split_units(p.units, UNITS, p.rows.count, THREADS);
     p.pieces = (uint32_t)split.pieces;
-    return launch("scale_add", s, scale_rows<T, W, UNITS, ROWS>, split.blocks, split.block, 0, p);
+    return launch(s, scale_rows<T, W, UNITS, ROWS>, split.blocks, split.block, 0, p);
 }
+
+/* The variants, as `adze info` lists them and `adze tune` times them. s.takes(variant, able, wanted) says whether the
+   call takes one: it is able to, and it is the kernel's choice or the one that the caller forces. */
+enum { VECTORS, SINGLE, GENERAL };
+constexpr adze_variant VARIANTS[] = {
+    {"vectors", "rows aligned to 16 bytes"},
+    {"single", "rows in up to 3 dimensions"},
+    {"general", "every call"},
+    {NULL, NULL},
+};
 
 template <typename T>
-static adze_status scale_launch_as(adze_stream s, scale_general g, int64_t dim, int width)
+static adze_status scale_launch_as(const cuda_call &s, scale_general g, int64_t dim, int width)
 {
     g.units = dim;
-    if (!rows_are_simple(g.rows))
+    if (s.takes(GENERAL, true, !rows_are_simple(g.rows)))
         return scale_launch<T, 1, 8>(s, g);
+    if (!rows_are_simple(g.rows))
+        return ADZE_NO_KERNEL;
     scale_simple p = {g.x, g.y, g.out, dim, 0, g.a, rows_simple(g.rows, {X, Y, OUT})};
-    if (width < 16)
-        return scale_launch<T, 1, 8>(s, p);
-    p.units = dim / VEC<T>;
-    return scale_launch<T, VEC<T>, 2>(s, p);
+    if (s.takes(VECTORS, width == 16)) {
+        p.units = dim / VEC<T>;
+        return scale_launch<T, VEC<T>, 2>(s, p);
+    }
+    return s.takes(SINGLE, true) ? scale_launch<T, 1, 8>(s, p) : ADZE_NO_KERNEL;
 }
 
-extern "C" adze_status adze_scale_add_cuda(adze_stream stream, const void *args)
+static adze_status scale_add_run(const cuda_call &s, const adze_scale_add_args *a)
 {
-    const adze_scale_add_args *a = (const adze_scale_add_args *)args;
     const adze_tensor *const tensors[TENSORS] = {&a->x, &a->y, &a->out};
     const int64_t dim = a->x.shape[a->x.rank - 1];
     scale_general p = {};
@@ -100,9 +112,12 @@ extern "C" adze_status adze_scale_add_cuda(adze_stream stream, const void *args)
     for (int t = 0; t < TENSORS; t++)
         width = std::min(width, rows_width(tensors[t], dim));
     p.x = a->x.data, p.y = a->y.data, p.out = a->out.data, p.a = a->a;
-    switch (a->x.dtype) {
-    case ADZE_F32: return scale_launch_as<float>(stream, p, dim, width);
-    case ADZE_F16: return scale_launch_as<f16>(stream, p, dim, width);
-    default: return scale_launch_as<bf16>(stream, p, dim, width);
-    }
+    return s.tuned(a->x.dtype | width << 4, p.rows.count, dim, 0, 0, [&] {
+        switch (a->x.dtype) {
+        case ADZE_F32: return scale_launch_as<float>(s, p, dim, width);
+        case ADZE_F16: return scale_launch_as<f16>(s, p, dim, width);
+        default: return scale_launch_as<bf16>(s, p, dim, width);
+        }
+    });
 }
+CUDA_ENTRIES(scale_add, VARIANTS, scale_add_run)
