@@ -35,7 +35,7 @@ def _like(op, output):
 
 
 def fake(op, more):
-    """The fake function of an op's overload that returns its outputs, and as many of the optional ones as more says."""
+    """The fake function of an op's overload that returns its outputs, and as many optional ones as more says."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
     others = getattr(function, "others", {})

@@ -165,7 +165,8 @@ def take_functions(host, call, outputs=True):
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
     host.update(ops=made, ACTS=ACTS, COLUMNS=COLUMNS, NORMS=NORMS, word=word, **ROUNDING)
-    host["__all__"] = [*names, "linear", *ROUNDING]
+    aliases = {"linear": "gemm"} if "gemm" in names else {}
+    host["__all__"] = [*names, *aliases, *ROUNDING]
     for name in names:
         source = globals()[name]
         function = types.FunctionType(source.__code__, host, name, source.__defaults__)
@@ -178,4 +179,4 @@ def take_functions(host, call, outputs=True):
                 parameters=[p for p in signature.parameters.values() if p.name not in unused]
             )
         host[name] = function
-    host["linear"] = host["gemm"]
+    host.update({alias: host[name] for alias, name in aliases.items()})
