@@ -7,6 +7,7 @@
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
 #   make LINEINFO=1   CUDA code with line numbers, for profilers
 #   make docs         docs/ops.md and the Python constants, from include/adze.h
+#   make site         build/site, these documents as pages with pictures of recorded runs (mkdocs)
 #   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
 B       ?= build$(if $(SAN),/$(if $(filter thread,$(SAN)),tsan,san))
 PREFIX  ?= /usr/local
@@ -98,13 +99,14 @@ HARNESS := $(call objects,check)
 CLI     := $(call objects,cli)
 SO      := $(B)/libadze.so.$(VERSION)
 
-all: $(B)/libadze.so $(B)/libadze.a $(B)/adze $(B)/adze.pc
+all: $(B)/libadze.so $(B)/libadze.a $(B)/adze $(B)/adze.pc $(B)/libadze_cli.a $(B)/build.mk
 
-$(B)/libadze.a $(B)/libadze_check.a: $(B)/objects
+$(B)/libadze.a $(B)/libadze_check.a $(B)/libadze_cli.a: $(B)/objects
 	@rm -f $@
 	$(Q)$(AR) qcs $@ $(filter %.o,$^)
 $(B)/libadze.a: $(LIB)
 $(B)/libadze_check.a: $(HARNESS)
+$(B)/libadze_cli.a: $(CLI)
 $(SO): $(LIB) $(B)/objects
 	@echo "  LD    $@"
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--exclude-libs,ALL $(SO_LDFLAGS) $(LDFLAGS) $(LIB) -o $@ $(LIBS)
@@ -123,7 +125,8 @@ $(BIND): ADZE_CFLAGS += -fexceptions
 $(EXT): $(BIND) $(B)/libadze.a bind/exports.map $(B)/linker
 	@echo "  LD    $@"
 	$(Q)$(PY_LD) -shared $(if $(SAN),,-s) -Wl,--version-script=bind/exports.map $(LDFLAGS) $(BIND) $(B)/libadze.a -o $@ $(LIBS) -ldl
-python: $(EXT)
+python: $(EXT) $(B)/bundle
+	@cmp -s $(B)/bundle python/adze/bundle || cp $(B)/bundle python/adze/bundle
 	@cmp -s $< python/adze/operators/$(<F) || { cp $< python/adze/operators/.new.so && mv python/adze/operators/.new.so python/adze/operators/$(<F); }
 wheel:
 	python3 -m venv $(B)/wheel && $(B)/wheel/bin/pip install -q ziglang
@@ -140,6 +143,21 @@ hub-backend: $(B)/libadze.a
 	$(Q)$(HUB_PY) hub/pack.py $(HUB) --lib $< --arch $(ARCH) --ld "$(PY_LD)" --libs "$(LIBS) -ldl" \
 	  --cc "$(CC) $(CFLAGS) $(filter-out -MMD -MP,$(ADZE_CFLAGS))" --repo-id "$(HUB_REPO)" --archs "$(CUDA_ARCHS)" \
 	  --ptx "$(CUDA_PTX)" --cuda "$(if $(filter 1,$(CUDA)),$(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\),.*/\1\2/p'))"
+# What a project's Makefile (templates/project.mk) must know of this build.
+define BUILD_MK
+ARCH := $(ARCH)
+ISAS := $(ISAS.$(ARCH))
+$(foreach i,$(ISAS.$(ARCH)),FLAGS.$i := $(FLAGS.$i)
+)ADZE_CUDA := $(CUDA)
+ADZE_CFLAGS := -std=c11 -D_GNU_SOURCE $(WARN) -fvisibility=hidden -fPIC -pthread -MMD -MP
+CPU_CFLAGS := $(CPU_CFLAGS)
+NVFLAGS := $(filter-out -I%,$(NVFLAGS))
+CUDA_ARCHS ?= $(CUDA_ARCHS)
+CUDA_PTX ?= $(CUDA_PTX)
+LIBS := $(LIBS)
+endef
+$(B)/build.mk: $(B)/flags
+	$(file >$@,$(BUILD_MK))@:
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
@@ -166,6 +184,15 @@ $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
 	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
+# The program carries the templates, the sources that new ops are made from, and the skills (cli/bundle.sh).
+BUNDLED := $(wildcard templates/*/* src/ops/*.c src/cpu/*.c src/cuda/*.cu) $(filter-out \
+             $(wildcard $(patsubst check/%.h,check/%.c,$(wildcard check/*.h))),$(wildcard check/*.c)) include/adze.h \
+           python/adze/operators/functions.py
+SKILLS  := $(wildcard skills/*/* skills/*/*/*)
+$(B)/bundle: cli/bundle.sh $(BUNDLED) $(SKILLS) $(shell cat skills/*/scripts.list) $(B)/objects
+	$(Q)cli/bundle.sh $(B) $(BUNDLED) > $@.new && mv $@.new $@
+$(B)/cli/bundle.o: DEFINE = -DADZE_BUNDLE='"$(B)/bundle"'
+$(B)/cli/bundle.o: $(B)/bundle
 $(B)/cli/info.o: DEFINE = -DADZE_CUDA_CODE='"$(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))"'
 $(B)/cli/machine.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
 $(B)/cli/machine.o: $(B)/commit
@@ -197,6 +224,9 @@ format:
 docs: $(B)/adze
 	$< info --markdown include/adze.h > docs/ops.md
 	python3 bind/header.py > $(B)/header.py && mv $(B)/header.py python/adze/operators/header.py
+site:
+	python3 -c 'import mkdocs' 2>/dev/null || { python3 -m venv $(B)/site-env && $(B)/site-env/bin/pip install -q mkdocs; }
+	$$([ -x $(B)/site-env/bin/python ] && echo $(B)/site-env/bin/python || echo python3) docs/site.py
 fat:
 	$(if $(filter 1,$(CUDA)),,$(error make fat needs nvcc))$(MAKE) CUDA_ARCHS="$(ALL_ARCHS)" CUDA_PTX="$(PTX_ARCHS)" all
 cuda-compile:
@@ -209,10 +239,18 @@ cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
 I := $(DESTDIR)$(PREFIX)
 LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
 install: $(if $(wildcard $(B)/adze),,all)
-	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include"
+	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include/adze/ops" "$(I)/include/adze/cpu" "$(I)/include/adze/cuda" \
+	  "$(I)/include/adze/check" "$(I)/share/adze/check"
 	install -m 755 $(B)/adze "$(I)/bin"
 	install -m 644 include/*.h "$(I)/include"
-	install -m 644 $(B)/libadze.a "$(I)/lib"
+	install -m 644 $(B)/libadze.a $(B)/libadze_check.a $(B)/libadze_cli.a "$(I)/lib"
+	for f in src/*.h src/ops/*.h src/cpu/*.h src/cuda/*.cuh check/suite.h check/norm.h; do \
+	  { echo '/* For authors of kernels. This file may change with each release of adze. */' && cat $$f; } \
+	    > "$(I)/include/adze/$${f#src/}" || exit 1; done
+	install -m 644 $(B)/build.mk templates/project.mk "$(I)/share/adze"
+	install -m 644 check/suite.c "$(I)/share/adze/check"
+	tar -cf - --exclude=__pycache__ --exclude='*.so' include src bind hub python/adze/operators \
+	  python/adze/hosts/tvm_ffi.py LICENSE Makefile | tar -xf - -C "$(I)/share/adze"
 	install -m 755 $(SO) "$(I)/lib"
 	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
 	ln -sf $(SONAME) "$(I)/lib/libadze.so"
@@ -225,5 +263,5 @@ install: $(if $(wildcard $(B)/adze),,all)
 
 clean:
 	rm -rf $(B)
-.PHONY: all python wheel hub hub-backend run check test lint format docs fat cuda-compile cuda-objects install clean
+.PHONY: all python wheel hub hub-backend run check test lint format docs site fat cuda-compile cuda-objects install clean
 -include $(shell find $(B) $(K)/src/cpu -name '*.d' 2>/dev/null)

@@ -1,7 +1,11 @@
-"""Prints python/adze/operators/header.py: what Python must know of include/adze.h. `make docs` calls it."""
+"""Prints python/adze/operators/header.py: what Python must know of include/adze.h. `make docs` calls it.
+
+python3 bind/header.py [FILE ...]    headers of more ops, of a project
+"""
 
 import pathlib
 import re
+import sys
 
 HEADER = pathlib.Path(__file__).resolve().parent.parent / "include/adze.h"
 OTHERS = {"BF16": "bfloat16", "F8E4M3": "float8_e4m3fn", "BOOL": "bool", "U8": "uint8"}  # F32 is float32, I8 is int8
@@ -36,7 +40,7 @@ def comment(text, op):
 
 
 def main():
-    text = HEADER.read_text()
+    text = HEADER.read_text() + "".join(pathlib.Path(path).read_text() for path in sys.argv[1:])
     ops = re.findall(r"^ADZE_API adze_status adze_(\w+)\(adze_stream \w+, const adze_\1_args \*args\);", text, re.M)
     print('"""include/adze.h for Python: constants, and what it says of each op. `make docs` writes this file."""\n')
     for name, values in (("ROUNDING", rounding(text)), ("DTYPES", dtypes(text))):

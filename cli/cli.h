@@ -9,6 +9,9 @@ int adze_cli_info(int argc, char **argv);
 int adze_cli_check(int argc, char **argv);
 int adze_cli_run(int argc, char **argv);
 int adze_cli_bench(int argc, char **argv);
+int adze_cli_new(int argc, char **argv);
+int adze_cli_pack(int argc, char **argv);
+int adze_cli_skills(int argc, char **argv);
 int adze_cli_tune(int argc, char **argv);
 
 /* options.c: what a command takes besides --help, -h and --version. An option has one of flag, device and text; the

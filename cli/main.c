@@ -14,6 +14,9 @@ static const struct {
     {"bench", "verify each call, then time it; as a share of what this machine reaches", adze_cli_bench},
     {"tune", "time every variant of an op's kernel, and write the table of the fastest", adze_cli_tune},
     {"run", "repeat one call, given as the line that ADZE_TRACE=1 prints", adze_cli_run},
+    {"new", "the files of a new op or project, which build and pass their check at once", adze_cli_new},
+    {"pack", "make a Hugging Face kernel repository of a project, check it, upload it", adze_cli_pack},
+    {"skills", "what a coding agent needs to write kernels: install it where the agent looks", adze_cli_skills},
 };
 
 /* The output must have been written: with a full disk the command fails. */

@@ -2,6 +2,7 @@
 
 A variant is a folder that the kernels library loads as it is: Python files, the native part, metadata.json. The
 sources are laid out for kernel-builder, which compiles .cpp and .cu: C files are renamed, and compiled as C (-xc).
+With --project the ops are those of a project that `adze new` made, and ROOT is where adze is installed.
 """
 
 import argparse
@@ -36,7 +37,7 @@ FRAMEWORKS = {  # variant: its Python dependencies, the suffix of the native par
     "tvm-ffi01": (["tvm-ffi"], ".so", [*SHARED, "hosts/tvm_ffi.py"]),
 }
 TORCH = "torch-stable-abi210"
-INIT_PY = """\"\"\"adze: transformer kernels for CUDA and CPUs. {doc}\"\"\"
+INIT_PY = """\"\"\"{name}: {title}.{doc}\"\"\"
 
 {imports}
 
@@ -57,6 +58,41 @@ CUDA_FLAGS = [
 ]
 
 
+class Package:
+    """What is packed: adze itself, or a project of ops."""
+
+    def __init__(self, project=None, name="adze"):
+        self.project = project.resolve() if project else None
+        self.name, self.module = name.replace("_", "-"), name.replace("-", "_")
+        self.title = "transformer kernels for CUDA and CPUs" if not project else f"kernels: {', '.join(self.ops())}"
+
+    def ops(self):
+        """The ops of a project, as its list has them."""
+        return re.findall(r"X\((\w+)\)", re.search(r"define ADZE_OPS\(X\)(.*)", self.list())[1])
+
+    def list(self):
+        return (self.project / "ops.h").read_text().replace("\\\n", " ")
+
+    def headers(self):
+        return sorted(path for path in self.project.glob("*.h") if path.name != "ops.h") if self.project else []
+
+    def sources(self):
+        """(path, its path in the repository)."""
+        found = {str(path.relative_to(ROOT)): path for pattern in SOURCES for path in ROOT.glob(pattern)}
+        if self.project:
+            others = set(library_ops()) - set(self.ops())
+            found = {own: path for own, path in found.items() if path.stem not in others or "src/" not in own}
+            for pattern in ("*.h", "src/**/*.[ch]", "src/**/*.cu*"):
+                found |= {str(path.relative_to(self.project)): path for path in self.project.glob(pattern)}
+        return sorted(found.items())
+
+
+def library_ops():
+    """Those of adze.h."""
+    return re.findall(r"^ADZE_API adze_status adze_(\w+)\(adze_stream \w+, const adze_\1_args \*args\);",
+                      (ROOT / "include/adze.h").read_text(), re.M)  # fmt: skip
+
+
 def release():
     number = int(re.search(r"define ADZE_VERSION (\d+)", (ROOT / "include/adze.h").read_text())[1])
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
@@ -71,19 +107,27 @@ def isas():
             yield name, f"__{machine}__", ",".join(re.sub("^-m", "", flag) for flag in flags[name].split())
 
 
-def sources():
-    return sorted({path for pattern in SOURCES for path in ROOT.glob(pattern)})
-
-
-def tree():
+def tree(package):
     """Seven hexadecimal digits that identify this tree: git's, marked when files are changed, or a hash of the
     sources."""
-    git = ["git", "-C", str(ROOT)]
+    git = ["git", "-C", str(package.project or ROOT)]
     found = subprocess.run([*git, "rev-parse", "HEAD^{tree}"], capture_output=True, text=True)
     if found.returncode:
-        return hashlib.sha256(b"".join(path.read_bytes() for path in sources())).hexdigest()[:7]
+        return hashlib.sha256(b"".join(path.read_bytes() for _, path in package.sources())).hexdigest()[:7]
     changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
     return found.stdout[:7] + ("_dirty" if changed.stdout else "")
+
+
+def provenance(package):
+    """Who built it, from which commit, and where that is: keys of metadata.json."""
+    git = ["git", "-C", str(package.project or ROOT)]
+    known = {"provenance": {"kernel-builder": {"version": f"adze {release()}"}}}
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if head.returncode == 0:
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout
+        known["provenance"]["kernel"] = {"commit": head.stdout.strip(), "dirty": bool(changed)}
+    url = subprocess.run([*git, "remote", "get-url", "origin"], capture_output=True, text=True).stdout.strip()
+    return known | ({"source": url} if url.startswith("https://") and "@" not in url else {})
 
 
 def link(options, ident, folder):
@@ -93,13 +137,14 @@ def link(options, ident, folder):
         ld = [sys.executable, "-m", "ziglang", "cc", "-target", f"{options.arch}-linux-gnu.2.28"]
     elif ld == cc[:1]:
         print("hub: ziglang is not installed: the native part needs this machine's glibc or a newer one")
-    names = ["-fexceptions", "-Ibind", f"-DADZE_NAMESPACE={ident}", f"-DADZE_MODULE={ident}"]
+    names = ["-fexceptions", f"-I{ROOT / 'bind'}", f"-DADZE_NAMESPACE={ident}", f"-DADZE_MODULE={ident}"]
+    place = options.project or ROOT  # the compiler's flags name folders below it
     bindings, library = folder / "bind.o", folder / "native"
     files = sorted(map(str, (ROOT / "bind").glob("*.c")))
-    subprocess.run([*cc, *names, "-nostdlib", "-r", *files, "-o", bindings], cwd=ROOT, check=True)
-    script = "-Wl,--version-script=bind/exports.map"
-    command = [*ld, "-shared", "-s", script, bindings, options.lib, "-o", library, *shlex.split(options.libs)]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run([*cc, *names, "-nostdlib", "-r", *files, "-o", bindings], cwd=place, check=True)
+    script = f"-Wl,--version-script={ROOT / 'bind/exports.map'}"
+    command = [*ld, "-shared", "-s", script, bindings, *options.lib, "-o", library, *shlex.split(options.libs)]
+    subprocess.run(command, cwd=place, check=True)
     return library
 
 
@@ -115,12 +160,12 @@ def digest(folder):
     return {"algorithm": "sha256", "files": {name: base64.b64encode(h).decode() for name, h in hashes.items()}}
 
 
-def op_names():
+def op_names(package):
     """The functions of the ops and the bits of rounding, as the header has them."""
     spec = importlib.util.spec_from_file_location("header", PACKAGE / "operators/header.py")
     header = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(header)
-    return [*header.OPS, *header.ROUNDING]
+    return [*(public_names(package.project / "functions.py") if package.project else header.OPS), *header.ROUNDING]
 
 
 def public_names(path):
@@ -134,42 +179,76 @@ def public_names(path):
     return [name for name in names if not name.startswith("_")]
 
 
-def write_init(framework, folder):
+def write_init(package, framework, folder):
     """__init__.py: its names are written out, so that they can be read without importing anything."""
+    names = op_names(package)
     if framework == TORCH:
-        homes = {"": ["layers"], "activations": public_names(folder / "activations.py"), "ops": op_names()}
+        homes = {"ops": names}
+        if (folder / "activations.py").exists():
+            homes["activations"] = public_names(folder / "activations.py")
+        if (folder / "layers.py").exists():
+            homes[""] = ["layers"]
     else:
-        homes = {"tvm_ffi": op_names()}
+        homes = {"tvm_ffi": names}
+    homes = dict(sorted(homes.items()))
     imports = [f"from .{home} import {', '.join(sorted(names))}" for home, names in homes.items()]
     names = sorted(name for names in homes.values() for name in names)
     text = INIT_PY.format(
-        doc=DOCS[framework], imports="\n".join(imports), names="\n".join(f'    "{name}",' for name in names)
+        name=package.name,
+        title=package.title,
+        doc="" if package.project else " " + DOCS[framework],
+        imports="\n".join(imports),
+        names="\n".join(f'    "{name}",' for name in names),
     )
     (folder / "__init__.py").write_text(text)
 
 
-def write_python(framework, folder):
+def project_functions(package):
+    """functions.py with the functions of a project in the place of adze's."""
+    text = (PACKAGE / "operators/functions.py").read_text()
+    first, last = text.index("def rms_norm("), text.index("# ---- For hosts ----")
+    return text[:first] + (package.project / "functions.py").read_text().rstrip() + "\n\n\n" + text[last:]
+
+
+def project_layers(package):
+    """Layers of adze's that need no op but those of the project; None where there is none."""
+    text = (HUB / "torch-ext/layers.py").read_text()
+    if "rms_norm" not in package.ops():
+        return None
+    norms = text[: text.index("# ---- Activations ----")]
+    for unused in ("import math\n\n", "from torch.nn import functional as F\n", "activations, ", ", ROUND_STEPS"):
+        norms = norms.replace(unused, "", 1)
+    return norms.rstrip() + "\n"
+
+
+def write_python(package, framework, folder):
     """The Python files of a variant, all in one folder."""
-    if framework == TORCH:
+    if framework == TORCH and not package.project:
         shutil.copytree(HUB / "torch-ext", folder, ignore=shutil.ignore_patterns("__pycache__"))
     folder.mkdir(parents=True, exist_ok=True)
     for path in FRAMEWORKS[framework][2]:
         text = (PACKAGE / path).read_text()
         text = re.sub(r"^from \.\.operators(\.| )", lambda found: "from ." + found[1].strip("."), text, flags=re.M)
         (folder / pathlib.Path(path).name).write_text(text)
-    write_init(framework, folder)
+    if package.project:
+        made = [sys.executable, ROOT / "bind/header.py", *package.headers()]
+        (folder / "header.py").write_text(subprocess.run(made, check=True, capture_output=True, text=True).stdout)
+        (folder / "functions.py").write_text(project_functions(package))
+        if framework == TORCH and project_layers(package):
+            (folder / "layers.py").write_text(project_layers(package))
+    write_init(package, framework, folder)
 
 
-def write_variant(folder, framework, ident, backend, native):
+def write_variant(package, folder, framework, ident, backend, native):
     depends, suffix, _ = FRAMEWORKS[framework]
     shutil.rmtree(folder, ignore_errors=True)
-    write_python(framework, folder)
+    write_python(package, framework, folder)
     if framework == TORCH:
         (folder / "_ops.py").write_text(OPS_PY.format(id=ident))
     shutil.copy(native, folder / (ident + suffix))
     metadata = {
-        "name": "adze", "id": ident, "version": VERSION, "license": "Apache-2.0", "python-depends": depends,
-        "backend": backend, "digest": digest(folder),
+        "name": package.name, "id": ident, "version": VERSION, "license": "Apache-2.0", "python-depends": depends,
+        "backend": backend, "digest": digest(folder), **provenance(package),
     }  # fmt: skip
     (folder / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")
 
@@ -178,11 +257,11 @@ def as_cpp(path):
     return re.sub(r"\.c$", ".cpp", path)
 
 
-def write_sources(out):
+def write_sources(package, out):
     """The source tree that kernel-builder needs: the path of each file in the repository."""
     paths = []
-    for path in sources():
-        paths.append(as_cpp(str(path.relative_to(ROOT))))
+    for own, path in package.sources():
+        paths.append(as_cpp(own))
         (out / paths[-1]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, out / paths[-1])
     for path in [p for p in paths if p.startswith("src/cpu/") and p.endswith(".cpp")]:
@@ -195,7 +274,7 @@ def write_sources(out):
     return sorted(paths)
 
 
-def build_toml(paths, repo_id):
+def build_toml(package, paths, repo_id):
     """A component has one set of flags. Headers are listed too: kernel-builder copies only listed files."""
 
     def table(name, /, **values):
@@ -205,11 +284,15 @@ def build_toml(paths, repo_id):
     def pick(pattern):
         return [p for p in paths if re.fullmatch(pattern, p)]
 
-    headers, include = pick(r"(include|src)/.*\.(h|cuh)"), ["include", "src", "bind"]
+    headers, include = pick(r"((include|src)/.*|[^/]*)\.(h|cuh)"), ["include", "src", "bind"]
+    list_of_ops = []
+    if package.project:  # every file sees the list of ops
+        include, list_of_ops = [".", "src/cuda", *include], ["-include", "ops.h"]
     names = ["-DADZE_NAMESPACE=TORCH_EXTENSION_NAME", "-DADZE_MODULE=TORCH_EXTENSION_NAME", "-fexceptions", "-O2"]
+    backends, flags = ["cpu", "cuda"], [*C_FLAGS, *list_of_ops]
     text = [
-        table("general", name="adze", version=VERSION, edition=5, license="Apache-2.0", backends=["cpu", "cuda"]),
-        table("torch", src=pick("bind/.*") + headers, include=include, cxx_flags=C_FLAGS + names),
+        table("general", name=package.name, version=VERSION, edition=5, license="Apache-2.0", backends=backends),
+        table("torch", src=pick("bind/.*") + headers, include=include, cxx_flags=flags + names),
         table("torch.stable-abi", cpu="2.10", cuda="2.10"),
     ]
     if repo_id:
@@ -218,38 +301,50 @@ def build_toml(paths, repo_id):
         common = {"backend": backend, "depends": ["torch"], "include": include}
         kernels, base = pick(r"src/cpu/.*\.cpp"), pick(r"src/(ops/)?[^/]*\.cpp")
         text += [
-            table(f"kernel.{backend}_base", **common, src=base, cxx_flags=[*C_FLAGS, "-O2", cuda]),
-            table(f"kernel.{backend}_kernels", **common, src=kernels, cxx_flags=[*C_FLAGS, *CPU_FLAGS, cuda]),
+            table(f"kernel.{backend}_base", **common, src=base, cxx_flags=[*flags, "-O2", cuda]),
+            table(
+                f"kernel.{backend}_kernels",
+                **common,
+                src=kernels,
+                cxx_flags=[*C_FLAGS, *list_of_ops, *CPU_FLAGS, cuda],
+            ),
         ]
     hopper = pick(r"src/cuda/.*_sm90\.cu")
     every = [p for p in pick(r"src/cuda/.*\.cu") if p not in hopper]
-    text.append(table("kernel.cuda_gpu", **common, src=every, cuda_flags=CUDA_FLAGS))
+    text.append(table("kernel.cuda_gpu", **common, src=every, cuda_flags=[*list_of_ops, *CUDA_FLAGS]))
     if hopper:
-        only = {"cuda_capabilities": ["9.0a"], "cuda_flags": CUDA_FLAGS}
+        only = {"cuda_capabilities": ["9.0a"], "cuda_flags": [*list_of_ops, *CUDA_FLAGS]}
         text.append(table("kernel.cuda_sm90", **common, src=hopper, **only))
     return "\n".join(text)
 
 
-def write_repository(out, repo_id):
-    for name in ("include", "src", "bind", "torch-ext", "benchmarks"):
+def write_repository(package, out, repo_id):
+    for name in ("include", "src", "bind", "torch-ext", "benchmarks", "tests"):
         shutil.rmtree(out / name, ignore_errors=True)
-    write_python(TORCH, out / "torch-ext/adze")
+    write_python(package, TORCH, out / "torch-ext" / package.module)
+    own = package.project or HUB
     (out / "benchmarks").mkdir()
-    shutil.copy(HUB / "benchmark.py", out / "benchmarks")
-    (out / "build.toml").write_text(build_toml(write_sources(out), repo_id))
-    card = (HUB / "CARD.md").read_text().replace("{{ release }}", release())
-    card = card.replace("{{ ops }}", ", ".join(f"`{name}`" for name in op_names() if name.islower()))
+    for name in ("benchmark.py", "inject.py", "model.py"):
+        if (own / name).exists():
+            shutil.copy(own / name, out / "benchmarks")
+    if (own / "tests").is_dir():
+        shutil.copytree(own / "tests", out / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    (out / "build.toml").write_text(build_toml(package, write_sources(package, out), repo_id))
+    card = (own / "CARD.md").read_text().replace("{{ release }}", release())
+    card = card.replace("{{ ops }}", ", ".join(f"`{name}`" for name in op_names(package) if name.islower()))
     (out / "CARD.md").write_text(card)
-    values = {"repo_id": repo_id or "ORGANISATION/adze", "version": str(VERSION)}
+    values = {"repo_id": repo_id or f"ORGANISATION/{package.name}", "version": str(VERSION)}
     (out / "README.md").write_text(re.sub(r"{{ *(\w+) *}}", lambda found: values[found[1]], card))
-    for path in (HUB / "flake.nix", ROOT / "LICENSE"):
+    for path in (own / "flake.nix", ROOT / "LICENSE"):
         shutil.copy(path, out)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=pathlib.Path, help="the repository's folder")
-    parser.add_argument("--lib", required=True, help="libadze.a of the backend")
+    parser.add_argument(
+        "--lib", required=True, nargs="+", help="libadze.a of the backend; a project's own comes first"
+    )
     parser.add_argument("--arch", required=True, help="x86_64 or aarch64")
     parser.add_argument("--cc", required=True, help="the C compiler with its flags")
     parser.add_argument(
@@ -260,11 +355,14 @@ def main():
     parser.add_argument("--archs", default="", help="GPU architectures in the library, as 75 80 90a")
     parser.add_argument("--ptx", default="", help="those that are there as PTX")
     parser.add_argument("--repo-id", default="", help="ORGANISATION/NAME on the Hub")
+    parser.add_argument("--project", type=pathlib.Path, help="a project of ops, instead of adze itself")
+    parser.add_argument("--name", default="adze", help="the package's")
     options = parser.parse_args()
 
+    package = Package(options.project, options.name)
     backend = {"type": "cuda", "archs": archs(options)} if options.cuda else {"type": "cpu"}
-    suffix = tree()
-    ident = f"_adze_{backend['type']}_{suffix}"
+    suffix = tree(package)
+    ident = f"_{package.module}_{backend['type']}_{suffix}"
     for old in options.out.glob("build/*/metadata.json"):
         if not json.loads(old.read_text())["id"].endswith(f"_{suffix}"):
             shutil.rmtree(old.parent)
@@ -272,9 +370,9 @@ def main():
         native = link(options, ident, pathlib.Path(folder))
         for framework in FRAMEWORKS:
             name = f"{framework}-{'cu' + options.cuda if options.cuda else 'cpu'}-{options.arch}-linux"
-            write_variant(options.out / "build" / name, framework, ident, backend, native)
+            write_variant(package, options.out / "build" / name, framework, ident, backend, native)
             print(f"hub: {options.out / 'build' / name}")
-    write_repository(options.out, options.repo_id)
+    write_repository(package, options.out, options.repo_id)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,6 @@
 
 enum { ARGS_MAX = 4096, FIELDS_MAX = 40 };
 
-#define X(name) &adze_op_##name,
-const adze_op *const adze_ops[] = {ADZE_OPS(X) NULL};
-#undef X
-
 static _Thread_local char last_error[256];
 
 const char *adze_last_error(void)

@@ -8,12 +8,15 @@
 extern "C" {
 #endif
 
-/* The ops of the library. A new op is one word here. */
-#define ADZE_OPS(X)                                                                                                  \
-    X(rms_norm)                                                                                                      \
-    X(layer_norm)                                                                                                    \
-    X(group_norm)                                                                                                    \
-    X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(rope) X(qk_norm_rope) X(rope_table)
+/* The ops of the library. A new op is one word here. A project that has ops of its own defines the list before it
+   includes this file. */
+#ifndef ADZE_OPS
+#    define ADZE_OPS(X)                                                                                              \
+        X(rms_norm)                                                                                                  \
+        X(layer_norm)                                                                                                \
+        X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(rope) X(qk_norm_rope)       \
+            X(rope_table)
+#endif
 
 #define X(name) extern const adze_op adze_op_##name;
 ADZE_OPS(X)
@@ -139,7 +142,7 @@ static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t
     return offset + row * rows->stride[tensor][0];
 }
 
-/* ops/glu.c: the two inputs of a glu, which lie in one tensor when it is packed. */
+/* ops/act.c: the two inputs of a glu, which lie in one tensor when it is packed. */
 void adze_glu_halves(const adze_glu_args *args, adze_tensor *gate, adze_tensor *value);
 
 /* Contracts that many ops share; `op` and `name` go into the sentence. */

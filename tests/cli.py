@@ -43,9 +43,9 @@ def options(adze):
     adze.says(2, r"adze COMMAND --help", *[])
     for word in ("-h", "--help"):
         adze.says(0, r"adze check .*\n", word)
-        for command in ("info", "check", "bench", "run", "tune"):
+        for command in ("info", "check", "bench", "run", "tune", "new", "skills"):
             adze.says(0, rf"^adze {command} ", command, word)
-    for command in ("info", "check", "bench", "run", "tune"):
+    for command in ("info", "check", "bench", "run", "tune", "new", "skills"):
         adze.says(0, version, command, "--version")
         adze.says(2, rf"adze {command}: '--nosuch' is not an option", command, "--nosuch")
         adze.says(2, rf"adze {command}: '--nosuch=1' is not an option", command, "--nosuch=1")

@@ -273,6 +273,7 @@ step_docs() {
     build/adze info --markdown include/adze.h | diff -u docs/ops.md -
     python3 bind/header.py | diff -u python/adze/operators/header.py -
     python3 bench/report.py --check
+    python3 bench/facts.py --check
     python3 -c 'import re, textwrap
 block = re.search("```c\n(.*?)```", open("docs/c.md").read(), re.S)[1]
 assert textwrap.indent(block, "    ") in open("examples/rms_norm.c").read(), "docs/c.md shows another example"'

@@ -1,5 +1,5 @@
-"""The guide "Adding an op" of docs/architecture.md, followed: scale_add comes into a copy of the tree from
-tests/scale_add, and is then in the program, PyTorch, JAX, TVM FFI and the Hub package."""
+"""The guide "Adding an op" of docs/architecture.md, followed in a copy of the tree by `adze new op`: its templates
+become ops of the library, and are then in the program, PyTorch, JAX, TVM FFI and the Hub package."""
 
 import importlib.util
 import os
@@ -12,8 +12,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-PARTS = ROOT / "tests/scale_add"
-NEW = {"ops.c": "src/ops/scale_add.c", "cpu.c": "src/cpu/scale_add.c", "check.c": "check/scale_add.c"}
+OPS = ("scale_add", "l2_norm")
+NEW = {f"{folder}/{op}.{end}" for op in OPS for folder, end in
+       (("src/ops", "c"), ("src/cpu", "c"), ("src/cuda", "cu"), ("check", "c"))}  # fmt: skip
 CHANGED = ("include/adze.h", "src/kernel.h", "python/adze/operators/functions.py")
 WRITTEN = ("docs/ops.md", "python/adze/operators/header.py")
 ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
@@ -25,12 +26,6 @@ def run(*command, folder, path=""):
     done = subprocess.run([*map(str, command)], cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def insert(path, before, text):
-    whole = path.read_text()
-    assert whole.count(before) == 1
-    path.write_text(whole.replace(before, text + before))
 
 
 def make(tree, *targets):
@@ -51,12 +46,9 @@ def tree(tmp_path_factory):
     if (ROOT / "build/kernel_flags").exists():
         shutil.copy2(ROOT / "build/kernel_flags", tree / "build")
         shutil.copytree(ROOT / "build/src/cpu", tree / "build/src/cpu")
-    for source, target in NEW.items():
-        shutil.copy(PARTS / source, tree / target)
-    insert(tree / "include/adze.h", "/* ---- Rotary positions ---- */", (PARTS / "adze.h").read_text() + "\n")
-    insert(tree / "src/kernel.h", "X(rope_table)\n", "X(scale_add) ")
-    function = (PARTS / "function.py").read_text()
-    insert(tree / "python/adze/operators/functions.py", "# ---- For hosts ----", f"{function}\n\n")
+    for op in OPS:
+        said = run(ROOT / "build/adze", "new", "op", op, "--like", op, folder=tree)
+        assert f"src/ops/{op}.c" in said and f"build/adze check {op}" in said
     make(tree, "docs", "python")
     make(tree, f"HUB={tree / 'hub-package'}", "hub-backend")
     return tree
@@ -66,21 +58,28 @@ def test_the_guide_names_what_is_touched(tree):
     touched = set()
     for path in tree.rglob("*"):
         own = path.relative_to(tree)
-        built = own.parts[0] in ("build", "hub-package") or path.suffix in (".so", ".pyc")
+        built = own.parts[0] in ("build", "hub-package") or path.suffix in (".so", ".pyc") or own.name == "bundle"
         if path.is_file() and not built:
             if not (ROOT / own).exists() or (ROOT / own).read_bytes() != path.read_bytes():
                 touched.add(str(own))
-    assert touched == {*NEW.values(), *CHANGED, *WRITTEN}
+    assert touched == {*NEW, *CHANGED, *WRITTEN}
     guide = re.search(r"## Adding an op\n(.*?)\n## ", (ROOT / "docs/architecture.md").read_text(), re.S)[1]
     for path in touched:
         assert path in guide or f"{pathlib.Path(path).parent}/" in guide, path
 
 
-def test_program(tree):
-    assert re.search(r"^scale_add +cpu|^scale_add .* cpu", run("build/new/adze", "info", folder=tree), re.M)
-    checked = run("build/new/adze", "check", "scale_add", "--device", "cpu", folder=tree)
+@pytest.mark.parametrize("op", OPS)
+def test_program(tree, op):
+    assert re.search(rf"^{op} +cpu|^{op} .* cpu", run("build/new/adze", "info", folder=tree), re.M)
+    checked = run("build/new/adze", "check", op, "--device", "cpu", folder=tree)
     assert re.search(r"^[1-9]\d* passed, 0 failed", checked.splitlines()[-1])
-    assert "## scale_add" in (tree / "docs/ops.md").read_text()
+    assert f"## {op}" in (tree / "docs/ops.md").read_text()
+
+
+def test_nothing_is_overwritten(tree):
+    for name, why in (("scale_add", "there is an op scale_add already"), ("rms_norm", "an op rms_norm already")):
+        done = subprocess.run([ROOT / "build/adze", "new", "op", name], cwd=tree, capture_output=True, text=True)
+        assert done.returncode == 2 and why in done.stderr, done.stderr
 
 
 TORCH = (
@@ -94,6 +93,13 @@ with torch.no_grad():
     assert adze.scale_add(x, y, a=2.0, out=y) is y and y.tolist() == want
     torch.library.opcheck(torch.ops.adze.scale_add.default, (x, y, 2.0))
 assert adze.scale_add.__doc__.endswith("scale_add: out = a * x + y")
+x = torch.randn(3, 5, 100)
+with torch.no_grad():
+    out, norm = adze.l2_norm(x, eps=0.0, need_norm=True)
+    torch.testing.assert_close(norm, x.norm(dim=-1, keepdim=True))
+    torch.testing.assert_close(out, x / norm)
+    assert torch.equal(adze.l2_norm(x, eps=0.0), out)
+    torch.library.opcheck(torch.ops.adze.l2_norm.norm, (x.to(torch.bfloat16), 1e-6))
 """
 )
 JAX = VALUES + "import adze.jax; assert adze.jax.scale_add(x, y, a=2.0).tolist() == want"

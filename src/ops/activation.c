@@ -1,22 +1,12 @@
 /* activation: the contract, the definition, and the kernels. */
 #include "ops/act.h"
 
-#include <string.h>
-
 static const adze_field fields[] = {
     ADZE_OUTPUT(activation, ADZE_OUT, out, ADZE_IN_PLACE(activation, x), 0, 0),
     ADZE_FIELD(activation, ADZE_IN, x),
     ADZE_WORDS(activation, act, act_words),
     ADZE_FIELDS_END,
 };
-
-int32_t adze_act_from_name(const char *name)
-{
-    for (const adze_word *w = act_words; w->name && name; w++)
-        if (strcmp(w->name, name) == 0)
-            return w->value;
-    return -1;
-}
 
 static adze_status validate(const void *args)
 {

@@ -206,6 +206,9 @@ typedef struct definition {
     int64_t w_at[3];      /* and where it is */
 } definition;
 
+/* In a project that was made from this op (`adze new op`), the list of ops does not declare them. */
+extern const adze_op adze_op_rms_norm, adze_op_layer_norm;
+
 /* p(x) of a row. */
 static const adze_value *prologue(definition *d, int64_t row)
 {

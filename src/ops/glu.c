@@ -36,19 +36,6 @@ static void outputs(void *args)
         a->out.shape[a->out.rank - 1] /= 2;
 }
 
-void adze_glu_halves(const adze_glu_args *a, adze_tensor *gate, adze_tensor *value)
-{
-    *gate = a->x;
-    *value = a->value;
-    if (a->value.dtype)
-        return;
-    const int64_t dim = gate->shape[gate->rank - 1] /= 2;
-    *value = *gate;
-    adze_tensor *second = a->value_first ? gate : value;
-    if (second->data)
-        second->data = (char *)second->data + (size_t)dim * adze_dtype_size(second->dtype);
-}
-
 static void reference(const void *args, adze_value *const *out)
 {
     const adze_glu_args *a = args;

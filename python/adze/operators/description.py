@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .header import DTYPES
 
 _HERE = pathlib.Path(__file__).parent
-PATH = next(_HERE.glob("_adze*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it has a longer name
+PATH = next(_HERE.glob("_*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it has another name
 _NAMES = {code: name for name, code in DTYPES.items()}
 FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an output may be asked for
 

@@ -35,9 +35,10 @@ def _like(op, output):
 
 
 def fake(op, more):
-    """The fake function of an op's overload that returns its outputs, and as many of the optional ones as more says."""
+    """The fake function of an op's overload that returns its outputs, and as many optional ones as more says."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
+    others = getattr(function, "others", {})
     names = returned(op, more)
     default = getattr(torch, dtype) if isinstance(dtype, str) else None
     absent = {name: 0 if name in op.numbers else None for name in op.arguments}
@@ -48,6 +49,10 @@ def fake(op, more):
         made = []
         for name in names:
             like = given[_like(op, name)]
+            if name in others:
+                own_shape, own_dtype = others[name]
+                made.append(dense(like, own_shape(**given), getattr(torch, own_dtype)))
+                continue
             own = None if op.tensors[name] == "out_optional" else asked
             if callable(dtype):
                 own = DTYPES[dtype(**given, output=name)]
@@ -120,7 +125,7 @@ def share_inputs():
     lowered."""
     lowering = sys.modules.get("torch._inductor.lowering")
     make_fallback = getattr(lowering, "make_fallback", None)
-    if make_fallback is None or ops.rope.default in lowering.lowerings:
+    if make_fallback is None or getattr(ops, next(iter(OPS))).default in lowering.lowerings:
         return
     for name in OPS:
         make_fallback(getattr(ops, name), _constrain, warn=False)

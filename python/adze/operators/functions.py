@@ -12,10 +12,14 @@ from .header import DTYPES, ROUNDING
 from .header import OPS as COMMENTS
 
 ops = dtype_code = None  # of a host: see take_functions()
-ACTS = OPS["activation"].words["act"]
-COLUMNS = OPS["rope_table"].words["columns"]
-NORMS = OPS["gemm"].words["norm"]
-FORMATS = OPS["gemm"].words["format"]
+
+
+def _words(number):
+    """The names that a number's values have, in whichever op has it; a project may have none (`adze new op`)."""
+    return next((op.words[number] for op in OPS.values() if op.words.get(number)), {})
+
+
+ACTS, COLUMNS, NORMS, FORMATS = _words("act"), _words("columns"), _words("norm"), _words("format")
 KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
@@ -26,13 +30,13 @@ def word(words, name, what):
     return words[name]
 
 
-def returns(shape=None, dtype=None):
+def returns(shape=None, dtype=None, **others):
     """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
     may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0, or such a function
-    of its number."""
+    of its number. others: an output that differs from the rest, by its name, with a shape and a dtype of its own."""
 
     def with_rule(function):
-        function.shape, function.dtype = shape, dtype
+        function.shape, function.dtype, function.others = shape, dtype, others
         return function
 
     return with_rule
@@ -190,7 +194,8 @@ def take_functions(host, call, outputs=True):
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
     words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS}
     host.update(ops=made, word=word, **words, **ROUNDING)
-    host["__all__"] = [*names, "linear", *ROUNDING]
+    aliases = {"linear": "gemm"} if "gemm" in names else {}
+    host["__all__"] = [*names, *aliases, *ROUNDING]
     for name in names:
         source = globals()[name]
         function = types.FunctionType(source.__code__, host, name, source.__defaults__)
@@ -203,4 +208,4 @@ def take_functions(host, call, outputs=True):
                 parameters=[p for p in signature.parameters.values() if p.name not in unused]
             )
         host[name] = function
-    host["linear"] = host["gemm"]
+    host.update({alias: host[name] for alias, name in aliases.items()})

@@ -38,19 +38,18 @@ static void reference(const void *args, adze_value *const *out)
     }
 }
 
-ADZE_CPU_DECLARE(scale_add)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(scale_add) ADZE_KERNELS_END};
+ADZE_KERNELS(scale_add)
 
-const adze_op adze_op_scale_add = {"scale_add",
-                                   sizeof(adze_scale_add_args),
-                                   ADZE_FIRST_SIZE(scale_add, reserved),
-                                   fields,
-                                   validate,
-                                   outputs,
-                                   reference,
-                                   kernels,
-                                   NULL,
-                                   NULL};
+const adze_op adze_op_scale_add = {
+    .name = "scale_add",
+    .args_size = sizeof(adze_scale_add_args),
+    .first_size = ADZE_FIRST_SIZE(scale_add, reserved),
+    .fields = fields,
+    .validate = validate,
+    .outputs = outputs,
+    .reference = reference,
+    .kernels = kernels,
+};
 
 adze_status adze_scale_add(adze_stream stream, const adze_scale_add_args *args)
 {

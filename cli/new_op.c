@@ -1,0 +1,261 @@
+/* new_op.c - the files of a new op, made from a template or from an op of the library. */
+#include "new.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct part {
+    const char *template, *op; /* formats of its path: in a template's folder, in the tree of the library */
+    const char *to, *what;
+} part;
+
+static const part parts[] = {
+    {"templates/%s/ops.c", "src/ops/%s.c", "src/ops/%s.c", "contract, definition, table of kernels"},
+    {"templates/%s/cpu.c", "src/cpu/%s.c", "src/cpu/%s.c", "the kernel for CPUs, compiled for each ISA"},
+    {"templates/%s/cuda.cu", "src/cuda/%s.cu", "src/cuda/%s.cu", "the kernel for GPUs"},
+    {"templates/%s/check.c", "check/%s.c", "check/%s.c", "what is checked and what is timed"},
+};
+
+/* A format with one %s, filled in. */
+static const char *filled(char *path, size_t size, const char *format, const char *name)
+{
+    const char *const at = strstr(format, "%s");
+    snprintf(path, size, "%.*s%s%s", (int)(at - format), format, name, at + 2);
+    return path;
+}
+
+static int in_text(const char *text, const char *format, const char *name)
+{
+    char word[NEW_PATH];
+    return text && strstr(text, filled(word, sizeof word, format, name)) != NULL;
+}
+
+/* The struct that an op of the library takes: `typedef adze_norm_args adze_rms_norm_args;` names it. */
+static void struct_of(const char *header, const char *op, char *name, size_t size)
+{
+    char alias[NEW_PATH];
+    snprintf(name, size, "adze_%s_args", op);
+    const char *const at = strstr(header, filled(alias, sizeof alias, " adze_%s_args;\n", op));
+    const char *line = at;
+    while (line && line > header && line[-1] != '\n')
+        line--;
+    if (line && strncmp(line, "typedef adze_", 13) == 0)
+        snprintf(name, size, "%.*s", (int)(at - line - 8), line + 8);
+}
+
+/* What adze.h says of the op: the template's block, or the args of an op of the library by another name. */
+static int declare(new_files *files, const char *name, const char *like, int is_template, adze_text *block)
+{
+    char path[NEW_PATH], takes[NEW_PATH], found[NEW_PATH];
+    adze_text source = {0};
+    filled(path, sizeof path, "templates/%s/adze.h", like);
+    int ok = new_source(files, is_template ? path : "include/adze.h", &source);
+    if (ok && is_template) {
+        ok = adze_text_renamed(block, source.data, source.size, like, name);
+    } else if (ok && strcmp(name, like) == 0) { /* adze.h has it */
+        ok = adze_text_print(block, "/* %s: as in adze.h */\n", name);
+    } else if (ok) {
+        struct_of(source.data, like, takes, sizeof takes);
+        ok = adze_text_print(block,
+                             "/* %s: made from %s, whose args it takes until it has a struct of its own */\n"
+                             "typedef %s adze_%s_args;\n",
+                             name, like, takes, name);
+        static const char *const functions[] = {"ADZE_API adze_status adze_%s(",
+                                                "ADZE_API adze_status adze_%s_scratch("};
+        for (int f = 0; f < 2 && ok; f++) {
+            const char *const at = strstr(source.data, filled(found, sizeof found, functions[f], like));
+            if (at)
+                ok = adze_text_renamed(block, at, strcspn(at, ";") + 1, like, name) && adze_text_add(block, "\n", 1);
+        }
+    }
+    adze_text_free(&source);
+    return ok;
+}
+
+/* The op's Python function, with its decorators. */
+static int function_of(new_files *files, const char *name, const char *like, int is_template, adze_text *to)
+{
+    char path[NEW_PATH], def[NEW_PATH];
+    adze_text source = {0};
+    filled(path, sizeof path, "templates/%s/function.py", like);
+    int ok = new_source(files, is_template ? path : "python/adze/operators/functions.py", &source);
+    const char *begin = ok ? source.data : NULL, *end = NULL;
+    if (ok && is_template) {
+        end = begin + source.size;
+    } else if (ok) {
+        begin = strstr(source.data, filled(def, sizeof def, "\ndef %s(", like));
+        end = begin ? strstr(begin, "\n\n\n") : NULL;
+        if (begin && end) {
+            end++;
+            while (begin > source.data + 1 && strncmp(begin - 2, "\n\n\n", 3) != 0)
+                begin--; /* over the decorators */
+            begin += begin > source.data;
+        }
+    }
+    ok = ok && (!begin || !end || adze_text_renamed(to, begin, (size_t)(end - begin), like, name));
+    adze_text_free(&source);
+    return ok;
+}
+
+/* A file that is about to be written, or NULL. */
+static new_file *planned(new_files *files, const char *path)
+{
+    for (int i = 0; i < files->count; i++)
+        if (strcmp(files->file[i].path, path) == 0)
+            return &files->file[i];
+    return NULL;
+}
+
+/* A file of the root that is changed; its text is what it has now. */
+static new_file *changed(new_files *files, const char *path, const char *what)
+{
+    if (planned(files, path))
+        return planned(files, path);
+    new_file *f = new_file_add(files, what, "%s", path);
+    const int in_tree = files->in_tree;
+    f->exists = 1;
+    files->in_tree = 1; /* the root's own file, whatever the root is */
+    if (!new_source(files, path, &f->text))
+        new_fail(files, "%s/%s cannot be read", files->root, path);
+    files->in_tree = in_tree;
+    return files->failed ? NULL : f;
+}
+
+/* Puts text before the last `mark`. */
+static int insert(new_files *files, new_file *f, const char *mark, const char *text)
+{
+    const char *last = NULL;
+    for (const char *at = f->text.data; (at = strstr(at, mark)); at++)
+        last = at;
+    if (!last || !adze_text_insert(&f->text, (size_t)(last - f->text.data), text))
+        new_fail(files, "%s/%s has no line '%.*s'", files->root, f->path, (int)strcspn(mark, "\n"), mark);
+    return !files->failed;
+}
+
+/* Adds a word to the list of ops, whose lines end in a backslash but for the last. */
+static int add_to_list(new_files *files, new_file *f, const char *name)
+{
+    char word[NEW_PATH];
+    const char *at = strstr(f->text.data, "define ADZE_OPS(X)");
+    if (at && in_text(f->text.data, "X(%s)", name)) {
+        new_fail(files, "there is an op %s already, in %s/%s", name, files->root, f->path);
+        return 0;
+    }
+    while (at && strchr(at, '\n') && strchr(at, '\n')[-1] == '\\')
+        at = strchr(at, '\n') + 1;
+    const char *const end = at ? strchr(at, '\n') : NULL;
+    const char *line = end;
+    while (line && line > f->text.data && line[-1] != '\n')
+        line--;
+    filled(word, sizeof word, line && (size_t)(end - line) + strlen(name) + 4 > 118 ? " \\\n        X(%s)" : " X(%s)",
+           name);
+    if (!end || !adze_text_insert(&f->text, (size_t)(end - f->text.data), word))
+        new_fail(files, "%s/%s has no list ADZE_OPS", files->root, f->path);
+    return !files->failed;
+}
+
+static int add_to_tree(new_files *files, const char *name, const adze_text *block, const adze_text *function)
+{
+    new_file *list = changed(files, "src/kernel.h", "its word in the list of ops");
+    if (!list || !add_to_list(files, list, name))
+        return 0;
+    new_file *header = changed(files, "include/adze.h", "its formula, args and function");
+    adze_text spaced = {0};
+    if (!header || !adze_text_print(&spaced, "%s\n", block->data) ||
+        !insert(files, header, "#ifdef __cplusplus\n", spaced.data)) {
+        adze_text_free(&spaced);
+        return 0;
+    }
+    adze_text_free(&spaced);
+    if (!function->size)
+        return 1;
+    new_file *python = changed(files, "python/adze/operators/functions.py", "its function in Python");
+    int ok = python && adze_text_print(&spaced, "%s\n\n", function->data) &&
+             insert(files, python, "# ---- For hosts ----\n", spaced.data);
+    adze_text_free(&spaced);
+    return ok;
+}
+
+/* Text of a project's file, made from a template in templates/. */
+int new_project_file(new_files *files, const char *template, const char *path, const char *what,
+                     const char *const *pairs)
+{
+    new_file *f = new_file_add(files, what, "%s", path);
+    return new_fill(files, template, pairs, &f->text);
+}
+
+/* A project that is there, or is being made, gets another op; otherwise it begins with this one. */
+static int add_to_project(new_files *files, const char *name, const adze_text *block, const adze_text *function)
+{
+    char line[NEW_PATH], full[2 * NEW_PATH];
+    const char *const pairs[] = {"name", name, NULL};
+    new_file *header = new_file_add(files, "its formula, args and function", "%s.h", name);
+    if (!adze_text_print(&header->text,
+                         "/* %s.h - the args of %s, and its function. */\n#ifndef ADZE_OP_%s_H\n#define "
+                         "ADZE_OP_%s_H\n\n#include \"adze.h\"\n\n%s\n#endif\n",
+                         name, name, name, name, block->data))
+        return 0;
+    snprintf(full, sizeof full, "%s/ops.h", files->root);
+    if (planned(files, "ops.h") || adze_exists(full)) {
+        new_file *list = changed(files, "ops.h", "its word in the list of ops");
+        new_file *python = changed(files, "functions.py", "its function in Python");
+        return list && python && add_to_list(files, list, name) &&
+               insert(files, list, "#define ADZE_OPS(X)", filled(line, sizeof line, "#include \"%s.h\"\n", name)) &&
+               adze_text_print(&python->text, "\n\n%s", function->data ? function->data : "");
+    }
+    if (!new_project_file(files, "templates/project/ops.h", "ops.h", "the list of ops", pairs))
+        return 0;
+    new_file *python = new_file_add(files, "the functions in Python", "functions.py");
+    return adze_text_add(&python->text, function->data ? function->data : "", function->size);
+}
+
+/* The templates, and the ops of the library as the program knows them. */
+static void say_likes(new_files *files, const char *like)
+{
+    char names[600] = "", last[200] = "";
+    const char *at = NULL;
+    for (adze_file file; adze_bundle_next(&at, &file);) {
+        char name[200];
+        const int template =
+            sscanf(file.path, "templates/%199[a-z0-9_]/ops.c", name) == 1 && strstr(file.path, "/ops.c");
+        if (!template && sscanf(file.path, "check/%199[a-z0-9_].c", name) != 1)
+            continue;
+        if (strcmp(name, last) != 0)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", *names ? ", " : "", name);
+        snprintf(last, sizeof last, "%s", name);
+    }
+    new_fail(files, "--like is '%s', it must be one of %s", like, names);
+}
+
+int new_op(new_files *files, const char *name, const char *like)
+{
+    char path[NEW_PATH];
+    adze_text probe = {0}, block = {0}, function = {0};
+    const int is_template = new_source(files, filled(path, sizeof path, "templates/%s/ops.c", like), &probe);
+    int ok = is_template || new_source(files, filled(path, sizeof path, "check/%s.c", like), &probe);
+    adze_text_free(&probe);
+    if (!ok || strcmp(like, "project") == 0) {
+        say_likes(files, like);
+        return 0;
+    }
+    ok = declare(files, name, like, is_template, &block) && function_of(files, name, like, is_template, &function);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts && ok; i++) {
+        adze_text source = {0};
+        ok = new_source(files, filled(path, sizeof path, is_template ? parts[i].template : parts[i].op, like),
+                        &source);
+        if (ok) {
+            char to[NEW_PATH];
+            new_file *f = new_file_add(files, parts[i].what, "%s", filled(to, sizeof to, parts[i].to, name));
+            ok = adze_text_renamed(&f->text, source.data, source.size, like, name);
+        }
+        adze_text_free(&source);
+    }
+    if (ok)
+        ok = files->in_tree ? add_to_tree(files, name, &block, &function)
+                            : add_to_project(files, name, &block, &function);
+    adze_text_free(&block);
+    adze_text_free(&function);
+    if (!ok)
+        new_fail(files, "%s cannot be made from %s", name, like);
+    return !files->failed;
+}

@@ -1,0 +1,119 @@
+"""`adze new op` outside the tree: a project that builds against an installed adze, and its own program."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+ADZE = ROOT / "build/adze"
+ENV = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+OPS = sorted(path.stem for path in (ROOT / "src/ops").glob("*.c") if (ROOT / "check" / path.name).exists())
+
+
+def run(*command, folder, status=0):
+    done = subprocess.run([*map(str, command)], cwd=folder, env=ENV, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    if not shutil.which("make") or not shutil.which("cc"):
+        pytest.skip("make or cc is not here")
+    prefix = tmp_path_factory.mktemp("installed") / "adze"
+    run("make", "install", f"PREFIX={prefix}", folder=ROOT)
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def project(prefix, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("work")
+    said = run(prefix / "bin/adze", "new", "op", "my_add", folder=folder)
+    assert "src/ops/my_add.c" in said and "1. my_add.h" in said and "make check" in said
+    said = run(prefix / "bin/adze", "new", "op", "my_norm", "--like=l2_norm", folder=folder / "my_add")
+    assert "changed  ops.h" in said
+    run("make", "-j2", "CUDA=0", folder=folder / "my_add")
+    return folder / "my_add"
+
+
+def test_headers_say_that_they_may_change(prefix):
+    headers = [path for path in (prefix / "include/adze").rglob("*") if path.is_file()]
+    assert {"kernel.h", "suite.h", "launch.cuh", "row.h"} <= {path.name for path in headers}
+    for path in headers:
+        assert "may change with each release" in path.read_text().splitlines()[0], path
+
+
+def test_the_project_checks_its_ops_and_no_others(project):
+    said = run("build/my_add", "check", "--device", "cpu", folder=project)
+    assert re.search(r"^[1-9]\d+ passed, 0 failed", said.splitlines()[-1])
+    assert "my_add" in said and "my_norm" in said and "rms_norm" not in said
+    assert re.search(r"^my_norm .*cpu", run("build/my_add", "info", folder=project), re.M)
+
+
+def test_its_check_finds_a_wrong_kernel(project, tmp_path):
+    wrong = tmp_path / "wrong"
+    shutil.copytree(project, wrong)
+    source = wrong / "src/cpu/my_add.c"
+    source.write_text(source.read_text().replace("+ y.part[p]", "- y.part[p]"))
+    run("make", "-j2", "CUDA=0", folder=wrong)
+    said = run("build/my_add", "check", "my_add", "--device", "cpu", folder=wrong, status=1)
+    assert re.search(r"[1-9]\d* failed", said.splitlines()[-1])
+
+
+def test_its_program_times_and_repeats_calls(project):
+    said = run("build/my_add", "run", "my_add x=bf16[8,64] y=bf16[8,64] a=2", "--device", "cpu", folder=project)
+    assert re.search(r"right: .* ulp.*GB/s", said)
+
+
+@pytest.mark.parametrize("like", OPS)
+def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
+    """Compiled without code, so that it takes no time: the sources are those of the library by another name."""
+    run(prefix / "bin/adze", "new", "op", "other", "--like", like, folder=tmp_path)
+    folder, include = tmp_path / "other", prefix / "include"
+    paths = [f"-I{include}", *(f"-I{include / 'adze' / name}" for name in ("", "cuda", "check"))]
+    sources = sorted(path.relative_to(folder) for path in folder.rglob("*.c"))
+    assert len(sources) == 3
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-DADZE_ISA=", "-DADZE_CUDA=1", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
+    run("cc", "-fsyntax-only", *flags, "-include", "ops.h", "-I.", *paths, *sources, folder=folder)
+    mentioned = re.findall(rf"\badze_(?:op_|suite_)?{like}(?:_cuda|_cpu\w*)?\b", "".join(
+        (folder / path).read_text() for path in [*sources, "src/cuda/other.cu"]))  # fmt: skip
+    assert not mentioned, f"names of {like} are left: {mentioned}"
+
+
+@pytest.mark.parametrize("op", ["scale_add", "l2_norm"])
+def test_templates_compile_for_gpus(prefix, tmp_path, op):
+    if not NVCC:
+        pytest.skip("nvcc is not here")
+    run(prefix / "bin/adze", "new", "op", "other", "--like", op, folder=tmp_path)
+    include = prefix / "include"
+    paths = [f"-I{include}", *(f"-I{include / 'adze' / name}" for name in ("", "cuda"))]
+    flags = ["-std=c++17", "-Werror", "all-warnings", "-include", "ops.h", "-DADZE_CUDA=1", "-arch=sm_90a"]
+    run(NVCC, *flags, "-I.", *paths, "-cubin", "src/cuda/other.cu", "-o", "other.cubin", folder=tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (["Other"], "'Other' is no name for an op"),
+        (["2d"], "is no name"),
+        (["int"], "is no name"),
+        (["other", "--like", "nosuch"], "--like is 'nosuch', it must be one of"),
+        ([], "a name is missing"),
+        (["other", "more"], "is a second word"),
+    ],
+)
+def test_refusals(tmp_path, arguments, why):
+    assert why in run(ADZE, "new", "op", *arguments, folder=tmp_path, status=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "other/src/ops").mkdir(parents=True)
+    (tmp_path / "other/src/ops/other.c").write_text("mine")
+    assert "exists; nothing was written" in run(ADZE, "new", "op", "other", folder=tmp_path, status=1)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "other/src/ops/other.c"]

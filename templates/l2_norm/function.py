@@ -1,0 +1,4 @@
+@returns(norm=(lambda x, **_: (*x.shape[:-1], 1), "float32"))
+def l2_norm(x, *, eps=1e-6, need_norm=False, out=None, norm_out=None):
+    """x / sqrt(sum(x^2) + eps) over the last dimension. With need_norm the result is (out, norm)."""
+    return ops.l2_norm((x, eps), out, norm_out, need_norm)

@@ -1,0 +1,33 @@
+"""Puts this project's kernels into the model of model.py, and takes them out again."""
+
+import torch
+
+import model as place
+
+
+def guarded(forward, module):
+    """There is no backward kernel: where a gradient is needed, the module runs its own code."""
+
+    def call(x):
+        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())):
+            return type(module).forward(module, x)
+        return forward(module, x)
+
+    return call
+
+
+def inject(model, kernel, ops):
+    """How many modules each op has taken."""
+    taken = dict.fromkeys(ops, 0)
+    for op in ops:
+        for kind, forward in place.forwards(kernel).get(op, {}).items():
+            for module in model.modules():
+                if type(module) is kind:
+                    module.forward = guarded(forward, module)
+                    taken[op] += 1
+    return taken
+
+
+def remove(model):
+    for module in model.modules():
+        module.__dict__.pop("forward", None)

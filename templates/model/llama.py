@@ -1,0 +1,33 @@
+"""Llama: a decoder with random weights, and the places of this project's kernels in it."""
+
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+NAME = "llama"
+SHAPES = {"tokens": (1, 128, 4096), "dim": 4096, "hidden": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128}
+TINY = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+
+
+def build(tiny, device, dtype):
+    """The model, and a function that runs it on a prompt."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**(TINY if tiny else {}))
+    model = transformers.LlamaForCausalLM(config).eval().to(device, dtype)
+    ids = torch.randint(0, config.vocab_size, (1, 16 if tiny else 512), device=device)
+    return model, lambda: model(ids).logits
+
+
+def forwards(kernel):
+    """{op: {class: its forward with the kernel}}. A class is compared with `is`: a name is no proof."""
+
+    def norm(self, hidden_states):
+        return kernel.rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, rounding=kernel.ROUND_NORM)
+
+    def mlp(self, x):
+        return self.down_proj(kernel.glu(self.gate_proj(x), self.up_proj(x), act=self.config.hidden_act))
+
+    return {"rms_norm": {LlamaRMSNorm: norm}, "glu": {LlamaMLP: mlp}}

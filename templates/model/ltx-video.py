@@ -1,0 +1,43 @@
+"""LTX-Video: its transformer with random weights, and the places of this project's kernels in it."""
+
+import diffusers
+import torch
+from diffusers.models.activations import GELU
+from diffusers.models.normalization import RMSNorm
+
+NAME = "ltx-video"
+SHAPES = {"tokens": (1, 2688, 2048), "dim": 2048, "hidden": 8192, "heads": 32, "kv_heads": 32, "head_dim": 64}
+TINY = {
+    "num_attention_heads": 4, "attention_head_dim": 64, "cross_attention_dim": 256, "caption_channels": 256,
+    "num_layers": 2,
+}  # fmt: skip
+
+
+def build(tiny, device, dtype):
+    """The transformer, and a function that runs one denoising step: 49 frames of 512 x 768."""
+    torch.manual_seed(0)
+    model = diffusers.LTXVideoTransformer3DModel(**(TINY if tiny else {})).eval().to(device, dtype)
+    frames, height, width = (2, 4, 4) if tiny else (7, 16, 24)
+    channels = 256 if tiny else 4096
+    inputs = {
+        "hidden_states": torch.randn(1, frames * height * width, 128),
+        "encoder_hidden_states": torch.randn(1, 128, channels),
+        "timestep": torch.tensor([500.0]),
+        "encoder_attention_mask": torch.ones(1, 128),
+    }
+    inputs = {name: value.to(device, dtype) for name, value in inputs.items()}
+    return model, lambda: model(**inputs, num_frames=frames, height=height, width=width, return_dict=False)[0]
+
+
+def forwards(kernel):
+    """{op: {class: its forward with the kernel}}. A class is compared with `is`: a name is no proof."""
+
+    def norm(self, hidden_states):  # weight is None in blocks, whose scale and shift follow
+        dtype = hidden_states.dtype if self.weight is None else self.weight.dtype
+        rounding = 0 if self.weight is None or dtype == torch.float32 else kernel.ROUND_NORM
+        return kernel.rms_norm(hidden_states, self.weight, eps=self.eps, rounding=rounding)
+
+    def gelu(self, hidden_states):  # tanh GELU, not GEGLU
+        return kernel.activation(self.proj(hidden_states), f"gelu{'_tanh' if self.approximate == 'tanh' else ''}")
+
+    return {"rms_norm": {RMSNorm: norm}, "activation": {GELU: gelu}}
