@@ -85,7 +85,7 @@ def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
     assert not mentioned, f"names of {like} are left: {mentioned}"
 
 
-@pytest.mark.parametrize("op", ["scale_add", "l2_norm"])
+@pytest.mark.parametrize("op", ["scale_add", "l2_norm", "rms_norm_i8"])
 def test_templates_compile_for_gpus(prefix, tmp_path, op):
     if not NVCC:
         pytest.skip("nvcc is not here")
