@@ -325,10 +325,10 @@ def adze_outputs(call, given):
     """Those of torch.ops.adze, with every optional output that the call can have."""
     table = OPS[call.op]
     packet = getattr(torch.ops.adze, call.op)
-    both = table.optional is not None and ("residual" in given or "k" in given)
+    both = table.optional and ("residual" in given or "k" in given)
     absent = {name: 0 if name in table.numbers else None for name in table.arguments}
     arguments = (absent | given | call.numbers).values()
-    return (getattr(packet, table.optional) if both else packet.default)(*arguments)
+    return (getattr(packet, table.optional[-1]) if both else packet.default)(*arguments)
 
 
 # ---- Errors ----

@@ -264,6 +264,28 @@ typedef struct adze_gemm_args {
 ADZE_API adze_status adze_gemm(adze_stream stream, const adze_gemm_args *args);
 ADZE_API adze_status adze_gemm_scratch(adze_stream stream, const adze_gemm_args *args, size_t *bytes);
 
+/* quantize: numbers of fewer bits, by groups as gemm reads them, rounded to nearest. With `most` the largest |x| of a
+   group, and Q 127 (i8), 448 (f8e4m3) or 7 (4 bits):
+     scale = most / Q                      q = x / scale, at most Q, plus zero = 8 for 4 bits
+   and with zero_points, where low <= 0 <= high are the ends of the group's range:
+     scale = (high - low) / 15             zero = -low / scale, q = x / scale + zero, both 0 to 15
+   Each quotient is rounded to float, then the scale to its dtype, before it divides, and q and zero to the nearest
+   number of their kind, halves to even. Where scale is 0, q is zero, or 0. x must be finite. */
+typedef struct adze_quantize_args {
+    adze_call call;
+    adze_tensor out;     /* like x, of dtype; with ADZE_FORMAT_U4 [..., (k + 1) / 2], a last half byte is 0 */
+    adze_tensor scale;   /* x's shape without k, or with groups [..., rows / group_rows, k / group] rounded up; [1] */
+    adze_tensor zero;    /* as scale, u8; with zero_points */
+    adze_tensor x;       /* [..., k]: f32, f16, bf16; [rows, k] with group_rows */
+    int32_t dtype;       /* ADZE_I8, ADZE_F8E4M3, or ADZE_U8 with its format */
+    int32_t format;      /* ADZE_FORMAT_DTYPE or ADZE_FORMAT_U4 */
+    int32_t group;       /* 0: a scale is for whole rows; or 32, 64, 128 columns */
+    int32_t group_rows;  /* 0 means 1; f8e4m3: 128, with group 128; -1: one scale for all, without group */
+    int32_t zero_points; /* 1: with ADZE_FORMAT_U4 */
+    int32_t scale_dtype; /* 0 means f32; or f16, bf16 */
+} adze_quantize_args;
+ADZE_API adze_status adze_quantize(adze_stream stream, const adze_quantize_args *args);
+
 /* ---- Rotary positions ---- */
 
 #define ADZE_ROPE_HALF        0 /* pairs (i, i + rotary_dim / 2) */

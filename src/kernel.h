@@ -13,7 +13,8 @@ extern "C" {
 #ifndef ADZE_OPS
 #    define ADZE_OPS(X)                                                                                              \
         X(rms_norm)                                                                                                  \
-        X(layer_norm) X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(rope) X(qk_norm_rope)     \
+        X(layer_norm)                                                                                                \
+        X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(rope) X(qk_norm_rope)       \
             X(rope_table)
 #endif
 

@@ -55,6 +55,10 @@ def _calls():
         ("gemm", (x, weights[0]), {"residual": randn(2, 3, 20), "gate": randn(20), "rounding": 2}),
         ("gemm", (x, randn(2, 11, 65)), {}),
         ("gemm", (x[:0], weights[0]), {}),
+        ("quantize", (x, "i8"), {}),
+        ("quantize", (x, "u4"), {"group": 32, "zero_points": True, "scale_dtype": "float16"}),
+        ("quantize", (x[0], "f8e4m3"), {"group": 128, "group_rows": 128, "scale_dtype": "bfloat16"}),
+        ("quantize", (x, "f8e4m3"), {"group_rows": -1}),
         ("rope", (q, None, cos, sin), {}),
         ("rope", (q, k, cos, sin), {"interleaved": True, "rounding": 2}),
         ("rope", (q, k, cos[:, :4].copy(), sin[:, :4].copy()), {"rotary_dim": 8}),
@@ -124,7 +128,7 @@ def torch_call(call, dtype):
     from adze.operators import ops
 
     args, kwargs = arguments(call, dtype, torch_of)
-    for key in ("dtype", "out_dtype"):
+    for key in ("dtype", "out_dtype", "scale_dtype"):
         if key in kwargs:
             kwargs[key] = getattr(torch, kwargs[key])
     return getattr(ops, call[0]), args, kwargs

@@ -71,6 +71,9 @@ def samples(dtype):
         ("gemm.out2", (x, wide, wide), {"separate": 1, "out_dtype": 1}),
         ("gemm.out3", (x, wide, wide, randn(9, 64, dtype=dtype)), {"separate": 1, "norm": 1, "eps": 1e-6}),
         ("gemm.out", (x, wide), {"out": randn(2, 3, 24, dtype=dtype)}),
+        ("quantize.default", (x, 5), {}),
+        ("quantize.zero", (x, 11), {"format": 1, "group": 32, "zero_points": 1, "scale_dtype": 2}),
+        ("quantize.out", (x, 5), {"out": empty(x, dtype=torch.int8), "scale": torch.empty(2, 3)}),
         ("rope.default", (q, None, cos, sin), {}),
         ("rope.k_out", (q, k, cos, sin), {"rounding": 2}),
         ("rope.out", (q, k, cos, sin), {"q_out": empty(q), "k_out": empty(k)}),
@@ -234,6 +237,56 @@ def test_linear(dtype):
         adze.linear(x, w, norm="batch")
     with pytest.raises(RuntimeError, match="the arguments give out2 too; take the form that returns it"):
         _ops.ops.gemm.default(x, w, v, separate=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantised_linear(dtype):
+    w, x = randn(200, 300, dtype=dtype), randn(3, 300, dtype=dtype, seed=1)
+
+    def agrees(weight, **options):
+        """Products in double, what 300 terms in float may be off, and a rounding."""
+        got, want = adze.linear(x, **options).double(), x.double() @ weight.T
+        off = 320 * 2**-24 * (x.double().abs() @ weight.abs().T).amax()
+        assert ((got - want).abs() <= torch.finfo(dtype).eps * want.abs() + off).all()
+
+    q, scale = adze.quantize(w, "i8")
+    assert q.dtype == torch.int8 and scale.dtype == torch.float32 and scale.shape == (200,)
+    assert torch.equal(scale, w.float().abs().amax(-1) / 127)
+    assert torch.equal(q, (w.float() / scale[:, None]).round().clamp(-127, 127).to(torch.int8))
+    agrees(q.double() * scale.double()[:, None], w=q, w_scale=scale)
+
+    q, scale = adze.quantize(w, "f8e4m3", group=128, group_rows=128, scale_dtype=torch.bfloat16)
+    assert q.dtype == torch.float8_e4m3fn and scale.shape == (2, 3) and scale.dtype == torch.bfloat16
+    wide = scale.double().repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    assert torch.equal(q.float(), (w.float() / wide.float()).clamp(-448, 448).to(torch.float8_e4m3fn).float())
+    agrees(q.double() * wide, w=q, w_scale=scale, group=128, group_rows=128)
+    q, scale = adze.quantize(w, "f8e4m3", group_rows=-1)
+    assert scale.shape == (1,) and torch.equal(scale, w.float().abs().amax()[None] / 448)
+    agrees(q.double() * scale.double(), w=q, w_scale=scale)
+
+    q, scale, zero = adze.quantize(w, "u4", group=64, zero_points=True)
+    assert q.shape == (200, 150) and scale.shape == zero.shape == (200, 5) and zero.dtype == torch.uint8
+    stored = torch.stack([q & 15, q >> 4], -1).flatten(-2)
+
+    def each(t):
+        return t.double().repeat_interleave(64, 1)[:, :300]
+
+    weight = (stored.double() - each(zero)) * each(scale)
+    assert ((weight - w.double()).abs() <= 0.51 * each(scale) + 2**-20).all()
+    agrees(weight, w=q, w_scale=scale, w_zero=zero, group=64, format="u4")
+    q, scale = adze.quantize(w, "u4", group=32)
+    agrees(
+        (torch.stack([q & 15, q >> 4], -1).flatten(-2).double() - 8)
+        * scale.double().repeat_interleave(32, 1)[:, :300],
+        w=q,
+        w_scale=scale,
+        group=32,
+        format="u4",
+    )
+    with pytest.raises(ValueError, match="kind is 'int8', known are i8, f8e4m3, u4"):
+        adze.quantize(w, "int8")
+    with pytest.raises(RuntimeError, match="w_scale is absent, w of u8 needs it"):
+        adze.linear(x, q, format="u4")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,10 +7,10 @@ import torch
 
 from . import functions
 from ._ops import add_op_namespace_prefix, ops
-from .description import FLOATS, OPS, returned
+from .description import OPS, returned
 from .header import DTYPES as CODES
 
-DTYPES = {CODES[name]: getattr(torch, name) for name in FLOATS}
+DTYPES = {code: getattr(torch, name) for name, code in CODES.items()}
 
 
 def dense(like, shape=None, dtype=None):
@@ -40,7 +40,7 @@ def fake(op, more):
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
     others = getattr(function, "others", {})
     names = returned(op, more)
-    default = dtype and getattr(torch, dtype)
+    default = getattr(torch, dtype) if isinstance(dtype, str) else None
     absent = {name: 0 if name in op.numbers else None for name in op.arguments}
 
     def imagined(*args, **kwargs):
@@ -54,6 +54,8 @@ def fake(op, more):
                 made.append(dense(like, own_shape(**given), getattr(torch, own_dtype)))
                 continue
             own = None if op.tensors[name] == "out_optional" else asked
+            if callable(dtype):
+                own = DTYPES[dtype(**given, output=name)]
             made.append(dense(like, shape and shape(**given, output=name), own))
         return made[0] if len(made) == 1 else tuple(made)
 

@@ -8,8 +8,8 @@ import inspect
 import types
 
 from .description import OPS
+from .header import DTYPES, ROUNDING
 from .header import OPS as COMMENTS
-from .header import ROUNDING
 
 ops = dtype_code = None  # of a host: see take_functions()
 
@@ -19,7 +19,8 @@ def _words(number):
     return next((op.words[number] for op in OPS.values() if op.words.get(number)), {})
 
 
-ACTS, COLUMNS, NORMS = _words("act"), _words("columns"), _words("norm")
+ACTS, COLUMNS, NORMS, FORMATS = map(_words, ("act", "columns", "norm", "format"))
+KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
 def word(words, name, what):
@@ -31,8 +32,8 @@ def word(words, name, what):
 
 def returns(shape=None, dtype=None, **others):
     """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
-    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0. others: an output that
-    differs from the rest, by its name, with a shape and a dtype of its own."""
+    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0, or such a function
+    of its number. others: an output that differs from the rest, by its name, with a shape and a dtype of its own."""
 
     def with_rule(function):
         function.shape, function.dtype, function.others = shape, dtype, others
@@ -101,16 +102,43 @@ def _gemm_shape(x, w, w2, w3, glu, separate, output, **_):
 @returns(shape=_gemm_shape)
 def gemm(x, w, bias=None, *, w2=None, w3=None, bias2=None, bias3=None, norm=None, norm_weight=None, norm_bias=None,
          eps=1e-6, weight_offset=0.0, act=None, glu=False, residual=None, gate=None, separate=False, rounding=0,
-         out_dtype=None, out=None, out2=None, out3=None):  # fmt: skip
+         out_dtype=None, w_scale=None, w2_scale=None, w3_scale=None, w_zero=None, w2_zero=None, w3_zero=None, group=0,
+         group_rows=0, format=None, out=None, out2=None, out3=None):  # fmt: skip
     """residual + gate * act(norm(x) @ w.T + bias); also called linear.
 
     w2 and w3 read the same x: their columns follow those of w, or with separate the result is a tuple of one output
-    for each weight; with glu it is act(x @ w.T + bias) * (x @ w2.T + bias2). norm is "rms" or "layer"."""
+    for each weight; with glu it is act(x @ w.T + bias) * (x @ w2.T + bias2). norm is "rms" or "layer". Quantised
+    weights have scales, and perhaps zeros; format is "u4" for those of 4 bits."""
     code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
     args = (x, w, w2, w3, bias, bias2, bias3, norm_weight, norm_bias, residual, gate, eps, weight_offset,
             0 if norm is None else word(NORMS, norm, "norm"), 0 if act is None else word(ACTS, act, "act"), int(glu),
-            int(separate), rounding, code)  # fmt: skip
+            int(separate), rounding, code, w_scale, w2_scale, w3_scale, w_zero, w2_zero, w3_zero, group, group_rows,
+            0 if format is None else word(FORMATS, format, "format"))  # fmt: skip
     return ops.gemm(args, out, out2, (w3 is not None) + 1 if separate else 0, out3)
+
+
+def _quantize_shape(x, format, group, group_rows, output, **_):
+    *rows, k = x.shape
+    if output == "out":
+        return (*rows, (k + 1) // 2 if format else k)
+    if group:
+        rows = [(rows[0] + 127) // 128] if group_rows == 128 else rows
+        return (*rows, (k + group - 1) // group)
+    return (1,) if group_rows == -1 or not rows else rows
+
+
+def _quantize_dtype(dtype, scale_dtype, output, **_):
+    return {"out": dtype, "scale": scale_dtype or DTYPES["float32"], "zero": DTYPES["uint8"]}[output]
+
+
+@returns(shape=_quantize_shape, dtype=_quantize_dtype)
+def quantize(x, kind, *, group=0, group_rows=0, zero_points=False, scale_dtype=None, out=None, scale_out=None,
+             zero_out=None):  # fmt: skip
+    """The numbers of x in fewer bits, their scales, and with zero_points their zeros: "i8", "f8e4m3", or "u4", of
+    which two are in a byte. gemm takes them as weights."""
+    code = 0 if scale_dtype is None else dtype_code("scale_dtype", scale_dtype)
+    args = (x, word(KINDS, kind, "kind"), FORMATS.get(kind, 0), group, group_rows, int(zero_points), code)
+    return ops.quantize(args, out, scale_out, int(zero_points), zero_out)
 
 
 def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
@@ -164,7 +192,8 @@ def take_functions(host, call, outputs=True):
     here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
-    host.update(ops=made, ACTS=ACTS, COLUMNS=COLUMNS, NORMS=NORMS, word=word, **ROUNDING)
+    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS}
+    host.update(ops=made, word=word, **words, **ROUNDING)
     aliases = {"linear": "gemm"} if "gemm" in names else {}
     host["__all__"] = [*names, *aliases, *ROUNDING]
     for name in names:

@@ -16,6 +16,7 @@ DTYPES = {
     "int64": 8,
     "bool": 9,
     "float64": 10,
+    "uint8": 11,
 }
 OPS = {
     "rms_norm": """\
@@ -55,6 +56,14 @@ layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) 
 the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
 ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
 Infinities and NaN in x and w come out as the formula has them.""",
+    "quantize": """\
+quantize: numbers of fewer bits, by groups as gemm reads them, rounded to nearest. With `most` the largest |x| of a
+group, and Q 127 (i8), 448 (f8e4m3) or 7 (4 bits):
+  scale = most / Q                      q = x / scale, at most Q, plus zero = 8 for 4 bits
+and with zero_points, where low <= 0 <= high are the ends of the group's range:
+  scale = (high - low) / 15             zero = -low / scale, q = x / scale + zero, both 0 to 15
+Each quotient is rounded to float, then the scale to its dtype, before it divides, and q and zero to the nearest
+number of their kind, halves to even. Where scale is 0, q is zero, or 0. x must be finite.""",
     "rope": """\
 rope: of each pair (a at i, b at j), out[i] = a * cos[i] - b * sin[i], out[j] = b * cos[j] + a * sin[j];
 elements from rotary_dim on are copied. A table of rotary_dim / 2 columns has one angle per pair.
