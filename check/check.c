@@ -215,7 +215,8 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
         if (!adze_is_tensor(field) || ((adze_tensor *)(void *)(job->args + field->offset))->dtype == ADZE_NONE)
             continue;
         BAD("no data", t->data = NULL, ADZE_BAD_ARG, field->name);
-        if (adze_dtype_size(((const adze_tensor *)(const void *)(job->args + field->offset))->dtype) > 1)
+        const adze_tensor *const given = (const adze_tensor *)(void *)(job->args + field->offset);
+        if (adze_dtype_size(given->dtype) > 1)
             BAD("an odd address", t->data = (char *)t->data + 1, ADZE_BAD_ARG, "multiple of");
         BAD("an unknown dtype", t->dtype = 99, ADZE_BAD_DTYPE, field->name);
         BAD("rank 6", t->rank = 6, ADZE_BAD_ARG, field->name);
@@ -224,7 +225,6 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
         BAD("an absurd size", t->shape[0] = INT64_MAX, ADZE_BAD_ARG, field->name);
         BAD("an absurd stride", (t->shape[0] = 3, t->stride[0] = INT64_MAX / 2), ADZE_BAD_ARG, field->name);
         /* where the last dimension has one element, its stride means nothing */
-        const adze_tensor *const given = (const adze_tensor *)(void *)(job->args + field->offset);
         if (given->shape[given->rank - 1] > 1)
             BAD("a last stride of 2", (t->stride[t->rank - 1] = 2), ADZE_BAD_ARG, field->name);
         if (adze_is_output(field)) {

@@ -20,6 +20,7 @@ static const char help[] =
     "  --like OP   what to begin with (default: scale_add)\n"
     "                scale_add   elementwise: out = a * x + y\n"
     "                l2_norm     a sum over each row, and a second output\n"
+    "                rms_norm_i8 the same with int8 output and a scale for each row\n"
     "                any op of the library, with its arguments: see `adze info`\n"
     "  --dir DIR   the tree or the project (default: here, or a new folder NAME)\n\n"
     "Nothing that exists is overwritten.\n";

@@ -243,7 +243,9 @@ int new_op(new_files *files, const char *name, const char *like)
         adze_text source = {0};
         ok = new_source(files, filled(path, sizeof path, is_template ? parts[i].template : parts[i].op, like),
                         &source);
-        if (ok) {
+        if (!ok && !is_template && !files->failed && strstr(parts[i].op, "cuda")) {
+            ok = 1; /* an op may be without CUDA */
+        } else if (ok) {
             char to[NEW_PATH];
             new_file *f = new_file_add(files, parts[i].what, "%s", filled(to, sizeof to, parts[i].to, name));
             ok = adze_text_renamed(&f->text, source.data, source.size, like, name);

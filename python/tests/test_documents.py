@@ -148,7 +148,7 @@ __global__ void each(T *p)
     float f[VEC<T>];
     u.get(f);
     for (float &v : f)
-        v = warp_sum<32>(act_gelu(v)) + warp_max<32>(v);
+        v = warp_sum<32>(act_gelu<sizeof(T) == 2>(v)) + warp_max<32>(v);
     u.set(f);
     u.put(p);
 }

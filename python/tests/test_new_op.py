@@ -12,7 +12,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-OPS = ("scale_add", "l2_norm")
+OPS = ("scale_add", "l2_norm", "rms_norm_i8")
 NEW = {f"{folder}/{op}.{end}" for op in OPS for folder, end in
        (("src/ops", "c"), ("src/cpu", "c"), ("src/cuda", "cu"), ("check", "c"))}  # fmt: skip
 CHANGED = ("include/adze.h", "src/kernel.h", "python/adze/operators/functions.py")
@@ -100,6 +100,10 @@ with torch.no_grad():
     torch.testing.assert_close(out, x / norm)
     assert torch.equal(adze.l2_norm(x, eps=0.0), out)
     torch.library.opcheck(torch.ops.adze.l2_norm.norm, (x.to(torch.bfloat16), 1e-6))
+    out, scale = adze.rms_norm_i8(x, eps=1e-6)
+    assert out.dtype == torch.int8 and out.abs().amax(-1).min() == 127 and scale.shape == (3, 5, 1)
+    torch.testing.assert_close(out * scale, adze.rms_norm(x, eps=1e-6), rtol=0, atol=scale.max().item() / 2 + 1e-6)
+    torch.library.opcheck(torch.ops.adze.rms_norm_i8.default, (x, None, 1e-6))
 """
 )
 JAX = VALUES + "import adze.jax; assert adze.jax.scale_add(x, y, a=2.0).tolist() == want"

@@ -48,8 +48,8 @@ static void query_devices()
     machine.count = count;
 }
 
-/* The architecture that this build's code for a device was compiled for, as in 90; 0 without code. The query loads the
-   module. */
+/* The architecture that this build's code for a device was compiled for, as in 90; 0 without code. The query loads
+   the module. */
 static int code_of(int device)
 {
     if (machine.device[device].code == 0) {

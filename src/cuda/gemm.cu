@@ -83,7 +83,10 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
     p.norm = a->norm, p.rounding = a->rounding, p.glu = a->glu;
     p.act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
     p.out_f32 = a->out.dtype == ADZE_F32;
-    p.format = a->w.dtype == ADZE_I8 ? OF_I8 : a->w.dtype == ADZE_F8E4M3 ? OF_F8 : a->w.dtype == ADZE_U8 ? OF_U4 : OF_X;
+    p.format = a->w.dtype == ADZE_I8       ? OF_I8
+               : a->w.dtype == ADZE_F8E4M3 ? OF_F8
+               : a->w.dtype == ADZE_U8     ? OF_U4
+                                           : OF_X;
     p.group = a->group, p.group_rows = a->group_rows ? a->group_rows : 1;
     p.const_weights = a->call.flags & ADZE_CONST_WEIGHTS;
     p.batch_invariant = a->call.flags & ADZE_BATCH_INVARIANT;
@@ -166,8 +169,9 @@ static bool stream_fits(const cuda_call &s, const gemm_params &p)
 {
     return p.m <= S::TOKENS && stream_shared<S>(p.m, p.k) <= (size_t)s.gpu.block_shared && (S::WHOLE || !p.norm);
 }
-/* Whether a call of operands in vectors may take the streaming kernels. Tiles of all shapes add the products of k in one
-   order, and so does gemm_any; the streaming kernels have others, so that batch-invariant calls do not take them. */
+/* Whether a call of operands in vectors may take the streaming kernels. Tiles of all shapes add the products of k in
+   one order, and so does gemm_any; the streaming kernels have others, so that batch-invariant calls do not take them.
+ */
 static bool stream_may(const gemm_params &p)
 {
     return p.m <= 16 && !p.batch_invariant;

@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
 #pragma unroll
     for (int i = 0; i < X_LOADS; i++) {
         const int64_t of_x = first_token + i * (ANY_GEMM_THREADS / 32) + warp;
-        x_at[i] = of_x < p.m ? (const T *)(p.x + batch * p.x_batch) +
-                                   row_offset(p.rows, GEMM_X, row_split(p.rows, of_x))
-                             : NULL;
+        x_at[i] = of_x < p.m
+                      ? (const T *)(p.x + batch * p.x_batch) + row_offset(p.rows, GEMM_X, row_split(p.rows, of_x))
+                      : NULL;
     }
     float w_next[W_LOADS], x_next[X_LOADS], sum[THREAD_TOKENS][THREAD_ROWS] = {};
     auto fetch = [&](int64_t at) {
@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
         if (F != OF_X && p.group) { /* of at least 32 columns */
 #pragma unroll
             for (int r = 0; r < THREAD_ROWS; r++) {
-                const int of_block = row + r * ACROSS, of_tile = p.glu && of_block >= size ? of_block - size : of_block;
+                const int of_block = row + r * ACROSS,
+                          of_tile = p.glu && of_block >= size ? of_block - size : of_block;
                 if (of_tile >= rows.count)
                     continue;
                 const float scale =

@@ -15,9 +15,9 @@ struct gemm_part { /* one weight, and where its product goes */
     const char *w;
     int64_t w_stride; /* bytes from row to row */
     const void *bias;
-    void *out;      /* of the first token and column */
-    int64_t n;      /* rows of w; 0: absent */
-    const void *scale, *zero; /* of a quantised w; zero may be absent */
+    void *out;                         /* of the first token and column */
+    int64_t n;                         /* rows of w; 0: absent */
+    const void *scale, *zero;          /* of a quantised w; zero may be absent */
     int64_t scale_stride, zero_stride; /* elements from one group of rows to the next */
     int scale_dtype;
     int64_t column; /* the first column of residual and gate */
@@ -31,7 +31,7 @@ struct gemm_params {
     adze_rows rows;  /* of one batch: tokens of the GEMM_TENSORS, strides in elements */
     const void *norm_weight, *norm_bias;
     const void *residual, *gate;
-    int64_t batches, x_batch, w_batch; /* x_batch, w_batch: bytes from one batch to the next */
+    int64_t batches, x_batch, w_batch;             /* x_batch, w_batch: bytes from one batch to the next */
     int64_t out_batch, residual_batch, gate_batch; /* elements */
     float eps, weight_offset;
     int norm, act, rounding;
@@ -85,7 +85,8 @@ __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int6
     if (p.residual) {
         const int64_t column = w.column + row;
         if (p.gate) {
-            load_param<T, 1>(p.gate, p.gate_f32, batch * p.gate_batch + row_offset(p.rows, GEMM_GATE, at) + column, b);
+            load_param<T, 1>(p.gate, p.gate_f32, batch * p.gate_batch + row_offset(p.rows, GEMM_GATE, at) + column,
+                             b);
             f[0] *= b[0];
             f[0] = steps ? round_to<T>(f[0]) : f[0];
         }

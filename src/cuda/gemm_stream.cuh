@@ -39,8 +39,9 @@ constexpr size_t stream_shared(int64_t m, int64_t k)
     return (size_t)S::FIXED_BYTES + (S::WHOLE ? (size_t)m * (size_t)stream_pitch<S>(k) : 0);
 }
 
-/* All of x into shared memory, normed where asked, in the order of the weights' pairs, with zeros up to a whole step. A warp takes units of 32
-   vectors of a token, UNITS at a time, so that all its loads are under way at once. `room`: a float of each unit. */
+/* All of x into shared memory, normed where asked, in the order of the weights' pairs, with zeros up to a whole step.
+   A warp takes units of 32 vectors of a token, UNITS at a time, so that all its loads are under way at once. `room`:
+   a float of each unit. */
 template <typename T, class S>
 struct stream_x {
     static constexpr int UNITS = 4;
@@ -51,8 +52,8 @@ struct stream_x {
     int64_t x_stride;
     int pitch, vectors, token_units, units;
     __device__ __forceinline__ stream_x(const gemm_params &params, const char *from, char *shared, float *sums)
-        : p(params), x(from), to(shared), room(sums),
-          x_stride(params.rows.stride[GEMM_X][0] * (int)sizeof(T)), pitch(stream_pitch<S>(params.k)), vectors(((int)params.k + S::GROUP - 1) / S::GROUP * (S::GROUP / 8)),
+        : p(params), x(from), to(shared), room(sums), x_stride(params.rows.stride[GEMM_X][0] * (int)sizeof(T)),
+          pitch(stream_pitch<S>(params.k)), vectors(((int)params.k + S::GROUP - 1) / S::GROUP * (S::GROUP / 8)),
           token_units((vectors + 31) / 32), units(token_units * (int)params.m)
     {
     }
@@ -257,8 +258,8 @@ __device__ __forceinline__ void stream_step(const gemm_params &p, const char *st
                     const int at_pair = w * PAIRS + i; /* of the lane's pairs of x */
                     const uint4 &v = b[c][at_pair / 4];
                     const uint32_t x_pair[4] = {v.x, v.y, v.z, v.w};
-                    mma<T>(part[c], pair[0][i], pair[1][i], pair[0][i + 1], pair[1][i + 1],
-                           x_pair[at_pair % 4], x_pair[at_pair % 4 + 1]);
+                    mma<T>(part[c], pair[0][i], pair[1][i], pair[0][i + 1], pair[1][i + 1], x_pair[at_pair % 4],
+                           x_pair[at_pair % 4 + 1]);
                 }
         }
         /* Without groups the scale of a row is applied at the end. */
@@ -292,50 +293,68 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
     const int first = groups * warp / S::WARPS, last = groups * (warp + 1) / S::WARPS;
     const int chunks = (last - first + GROUPS - 1) / GROUPS, size = p.glu ? ROWS / 2 : ROWS;
 
-    /* Of the next segment to fetch. */
+    /* The next segment to fetch: a row of all weights and a chunk; the tile that it is of, and where this lane's
+       pieces of that begin. A warp's time is mostly its own instructions, so what a tile needs is computed once for
+       all of its chunks, and a segment without gaps is copied without a condition. */
     int fetch_row = begin, fetch_chunk = 0;
+    gemm_rows fetch_tile = {};
+    const char *low = NULL, *high = NULL;
+    int64_t low_step = 0, high_step = 0;
     const int piece = lane % PIECES, lane_row = lane / PIECES;
+    const uint32_t lane_shared = (uint32_t)(lane_row * SEGMENT + (piece ^ (lane_row & 1) << 2) * 16);
+    static_assert(ROWS_AT_ONCE % 2 == 0, "the rows of a lane are all odd or all even");
+    const int whole_chunks = min((last - first) * 4, (int)p.k / S::VECTOR - first * 4) / PIECES;
     const char *const x = p.x + batch * p.x_batch;
-    const int64_t x_stride = p.rows.stride[GEMM_X][0] * (int)sizeof(T);
+    const int64_t x_stride = p.rows.stride[GEMM_X][0] * (int)sizeof(T), x_step = x_stride * ROWS_AT_ONCE;
+    const char *const lane_x = x + lane_row * x_stride + (first * 4 + piece) * 16;
     /* The segments of x that go with a chunk of this warp's k. */
     auto fetch_x = [&](char *stage, int chunk) {
+        const uint32_t to = shared_address(stage) + lane_shared + ROWS * SEGMENT;
         const int at = (first + chunk * GROUPS) * 4 + piece;
-        const bool there = at * 8 < (int)p.k && at < last * 4;
+        const bool there = chunk < whole_chunks || (at * 8 < (int)p.k && at < last * 4);
+        const char *from = there ? lane_x + chunk * SEGMENT : lane_x;
 #pragma unroll
-        for (int i = 0; i < S::TOKENS / ROWS_AT_ONCE; i++) {
-            const int token = i * ROWS_AT_ONCE + lane_row;
-            if (token < (int)p.m)
-                copy_async(shared_address(stage) + (uint32_t)((ROWS + token) * SEGMENT + (piece ^ (token & 1) << 2) * 16),
-                           there ? x + token * x_stride + at * 16 : x, there);
-        }
+        for (int i = 0; i < S::TOKENS / ROWS_AT_ONCE; i++, from += x_step)
+            if (i * ROWS_AT_ONCE + lane_row < (int)p.m)
+                copy_async(to + (uint32_t)(i * ROWS_AT_ONCE * SEGMENT), from, there);
     };
     auto fetch = [&](char *stage, bool with_x) {
         if (fetch_row < end && chunks) {
             if (!S::WHOLE && with_x)
                 fetch_x(stage, fetch_chunk);
-            const gemm_rows tile = stream_rows(p, fetch_row, end, size);
-            const int at = (first + fetch_chunk * GROUPS) * 4 + piece;
-            const bool there = at * S::VECTOR < (int)p.k && at < last * 4;
-            const int64_t stride = p.part[tile.part].w_stride;
-            const char *low = p.part[tile.part].w + batch * p.w_batch + (int64_t)(tile.at + lane_row) * stride + at * 16;
-            const char *high = low;
-            int64_t high_stride = stride;
-            if (p.glu) {
-                high_stride = p.part[1].w_stride;
-                high = p.part[1].w + (int64_t)(tile.at + lane_row - ROWS / 2) * high_stride + at * 16;
+            if (fetch_chunk == 0) {
+                fetch_tile = stream_rows(p, fetch_row, end, size);
+                const gemm_part &first_part = p.part[fetch_tile.part],
+                                &second_part = p.part[p.glu ? 1 : fetch_tile.part];
+                const int64_t row = fetch_tile.at + lane_row, in_row = (first * 4 + piece) * 16;
+                low_step = first_part.w_stride * ROWS_AT_ONCE, high_step = second_part.w_stride * ROWS_AT_ONCE;
+                low = first_part.w + batch * p.w_batch + row * first_part.w_stride + in_row;
+                high = p.glu ? second_part.w + row * second_part.w_stride + in_row : low + COPIES / 2 * low_step;
             }
+            const uint32_t to = shared_address(stage) + lane_shared;
+            const char *from_low = low + fetch_chunk * SEGMENT, *from_high = high + fetch_chunk * SEGMENT;
+            if (fetch_tile.count == size && fetch_chunk < whole_chunks) {
 #pragma unroll
-            for (int i = 0; i < COPIES; i++) {
-                const int row = i * ROWS_AT_ONCE + lane_row;
-                const bool is_low = i < COPIES / 2;
-                const char *from = is_low ? low + i * ROWS_AT_ONCE * stride : high + i * ROWS_AT_ONCE * high_stride;
-                const bool row_there = (p.glu && !is_low ? row - ROWS / 2 : row) < tile.count;
-                copy_async(shared_address(stage) + (uint32_t)(row * SEGMENT + (piece ^ (row & 1) << 2) * 16),
-                           there && row_there ? from : p.x, there && row_there);
+                for (int i = 0; i < COPIES / 2; i++, from_low += low_step)
+                    copy_async(to + (uint32_t)(i * ROWS_AT_ONCE * SEGMENT), from_low);
+#pragma unroll
+                for (int i = COPIES / 2; i < COPIES; i++, from_high += high_step)
+                    copy_async(to + (uint32_t)(i * ROWS_AT_ONCE * SEGMENT), from_high);
+            } else {
+                const int at = (first + fetch_chunk * GROUPS) * 4 + piece;
+                const bool there = at * S::VECTOR < (int)p.k && at < last * 4;
+#pragma unroll
+                for (int i = 0; i < COPIES; i++) {
+                    const bool is_low = i < COPIES / 2;
+                    const int row = (p.glu && !is_low ? i - COPIES / 2 : i) * ROWS_AT_ONCE + lane_row;
+                    const char *from = is_low ? from_low + i * low_step : from_high + (i - COPIES / 2) * high_step;
+                    const bool row_there = there && row < fetch_tile.count;
+                    copy_async(to + (uint32_t)(i * ROWS_AT_ONCE * SEGMENT), row_there ? from : p.x, row_there);
+                }
             }
             if (++fetch_chunk == chunks) {
                 fetch_chunk = 0;
-                fetch_row += tile.count;
+                fetch_row += fetch_tile.count;
             }
         }
         copy_commit();
@@ -413,9 +432,9 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
                     for (int c = 0; c < S::TOKENS / 8; c++) {
                         b[c] = make_uint4(0, 0, 0, 0);
                         if (c * 8 + g < (int)p.m)
-                            b[c] = load_shared(S::WHOLE ? x_at + c * 8 * x_pitch + (group + j) * 64
-                                                        : stage + (ROWS + c * 8 + g) * SEGMENT +
-                                                              ((j * 4 + t) ^ odd) * 16);
+                            b[c] = load_shared(S::WHOLE
+                                                   ? x_at + c * 8 * x_pitch + (group + j) * 64
+                                                   : stage + (ROWS + c * 8 + g) * SEGMENT + ((j * 4 + t) ^ odd) * 16);
                     }
 #pragma unroll
                     for (int r = 0; r < ROWS / 16; r++) {
@@ -433,7 +452,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
             fetch(stage, true);
             stage = stage + S::STAGE_BYTES == ring + S::RING_BYTES ? ring : stage + S::STAGE_BYTES;
         }
-        float *const mine = partial + (turn & 1) * S::PARTIAL_FLOATS, *to = mine + warp * S::TOKENS * S::PARTIAL_PITCH;
+        float *const mine = partial + (turn & 1) * S::PARTIAL_FLOATS,
+                     *to = mine + warp * S::TOKENS * S::PARTIAL_PITCH;
 #pragma unroll
         for (int r = 0; r < ROWS / 16; r++)
 #pragma unroll

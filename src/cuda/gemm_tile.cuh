@@ -42,37 +42,49 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
     /* With glu half of a warp's rows are of the gate's weight, the other half are the same rows of the value's. */
     constexpr int HALF = S::WARP_ROWS / 2;
 
+    /* A thread copies the same piece of every STEPth row of a stage. Where those rows are is computed once: with few
+       warps, a step takes as long as its instructions. */
+    constexpr int W_COPIES = S::ROWS / STEP, X_COPIES = S::TOKENS / STEP;
     const int piece = (int)threadIdx.x % 8, first_row = (int)threadIdx.x / 8;
-    const char *const x = p.x + batch * p.x_batch;
-    auto fetch_weights = [&](int step) {
-        const uint32_t to = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * 128);
-        const int at = (first_step + step) * 8 + piece;
+    const uint32_t thread_shared = stages + (uint32_t)(first_row * 128 + (piece ^ (first_row & 1) << 2) * 16);
+    const int64_t in_row = (int64_t)(first_step * 8 + piece) * 16;
+    const char *w_from[W_COPIES], *x_from[X_COPIES];
+    uint32_t w_there = 0, x_there = 0; /* a bit of each */
 #pragma unroll
-        for (int i = 0; i < S::ROWS / STEP; i++) {
-            const int row = i * STEP + first_row;
-            int part = rows.part, of_tile = row;
-            if (p.glu) {
-                const int in_warp = row % S::WARP_ROWS;
-                part = in_warp < HALF ? 0 : 1;
-                of_tile = row / S::WARP_ROWS * HALF + (in_warp < HALF ? in_warp : in_warp - HALF);
-            }
-            const bool there = of_tile < rows.count && at * 8 < (int)p.k;
-            const char *from = p.part[part].w + batch * p.w_batch;
-            copy_async(to + (uint32_t)(row * 128 + (piece ^ (row & 1) << 2) * 16),
-                       there ? from + (rows.at + of_tile) * p.part[part].w_stride + at * 16 : from, there);
+    for (int i = 0; i < W_COPIES; i++) {
+        const int row = i * STEP + first_row;
+        int part = rows.part, of_tile = row;
+        if (p.glu) {
+            const int in_warp = row % S::WARP_ROWS;
+            part = in_warp < HALF ? 0 : 1;
+            of_tile = row / S::WARP_ROWS * HALF + (in_warp < HALF ? in_warp : in_warp - HALF);
         }
+        const bool there = of_tile < rows.count;
+        w_there |= (uint32_t)there << i;
+        w_from[i] =
+            p.part[part].w + batch * p.w_batch + (there ? (rows.at + of_tile) * p.part[part].w_stride : 0) + in_row;
+    }
+#pragma unroll
+    for (int i = 0; i < X_COPIES; i++) {
+        const int64_t token = first_token + i * STEP + first_row;
+        const bool there = token < p.m;
+        x_there |= (uint32_t)there << i;
+        x_from[i] =
+            p.x + batch * p.x_batch + (there ? token * p.rows.stride[GEMM_X][0] * (int)sizeof(T) : 0) + in_row;
+    }
+    auto fetch_weights = [&](int step) {
+        const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * 128);
+        const uint32_t there = ((first_step + step) * 8 + piece) * 8 < (int)p.k ? w_there : 0;
+#pragma unroll
+        for (int i = 0; i < W_COPIES; i++)
+            copy_async(to + (uint32_t)(i * STEP * 128), there ? w_from[i] + step * 128 : p.part[0].w, there >> i & 1);
     };
     auto fetch_x = [&](int step) {
-        const uint32_t to = stages + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
-        const int at = (first_step + step) * 8 + piece;
+        const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
+        const uint32_t there = ((first_step + step) * 8 + piece) * 8 < (int)p.k ? x_there : 0;
 #pragma unroll
-        for (int i = 0; i < S::TOKENS / STEP; i++) {
-            const int row = i * STEP + first_row;
-            const int64_t token = first_token + row;
-            const bool there = token < p.m && at * 8 < (int)p.k;
-            copy_async(to + (uint32_t)(row * 128 + (piece ^ (row & 1) << 2) * 16),
-                       there ? x + token * p.rows.stride[GEMM_X][0] * (int)sizeof(T) + at * 16 : x, there);
-        }
+        for (int i = 0; i < X_COPIES; i++)
+            copy_async(to + (uint32_t)(i * STEP * 128), there ? x_from[i] + step * 128 : p.x, there >> i & 1);
     };
 
     if (!p.const_weights)
@@ -156,8 +168,8 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 /* the value's rows come after all of the gate's */
-                const int column = p.glu && n >= NT / 2 ? S::ROWS / 2 + warp_column + (n - NT / 2) * 8
-                                                        : warp_column + n * 8;
+                const int column =
+                    p.glu && n >= NT / 2 ? S::ROWS / 2 + warp_column + (n - NT / 2) * 8 : warp_column + n * 8;
                 sums[(warp_token + i * 16 + e / 2 * 8 + g) * S::PITCH + column + t * 2 + e % 2] = sum[i][n][e];
             }
     cluster_arrive();

@@ -15,7 +15,7 @@ struct cuda_limits {
 };
 extern "C" const cuda_limits *adze_cuda_limits(int device); /* NULL: there is no such device */
 extern "C" int adze_cuda_pdl(int device);                   /* whether launches on it may overlap */
-extern "C" int adze_cuda_clusters(int device); /* whether this build's kernels may run there in clusters */
+extern "C" int adze_cuda_clusters(int device);     /* whether this build's kernels may run there in clusters */
 extern "C" int adze_cuda_tensor_cores(int device); /* whether they have mma and cp.async there: sm_80 and newer */
 
 /* A call on its way to a kernel: where it runs, and which variants it may take. */
@@ -164,8 +164,8 @@ static inline adze_status cuda_status(const char *op, cudaError_t e)
     return e == cudaSuccess ? ADZE_OK : adze_fail(ADZE_DEVICE, "%s: %s", op, cudaGetErrorString(e));
 }
 
-/* Dynamic shared memory of a block in bytes, the blocks of a cluster, which divide the grid, and how often the grid is
-   repeated, as blockIdx.y. */
+/* Dynamic shared memory of a block in bytes, the blocks of a cluster, which divide the grid, and how often the grid
+   is repeated, as blockIdx.y. */
 struct launch_shape {
     size_t shared;
     unsigned cluster, batches;

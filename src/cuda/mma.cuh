@@ -7,8 +7,8 @@
 #include <type_traits>
 
 /* c[16 x 8] += a[16 x 16] . b[16 x 8]. Of lane 4 g + t, c has rows g and g + 8 of columns 2 t and 2 t + 1; a has the
-   pairs of columns t and t + 4 of those rows, in the order row g, row g + 8, row g, row g + 8; b has the same pairs of
-   rows of column g. */
+   pairs of columns t and t + 4 of those rows, in the order row g, row g + 8, row g, row g + 8; b has the same pairs
+   of rows of column g. */
 template <typename T>
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                     uint32_t b1)
@@ -33,7 +33,15 @@ __device__ __forceinline__ uint32_t shared_address(const void *at)
 {
     return (uint32_t)__cvta_generic_to_shared(at);
 }
-/* 16 bytes from global to shared memory, or zeros: nothing is read then. */
+/* 16 bytes from global to shared memory; or zeros where they are not there: nothing is read then. */
+__device__ __forceinline__ void copy_async(uint32_t to, const void *from)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+    (void)to, (void)from;
+#endif
+}
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there)
 {
 #if __CUDA_ARCH__ >= 800
@@ -57,7 +65,8 @@ __device__ __forceinline__ void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(NEWER) : "memory");
 #endif
 }
-/* 16 bytes of shared memory. The compiler must see that they are: then it may move the load up to the last barrier. */
+/* 16 bytes of shared memory. The compiler must see that they are: then it may move the load up to the last barrier.
+ */
 __device__ __forceinline__ uint4 load_shared(const char *at)
 {
     return *reinterpret_cast<const uint4 *>(at);

@@ -22,9 +22,8 @@ static adze_status norm_launch_held(const cuda_call &s, const norm_params &g, co
     p.prefetch_blocks =
         prefetch_blocks(s.gpu, g.rows.count * vectors / 2, ceil_div(vectors * cut.rows, cut.cluster), threads, 32);
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT, GATE, SCALE_TABLE, SHIFT_TABLE, GATE_TABLE});
-    return launch(s, norm_any<T, W, LANES, UNITS, FORM, IN_CLUSTER>,
-                  grid_for(g.rows.count, cut.rows) * cut.cluster, dim3((unsigned)cut.threads, (unsigned)cut.rows),
-                  launch_shape(0, (unsigned)cut.cluster), p);
+    return launch(s, norm_any<T, W, LANES, UNITS, FORM, IN_CLUSTER>, grid_for(g.rows.count, cut.rows) * cut.cluster,
+                  dim3((unsigned)cut.threads, (unsigned)cut.rows), launch_shape(0, (unsigned)cut.cluster), p);
 }
 template <typename T, int W, norm_form FORM>
 static adze_status norm_launch_width(const cuda_call &s, const norm_params &g, const norm_cut &cut)

@@ -92,8 +92,8 @@ template <weight_format F>
 __device__ __forceinline__ uint4 weight_order(uint4 v)
 {
     if constexpr (F == OF_U4)
-        return make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
-                          __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
+        return make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410),
+                          __byte_perm(v.y, v.w, 0x7632));
     else
         return v;
 }

@@ -19,7 +19,7 @@ def _words(number):
     return next((op.words[number] for op in OPS.values() if op.words.get(number)), {})
 
 
-ACTS, COLUMNS, NORMS, FORMATS = _words("act"), _words("columns"), _words("norm"), _words("format")
+ACTS, COLUMNS, NORMS, FORMATS = map(_words, ("act", "columns", "norm", "format"))
 KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
