@@ -14,8 +14,8 @@ extern "C" {
 #    define ADZE_OPS(X)                                                                                              \
         X(rms_norm)                                                                                                  \
         X(layer_norm)                                                                                                \
-        X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(rope) X(qk_norm_rope)       \
-            X(rope_table)
+        X(group_norm)                                                                                                \
+        X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(rope) X(qk_norm_rope) X(rope_table)
 #endif
 
 #define X(name) extern const adze_op adze_op_##name;
