@@ -57,8 +57,6 @@ def compiled(op, mode):
 
 def warm(case):
     name, shape, dtype = case
-    if not getattr(OPS[name], "compiles", True):
-        return
     compiled(OPS[name], GPU_MODE)(*OPS[name].tensors(New("cuda", DTYPES[dtype]), *shape))
 
 
@@ -267,7 +265,8 @@ def main():
             show(rows[-1])
     else:
         adze = Adze(torch, options.lib)
-        warming.compile_before(warm, cases if on_gpu else [], warming.workers(options), WARM_SECONDS)
+        to_compile = [c for c in cases if on_gpu and getattr(OPS[c[0]], "compiles", True)]
+        warming.compile_before(warm, to_compile, warming.workers(options), WARM_SECONDS)
         with torch.inference_mode():
             for name, shape, dtype in cases:
                 compare = compare_on_gpu if on_gpu else compare_on_cpu
