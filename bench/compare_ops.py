@@ -107,8 +107,8 @@ class SiluMul:
 
 
 class Linear:
-    """A product of few tokens: x [m, k] and a weight [n, k], which nothing writes. torch's is cuBLAS; max-autotune would
-    compile for seconds a shape, to choose cuBLAS or a kernel like it."""
+    """A product of few tokens: x [m, k] and a weight [n, k], which nothing writes. torch's is cuBLAS; max-autotune
+    would compile for seconds a shape, to choose cuBLAS or a kernel like it."""
 
     compiles = False
 
