@@ -74,7 +74,7 @@ typedef struct adze_variants {
 } adze_variants;
 
 /* One way to run an op. On CUDA it runs on SM numbers from..to; on the CPU `from` is a mask of features. */
-typedef struct adze_kernel {
+typedef struct adze_kernel { /* NOLINT(clang-analyzer-optin.performance.Padding): in the order of its use */
     const char *name;
     int on_cuda, from, to;
     int (*accepts)(adze_stream stream, const void *args); /* NULL: takes whatever validate() passed */

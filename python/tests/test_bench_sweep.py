@@ -271,7 +271,8 @@ def test_fixed_rows_compute_what_their_peers_do(bench, adze, monkeypatch):
             ways = bench["compare_torch"].variants_of(
                 ops[name], adze, sample, None
             )  # raises where one is another call
-        assert {"adze", "compile"} < set(ways), name
+        others = {"compile"} if getattr(ops[name], "compiles", True) else {"torch"}
+        assert {"adze"} | others <= set(ways) and len(ways) > 1, name
 
 
 def test_the_report_shows_the_worst(bench, run, quick):

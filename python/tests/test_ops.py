@@ -233,7 +233,7 @@ def test_linear(dtype):
     assert adze.linear(x, w, residual=own, out=own) is own and torch.equal(own, adze.linear(x, w, residual=r))
     with pytest.raises(RuntimeError, match="rows of w have 95 elements, they must have 96"):
         adze.linear(x, w[:, :95])
-    with pytest.raises(ValueError, match="norm is 'batch', known are rms, layer"):
+    with pytest.raises(ValueError, match="norm is 'batch', it must be one of rms, layer"):
         adze.linear(x, w, norm="batch")
     with pytest.raises(RuntimeError, match="the arguments give out2 too; take the form that returns it"):
         _ops.ops.gemm.default(x, w, v, separate=1)
@@ -283,7 +283,7 @@ def test_quantised_linear(dtype):
         group=32,
         format="u4",
     )
-    with pytest.raises(ValueError, match="kind is 'int8', known are i8, f8e4m3, u4"):
+    with pytest.raises(ValueError, match="kind is 'int8', it must be one of i8, f8e4m3, u4"):
         adze.quantize(w, "int8")
     with pytest.raises(RuntimeError, match="w_scale is absent, w of u8 needs it"):
         adze.linear(x, q, format="u4")

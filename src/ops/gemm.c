@@ -268,7 +268,8 @@ static adze_value product(definition *d, int weight, int64_t row, int64_t column
     if (is_quantised(w[weight]->dtype) && isfinite(y.v)) {
         /* A weight and its product are rounded once more, or the sum of each group is, as it is scaled and added. */
         const quantised q = quantised_of(d->a, weight);
-        y.e += ADZE_U * (double)((d->k + q.group - 1) / q.group + 3) * (dot.magnitude + dot.error);
+        const int64_t groups = (d->k + q.group - 1) / q.group;
+        y.e += ADZE_U * (double)(groups + 3) * (dot.magnitude + dot.error);
     }
     if (bias->dtype)
         y = adze_add(y, adze_element(bias, column));
@@ -282,7 +283,7 @@ static adze_value element(definition *d, int output, int64_t row, int64_t column
     const int steps = a->rounding & ADZE_ROUND_STEPS, dtype = a->x.dtype;
     int i = output;
     int64_t own = column;
-    while (!a->separate && !a->glu && own >= w[i]->shape[w[i]->rank - 2])
+    while (i < 2 && !a->separate && !a->glu && own >= w[i]->shape[w[i]->rank - 2])
         own -= w[i]->shape[w[i]->rank - 2], i++;
     adze_value y = product(d, i, row, own);
     const int act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
@@ -308,7 +309,7 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
     const int64_t columns = to->shape[to->rank - 1];
     definition d = {.a = a, .sums = (adze_sums)sums, .k = k_of(a), .per_batch = a->w.rank == 3 ? a->x.shape[1] : 1};
     adze_rows_init(&d.rows, &a->x, TENSORS, tensors);
-    d.p = calloc((size_t)d.rows.count + 1, sizeof *d.p);
+    d.p = calloc((size_t)d.rows.count + 1, sizeof *d.p); /* NOLINT(bugprone-sizeof-expression): pointers */
     for (int64_t i = 0; i < n && index; i++)
         out[i] = element(&d, output, index[i] / columns, index[i] % columns);
     for (int64_t column = 0; column < columns && !index; column++)
