@@ -115,6 +115,41 @@ static void raise_on_cpu(adze_ceilings *ceilings, char *memory, size_t bytes)
             }
 }
 
+static void raise_flops_on_cpu(adze_ceilings *ceilings)
+{
+    for (int try = 0; try < CPU_TRIES; try++) {
+        const double begin = adze_now_us();
+        const double flops = adze_cpu_flops();
+        better(&ceilings->flops[ADZE_UNIT_FLOAT], flops, adze_now_us() - begin);
+    }
+}
+
+/* The shortest of several, too. */
+static const char *raise_flops_on_gpu(adze_ceilings *ceilings, adze_stream stream, char *memory)
+{
+    const char *message = NULL;
+    for (int unit = 0; unit <= ADZE_UNITS && !message; unit++) { /* the last round is for the floor */
+        void *graph = NULL;
+        double flops = 0;
+        message = adze_graph_begin(stream);
+        for (int i = 0; i < GPU_PASSES && !message; i++)
+            message = unit < ADZE_UNITS ? adze_gpu_flops(stream, (adze_unit)unit, memory, &flops)
+                                        : adze_gpu_pass(stream, ADZE_WRITE, 0, memory, NULL, NULL, 4096);
+        if (!message)
+            message = adze_graph_end(stream, &graph);
+        for (int try = 0; try < GPU_TRIES && !message; try++) {
+            double us = 0;
+            message = adze_graph_time(stream, graph, &us);
+            if (unit < ADZE_UNITS)
+                better(&ceilings->flops[unit], GPU_PASSES * flops, us);
+            else if (us > 0 && (ceilings->floor_us == 0 || us / GPU_PASSES < ceilings->floor_us))
+                ceilings->floor_us = us / GPU_PASSES;
+        }
+        adze_graph_free(graph);
+    }
+    return message;
+}
+
 static const char *raise_on_gpu(adze_ceilings *ceilings, adze_stream stream, char *memory, size_t bytes)
 {
     for (int pass = 0; pass < ADZE_PASSES; pass++)
@@ -152,10 +187,13 @@ const char *adze_ceilings_raise(adze_ceilings *ceilings, adze_stream stream)
     if (cpu) {
         memset(memory, 0, bytes);
         raise_on_cpu(ceilings, memory, bytes);
+        raise_flops_on_cpu(ceilings);
     } else {
         message = adze_gpu_pass(stream, ADZE_WRITE, 4, memory, NULL, NULL, bytes);
         if (!message)
             message = raise_on_gpu(ceilings, stream, memory, bytes);
+        if (!message)
+            message = raise_flops_on_gpu(ceilings, stream, memory);
     }
     adze_memory_give(stream, memory);
     return message;
@@ -170,4 +208,10 @@ double adze_ceiling_of(const adze_ceilings *c, int64_t read, int64_t written)
     while (i + 2 < ADZE_PASSES && share > at[i + 1])
         i++;
     return c->rate[i] + (c->rate[i + 1] - c->rate[i]) * (share - at[i]) / (at[i + 1] - at[i]);
+}
+
+double adze_flops_of(const adze_ceilings *c, int dtype)
+{
+    return dtype != ADZE_F32 && c->flops[ADZE_UNIT_MATRIX] > 0 ? c->flops[ADZE_UNIT_MATRIX]
+                                                               : c->flops[ADZE_UNIT_FLOAT];
 }

@@ -1,8 +1,8 @@
-/* ceiling.h - plain passes over memory, on a GPU by ceiling.cu, and what they reach. */
+/* ceiling.h - plain passes over memory, on a GPU by ceiling.cu, plain arithmetic (flops.h), and what they reach. */
 #ifndef ADZE_CHECK_CEILING_H
 #define ADZE_CHECK_CEILING_H
 
-#include "adze.h"
+#include "flops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,13 +16,17 @@ enum { ADZE_GPU_VARIANTS = 8 };
 const char *adze_gpu_pass(adze_stream stream, adze_pass pass, int variant, void *out, const void *a, const void *b,
                           size_t bytes);
 
-/* What plain loops reach, in bytes per nanosecond. */
+/* What plain loops reach, in bytes and in operations per nanosecond. */
 typedef struct adze_ceilings {
     double rate[ADZE_PASSES]; /* read and written bytes together; two reads to one write, then one to one */
+    double flops[ADZE_UNITS]; /* 0 where there is no such unit */
+    double floor_us;          /* of a call that does next to nothing */
 } adze_ceilings;
 /* Raises the ceilings to what is seen now. A message, or NULL. */
 const char *adze_ceilings_raise(adze_ceilings *ceilings, adze_stream stream);
 double adze_ceiling_of(const adze_ceilings *ceilings, int64_t read, int64_t written);
+/* Of products whose factors have this dtype: matrix units have no f32. */
+double adze_flops_of(const adze_ceilings *ceilings, int dtype);
 
 #ifdef __cplusplus
 }

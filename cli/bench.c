@@ -19,7 +19,7 @@ static const char help[] =
     "Verifies each call against the definition, then times it with cold caches: inputs and outputs rotate through\n"
     "more memory than the cache holds. Kernels take turns, and a time is a median. Each row has the time; on a GPU\n"
     "the time alone, without programmatic dependent launch; the spread, which is the distance between the\n"
-    "quartiles; the rate; and its share of the ceiling. The ceiling is the rate of a plain loop, in the same run, "
+    "quartiles; the rates; and the share of the ceiling. The ceiling is the rate of a plain loop, in the same run, "
     "with\n"
     "the same mix of reads and writes: at 100 % the call takes as long as that loop.\n\n"
     "  OP              one op only\n"
@@ -99,17 +99,20 @@ static void describe(char *to, size_t size, const adze_trial *t)
             first = 0;
             for (int d = 0; d < x->rank && n < size; d++)
                 n += (size_t)snprintf(to + n, size - n, "%s%lld", d ? "x" : "", (long long)x->shape[d]);
-        } else if (adze_is_input(field) && x->dtype)
+        } else if (adze_is_input(field) && x->dtype) {
             n += (size_t)snprintf(to + n, size - n, " %s", field->name);
+            for (int d = 0; d < x->rank && op->samples && x->rank > 1 && n < size; d++)
+                n += (size_t)snprintf(to + n, size - n, "%s%lld", d ? "x" : "=", (long long)x->shape[d]);
+        }
     }
 }
 
-static const char *first_dtype(const adze_trial *t)
+static const adze_tensor *first_tensor(const adze_trial *t)
 {
     const adze_field *f = t->whole->line.op->fields;
     while (!adze_is_input(f))
         f++;
-    return adze_dtype_name(((const adze_tensor *)(const void *)(t->whole->line.args + f->offset))->dtype);
+    return (const void *)(t->whole->line.args + f->offset);
 }
 
 static void add_row(const adze_trial *t, const adze_attempt *a, const char *line)
@@ -123,7 +126,7 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *line
     memset(row, 0, sizeof *row);
     snprintf(row->op, sizeof row->op, "%s", t->whole->line.op->name);
     snprintf(row->kernel, sizeof row->kernel, "%s", a->kernel->name);
-    snprintf(row->dtype, sizeof row->dtype, "%s", first_dtype(t));
+    snprintf(row->dtype, sizeof row->dtype, "%s", adze_dtype_name(first_tensor(t)->dtype));
     snprintf(row->line, sizeof row->line, "%s", line);
     describe(row->shape, sizeof row->shape, t);
     row->rows = t->rows;
@@ -134,6 +137,8 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *line
     row->us_alone = a->us_alone;
     row->spread = a->spread;
     row->gbps = (double)(t->read + t->written) / a->us / 1000;
+    row->gflops = t->flops / a->us / 1000;
+    row->code = first_tensor(t)->dtype;
     row->ulps = a->verdict.ulps;
     row->error = a->verdict.worst;
 }
@@ -197,7 +202,9 @@ static double find_shares(void)
     double most = 0;
     for (int i = 0; i < state.report.count; i++) {
         adze_bench_row *row = &state.report.rows[i];
-        row->share = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
+        const double moved = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
+        const double computed = row->gflops > 0 ? row->gflops / adze_flops_of(&state.report.ceilings, row->code) : 0;
+        row->share = moved > computed ? moved : computed;
         most = row->share > most ? row->share : most;
     }
     return most;
@@ -244,23 +251,30 @@ static void print_report(void)
         printf("%s, sm_%d, %d SMs; driver %s; clocks %s\n", m->gpu, m->sm, m->sm_count, m->driver, m->clocks);
     else
         printf("%s, %s, %d threads on %d cores\n", m->cpu, m->isa, m->threads, m->cores);
-    printf("ceilings, GB/s: read %.1f, two reads to one write %.1f, copy %.1f, write %.1f\n\n",
+    printf("ceilings, GB/s: read %.1f, two reads to one write %.1f, copy %.1f, write %.1f; GFLOP/s: float %.1f",
            r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
-           r->ceilings.rate[ADZE_WRITE]);
+           r->ceilings.rate[ADZE_WRITE], r->ceilings.flops[ADZE_UNIT_FLOAT]);
+    if (r->ceilings.flops[ADZE_UNIT_MATRIX] > 0)
+        printf(", f16 and bf16 %.1f", r->ceilings.flops[ADZE_UNIT_MATRIX]);
+    if (r->ceilings.floor_us > 0)
+        printf("; a kernel takes at least %.2f us", r->ceilings.floor_us);
     const int wide = options.variants ? 28 : 11;
-    printf("%-13s %-*s %-5s %11s %10s %7s %8s %6s  %s\n", "op", wide, "kernel", "dtype", "us", "alone", "spread",
-           "GB/s", "share", "case");
+    printf("\n\n%-13s %-*s %-5s %11s %10s %7s %8s %8s %6s  %s\n", "op", wide, "kernel", "dtype", "us", "alone",
+           "spread", "GB/s", "GFLOP/s", "share", "case");
     for (int i = 0; i < r->count; i++) {
         const adze_bench_row *row = &r->rows[i];
         char alone[32] = "-";
         if (row->us_alone > 0)
             snprintf(alone, sizeof alone, "%.2f", row->us_alone);
-        printf("%-13s %-*s %-5s %11.2f %10s %6.1f%% %8.1f %5.1f%%  %s\n", row->op, wide, row->kernel, row->dtype,
-               row->us, alone, 100 * row->spread, row->gbps, 100 * row->share, row->shape);
+        char gflops[32] = "-";
+        if (row->gflops > 0)
+            snprintf(gflops, sizeof gflops, "%.1f", row->gflops);
+        printf("%-13s %-*s %-5s %11.2f %10s %6.1f%% %8.1f %8s %5.1f%%  %s\n", row->op, wide, row->kernel, row->dtype,
+               row->us, alone, 100 * row->spread, row->gbps, gflops, 100 * row->share, row->shape);
     }
     for (int i = 0; i < r->count; i++)
         if (r->rows[i].share > share_most)
-            complain("of the benchmark", "a call cannot be faster than memory is", r->rows[i].line);
+            complain("of the benchmark", "a call cannot be faster than memory and arithmetic are", r->rows[i].line);
     if (state.skipped)
         printf("%d lines above %lld MB were left out\n", state.skipped, (long long)(state.most / 1000000));
 }

@@ -20,9 +20,11 @@ int adze_record_write(const adze_report *r, const char *path)
     fprintf(f, "\"isa\": \"%s\", \"sm\": %d, \"sm_count\": %d},\n", m->isa, m->sm, m->sm_count);
     fprintf(f, "\"driver\": \"%s\",\n\"clocks\": \"%s\",\n\"commit\": \"%s\",\n\"date\": \"%s\",\n", m->driver,
             m->clocks, adze_commit(), r->date);
-    fprintf(f, "\"ceilings\": {\"read\": %.5g, \"two_reads\": %.5g, \"copy\": %.5g, \"write\": %.5g},\n",
+    fprintf(f, "\"ceilings\": {\"read\": %.5g, \"two_reads\": %.5g, \"copy\": %.5g, \"write\": %.5g, ",
             r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
             r->ceilings.rate[ADZE_WRITE]);
+    fprintf(f, "\"float_gflops\": %.5g, \"matrix_gflops\": %.5g, \"floor_us\": %.4g},\n",
+            r->ceilings.flops[ADZE_UNIT_FLOAT], r->ceilings.flops[ADZE_UNIT_MATRIX], r->ceilings.floor_us);
     fprintf(f, "\"rows\": [\n");
     for (int i = 0; i < r->count; i++) {
         const adze_bench_row *row = &r->rows[i];
@@ -32,8 +34,8 @@ int adze_record_write(const adze_report *r, const char *path)
                 (long long)row->dim, (long long)row->read, (long long)row->written);
         fprintf(f, "\"us\": %.6g, \"us_alone\": ", row->us);
         fprintf(f, row->us_alone > 0 ? "%.6g" : "null", row->us_alone);
-        fprintf(f, ", \"spread\": %.4f, \"gbps\": %.5g, \"share\": %.4f, \"line\": \"%s\"}%s\n", row->spread,
-                row->gbps, row->share, row->line, i + 1 < r->count ? "," : "");
+        fprintf(f, ", \"spread\": %.4f, \"gbps\": %.5g, \"gflops\": %.5g, \"share\": %.4f, \"line\": \"%s\"}%s\n",
+                row->spread, row->gbps, row->gflops, row->share, row->line, i + 1 < r->count ? "," : "");
     }
     fprintf(f, "]}\n");
     const int whole = !ferror(f);

@@ -19,7 +19,9 @@ typedef struct adze_bench_row { /* one kernel on one line */
     char line[512]; /* `adze run` takes it */
     int64_t rows, dim, read, written;
     double us, us_alone, spread; /* us_alone 0: there is no such thing on the CPU */
-    double gbps, share;          /* of the ceiling for this mix of reads and writes */
+    double gbps, gflops;         /* gflops 0: its arithmetic does not count */
+    double share;                /* of the ceiling for this mix of reads and writes, or of arithmetic: what binds */
+    int code;                    /* of the dtype */
     double ulps, error;          /* the largest error: in units in the last place, and as a share of the limit */
     adze_peer peers[ADZE_PEERS_MAX];
     int peer_count;

@@ -33,6 +33,8 @@ static int report(const adze_trial *t)
         printf("right: %.3f ulp, %.0f%% of the limit", a->verdict.ulps, 100 * a->verdict.worst);
         if (a->us > 0)
             printf("; %.3f us, %.1f GB/s", a->us, bytes / a->us / 1000);
+        if (a->us > 0 && t->flops > 0)
+            printf(", %.1f GFLOP/s", t->flops / a->us / 1000);
         if (a->us_alone > 0)
             printf("; alone %.3f us", a->us_alone);
         printf("\n");

@@ -22,6 +22,17 @@ typedef struct some_rows {
     int64_t row[8];
 } some_rows;
 
+/* Each vector is loaded once: gcc would give every product its own load. */
+INLINE void vf32_in_registers(vf32 *v)
+{
+#if defined(__AVX2__)
+    for (int p = 0; p < 2 * VF_PARTS; p++)
+        __asm__("" : "+v"(v->part[p]));
+#else
+    (void)v;
+#endif
+}
+
 /* Elements from i to `to` of these rows and of `rows` rows of x, where i is a multiple of 32. d is of quantised
    weights. */
 INLINE void add_products(const some_rows *w, const dequantise *d, const float *x, int64_t k_floats, int64_t i,
@@ -36,7 +47,8 @@ INLINE void add_products(const some_rows *w, const dequantise *d, const float *x
                                       : row_load32_part(w->at[j], kind, i, to - i);
         UNROLLED
         for (int r = 0; r < rows; r++) {
-            const vf32 a = row_load32(x + r * k_floats, ADZE_F32, i);
+            vf32 a = row_load32(x + r * k_floats, ADZE_F32, i);
+            vf32_in_registers(&a);
             UNROLLED
             for (int j = 0; j < weights; j++)
                 UNROLLED
@@ -178,6 +190,8 @@ static void gemm_init(gemm_call *c, const adze_gemm_args *a)
     memcpy(c->tensors, tensors, sizeof tensors);
     adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
     c->k_floats = (c->k + STEP - 1) / STEP * STEP;
+    if (c->k_floats % 512 == 0)
+        c->k_floats += STEP; /* rows whose distance is a power of two would evict each other from the cache */
     c->steps = a->rounding & ADZE_ROUND_STEPS;
     c->act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
     int64_t column = 0;
