@@ -85,7 +85,7 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
 {
     static _Thread_local bind_call call;
     bind_begin(&call, adze_ops[index]);
-    call.stream.device = 0;
+    call.stream.device = adze_cuda_count() > 0 ? 0 : ADZE_CPU; /* scratch is asked of a device that exists */
     const adze_tensor *in = tensors;
     for (const adze_field *f = call.op->fields; f->name; f++) {
         if (!bind_is_tensor(f)) {

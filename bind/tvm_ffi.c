@@ -1,5 +1,5 @@
 /* tvm_ffi.c - every op as __tvm_ffi_<op>, a function of TVM FFI's C interface, from its table of fields.
-   The arguments are the fields in the order of adze.h: tensors, outputs first, then numbers. None stands for what is
+   The arguments are the fields in the order of adze.h. None stands for what is
    absent, and arguments may end early. The few structs are declared here; functions of libtvm_ffi are found by dlsym,
    so that nothing of it is needed where it is not used. */
 #include "bind.h"

@@ -92,8 +92,8 @@ def _run(op, args, out=None, second=None, more=0, third=None):
         like = next(iter(given.values()))
         names = description.returned(op, more)
         outs = {o.name: _empty(like, o.dtype, o.shape) for o in returned if o.name in names}
-    arguments |= {name: _argument(op.name, name, t, True) for name, t in outs.items()}
-    _function(op.name)(*(arguments.get(name) for name in op.tensors), *(numbers[name] for name in op.numbers))
+    arguments |= {name: _argument(op.name, name, t, True) for name, t in outs.items()} | numbers
+    _function(op.name)(*(arguments.get(name) for name in op.words))  # in the order of the table of fields
     return next(iter(outs.values())) if len(outs) == 1 else tuple(outs.values())
 
 
