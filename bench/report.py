@@ -308,7 +308,7 @@ def performance(found):
 
 
 def readme_table(found):
-    """Steps of models, then the newest comparison of several ops: on a GPU, or on a CPU where no other was recorded."""
+    """Steps of models, then the newest comparison of several ops: on a GPU, or on a CPU where that is all."""
     compared = [(run, group) for group in found.values() for run in group if "adze_compare" in run]
     several = {id(run): len({row["op"] for row in run["rows"]}) > 1 for run, _ in compared}
     compared.sort(key=lambda pair: ("gpu" in pair[0]["machine"], several[id(pair[0])], pair[0]["date"]))

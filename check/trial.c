@@ -1,5 +1,5 @@
-/* trial.c - one call verified, then timed: with cold caches, kernels in turn, as a median. It has more than 600 lines:
-   verifying and timing share the buffers of a call. */
+/* trial.c - one call verified, then timed: with cold caches, kernels in turn, as a median.
+   More than 600 lines: verifying and timing share the buffers of a call. */
 #include "trial.h"
 
 #include "ceiling.h"
