@@ -1,7 +1,8 @@
 /* gemm on CUDA: which kernel takes a call.
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
-   rows. All other calls take gemm_any.cuh. */
+   rows. Quantised weights are streamed for any number of tokens, 8 or 16 at a time. All other calls take
+   gemm_any.cuh. */
 #include "gemm_any.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
@@ -178,7 +179,7 @@ static bool stream_may(const gemm_params &p)
 }
 static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
 {
-    if (p.format != OF_X) /* one token of x fits wherever any does */
+    if (p.format != OF_X) /* the kernels of quantised weights take x without a norm */
         return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
 }
