@@ -16,13 +16,14 @@ builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
 steps='check-cross check-sve'
 for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
-steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph"
-quiet='sdist wheel bench page'
+steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph sdist"
+quiet='wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
 needs_of() {
     case $1 in
+    build-tsan) echo build ;;
     build | build-* | cuda-compile | headers | lint | wheel) ;;
     check-clang | fuzz) echo build-clang ;;
     check-sanitized) echo build-sanitized ;;
@@ -69,8 +70,8 @@ step_build-sanitized() {
     build SAN=1 all
 }
 step_build-tsan() {
-    about 'the library with ThreadSanitizer'
-    build SAN=thread build/tsan/libadze.so
+    about 'the library with ThreadSanitizer, but for its CPU kernels'
+    build SAN=thread CUDA=0 CFLAGS='-O2 -g' K=build build/tsan/libadze.so
 }
 step_build-cross() {
     about 'the same for the other of x86-64 and aarch64'
@@ -151,7 +152,7 @@ step_cuda-graph() {
     LD_LIBRARY_PATH=build "$logs/cuda_graph"
 }
 step_fuzz() {
-    about 'any text as a line, with libFuzzer, for FUZZ_SECONDS (60)'
+    about 'any text as a line, with libFuzzer, for FUZZ_SECONDS (30)'
     [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'
     need clang
     echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -fsanitize=fuzzer -x c - -o /dev/null ||
@@ -160,7 +161,7 @@ step_fuzz() {
         -Iinclude -Isrc -Icheck tests/fuzz_line.c check/line.c check/data.c build/clang/libadze_check.a \
         build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line"
     mkdir -p "$logs/corpus"
-    "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-60}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
+    "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-30}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="$logs/" "$logs/corpus"
 }
 # Installed, then built elsewhere with nothing but pkg-config's word and, as `make install` says for a folder that the
