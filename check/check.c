@@ -259,7 +259,7 @@ static void check_bad_lines(const adze_suite *suite, adze_stream stream)
 /* Calls above 2^31 elements: rows that repeat those of a verified call, and a sample of the outputs. */
 static void check_huge(const adze_suite *suite, int device)
 {
-    const adze_effort once = {1, 0};
+    const adze_effort once = {1, 0, 0};
     for (const char *const *text = suite->huge; text && *text; text++) {
         char line_text[1024], error[256] = "";
         adze_line line;
