@@ -367,8 +367,11 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     for (int l = 0; l < 2; l++)
         for (const char *const *line = lists[l]; *line; line++) {
             progress(op->name, done++, lines);
-            for (int d = 0; d < adze_line_variants(*line); d++) {
+            const int dtypes = adze_line_variants(*line);
+            for (int d = 0; d < dtypes; d++) {
                 char text[1024];
+                if (state.options->brief && d != done % dtypes)
+                    continue;
                 adze_line_expand(text, sizeof text, *line, adze_line_dtypes[d]);
                 check_line(op, stream, text, rows);
             }

@@ -86,16 +86,16 @@ step_check() {
     build/adze check
 }
 step_check-clang() {
-    about 'the same, as clang compiled it'
-    build/clang/adze check --device cpu
+    about 'the same as clang compiled it, each case in one dtype'
+    build/clang/adze check --device cpu --brief
 }
 step_check-self() {
     about 'kernels that are broken on purpose, each of which the check must catch'
     build/adze check --self
 }
 step_check-sanitized() {
-    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer'
-    build/san/adze check --device cpu
+    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer, each case in one dtype'
+    build/san/adze check --device cpu --brief
 }
 # Programs of threads, and the library, under ThreadSanitizer. It needs a fixed address layout (setarch -R).
 step_check-tsan() {
@@ -110,17 +110,17 @@ step_check-tsan() {
 }
 # What the processor lacks is run in qemu: SVE here, every ISA of the other architecture there.
 step_check-sve() {
-    about 'the SVE kernels in qemu, where the processor has none'
+    about 'the SVE kernels in qemu, where the processor has none, each case in one dtype'
     [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
     ! grep -qw sve /proc/cpuinfo || skip 'the processor has SVE, check ran it'
     need qemu-aarch64
-    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve
+    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve --brief
 }
 step_check-cross() {
-    about 'the kernels of the other architecture in qemu'
+    about 'the kernels of the other architecture in qemu, each case in one dtype'
     other_arch
     need "qemu-$arch"
-    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
+    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu --brief
 }
 step_cuda-compile() {
     about 'the CUDA sources for the oldest and the newest GPU; on demand, and before a release'
