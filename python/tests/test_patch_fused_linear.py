@@ -1,6 +1,7 @@
 """numerics="fast" runs Linears that read the same input as one GEMM: the layout of the weights, and their values."""
 
 import copy
+import itertools
 
 import pytest
 
@@ -250,22 +251,27 @@ def test_what_the_operator_refuses():
             fused_linear(*arguments)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 0), ()])
-def test_a_linear_of_a_concatenation(shape, bias, dtype):
-    linear = torch.nn.Linear(24, 16, bias=bias, dtype=dtype)
-    whole = torch.randn(*shape, 24, dtype=dtype)
-    first, second = whole.split([8, 16], dim=-1)
-    count, made = matmuls(lambda: linear_of_concat(linear, first, second))
-    assert count == 2 and near(made, whole, linear)
+def test_a_linear_of_a_concatenation():
+    cases, expected = [], []
+    shapes, dtypes = [(5,), (2, 3), (2, 0), ()], [torch.float32, torch.bfloat16]
+    for shape, bias, dtype in itertools.product(shapes, [True, False], dtypes):
+        linear = torch.nn.Linear(24, 16, bias=bias, dtype=dtype)
+        whole = torch.randn(*shape, 24, dtype=dtype)
+        first, second = whole.split([8, 16], dim=-1)
+        count, made = matmuls(lambda: linear_of_concat(linear, first, second))  # noqa: B023
+        assert count == 2 and near(made, whole, linear), (shape, bias, dtype)
+        cases.append((linear, first, second, whole))
+        expected.append(made)
     torch._dynamo.reset()
-    compiled = torch.compile(linear_of_concat, fullgraph=True, dynamic=False)
-    torch.testing.assert_close(compiled(linear, first, second), made, rtol=0, atol=0)
-    linear.register_forward_hook(lambda module, args, out: out + 1)
-    torch.testing.assert_close(linear_of_concat(linear, first, second), linear(whole))
-    with torch.enable_grad():
-        assert linear_of_concat(linear, first, second).requires_grad
+    compiled = torch.compile(
+        lambda cases: [linear_of_concat(linear, *parts) for linear, *parts, _ in cases], fullgraph=True, dynamic=False
+    )
+    torch.testing.assert_close(compiled(cases), expected, rtol=0, atol=0)
+    for linear, first, second, whole in cases:
+        linear.register_forward_hook(lambda module, args, out: out + 1)
+        torch.testing.assert_close(linear_of_concat(linear, first, second), linear(whole))
+        with torch.enable_grad():
+            assert linear_of_concat(linear, first, second).requires_grad
 
 
 def test_the_operator_of_two_parts_is_a_good_one():
