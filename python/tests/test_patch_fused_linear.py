@@ -139,8 +139,8 @@ def test_a_hook_or_a_gradient_keeps_them_apart(llama):
         assert projection.weight.grad.abs().sum() > 0
 
 
-def test_compiled_it_is_one_operator_that_looks_at_the_weights(llama):
-    tokens = torch.arange(12)[None]
+def test_compiled_it_is_one_operator_that_looks_at_the_weights():
+    llama, tokens = models.build("llama", layers=1), torch.arange(12)[None]
     with adze.patched(llama, numerics="fast"), default_device(None):
         expected, ran = llama(input_ids=tokens, use_cache=False).logits, []
 
@@ -151,7 +151,7 @@ def test_compiled_it_is_one_operator_that_looks_at_the_weights(llama):
         torch._dynamo.reset()
         compiled = torch.compile(llama, backend=backend, fullgraph=True)
         torch.testing.assert_close(compiled(input_ids=tokens, use_cache=False).logits, expected)
-        assert sum("fused_linear" in str(target) for target in ran) == 2 * len(llama.model.layers)
+        assert sum("fused_linear" in str(target) for target in ran) == 2
         weight = llama.model.layers[0].self_attn.v_proj.weight
         weight.data = weight * 2  # elsewhere, and not seen by Dynamo
         other = llama(input_ids=tokens, use_cache=False).logits
