@@ -59,11 +59,10 @@ def run_all(cases):
     small function. Each has tensors of its own, or a step of one could be shared with another. Gives what each
     returned, what it returns in eager, and the counts of all."""
 
-    def own(value):
-        return value.clone() if isinstance(value, torch.Tensor) else value
-
-    given = {name: tuple(map(own, args)) for name, (_, args) in cases.items()}
-    return run(lambda given: {name: fn(*given[name]) for name, (fn, _) in cases.items()}, given)
+    functions = [fn for fn, _ in cases.values()]
+    given = [[tensor.clone() for tensor in args] for _, args in cases.values()]
+    got, want, counts = run(lambda given: [fn(*given[i]) for i, fn in enumerate(functions)], given)
+    return dict(zip(cases, got, strict=True)), dict(zip(cases, want, strict=True)), counts
 
 
 def all_close(got, want):
