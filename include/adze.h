@@ -234,15 +234,15 @@ ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *a
    layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) * y2. w2 and w3 read the same x:
    the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
    ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
-   Infinities and NaN in x and w come out as the formula has them. */
+   Infinities and NaN in x and w come out as the formula has them. A batch of products has w [batch, n, k] of x's
+   dtype and x [batch, m, k], without w2 and norm. */
 typedef struct adze_gemm_args {
     adze_call call;
     adze_tensor out;        /* [..., n], of out_dtype; n + n2 + n3 columns without separate; may be residual */
     adze_tensor out2, out3; /* [..., n2], [..., n3], with separate */
     adze_tensor x;          /* [..., k]: f32, f16, bf16 */
-    adze_tensor
-        w; /* [n, k], x's dtype or quantised; or [batch, n, k], x's dtype, for x [batch, m, k], without w2 and norm */
-    adze_tensor w2, w3;                      /* [n2, k], [n3, k], of w's dtype; w3 needs w2, glu has no w3 */
+    adze_tensor w;          /* [n, k], or [batch, n, k]; x's dtype or quantised */
+    adze_tensor w2, w3;     /* [n2, k], [n3, k], of w's dtype; w3 needs w2, glu has no w3 */
     adze_tensor bias, bias2, bias3;          /* [n], [n2], [n3]; x's dtype or f32 */
     adze_tensor norm_weight, norm_bias;      /* [k]; x's dtype or f32; with norm */
     adze_tensor residual;                    /* like out, without separate */

@@ -30,13 +30,13 @@ def word(words, name, what):
     return words[name]
 
 
-def returns(shape=None, dtype=None, **others):
-    """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
-    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0, or such a function
-    of its number. others: an output that differs from the rest, by its name, with a shape and a dtype of its own."""
+def returns(shape=None, dtype=None):
+    """For ops whose outputs are not like their first input: functions of the op's arguments by name, whose sizes may
+    be symbolic, and of `output`, the name of the output that is asked for. shape gives its shape. dtype gives the
+    number of its dtype in adze.h, as DTYPES has it, or None: that of the input, or out_dtype."""
 
     def with_rule(function):
-        function.shape, function.dtype, function.others = shape, dtype, others
+        function.shape, function.dtype = shape, dtype
         return function
 
     return with_rule
@@ -71,7 +71,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
 
 
 def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
-    """residual + (gate + gate_table) * x; out may be x or residual."""
+    """residual + (gate + gate_table) * x; out may be x, residual or gate."""
     return ops.gated_add((x, residual, gate, gate_table, rounding), out)
 
 
@@ -156,7 +156,8 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=
 
 
 @returns(
-    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)), dtype="float32"
+    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)),
+    dtype=lambda out_dtype, **_: out_dtype or DTYPES["float32"],
 )
 def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
     """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""

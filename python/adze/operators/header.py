@@ -55,7 +55,8 @@ gemm: y_i = p(x) . w_i^T + bias_i, out = residual + gate * f(y). p(x) is x, or i
 layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) * y2. w2 and w3 read the same x:
 the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
 ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
-Infinities and NaN in x and w come out as the formula has them.""",
+Infinities and NaN in x and w come out as the formula has them. A batch of products has w [batch, n, k] of x's
+dtype and x [batch, m, k], without w2 and norm.""",
     "quantize": """\
 quantize: numbers of fewer bits, by groups as gemm reads them, rounded to nearest. With `most` the largest |x| of a
 group, and Q 127 (i8), 448 (f8e4m3) or 7 (4 bits):
