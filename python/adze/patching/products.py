@@ -17,8 +17,8 @@ from .frame import parameter, plain, plain_weight, usable
 
 
 def _on_the_cpu():
-    """An x86-64 CPU that has no instructions for products in half precision: there gemm was measured to be 1.5 to 6
-    times as fast as torch up to 64 rows. In float32 it is not faster for every shape."""
+    """Half precision on an x86-64 CPU that has no instructions for its products: there gemm was measured to be faster
+    than torch for every shape. In float32 it is not."""
     support = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx2", "avx512_bf16", "amx_tile")]
     if None in support:
         return {}

@@ -95,7 +95,7 @@ def awq(tensors, config):
         raise ValueError(f'awq: version is {version!r}, it must be "gemm"')
     if bits != 4:
         raise ValueError(f"awq: bits is {bits}, it must be 4")
-    place = torch.tensor(AWQ_ORDER).argsort()
+    place = torch.tensor(AWQ_ORDER, device=tensors["qweight"].device).argsort()
 
     def columns(words):  # [rows, n] of [rows, n / 8], in the order of the columns
         return _fields(words, 4, 1).unflatten(1, (-1, 8))[:, :, place].flatten(1)

@@ -302,8 +302,8 @@ def _relative(x, difference, weight):
 def _measure(row, original, made, given):
     weight = original.detach().to(torch.float32)
     difference = dequantized(made.stored, made.in_features, torch.float32) - weight
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(_SAMPLE, made.in_features, generator=generator).to(weight.device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(_SAMPLE, made.in_features, generator=generator, device="cpu").to(weight.device)
     row.on_random = _relative(x, difference, weight)
     if given is not None:
         row.on_inputs = _relative(given.to(weight.device, torch.float32), difference, weight)
