@@ -159,4 +159,5 @@ static const char *const bench[] = {
 static const char *const huge[] = {
     "x=$[2304,32,32,1024] weight=$[1024] bias=$[1024] eps=1e-6 groups=32 channels_last=1", NULL};
 
-const adze_suite adze_suite_group_norm = {&adze_op_group_norm, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_group_norm = {
+    .op = &adze_op_group_norm, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};
