@@ -49,6 +49,7 @@ class Op(NamedTuple):
     arguments: tuple  # names of the inputs and the numbers, in their order
     outputs: tuple  # names
     optional: tuple  # names of the outputs that are not always there
+    changed: tuple  # names of the inputs that a call changes in place
 
 
 def _op(index, line):
@@ -60,7 +61,8 @@ def _op(index, line):
     outputs = tuple(field for field, kind in tensors.items() if kind.startswith("out"))
     arguments = tuple(field for field in words if field not in outputs)
     optional = tuple(field for field in outputs if tensors[field] != "out")
-    return Op(name, index, tensors, numbers, words, arguments, outputs, optional)
+    changed = tuple(field for field, kind in tensors.items() if kind.startswith("inout"))
+    return Op(name, index, tensors, numbers, words, arguments, outputs, optional, changed)
 
 
 def _ops():

@@ -75,4 +75,34 @@ qk_norm_rope: rope of rms_norm(q) * (q_weight + weight_offset), and the same of 
 rope_table: cos[..., i] = cos(pos[..., axis[i]] * freq[i]) * scale, and sin; NaN for angles beyond 2^31. An axis[i]
 that is not 0 to axes - 1 is refused on the CPU and gives columns of NaN on CUDA, whose memory is not read before
 the kernel runs.""",
+    "embed": """\
+embed: out[..., :] = table[ids[...], :] * scale. scale is rounded to table's dtype before it multiplies, and the
+product once, as Gemma's models do. An id that is no row of table is refused on the CPU and gives a row of NaN on
+CUDA, whose memory is not read before the kernel runs.""",
+    "kv_append": """\
+kv_append: q_out = p(q), and p(k) and v are written into the caches, of which all other elements stay. p is rope,
+of the norm of qk_norm_rope where `norm` asks for it, and rounds as these ops do; without cos and sin it is the
+norm alone, or nothing. Token t of batch entry b goes to slot lengths[b] + t, or to positions[b, t]. Slot s of a
+contiguous cache is k_cache[b, :, s]; with a block_table it is k_cache[block_table[b, s / page], :, s % page]. No
+two tokens may have the same place. A slot that the cache, the block_table or tables by slot do not have, and a
+page that the cache does not have, are refused on the CPU, before anything is written. On CUDA, whose memory is not
+read before the kernel runs, such a token is dropped: nothing is written for it but q_out, which is NaN where its
+row of the tables does not exist.
+A cache of i8 or f8e4m3 has a scale for each token and head: most / Q and the stored numbers are those of quantize
+for the row, after it was rounded to k's dtype.""",
+    "sample": """\
+sample: one token for each row of logits. With x the logits as floats, NaN as -infinity, in this order, each step
+rounded to float:
+  y = x, of the ids in `previous` x * penalty where x < 0 and x / penalty elsewhere
+  temperature 0: out is the lowest index of the largest y; otherwise y = y / temperature
+  top_k   keeps the k largest y, and all that equal the k-th
+  top_p   keeps a token while the tokens with a larger y have less than top_p of the probability that is left
+  min_p   keeps a token whose probability is at least min_p of the largest
+w = exp(y - max(y)) of the tokens that are kept, 0 of the others, is a float; their sums C[i] = w[0] + ... + w[i]
+are exact to 2^-40 of the whole, S. out is the first i with C[i] > u * S. Tokens with the same y are kept or
+dropped together. u is the first word of Philox 4x32-10, its upper 24 bits over 2^24, with the key seed and the
+counter (counter, row, 0): seed and counter have 64 bits, and row is 0 where each row has its own seed.
+logprob is log(softmax(x)[out]), of the logits as they were given: from such sums in double, rounded once. Ids of
+`previous` that no logit has are passed over. Counts outside 0 to n are refused on the CPU, and on CUDA are taken
+as the nearer end.""",
 }
