@@ -222,10 +222,13 @@ def test_a_new_source_is_added_when_it_is_accepted(table, tmp_path, monkeypatch,
     """The guide "Adding a model": a class that no rule knows."""
     monkeypatch.setattr(scan, "installed", lambda name: scan.Package(name, tmp_path / name, "9.0.0"))
     package(tmp_path, OLD)
-    scan.main(["--record", "--package", "transformers", "--accept", "llama:StrangeNorm.forward"])
+    package(tmp_path / "older", OLD, "8.9.0")
+    command = ["--record", "--package", "transformers", "--accept", "llama:StrangeNorm.forward"]
+    scan.main(command)
     assert "known: llama:StrangeNorm.forward\n" in capsys.readouterr().out
+    scan.main([*command, "--of", str(tmp_path / "older")])
     (norm,) = row("llama:StrangeNorm.forward")
-    assert norm.versions == ("9.0.0",)
+    assert norm.versions == ("8.9.0", "9.0.0")
 
 
 def test_a_name_that_is_nowhere_is_not_accepted(table, tmp_path, monkeypatch, capsys):

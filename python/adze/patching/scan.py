@@ -375,7 +375,8 @@ def _at(package, folder):
     found = sorted(folder.glob(f"{package.name}-*.dist-info"))
     if len(found) != 1:
         sys.exit(f"{folder} holds {len(found)} versions of {package.name}, and must hold one")
-    return Package(package.name, folder / package.name, found[0].name.split("-")[1])
+    version = found[0].name.removeprefix(f"{package.name}-").removesuffix(".dist-info")
+    return Package(package.name, folder / package.name, version)
 
 
 def main(arguments):
