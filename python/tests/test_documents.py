@@ -68,8 +68,53 @@ def prelude(name, words):
     return PRELUDES[document] if document in PRELUDES else PRELUDES[words[1] if len(words) > 1 else ""]
 
 
+# Imports what documents need, then runs each in a process forked from there: a line of the input has its folder and
+# its script, and the line that answers its exit status.
+FORKING = """
+import json, os, sys
+warm = json.loads(sys.stdin.readline())
+for code in warm:
+    try:
+        exec(code, {})
+    except ImportError:
+        pass
+for line in sys.stdin:
+    folder, script = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        said = os.open("said", os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        exec(script, {})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """runs(folder, script) is the exit status and the output of a script of Python."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    forking = subprocess.Popen(
+        [sys.executable, "-c", FORKING], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def send(*words):
+        print(json.dumps(words), file=forking.stdin, flush=True)
+
+    def run(folder, script):
+        send(str(folder), script)
+        return int(forking.stdout.readline()), (folder / "said").read_text()
+
+    with forking:
+        send(*PRELUDES.values())
+        yield run
+        forking.stdin.close()
+
+
 @pytest.mark.parametrize("document", sorted({name.partition(":")[0] for name, _, _ in PYTHON}))
-def test_python(document, tmp_path):
+def test_python(document, tmp_path, runs):
     """The blocks of a document run one after the other, each with its prelude, in one process."""
     pytest.importorskip("torch")
     mine = [block for block in PYTHON if block[0].partition(":")[0] == document]
@@ -95,9 +140,8 @@ def test_python(document, tmp_path):
         f"\nscope = {{}}\nexec(compile({prelude(name, words) + code!r}, {name!r}, 'exec'), scope)\n"
         for name, words, code in run
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    status, said = runs(tmp_path, script)
+    assert status == 0, said[-3000:]
 
 
 def test_c_of_docs(tmp_path):

@@ -106,16 +106,17 @@ def test_every_overload_is_sampled():
     assert registered == {name for name, _, _ in samples(torch.float32)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_sample
-def test_opcheck(at, dtype):
-    name, args, kwargs = samples(dtype)[at]
+def test_opcheck(at):
+    """In bf16, where an output in float has another dtype than the input; a schema is the same in every dtype."""
+    name, args, kwargs = samples(torch.bfloat16)[at]
     torch.library.opcheck(overload(name), args, kwargs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @every_sample
-def test_fake_is_what_comes_out(at):
-    name, args, kwargs = samples(torch.bfloat16)[at]
+def test_fake_is_what_comes_out(at, dtype):
+    name, args, kwargs = samples(dtype)[at]
     real = overload(name)(*args, **kwargs)
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         imagined = overload(name)(*args, **kwargs)
