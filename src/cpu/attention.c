@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { CHUNK = 1024 / TILE * TILE, CHUNK_LEAST = 4 * TILE, SPLIT_LEAST = 2 * KEYS };
+enum { CHUNK = 1536, CHUNK_LEAST = 4 * TILE, SPLIT_LEAST = 2 * KEYS };
 
 typedef struct piece {
     int64_t sequence, head; /* of k and v */
@@ -119,6 +119,17 @@ static void adjust(const attention_call *c, const query *q, float *s, int64_t j,
     row_store_part(s, ADZE_F32, 0, v, n, 0);
 }
 
+/* vf16_max_lane() as a tree; a NaN may be lost. */
+INLINE float largest(vf16 v)
+{
+    float lane[LANES];
+    memcpy(lane, &v, sizeof lane);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    return lane[0];
+}
+
 /* exp(s - maximum) of the n scores of keys from j on, in place, and zero for those that the query does not see. The
    maximum and the sum of the row follow; the result is what its earlier sums are multiplied by. */
 static float weigh(const attention_call *c, const query *q, float *s, int64_t j, int64_t n, float *maximum,
@@ -142,7 +153,7 @@ static float weigh(const attention_call *c, const query *q, float *s, int64_t j,
         for (int p = 0; p < VF_PARTS; p++)
             top.part[p] = vf_max(v.part[p], top.part[p]);
     }
-    const float most_now = vf16_max_lane(top), before = *maximum;
+    const float most_now = largest(top), before = *maximum;
     *maximum = most_now > before ? most_now : before;
     const float shift = *maximum == -INFINITY ? 0 : *maximum; /* then all are 0, or NaN */
     vf_total sum = {0};
@@ -450,12 +461,17 @@ static int64_t list_pieces(const attention_call *c, int64_t chunk, int64_t split
 /* Pieces for all threads: of fewer rows first, then of fewer keys. */
 static adze_status plan(attention_call *c, int threads)
 {
-    int64_t chunk = CHUNK, keys = 0, rows = 0;
+    int64_t chunk, keys = 0, rows = 0;
     for (int64_t i = 0; i < c->sizes.sequences; i++) {
         const attention_sequence s = attention_sequence_of(c->a, &c->sizes, i);
         keys = most(keys, s.n), rows = most(rows, s.m * c->group);
     }
-    chunk = most(least(chunk, rows), 1);
+    if (rows > CHUNK) { /* in equal parts */
+        const int64_t parts = (rows + CHUNK - 1) / CHUNK;
+        chunk = ((rows + parts - 1) / parts + TILE - 1) / TILE * TILE;
+    } else {
+        chunk = most(rows, 1);
+    }
     c->count = list_pieces(c, chunk, 1, NULL);
     while (threads > 1 && c->count < 4 * threads && chunk > CHUNK_LEAST) {
         chunk = most((chunk / 2 + TILE - 1) / TILE * TILE, CHUNK_LEAST);
