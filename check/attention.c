@@ -290,4 +290,4 @@ static double flops(const void *args)
            (double)(a->q.shape[3] + a->v.shape[3]);
 }
 
-const adze_suite adze_suite_attention = {&adze_op_attention, good, bad, bench, NULL, NULL, fill, cut, flops};
+const adze_suite adze_suite_attention = {&adze_op_attention, good, bad, bench, NULL, NULL, fill, cut, flops, NULL};

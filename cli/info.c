@@ -154,6 +154,8 @@ static const char *kind_name(const adze_field *f)
     switch (f->kind) {
     case ADZE_IN: return "input";
     case ADZE_OPTIONAL: return "input, may be absent";
+    case ADZE_INOUT: return "changed in place";
+    case ADZE_INOUT_OPTIONAL: return "changed in place, may be absent";
     case ADZE_OUT: return "output";
     case ADZE_OUT_IF: return "output, with its input";
     case ADZE_OUT_OPTIONAL: return "output, may be absent";

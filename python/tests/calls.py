@@ -23,6 +23,9 @@ def _calls():
     modulated = dict(
         zip(("gate", "scale", "shift", "gate_table", "scale_table", "shift_table"), rows + row, strict=True)
     )
+    ids = np.array([[3, 0, 19], [7, 3, 1]], np.int32)
+    seed, lengths = np.array([5], np.int32), np.array([0, 2], np.int32)
+    cache = {"q": randn(2, 4, 3, 16), "lengths": lengths, "norm": True, "table_by_slot": True}
     return [
         ("rms_norm", (x,), {}),
         ("rms_norm", (x, w), {"eps": 1e-3, "weight_offset": 1.0, "rounding": 1}),
@@ -74,6 +77,27 @@ def _calls():
         ("rope_table", (pos[..., :1].copy(), freq), {}),
         ("rope_table", (pos, freq, axis), {"columns": "pairs", "scale": 0.5, "dtype": "bfloat16"}),
         ("rope_table", (pos, freq, axis), {"columns": "halves", "double_angle": True, "dtype": "float16"}),
+        ("embed", (weights[0], ids), {}),
+        ("embed", (weights[0], ids), {"scale": 8.06}),
+        (
+            "kv_append",
+            (randn(2, 2, 3, 16), randn(2, 2, 3, 9), randn(2, 2, 8, 16), randn(2, 2, 8, 9)),
+            {**cache, "cos": cos, "sin": sin},
+        ),
+        ("sample", (randn(4, 300),), {}),
+        (
+            "sample",
+            (randn(4, 300),),
+            {
+                "temperature": 0.7,
+                "seed": seed,
+                "counter": lengths[1:],
+                "top_p": 0.9,
+                "previous": np.arange(8, dtype=np.int32).reshape(4, 2),
+                "penalty": 1.1,
+                "logprob": True,
+            },
+        ),
     ]
 
 
@@ -91,7 +115,7 @@ def arguments(call, dtype, array):
     def convert(value, keep=False):
         if not isinstance(value, np.ndarray):
             return value
-        if keep:
+        if keep or value.dtype.kind != "f":
             return array(value)
         return array(value.astype(dtype)) if isinstance(dtype, np.dtype) else array(value).to(dtype)
 

@@ -268,6 +268,49 @@ def test_commands(path, tmp_path):
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
+# ---- Links ----
+
+
+def anchors(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+def broken_links(path, text):
+    """Links of a page to files and headings that are not there."""
+    plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", plain)):
+        file, _, anchor = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        target = path.parent / file if file else path
+        known = target.exists() and (not anchor or anchor in anchors(text if target == path else target.read_text()))
+        broken += [] if known else [link]
+    return broken
+
+
+@pytest.mark.parametrize("path", [*sorted((ROOT / "skills").rglob("*.md")), *DOCS, ROOT / "CHANGELOG.md"], ids=str)
+def test_links(path):
+    text = path.read_text()
+    assert not broken_links(path, text)
+    defined = set(re.findall(r"^\[([\w-]+)\]: \S+$", text, re.M))
+    cited = set(re.findall(r"(?<![\w`!])\[([a-z][\w-]*)\](?![(:\w])", re.sub(r"`[^`\n]*`|```.*?```", "", text)))
+    assert not defined or cited == defined
+
+
+def test_a_broken_link_is_found():
+    text = "# A page\n\n[a](docs/python.md) [b](docs/nosuch.md) [c](#a-page) [d](#nosuch) [e](https://nosuch)\n"
+    text += "[f](docs/python.md#measuring-your-own-model) [g](docs/python.md#nosuch) `[h](nosuch)`\n"
+    wrong = ["docs/nosuch.md", "#nosuch", "docs/python.md#nosuch"]
+    assert broken_links(ROOT / "README.md", text) == wrong
+
+
+@pytest.mark.parametrize("path", [*sorted((ROOT / "skills").rglob("*.md")), *DOCS], ids=lambda p: p.name)
+def test_no_table_is_empty(path):
+    assert not re.search(r"^\|(-+:?\|)+\n(?!\|)", path.read_text() + "\n", re.M)
+
+
 # ---- Figures ----
 
 FIGURE = re.compile(r"(?<![\w.#-])(\d+(?:\.\d+)?) ?(us|ms|s|GB/s|TB/s|TFLOP/s|%)(?![\w/])")

@@ -31,7 +31,7 @@ def compiled(fn, dynamic=False, keep=False):
     own.graphs, own.before = [], []
 
     def finish(module, inputs):
-        plain = copy.deepcopy(module) if keep else None
+        plain = torch.fx.GraphModule(module, copy.deepcopy(module.graph)) if keep else None
         own(module.graph)
         own.graphs.append(module.graph)
         module.recompile()
@@ -58,7 +58,6 @@ def run_all(cases):
     """Functions and their arguments, by name, compiled as one: Dynamo and AOTAutograd take most of the time of a
     small function. Each has tensors of its own, or a step of one could be shared with another. Gives what each
     returned, what it returns in eager, and the counts of all."""
-
     functions = [fn for fn, _ in cases.values()]
     given = [[tensor.clone() for tensor in args] for _, args in cases.values()]
     got, want, counts = run(lambda given: [fn(*given[i]) for i, fn in enumerate(functions)], given)

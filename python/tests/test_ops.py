@@ -51,6 +51,18 @@ def samples(dtype):
     heads, keys, lse = q.transpose(1, 2), k.transpose(1, 2), randn(2, 3)
     pos, freq = torch.arange(6)[:, None], torch.linspace(1, 0.01, 8)
     empty = torch.empty_like
+    ids, seed = torch.arange(6).view(2, 3), torch.tensor([3])
+    caches = [randn(2, 2, 9, 16, dtype=dtype, seed=5) for _ in range(2)]
+    tokens = (
+        *caches,
+        None,
+        None,
+        None,
+        k.transpose(1, 2),
+        k.transpose(1, 2),
+        torch.tensor([0, 4], dtype=torch.int32),
+    )
+    turned = (*tokens[:4], q.transpose(1, 2), *tokens[5:], None, None, None, None, cos, sin)
     return [
         ("rms_norm.default", (x, None, w), {"eps": 1e-6}),
         ("rms_norm.sum", (x, r, w), {"eps": 1e-6, "rounding": 3}),
@@ -89,6 +101,14 @@ def samples(dtype):
         ("qk_norm_rope.out", (q, k, None, None, cos, sin, 1e-6), {"q_out": empty(q), "k_out": empty(k)}),
         ("rope_table.default", (pos, freq), {"columns": 1, "out_dtype": 3}),
         ("rope_table.out", (pos, freq), {"cos": torch.empty(6, 8), "sin": torch.empty(6, 8)}),
+        ("embed.default", (wide, ids), {"scale": 3.3}),
+        ("embed.out", (wide, ids), {"out": empty(x)}),
+        ("kv_append.default", tokens, {}),
+        ("kv_append.q_out", turned, {"rounding": 2}),
+        ("kv_append.out", turned, {"norm": 1, "eps": 1e-6, "q_out": empty(q.transpose(1, 2))}),
+        ("sample.default", (x[0],), {"out_dtype": 8}),
+        ("sample.logprob", (x[0], seed, seed), {"temperature": 0.7, "top_p": 0.9}),
+        ("sample.out", (x[0], seed), {"temperature": 0.7, "top_k": 4, "out": torch.empty(3, dtype=torch.int32)}),
     ]
 
 

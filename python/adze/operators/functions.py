@@ -20,6 +20,7 @@ def _words(number):
 
 
 ACTS, COLUMNS, NORMS, FORMATS = map(_words, ("act", "columns", "norm", "format"))
+WHOLES = {name: DTYPES[name] for name in ("int32", "int64")}
 KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
@@ -30,13 +31,13 @@ def word(words, name, what):
     return words[name]
 
 
-def returns(shape=None, dtype=None, **others):
-    """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
-    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0, or such a function
-    of its number. others: an output that differs from the rest, by its name, with a shape and a dtype of its own."""
+def returns(shape=None, dtype=None):
+    """For ops whose outputs are not like their first input: functions of the op's arguments by name, whose sizes may
+    be symbolic, and of `output`, the name of the output that is asked for. shape gives its shape. dtype gives the
+    number of its dtype in adze.h, as DTYPES has it, or None: that of the input, or out_dtype."""
 
     def with_rule(function):
-        function.shape, function.dtype, function.others = shape, dtype, others
+        function.shape, function.dtype = shape, dtype
         return function
 
     return with_rule
@@ -71,7 +72,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
 
 
 def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
-    """residual + (gate + gate_table) * x; out may be x or residual."""
+    """residual + (gate + gate_table) * x; out may be x, residual or gate."""
     return ops.gated_add((x, residual, gate, gate_table, rounding), out)
 
 
@@ -181,7 +182,8 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=
 
 
 @returns(
-    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)), dtype="float32"
+    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)),
+    dtype=lambda out_dtype, **_: out_dtype or DTYPES["float32"],
 )
 def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
     """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""
@@ -189,6 +191,49 @@ def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=
         raise ValueError("adze: rope_table: scale is 0, it must not be 0")
     code = 0 if dtype is None else dtype_code("dtype", dtype)
     return ops.rope_table((pos, freq, axis, scale, word(COLUMNS, columns, "columns"), int(double_angle), code))
+
+
+# ---- A decode step ----
+
+
+@returns(shape=lambda table, ids, **_: (*ids.shape, table.shape[-1]))
+def embed(table, ids, *, scale=1.0, out=None):
+    """table[ids] * scale, the scale in table's dtype."""
+    if not scale:
+        raise ValueError("adze: embed: scale is 0, it must not be 0")
+    return ops.embed((table, ids, 0.0 if scale == 1 else scale), out)
+
+
+def kv_append(k, v, k_cache, v_cache, *, q=None, lengths=None, positions=None, block_table=None, k_scale=None,
+              v_scale=None, cos=None, sin=None, table_by_slot=False, interleaved=False, rotary_dim=0, norm=False,
+              q_weight=None, k_weight=None, eps=1e-6, weight_offset=0.0, across_heads=False, rounding=0,
+              q_out=None):  # fmt: skip
+    """Writes k and v into the caches, k after its norm and rope; the result is q after the same, or None without q.
+
+    Tokens go to the slots from lengths[b] on, or to positions. With a block_table the caches are pages."""
+    args = (k_cache, v_cache, k_scale, v_scale, q, k, v, lengths, positions, block_table, q_weight, k_weight, cos,
+            sin, eps, weight_offset, int(norm), int(across_heads), int(interleaved), rotary_dim, int(table_by_slot),
+            rounding)  # fmt: skip
+    return ops.kv_append(args, q_out, None, q is not None)
+
+
+def _sample_shape(logits, **_):
+    return logits.shape[:1]
+
+
+@returns(shape=_sample_shape, dtype="int32", logprob=(_sample_shape, "float32"))
+def sample(logits, *, temperature=0.0, seed=None, counter=None, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0,
+           previous=None, previous_count=None, dtype=None, logprob=False, out=None, logprob_out=None):  # fmt: skip
+    """A token for each row of logits: the largest at temperature 0, else drawn by the tensors seed and counter.
+
+    penalty is that of repetition, for the ids in previous. The ids are of int32, or int64 as dtype. With logprob the
+    result is (ids, log-probabilities)."""
+    drawn, penalised = temperature != 0, penalty != 1
+    name = "int32" if dtype is None else getattr(dtype, "__name__", str(dtype).removeprefix("torch."))
+    args = (logits, seed if drawn else None, counter if drawn else None, previous if penalised else None,
+            previous_count if penalised else None, temperature, 0.0 if top_p == 1 else top_p, min_p,
+            penalty if penalised else 0.0, top_k, word(WHOLES, name, "dtype"))  # fmt: skip
+    return ops.sample(args, out, logprob_out, int(logprob))
 
 
 # ---- For hosts ----
@@ -217,7 +262,7 @@ def take_functions(host, call, outputs=True):
     here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
-    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS}
+    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS, "WHOLES": WHOLES}
     host.update(ops=made, word=word, **words, **ROUNDING)
     aliases = {"linear": "gemm"} if "gemm" in names else {}
     host["__all__"] = [*names, *aliases, *ROUNDING]
