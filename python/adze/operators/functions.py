@@ -142,6 +142,31 @@ def quantize(x, kind, *, group=0, group_rows=0, zero_points=False, scale_dtype=N
     return ops.quantize(args, out, scale_out, int(zero_points), zero_out)
 
 
+@returns(shape=lambda q, v, **_: (*q.shape[:-1], v.shape[-1]), lse=(lambda q, **_: q.shape[:-1], "float32"))
+def attention(q, k, v, mask=None, *, scale=None, causal=False, window=0, softcap=0.0, sinks=None, lengths=None,
+              block_table=None, q_offsets=None, k_offsets=None, k_scale=None, v_scale=None, need_lse=False, out=None,
+              lse_out=None):  # fmt: skip
+    """softmax(q @ k.mT * scale + mask) @ v, for q [batch, heads, m, d] and k, v [batch, kv_heads, n, d].
+
+    scale is 1 / sqrt(d) where it is None. causal counts from the last key: query i of m sees keys up to n - m + i.
+    torch counts from the first. window hides keys that are as far away or farther. mask is boolean, where True is
+    seen, or it is added. lengths has the number of keys of each sequence, block_table the pages of a paged k and v,
+    q_offsets and k_offsets where each sequence begins in a packed q or k. With need_lse the result is (out, lse)."""
+    if scale is not None and not scale:
+        raise ValueError("adze: attention: scale is 0, it must not be 0")
+    args = (q, k, v, mask, sinks, lengths, block_table, q_offsets, k_offsets, k_scale, v_scale, scale or 0.0, softcap,
+            int(causal), window)  # fmt: skip
+    return ops.attention(args, out, lse_out, int(need_lse))
+
+
+@returns(lse=(lambda x, **_: x.shape[:-1], "float32"))
+def attention_merge(x, x_lse, y, y_lse, *, need_lse=False, out=None, lse_out=None):
+    """Two results of attention and their lse, of the same queries and different keys, as one.
+
+    With need_lse the result is (out, lse)."""
+    return ops.attention_merge((x, x_lse, y, y_lse), out, lse_out, int(need_lse))
+
+
 def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
     """q and k rotated by the angles of cos and sin; only q when k is None."""
     args = (q, k, cos, sin, int(interleaved), rotary_dim, int(heads_first), rounding)
