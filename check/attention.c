@@ -208,11 +208,12 @@ static void fill_pages(const adze_attention_args *a)
    row belongs to none. */
 static void fill_offsets(const adze_tensor *t, int64_t total)
 {
-    const int64_t sequences = t->dtype ? t->shape[0] - 1 : -1;
-    for (int64_t s = 0; s <= sequences; s++)
-        adze_put(
-            t, s,
-            (double)(s * s * (total - (sequences % 2 == 0 && total > 0)) / (sequences ? sequences * sequences : 1)));
+    const int64_t sequences = t->dtype ? t->shape[0] - 1 : -1, squared = sequences ? sequences * sequences : 1;
+    const int64_t last = total - (sequences % 2 == 0 && total > 0);
+    for (int64_t s = 0; s <= sequences; s++) {
+        const int64_t at = s * s * last / squared;
+        adze_put(t, s, (double)at);
+    }
 }
 
 /* A part of the keys is hidden, from some queries all of them. */

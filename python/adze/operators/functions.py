@@ -142,7 +142,14 @@ def quantize(x, kind, *, group=0, group_rows=0, zero_points=False, scale_dtype=N
     return ops.quantize(args, out, scale_out, int(zero_points), zero_out)
 
 
-@returns(shape=lambda q, v, **_: (*q.shape[:-1], v.shape[-1]), lse=(lambda q, **_: q.shape[:-1], "float32"))
+def _lse_dtype(output, **_):
+    return DTYPES["float32"] if output == "lse" else None
+
+
+@returns(
+    shape=lambda q, v, output, **_: q.shape[:-1] if output == "lse" else (*q.shape[:-1], v.shape[-1]),
+    dtype=_lse_dtype,
+)
 def attention(q, k, v, mask=None, *, scale=None, causal=False, window=0, softcap=0.0, sinks=None, lengths=None,
               block_table=None, q_offsets=None, k_offsets=None, k_scale=None, v_scale=None, need_lse=False, out=None,
               lse_out=None):  # fmt: skip
@@ -159,7 +166,7 @@ def attention(q, k, v, mask=None, *, scale=None, causal=False, window=0, softcap
     return ops.attention(args, out, lse_out, int(need_lse))
 
 
-@returns(lse=(lambda x, **_: x.shape[:-1], "float32"))
+@returns(shape=lambda x, output, **_: x.shape[:-1] if output == "lse" else x.shape, dtype=_lse_dtype)
 def attention_merge(x, x_lse, y, y_lse, *, need_lse=False, out=None, lse_out=None):
     """Two results of attention and their lse, of the same queries and different keys, as one.
 
@@ -217,11 +224,10 @@ def kv_append(k, v, k_cache, v_cache, *, q=None, lengths=None, positions=None, b
     return ops.kv_append(args, q_out, None, q is not None)
 
 
-def _sample_shape(logits, **_):
-    return logits.shape[:1]
-
-
-@returns(shape=_sample_shape, dtype="int32", logprob=(_sample_shape, "float32"))
+@returns(
+    shape=lambda logits, **_: logits.shape[:1],
+    dtype=lambda out_dtype, output, **_: DTYPES["float32"] if output == "logprob" else out_dtype or DTYPES["int32"],
+)
 def sample(logits, *, temperature=0.0, seed=None, counter=None, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0,
            previous=None, previous_count=None, dtype=None, logprob=False, out=None, logprob_out=None):  # fmt: skip
     """A token for each row of logits: the largest at temperature 0, else drawn by the tensors seed and counter.
