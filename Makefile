@@ -5,7 +5,7 @@
 #   make check        kernels against their definitions      make check SAN=1     with sanitizers (SAN=thread: threads)
 #   make lint format  as the names say                       make install         what was built: PREFIX, DESTDIR
 #   make python       the native part of python/adze         make wheel           dist/*.whl, for glibc 2.28 and newer
-#   make LINEINFO=1   CUDA code with line numbers, for profilers
+#   make LINEINFO=1   CUDA code with line numbers            make CUDA_OPT=0      CUDA code that is not optimised
 #   make docs         docs/ops.md and the Python constants, from include/adze.h
 #   make site         build/site, these documents as pages with pictures of recorded runs (mkdocs)
 #   make hub          a kernel repository, in build/hub/adze  (HUB=folder, HUB_REPO=organisation/name)
@@ -13,6 +13,7 @@ B       ?= build$(if $(SAN),/$(if $(filter thread,$(SAN)),tsan,san))
 PREFIX  ?= /usr/local
 CFLAGS  ?= $(if $(SAN),-O1,-O2) -g
 Q       := $(if $(V),,@)
+comma   := ,
 found    = $(firstword $(foreach c,$1,$(shell command -v $c)))
 ifeq ($(origin CC),default)
 CC      := $(notdir $(call found,cc gcc clang))
@@ -34,9 +35,13 @@ WARN := -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wstrict-prototypes -Wmis
 ADZE_CFLAGS := -std=c11 -D_GNU_SOURCE $(WARN) -fvisibility=hidden -fPIC -pthread -MMD -MP \
                -Iinclude -Isrc -DADZE_CUDA=$(CUDA)
 LIBS := -lm -pthread
+# The CPU's kernels are the same with CUDA and without: K is the folder of a build whose kernels this one takes, as that
+# build has them (SAN_KERNELS: this build's own, with sanitizers).
+K       ?= $(B)
+SAN_KERNELS := $(if $(filter $(B),$(K)),$(SAN))
 ifdef SAN
 SANITIZERS  := $(if $(filter thread,$(SAN)),-fsanitize=thread,-fsanitize=address -fsanitize=undefined)
-ADZE_CFLAGS += $(SANITIZERS) -fno-sanitize-recover=all
+WATCH       := $(SANITIZERS) -fno-sanitize-recover=all
 LDFLAGS     += $(SANITIZERS)
 else
 SO_LDFLAGS  := -Wl,-z,defs
@@ -55,14 +60,15 @@ FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 CPUINFO.sve    := sve
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
-# Kernels that this processor cannot run are not watched. UndefinedBehaviorSanitizer, which takes most of the time to
-# compile, watches the same sources in the kernels for any processor.
-UNWATCHED     = $(if $(SAN),$(if $(shell grep -w $(CPUINFO.$1) /proc/cpuinfo),$(if $(filter-out thread,$(SAN)),\
+# Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
+# takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone.
+WATCHED_ISA  := $(if $(SAN_KERNELS),$(lastword $(foreach i,$(ISAS.$(ARCH)),$(if $(shell grep -w $(CPUINFO.$i) /proc/cpuinfo),$i))))
+UNWATCHED     = $(if $(SAN_KERNELS),$(if $(filter $(WATCHED_ISA),$1),$(if $(filter-out thread,$(SAN)),\
                 -fno-sanitize=undefined),-fno-sanitize=all))
 SAN_CFLAGS    = -O1 $(if $(filter-out thread,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size \
                 $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0)
-CPU_CFLAGS   := $(if $(SAN),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast \
-                $(if $(SAN),,-Wframe-larger-than=32768)
+CPU_CFLAGS   := $(if $(SAN_KERNELS),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast \
+                $(if $(SAN_KERNELS),,-Wframe-larger-than=32768)
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
 ifeq ($(CUDA),1)
@@ -80,15 +86,17 @@ GENCODE     = $(foreach a,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCHS)),-gencod
               $(foreach a,$(if $(filter %_sm90.cu,$<),,$(CUDA_PTX)),-gencode arch=compute_$a,code=compute_$a)
 # Machine code is stored compressed, and without line numbers unless LINEINFO=1 asks for them (ncu, compute-sanitizer).
 COMPRESS   := $(if $(findstring --compress-mode,$(shell $(NVCC) --help)),--compress-mode=size,-Xfatbin -compress-all)
-NVFLAGS    += -std=c++17 -O3 $(if $(LINEINFO),-lineinfo) $(COMPRESS) --threads 2 -Werror all-warnings -Xptxas -warn-spills,-warn-lmem-usage \
+# CUDA_OPT=0 compiles in a third of the time, for tests on a machine that has no GPU. Spills are then no error.
+CUDA_OPT   ?= 1
+OPTIMISED  := $(if $(and $(filter 0,$(CUDA_OPT)),$(findstring --Ofast-compile,$(shell $(NVCC) --help))),,1)
+NVFLAGS    += -std=c++17 $(if $(OPTIMISED),-O3 -Xptxas -warn-spills$(comma)-warn-lmem-usage,--Ofast-compile max) \
+              $(if $(LINEINFO),-lineinfo) $(COMPRESS) --threads 2 -Werror all-warnings \
               -Xcompiler -fPIC,-Wall,-Wextra $(NVCC_HOST) \
               -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
               -Iinclude -Isrc -Icheck -DADZE_CUDA=1
 endif
 
-# The CPU's kernels are the same with CUDA and without: K is the folder of a build whose kernels this one takes.
-K       ?= $(B)
-KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(CPU_CFLAGS)
+KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(if $(SAN_KERNELS),$(WATCH)) $(CPU_CFLAGS)
 
 # The folders are the lists. A library has several objects of one name, hence `ar q`.
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
@@ -161,7 +169,7 @@ $(B)/build.mk: $(B)/flags
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@
 
-CUDA_CODE   = $(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))
+CUDA_CODE   = $(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)) $(if $(filter 0,$(CUDA))$(OPTIMISED),,(not optimised)))
 $(B)/src/cuda/device.cu.o: NVFLAGS += -DADZE_CUDA_CODE='"$(CUDA_CODE)"'
 # nvcc removes the list of headers when it fails: without it, an older object would seem to be up to date.
 $(B)/%.cu.o: %.cu $(B)/flags
@@ -183,7 +191,7 @@ $(foreach i,$(ISAS.$(ARCH)),$(eval $(call isa_rule,$i)))
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(WATCH) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
 # The program carries the templates, the sources that new ops are made from, and the skills (cli/bundle.sh).
 BUNDLED := $(wildcard templates/*/* src/ops/*.c src/cpu/*.c src/cuda/*.cu) $(filter-out \
              $(wildcard $(patsubst check/%.h,check/%.c,$(wildcard check/*.h))),$(wildcard check/*.c)) include/adze.h \
@@ -193,7 +201,7 @@ $(B)/bundle: cli/bundle.sh $(BUNDLED) $(SKILLS) $(shell cat skills/*/scripts.lis
 	$(Q)cli/bundle.sh $(B) $(BUNDLED) > $@.new && mv $@.new $@
 $(B)/cli/bundle.o: DEFINE = -DADZE_BUNDLE='"$(B)/bundle"'
 $(B)/cli/bundle.o: $(B)/bundle
-$(B)/cli/info.o: DEFINE = -DADZE_CUDA_CODE='"$(strip $(CUDA_ARCHS:%=sm_%) $(if $(CUDA_PTX),and PTX of $(CUDA_PTX:%=compute_%)))"'
+$(B)/cli/info.o: DEFINE = -DADZE_CUDA_CODE='"$(CUDA_CODE)"'
 $(B)/cli/machine.o: DEFINE = -DADZE_COMMIT='"$(COMMIT)"'
 $(B)/cli/machine.o: $(B)/commit
 

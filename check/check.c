@@ -261,7 +261,7 @@ static void check_bad_lines(const adze_suite *suite, adze_stream stream)
 /* Calls above 2^31 elements: rows that repeat those of a verified call, and a sample of the outputs. */
 static void check_huge(const adze_suite *suite, int device)
 {
-    const adze_effort once = {1, 0};
+    const adze_effort once = {1, 0, 0};
     for (const char *const *text = suite->huge; text && *text; text++) {
         char line_text[1024], error[256] = "";
         adze_line line;
@@ -369,8 +369,11 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
     for (int l = 0; l < 2; l++)
         for (const char *const *line = lists[l]; *line; line++) {
             progress(op->name, done++, lines);
-            for (int d = 0; d < adze_line_variants(*line); d++) {
+            const int dtypes = adze_line_variants(*line);
+            for (int d = 0; d < dtypes; d++) {
                 char text[1024];
+                if (state.options->brief && d != done % dtypes)
+                    continue;
                 adze_line_expand(text, sizeof text, *line, adze_line_dtypes[d]);
                 check_line(op, stream, text, rows);
             }

@@ -188,6 +188,7 @@ static const char *const good[] = {
 };
 
 static const adze_bad_case bad[] = {
+    {"x=bf16[2,64] w=i8[4,64] w_scale=f32[]", ADZE_BAD_ARG, "w_scale has rank 0"},
     {"x=i32[3,8] w=i32[4,8] out=i32[3,4]", ADZE_BAD_DTYPE, "x is i32"},
     {"x=bf16[] w=bf16[4,8] out=bf16[4]", ADZE_BAD_ARG, "rank 0"},
     {"x=bf16[3,8] out=bf16[3,4]", ADZE_BAD_ARG, "w is absent"},
@@ -307,9 +308,9 @@ static void fill(void *args)
                                         &a->w_zero,  &a->w2_zero,  &a->w3_zero};
     for (int i = 0; i < 6; i++) {
         const adze_tensor *t = small[i];
-        for (int64_t r = 0; r < (t->rank == 2 ? t->shape[0] : 1) && t->dtype; r++)
+        for (int64_t r = 0; r < (t->rank == 2 ? t->shape[0] : t->rank > 0) && t->dtype; r++)
             for (int64_t j = 0; j < t->shape[t->rank - 1]; j++) {
-                const int64_t at = (t->rank == 2 ? r * t->stride[0] : 0) + j;
+                const int64_t at = (t->rank == 2 ? r * t->stride[0] : 0) + j * t->stride[t->rank - 1];
                 const double v = adze_get(t, at);
                 adze_put(t, at, i < 3 ? (v < 0 ? -v : v) * 0x1p-6 + 0x1p-8 : (double)((int)v & 15));
             }

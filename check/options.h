@@ -8,7 +8,8 @@ typedef struct adze_check_options {
     const char *require; /* NULL, or "cuda" */
     int device;          /* ADZE_CPU, a CUDA device, or ADZE_ALL_DEVICES */
     int verbose, self;
-    int huge; /* also the lines above 2^31 elements, on GPUs */
+    int brief; /* one dtype of each line, in turn */
+    int huge;  /* also the lines above 2^31 elements, on GPUs */
 } adze_check_options;
 #define ADZE_ALL_DEVICES (-2)
 /* 0 when there is no such op or kernel, or options exclude each other: then a sentence has been printed. */

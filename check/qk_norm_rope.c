@@ -33,7 +33,7 @@ static const char *const good[] = {
     "q=$[2,9,3,128] q_weight=$[128] cos=$[9,128] sin=$[9,128] eps=1e-6 rounding=3",
     "q=$[2,9,3,128] k=$[2,9,3,128] cos=$[9,128] sin=$[9,128] eps=1e-5",
     "q=$[2,9,3,128] k=$[2,9,3,128] k_weight=$[128] cos=$[9,64] sin=$[9,64] eps=1e-5", /* one mean across heads */
-    "q=$[2,37,1,2048] k=$[2,37,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,37,2048] sin=f32[2,37,2048] "
+    "q=$[2,7,1,2048] k=$[2,7,1,2048] q_weight=$[2048] k_weight=$[2048] cos=f32[2,7,2048] sin=f32[2,7,2048] "
     "eps=1e-5 rounding=4 pairs=interleaved across_heads=1",
     "q=$[2,5,12,128] k=$[2,5,12,128] q_weight=$[1536] k_weight=$[1536] cos=f32[5,64] sin=f32[5,64] eps=1e-6 "
     "rounding=4 pairs=interleaved across_heads=1",
@@ -118,9 +118,12 @@ static const char *const good[] = {
     /* heads that are rows of their own, and rows that do not fit in registers */
     TABLES("q=$[1,7,3,600]@+1 k=$[1,7,2,600]@+1 q_weight=$[600] k_weight=$[600]@+1", "600"),
     TABLES("q=$[1,7,3,600]@+4 k=$[1,7,2,600]@+4 q_weight=$[600]@+2 rotary_dim=96", "48"),
-    TABLES("q=$[1,7,33,512]@+1 k=$[1,7,2,512]@+1 q_weight=$[16896] across_heads=1", "512"),
-    TABLES("q=$[1,7,33,512]@+4 k=$[1,7,2,512]@+4 k_weight=f32[1024] across_heads=1 pairs=interleaved", "256"),
-    TABLES("q_out=$[1,7,33,512] q=$[1,7,33,512]@q_out q_weight=$[16896] across_heads=1 rotary_dim=500", "250"),
+    "q=$[1,2,33,512]@+1 k=$[1,2,2,512]@+1 q_weight=$[16896] cos=$[2,512] sin=$[2,512] eps=1e-6 rounding=3 "
+    "across_heads=1",
+    "q=$[1,2,33,512]@+4 k=$[1,2,2,512]@+4 k_weight=f32[1024] cos=f32[2,256] sin=f32[2,256] eps=1e-6 rounding=7 "
+    "weight_offset=1 pairs=interleaved across_heads=1",
+    "q_out=$[1,2,33,512] q=$[1,2,33,512]@q_out q_weight=$[16896] cos=f32[2,250] sin=f32[2,250] eps=1e-6 "
+    "rotary_dim=500 across_heads=1",
     /* heads first */
     TABLES("q=$[2,5,7,56]@+2 k=$[2,3,7,56]@+2 q_weight=f32[56]@+2 heads_first=1", "28"),
     TABLES("q=$[2,5,7,56] k=$[2,3,7,56] q_weight=$[280] k_weight=$[168] across_heads=1 heads_first=1", "56"), NULL};

@@ -19,7 +19,6 @@ static const char *const good[] = {
     "q=$[2,3,5,34] k=$[2,3,2,34] cos=f32[3,34] sin=f32[3,34] flags=const_weights",
     "q=$[37,3,128] k=$[37,1,128] cos=f32[37,128] sin=f32[37,128]", /* without a batch */
     "q=$[2,9,4,128] cos=$[9,128] sin=$[9,128]",                    /* without k */
-    "q=$[2,70,1,2048] k=$[2,70,1,2048] cos=f32[2,70,2048] sin=f32[2,70,2048] pairs=interleaved",
     "q=$[1,9,4,256] k=$[1,9,1,256] cos=$[9,256] sin=$[9,256]",
     "q=$[1,9,3,512] k=$[1,9,2,512] cos=f32[9,512] sin=f32[9,512]", /* sizes */
     "q=$[1,1,1,2] cos=$[1,2] sin=$[1,2]", "q=$[1,3,2,2] k=$[1,3,1,2] cos=$[3,1] sin=$[3,1] pairs=interleaved",
@@ -92,6 +91,7 @@ static const char *const good[] = {
 
 /* Tokens for every multiprocessor. */
 static const char *const gpu[] = {
+    "q=$[2,70,1,2048] k=$[2,70,1,2048] cos=f32[2,70,2048] sin=f32[2,70,2048] pairs=interleaved",
     "q=$[2,600,8,64] k=$[2,600,2,64] cos=$[2,600,64] sin=$[2,600,64] rounding=2",
     "q=$[1,3001,8,80] k=$[1,3001,3,80] cos=$[3001,32] sin=$[3001,32] rotary_dim=32 rounding=2",
     /* head dims that are no multiple of 16, parts of heads, and every address */

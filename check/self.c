@@ -1,5 +1,6 @@
 /* self.c - the checker is checked: the first CPU kernel of every op, broken on purpose, must be caught by a case of
-   the op, and the same kernel, not broken, must pass them all. */
+   the op, and the same kernel, not broken, must pass them all.
+   More than 600 lines: all faults work on the one call that is being judged. */
 #include "alias.h"
 #include "check.h"
 #include "dependency.h"
@@ -29,7 +30,11 @@ typedef enum fault_kind {
     IGNORED,    /* a number is taken as zero */
     DOUBLED,    /* a number is taken twice */
     UNREAD,     /* an input of whole numbers is taken as zeros */
-    IN_PLACE    /* an input is read again after an output that is the same memory was written */
+    IN_PLACE,   /* an input is read again after an output that is the same memory was written */
+    ABSENT,     /* an optional input is not read */
+    SHIFTED,    /* an input is read from its second element on */
+    ZEROED,     /* an integer is taken as zero */
+    ONE_MORE    /* an integer is taken one too high */
 } fault_kind;
 
 typedef struct fault {
@@ -42,7 +47,7 @@ typedef struct fault {
     int caught;
 } fault;
 
-enum { FAULTS_MAX = 96 };
+enum { FAULTS_MAX = 128 };
 
 /* The call that is being judged: a kernel has no other way to know. */
 static struct {
@@ -223,6 +228,46 @@ static void change_number(void *args)
         memcpy(at, &number, sizeof number);
 }
 
+static void change_field(void *args)
+{
+    char *at = (char *)args + now.job->line.op->fields[now.fault->field].offset;
+    adze_tensor *t = (adze_tensor *)(void *)at;
+    int32_t *number = (int32_t *)(void *)at;
+    switch (now.fault->kind) {
+    case ABSENT: *t = (adze_tensor){0}; break;
+    case SHIFTED: t->data = (char *)t->data + adze_dtype_size(t->dtype); break;
+    case ZEROED: *number = 0; break;
+    default: ++*number; break;
+    }
+}
+
+/* Whether a call with such a field is one, and has the same outputs. */
+static int still_fits(const void *args)
+{
+    const adze_op *op = now.job->line.op;
+    _Alignas(16) char changed[ADZE_ARGS_MAX], due[ADZE_ARGS_MAX];
+    memcpy(changed, args, op->args_size);
+    change_field(changed);
+    if (op->validate(changed) != ADZE_OK)
+        return 0;
+    memcpy(due, changed, op->args_size);
+    for (int f = 0; op->fields[f].name; f++)
+        if (adze_is_made(&op->fields[f]))
+            tensor_of(due, f)->dtype = ADZE_NONE;
+    op->outputs(due);
+    for (int f = 0; op->fields[f].name; f++) {
+        const adze_tensor *is = tensor_of(changed, f), *want = tensor_of(due, f);
+        if (!adze_is_made(&op->fields[f]) || (!is->dtype && op->fields[f].kind == ADZE_OUT_OPTIONAL))
+            continue;
+        int same = is->dtype == want->dtype && (!is->dtype || is->rank == want->rank);
+        for (int d = 0; same && is->dtype && d < is->rank; d++)
+            same = is->shape[d] == want->shape[d];
+        if (!same)
+            return 0;
+    }
+    return 1;
+}
+
 static adze_status broken_run(adze_stream stream, const void *caller)
 {
     _Alignas(16) char args[ADZE_ARGS_MAX];
@@ -236,6 +281,8 @@ static adze_status broken_run(adze_stream stream, const void *caller)
         return run_unread(stream, args);
     if (now.fault->kind >= LESS && now.fault->kind <= DOUBLED)
         change_number(args);
+    if (now.fault->kind >= ABSENT)
+        change_field(args);
     adze_status status = now.inner->run(stream, args);
     if (now.fault->kind == IN_PLACE && status == ADZE_OK)
         status = now.inner->run(stream, args);
@@ -372,12 +419,40 @@ static int can_show(void *args)
         memcpy(&number, (char *)args + op->fields[now.fault->field].offset, sizeof number);
         return number != 0;
     case IN_PLACE: return tensor_of(args, now.fault->field)->data == tensor_of(args, now.fault->input)->data;
+    case ABSENT: return tensor_of(args, now.fault->field)->dtype && still_fits(args);
+    case SHIFTED:
+        return tensor_of(args, now.fault->field)->dtype && adze_count(tensor_of(args, now.fault->field)) > 0;
+    case ZEROED:
+    case ONE_MORE:
+        memcpy(&bits, (char *)args + op->fields[now.fault->field].offset, sizeof bits);
+        return bits != 0 && still_fits(args);
     case INFINITE:
     case UNDEFINED: return finite_value() != NULL;
     case TRUNCATION: return !has_stored(args);
     case NO_NAN: return !has_stored(args) && !chooses(op);
     default: return 1;
     }
+}
+
+/* Those of one field, whatever it means: of ops whose cases show each of them. */
+static int list_fields(const adze_op *op, fault *faults, int n)
+{
+    if (op != &adze_op_attention && op != &adze_op_attention_merge)
+        return n;
+    static const char *const names[] = {"absent", "shifted", "zeroed", "one_more"};
+    for (int f = 0; op->fields[f].name; f++) {
+        const adze_kind kind = op->fields[f].kind;
+        const int rounding = strcmp(op->fields[f].name, "rounding") == 0;
+        for (int k = ABSENT; k <= ONE_MORE && n < FAULTS_MAX; k++) {
+            if (k == ABSENT    ? kind != ADZE_OPTIONAL
+                : k == SHIFTED ? kind > ADZE_OPTIONAL
+                               : kind != ADZE_INT || rounding)
+                continue;
+            faults[n] = (fault){.kind = (fault_kind)k, .field = f};
+            snprintf(faults[n++].name, sizeof faults->name, "%s_%s", op->fields[f].name, names[k - ABSENT]);
+        }
+    }
+    return n;
 }
 
 static int list_faults(const adze_op *op, fault *faults)
@@ -417,7 +492,7 @@ static int list_faults(const adze_op *op, fault *faults)
                          op->fields[f].name);
             }
     }
-    return n;
+    return list_fields(op, faults, n);
 }
 
 /* All faults that no earlier case caught, and the control, on one case. */
@@ -488,6 +563,9 @@ static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
         const int choice = chooses(suite->op) && (kind == FIRST_ROW || kind == STRIDE);
         if (!faults[i].tried && (kind == TRUNCATION || kind == NO_NAN || kind == UNREAD || choice ||
                                  (kind == SPILL && !changes(suite->op))))
+            continue;
+        /* A field without which the call is another one. */
+        if (faults[i].kind >= ABSENT && !faults[i].tried)
             continue;
         const int ok = faults[i].caught == (i != CONTROL) && faults[i].tried > 0;
         ok ? tally->passed++ : tally->failed++;

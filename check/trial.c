@@ -7,11 +7,15 @@
 #include "suite.h"
 #include "timing.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define SLOW 1.3 /* times the fastest: a variant that is not timed again in a race */
+
 enum {
     SMALL_ELEMENTS = 1 << 20, /* of all tensors: the definition of more would take too long */
+    SMALL_VARIANTS = 1 << 17, /* the same where many variants are verified */
     SMALL_MOST = 1 << 26,     /* but rows that depend on each other are verified together up to this */
     SAMPLED = 200000,         /* elements of an output of the whole call that are compared with the definition, */
     SAMPLED_AT = 600,         /* and those of an op with samples, for which the definition is computed */
@@ -66,13 +70,13 @@ static int64_t elements(const adze_job *job)
 
 /* Cuts the outermost dimension, so that the call is verified in little time; 0: there is none. `probe` is the same
    call with another number of rows: where rows do not depend on each other, both agree on those they share. */
-static int cut(adze_line *line, adze_line *probe, int64_t *n, size_t *period)
+static int cut(adze_line *line, adze_line *probe, int64_t *n, int64_t most, size_t *period)
 {
     const adze_tensor *x = adze_line_tensor(line, first_input(line->op));
     const int d = outer(x);
     if (d < 0)
         return 0;
-    const int64_t old = x->shape[d], factor = (*n + SMALL_ELEMENTS - 1) / SMALL_ELEMENTS;
+    const int64_t old = x->shape[d], factor = (*n + most - 1) / most;
     int64_t size = old > factor ? old / factor : 1;
     while (old % size)
         size--;
@@ -156,8 +160,10 @@ static void cut_by_op(const adze_suite *suite, adze_line *line)
 }
 
 /* Dimensions are cut as long as the rows that are left do not depend on those that are not. */
-static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, char *error, size_t error_size)
+static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, adze_which which, char *error,
+                      size_t error_size)
 {
+    const int64_t most = which == ADZE_VARIANTS_ALL ? SMALL_VARIANTS : SMALL_ELEMENTS;
     int64_t n = elements(t->whole);
     const adze_suite *suite = suite_of(line->op);
     if (suite->cut) {
@@ -167,12 +173,12 @@ static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, 
         return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
     }
     adze_line reduced = t->whole->line, probe;
-    while (n > SMALL_ELEMENTS) {
+    while (n > most) {
         const adze_line before = reduced;
         const int64_t n_before = n;
         size_t period[ADZE_FIELDS_MAX];
         memcpy(period, t->period, sizeof period);
-        if (!cut(&reduced, &probe, &n, t->period)) {
+        if (!cut(&reduced, &probe, &n, most, t->period)) {
             if (n > SMALL_MOST) {
                 snprintf(error, error_size,
                          "the call is too large to be verified: one row of all its tensors has %lld elements",
@@ -262,7 +268,7 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, ad
     t->rows = t->dim ? adze_count(x) / t->dim : 0;
     adze_job_bytes(t->whole, &t->read, &t->written);
     t->flops = suite_of(op)->flops ? suite_of(op)->flops(t->whole->line.args) : 0;
-    if (!make_small(t, line, stream, error, error_size))
+    if (!make_small(t, line, stream, which, error, error_size))
         return 0;
     const char *message = try_small(t->small);
     if (message) {
@@ -557,17 +563,20 @@ static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double 
     char *other = adze_memory_take(stream, ADZE_GPU_COLD);
     const char *message = other ? NULL : "no memory to clear the cache with";
     for (int k = 0; k < t->attempts && !message; k++)
-        for (int pdl = 0; pdl < 2 && !message && !t->attempt[k].verdict.why[0]; pdl++)
+        for (int pdl = effort->race; pdl < 2 && !message && !t->attempt[k].verdict.why[0]; pdl++)
             message = record(t, &t->attempt[k], pdl, nodes);
+    double best = INFINITY;
     for (int s = -1; s < effort->samples && !message; s++) /* the first round is not counted */
         for (int k = 0; k < 2 * t->attempts && !message; k++) {
             double us = 0;
             void *graph = t->attempt[k / 2].graph[k % 2];
-            if (!graph)
+            if (!graph || (t->attempt[k / 2].slow && s > 0))
                 continue;
             message = adze_gpu_pass(stream, ADZE_READ, 4, other, other, NULL, ADZE_GPU_COLD);
             if (!message)
                 message = adze_graph_time(stream, graph, &us);
+            best = us < best ? us : best;
+            t->attempt[k / 2].slow = effort->race && s == 0 && us > SLOW * best;
             if (s >= 0)
                 samples[k * effort->samples + s] = us / nodes;
         }
@@ -576,6 +585,20 @@ static const char *time_on_gpu(adze_trial *t, const adze_effort *effort, double 
     if (other)
         adze_memory_give(stream, other);
     return message;
+}
+
+/* The winner of a race runs the whole call; if it is wrong there, the next one does. */
+static const char *judge_winner(adze_trial *t)
+{
+    for (;;) {
+        adze_attempt *winner = NULL;
+        for (int k = 0; k < t->attempts; k++)
+            if (!t->attempt[k].verdict.why[0] && (!winner || t->attempt[k].us < winner->us))
+                winner = &t->attempt[k];
+        const char *message = winner ? judge_whole(t, winner) : NULL;
+        if (message || !winner || !winner->verdict.why[0])
+            return message;
+    }
 }
 
 int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_t error_size)
@@ -593,7 +616,7 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
         adze_attempt *a = &t->attempt[k];
         if (!adze_accepts(a->kernel, t->whole->stream, t->whole->args))
             continue;
-        if (!a->verdict.why[0])
+        if (!a->verdict.why[0] && !effort->race)
             message = judge_whole(t, a);
         t->attempt[n++] = *a;
     }
@@ -605,11 +628,14 @@ int adze_trial_time(adze_trial *t, const adze_effort *effort, char *error, size_
     if (!message && cpu)
         taken = time_in_turn(t, effort, samples);
     for (int k = 0; k < n && !message; k++) {
+        adze_attempt *a = &t->attempt[k];
         double unused;
-        t->attempt[k].us_alone = adze_median(samples + 2 * k * effort->samples, taken, &unused);
-        t->attempt[k].us = adze_median(samples + (2 * k + 1) * effort->samples, taken, &t->attempt[k].spread);
+        a->us_alone = adze_median(samples + 2 * k * effort->samples, a->slow ? 1 : taken, &unused);
+        a->us = adze_median(samples + (2 * k + 1) * effort->samples, a->slow ? 1 : taken, &a->spread);
     }
     free(samples);
+    if (!message && effort->race)
+        message = judge_winner(t);
     if (message)
         snprintf(error, error_size, "%s", message);
     return message == NULL;

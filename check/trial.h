@@ -10,6 +10,8 @@ typedef enum adze_which { ADZE_CHOSEN, ADZE_KERNELS_ALL, ADZE_VARIANTS_ALL } adz
 typedef struct adze_effort { /* how long to measure */
     int samples;             /* a time is the median of these */
     double sample_us;        /* a sample lasts at least this long */
+    int race;                /* only the fastest matters: it alone runs the whole call, the slow have one sample, */
+                             /* and on CUDA calls are timed with PDL only */
 } adze_effort;
 
 typedef struct adze_attempt { /* one kernel on the trial's call */
@@ -18,6 +20,7 @@ typedef struct adze_attempt { /* one kernel on the trial's call */
     double us, us_alone; /* in a sequence of calls (on CUDA with PDL), and without PDL (0 on the CPU) */
     double spread;       /* between the quartiles of us, as a share of it */
     void *graph[2];
+    int slow; /* in a race */
 } adze_attempt;
 
 /* One line. A call with fewer rows is verified when the whole one would take too long, then a sample of the whole. */

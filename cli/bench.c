@@ -283,8 +283,8 @@ static void print_report(void)
 
 static void choose_effort(int cpu)
 {
-    static const adze_effort efforts[2][3] = {{{5, 500}, {15, 1000}, {31, 2000}},
-                                              {{3, 3000}, {5, 10000}, {9, 50000}}};
+    static const adze_effort efforts[2][3] = {{{5, 500, 0}, {15, 1000, 0}, {31, 2000, 0}},
+                                              {{3, 3000, 0}, {5, 10000, 0}, {9, 50000, 0}}};
     const int level = options.quick ? 0 : options.full ? 2 : 1;
     state.effort = efforts[cpu][level];
     state.report.one_kernel = cpu && !options.full;

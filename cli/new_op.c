@@ -72,7 +72,16 @@ static int declare(new_files *files, const char *name, const char *like, int is_
     return ok;
 }
 
-/* The op's Python function, with its decorators. */
+/* Where the definition begins that `end` is in, or is the end of: after two empty lines. */
+static const char *definition_at(const char *text, const char *end)
+{
+    while (end - text >= 3 && strncmp(end - 3, "\n\n\n", 3) != 0)
+        end--;
+    return end - text >= 3 ? end : text;
+}
+
+/* The op's Python function, with its decorators. A project also needs the functions before it that describe its
+   outputs, such as _gemm_shape; the tree has them. */
 static int function_of(new_files *files, const char *name, const char *like, int is_template, adze_text *to)
 {
     char path[NEW_PATH], def[NEW_PATH];
@@ -87,9 +96,11 @@ static int function_of(new_files *files, const char *name, const char *like, int
         end = begin ? strstr(begin, "\n\n\n") : NULL;
         if (begin && end) {
             end++;
-            while (begin > source.data + 1 && strncmp(begin - 2, "\n\n\n", 3) != 0)
-                begin--; /* over the decorators */
-            begin += begin > source.data;
+            begin = definition_at(source.data, begin + 1);
+            filled(def, sizeof def, "def _%s_", like);
+            while (!files->in_tree && begin - source.data > 3 &&
+                   strncmp(definition_at(source.data, begin - 3), def, strlen(def)) == 0)
+                begin = definition_at(source.data, begin - 3);
         }
     }
     ok = ok && (!begin || !end || adze_text_renamed(to, begin, (size_t)(end - begin), like, name));

@@ -65,7 +65,7 @@ int adze_cli_run(int argc, char **argv)
         return 2;
     }
     const char *message = stream.device == ADZE_CPU ? NULL : adze_gpu_open(&stream);
-    const adze_effort effort = {9, 20000};
+    const adze_effort effort = {9, 20000, 0};
     adze_trial trial;
     status = 2;
     if (message)

@@ -19,7 +19,8 @@ static const char help[] =
     "Times every variant of the op's CUDA kernel (`adze info OP` lists them) on a grid of calls: those that\n"
     "`adze bench OP` times, each with several numbers of rows, from one to many for each SM. Every variant is "
     "verified\n"
-    "first. The kernel's own choice stays where no other variant is faster by 2 % and by more than the spread.\n\n"
+    "on a small call first, the fastest also on the whole one. The kernel's own choice stays where no other variant\n"
+    "is faster by 2 % and by more than the spread.\n\n"
     "  OP              the op\n"
     "  --table FILE    put the rows of this op and this card into the table FILE, in the place of earlier ones.\n"
     "                  The library is built with src/tuned.h: after\n"
@@ -106,7 +107,7 @@ static const adze_kernel *kernel_with_variants(const adze_op *op, adze_stream st
 /* Adds the times of one call; a line that cannot be timed, or a variant that is wrong, is reported. */
 static int time_line(adze_times *times, const adze_kernel *kernel, adze_stream stream, const char *text)
 {
-    static const adze_effort efforts[2][2] = {{{15, 1000}, {5, 500}}, {{5, 10000}, {3, 2000}}};
+    static const adze_effort efforts[2][2] = {{{15, 1000, 1}, {5, 500, 1}}, {{5, 10000, 1}, {3, 2000, 1}}};
     const adze_effort *effort = &efforts[stream.device == ADZE_CPU][options.quick];
     char error[512];
     adze_line line;

@@ -67,6 +67,9 @@ def options(adze):
     adze.says(2, r"--quick and --full", "bench", "--quick", "--full")
     adze.says(2, r"'y' is a second word", "info", "x", "y")
     adze.says(0, r"\n[1-9]\d* passed, 0 failed", "check", "rope_table", "--device=cpu", "--kernel=cpu")
+    full = ["check", "softmax", "--device=cpu", "--kernel=cpu", "-v"]
+    dtypes = [re.findall(r"x=(\w+)\[7,123\]\n", adze(*words)[1]) for words in (full, [*full, "--brief"])]
+    expect(len(dtypes[0]) == 3 and len(dtypes[1]) == 1, f"--brief checks one dtype of a case: {dtypes}")
 
 
 def devices(adze):

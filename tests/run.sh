@@ -15,14 +15,15 @@ mkdir -p "$logs"
 builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
 steps='check-cross check-sve'
-for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
-steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph"
-quiet='sdist wheel bench page'
+for word in $(basename -s .py python/tests/test_*.py | cut -d_ -f2 | sort -u); do steps="$steps py-$word"; done
+steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph sdist"
+quiet='wheel bench page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
 needs_of() {
     case $1 in
+    build-tsan) echo build ;;
     build | build-* | cuda-compile | headers | lint | wheel) ;;
     check-clang | fuzz) echo build-clang ;;
     check-sanitized) echo build-sanitized ;;
@@ -69,8 +70,8 @@ step_build-sanitized() {
     build SAN=1 all
 }
 step_build-tsan() {
-    about 'the library with ThreadSanitizer'
-    build SAN=thread build/tsan/libadze.so
+    about 'the library with ThreadSanitizer, but for its CPU kernels'
+    build SAN=thread CUDA=0 CFLAGS='-O2 -g' K=build build/tsan/libadze.so
 }
 step_build-cross() {
     about 'the same for the other of x86-64 and aarch64'
@@ -85,16 +86,16 @@ step_check() {
     build/adze check
 }
 step_check-clang() {
-    about 'the same, as clang compiled it'
-    build/clang/adze check --device cpu
+    about 'the same as clang compiled it, each case in one dtype'
+    build/clang/adze check --device cpu --brief
 }
 step_check-self() {
     about 'kernels that are broken on purpose, each of which the check must catch'
     build/adze check --self
 }
 step_check-sanitized() {
-    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer'
-    build/san/adze check --device cpu
+    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer, each case in one dtype'
+    build/san/adze check --device cpu --brief
 }
 # Programs of threads, and the library, under ThreadSanitizer. It needs a fixed address layout (setarch -R).
 step_check-tsan() {
@@ -109,17 +110,17 @@ step_check-tsan() {
 }
 # What the processor lacks is run in qemu: SVE here, every ISA of the other architecture there.
 step_check-sve() {
-    about 'the SVE kernels in qemu, where the processor has none'
+    about 'the SVE kernels in qemu, where the processor has none, each case in one dtype'
     [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
     ! grep -qw sve /proc/cpuinfo || skip 'the processor has SVE, check ran it'
     need qemu-aarch64
-    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve
+    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve --brief
 }
 step_check-cross() {
-    about 'the kernels of the other architecture in qemu'
+    about 'the kernels of the other architecture in qemu, each case in one dtype'
     other_arch
     need "qemu-$arch"
-    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu
+    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu --brief
 }
 step_cuda-compile() {
     about 'the CUDA sources for the oldest and the newest GPU; on demand, and before a release'
@@ -136,12 +137,15 @@ test_program() {
     cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild "${library[@]}" -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
 }
-# A file of python/tests. Steps run side by side, so each has one thread of torch's.
+# The files of python/tests whose names begin with this word, in one process: importing torch and its friends takes
+# seconds. Steps run side by side, so each has one thread of torch's.
 test_python() {
-    about 'python/tests/test_NAME.py'
+    about 'python/tests/test_NAME.py and test_NAME_*.py'
     need pytest
+    local files=() file
+    for file in "python/tests/test_$1.py" "python/tests/test_$1"_*.py; do [ ! -e "$file" ] || files+=("$file"); done
     PYTHONPATH=python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 pytest -q -p no:cacheprovider -p no:logging -rs \
-        "python/tests/test_$1.py" || [ $? = 5 ] # 5: the module was skipped
+        "${files[@]}" || [ $? = 5 ] # 5: all of them were skipped
 }
 # A CUDA program, which skips itself where there is no GPU.
 step_cuda-graph() {
@@ -151,7 +155,7 @@ step_cuda-graph() {
     LD_LIBRARY_PATH=build "$logs/cuda_graph"
 }
 step_fuzz() {
-    about 'any text as a line, with libFuzzer, for FUZZ_SECONDS (60)'
+    about 'any text as a line, with libFuzzer, for FUZZ_SECONDS (30)'
     [ -f tests/fuzz_line.c ] || skip 'tests/fuzz_line.c is not here'
     need clang
     echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | clang -fsanitize=fuzzer -x c - -o /dev/null ||
@@ -160,7 +164,7 @@ step_fuzz() {
         -Iinclude -Isrc -Icheck tests/fuzz_line.c check/line.c check/data.c build/clang/libadze_check.a \
         build/clang/libadze.a -lm -pthread -o "$logs/fuzz_line"
     mkdir -p "$logs/corpus"
-    "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-60}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
+    "$logs/fuzz_line" -max_total_time="${FUZZ_SECONDS:-30}" -max_len=400 -rss_limit_mb=4096 -timeout=20 -verbosity=0 \
         -print_final_stats=1 -artifact_prefix="$logs/" "$logs/corpus"
 }
 # Installed, then built elsewhere with nothing but pkg-config's word and, as `make install` says for a folder that the

@@ -14,6 +14,7 @@ def _calls():
     q, k, q_weight, k_weight = randn(2, 5, 4, 16), randn(2, 5, 2, 16), randn(16), randn(16)
     angle = np.arange(5)[:, None] * np.float32(1000) ** -(np.arange(8, dtype=np.float32) / 8)
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    heads, keys, values = randn(2, 4, 5, 16), randn(2, 2, 7, 16), randn(2, 2, 7, 20)
     image, large = randn(2, 8, 5, 4), randn(1, 4, 128, 128)
     channels, bias = randn(8), randn(8)
     weights = [randn(n, 65) for n in (20, 20, 7)]
@@ -62,6 +63,10 @@ def _calls():
         ("quantize", (x, "u4"), {"group": 32, "zero_points": True, "scale_dtype": "float16"}),
         ("quantize", (x[0], "f8e4m3"), {"group": 128, "group_rows": 128, "scale_dtype": "bfloat16"}),
         ("quantize", (x, "f8e4m3"), {"group_rows": -1}),
+        ("attention", (heads, keys, values), {"causal": True, "window": 4, "need_lse": True}),
+        ("attention", (heads, keys, values, randn(1, 1, 5, 7)), {"scale": 0.3, "softcap": 5.0, "sinks": randn(4)}),
+        ("attention", (heads[:0], keys[:0], values[:0]), {}),
+        ("attention_merge", (x, r[..., 0].copy(), r, x[..., 0].copy()), {"need_lse": True}),
         ("rope", (q, None, cos, sin), {}),
         ("rope", (q, k, cos, sin), {"interleaved": True, "rounding": 2}),
         ("rope", (q, k, cos[:, :4].copy(), sin[:, :4].copy()), {"rotary_dim": 8}),
@@ -98,7 +103,8 @@ def _calls():
 
 CALLS = _calls()
 IDS = [f"{name}-{i}" for i, (name, _, _) in enumerate(CALLS)]
-TABLES = {"rope": (2, 3), "qk_norm_rope": (4, 5), "rope_table": (0, 1, 2)}  # arguments that keep their dtype
+# Arguments that keep their dtype.
+TABLES = {"attention_merge": (1, 3), "rope": (2, 3), "qk_norm_rope": (4, 5), "rope_table": (0, 1, 2)}
 
 
 def arguments(call, dtype, array):

@@ -13,6 +13,10 @@ PATH = next(_HERE.glob("_*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it
 _NAMES = {code: name for name, code in DTYPES.items()}
 FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an output may be asked for
 
+if not PATH.exists():
+    raise ImportError(
+        f"adze: the native part {PATH} is missing: build it by `make python` in a clone, or by `pip install .`"
+    )
 library = ctypes.CDLL(str(PATH))
 library.adze_describe.restype = ctypes.c_char_p
 library.adze_xla_outputs.restype = ctypes.c_char_p

@@ -31,13 +31,13 @@ def word(words, name, what):
     return words[name]
 
 
-def returns(shape=None, dtype=None, **others):
-    """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
-    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0, or such a function
-    of its number. others: an output that differs from the rest, by its name, with a shape and a dtype of its own."""
+def returns(shape=None, dtype=None):
+    """For ops whose outputs are not like their first input: functions of the op's arguments by name, whose sizes may
+    be symbolic, and of `output`, the name of the output that is asked for. shape gives its shape. dtype gives the
+    number of its dtype in adze.h, as DTYPES has it, or None: that of the input, or out_dtype."""
 
     def with_rule(function):
-        function.shape, function.dtype, function.others = shape, dtype, others
+        function.shape, function.dtype = shape, dtype
         return function
 
     return with_rule
@@ -72,7 +72,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
 
 
 def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
-    """residual + (gate + gate_table) * x; out may be x or residual."""
+    """residual + (gate + gate_table) * x; out may be x, residual or gate."""
     return ops.gated_add((x, residual, gate, gate_table, rounding), out)
 
 
@@ -142,6 +142,31 @@ def quantize(x, kind, *, group=0, group_rows=0, zero_points=False, scale_dtype=N
     return ops.quantize(args, out, scale_out, int(zero_points), zero_out)
 
 
+@returns(shape=lambda q, v, **_: (*q.shape[:-1], v.shape[-1]), lse=(lambda q, **_: q.shape[:-1], "float32"))
+def attention(q, k, v, mask=None, *, scale=None, causal=False, window=0, softcap=0.0, sinks=None, lengths=None,
+              block_table=None, q_offsets=None, k_offsets=None, k_scale=None, v_scale=None, need_lse=False, out=None,
+              lse_out=None):  # fmt: skip
+    """softmax(q @ k.mT * scale + mask) @ v, for q [batch, heads, m, d] and k, v [batch, kv_heads, n, d].
+
+    scale is 1 / sqrt(d) where it is None. causal counts from the last key: query i of m sees keys up to n - m + i.
+    torch counts from the first. window hides keys that are as far away or farther. mask is boolean, where True is
+    seen, or it is added. lengths has the number of keys of each sequence, block_table the pages of a paged k and v,
+    q_offsets and k_offsets where each sequence begins in a packed q or k. With need_lse the result is (out, lse)."""
+    if scale is not None and not scale:
+        raise ValueError("adze: attention: scale is 0, it must not be 0")
+    args = (q, k, v, mask, sinks, lengths, block_table, q_offsets, k_offsets, k_scale, v_scale, scale or 0.0, softcap,
+            int(causal), window)  # fmt: skip
+    return ops.attention(args, out, lse_out, int(need_lse))
+
+
+@returns(lse=(lambda x, **_: x.shape[:-1], "float32"))
+def attention_merge(x, x_lse, y, y_lse, *, need_lse=False, out=None, lse_out=None):
+    """Two results of attention and their lse, of the same queries and different keys, as one.
+
+    With need_lse the result is (out, lse)."""
+    return ops.attention_merge((x, x_lse, y, y_lse), out, lse_out, int(need_lse))
+
+
 def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
     """q and k rotated by the angles of cos and sin; only q when k is None."""
     args = (q, k, cos, sin, int(interleaved), rotary_dim, int(heads_first), rounding)
@@ -157,7 +182,8 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=
 
 
 @returns(
-    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)), dtype="float32"
+    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)),
+    dtype=lambda out_dtype, **_: out_dtype or DTYPES["float32"],
 )
 def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
     """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""
