@@ -17,7 +17,8 @@ extern "C" {
         X(group_norm)                                                                                                \
         X(gated_add)                                                                                                 \
         X(activation)                                                                                                \
-        X(glu) X(softmax) X(gemm) X(quantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table)  \
+        X(glu)                                                                                                       \
+        X(softmax) X(gemm) X(quantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table)         \
             X(embed) X(kv_append) X(sample)
 #endif
 

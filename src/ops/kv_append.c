@@ -257,8 +257,9 @@ static void reference(const void *args, adze_value *const *out)
         scatter(a, &a->k, &a->k_cache, k, out[1], out[3]);
         scatter(a, &a->v, &a->v_cache, v, out[2], out[4]);
     }
-    for (int64_t i = 0; out[0] && a->table_by_slot && i < adze_count(&a->q); i++) {
-        const int64_t row = i / r.head_dim, slot = adze_kv_slot(a, row / (r.qk[0].heads * r.seq), row % r.seq);
+    const int64_t entry = r.qk[0].heads * r.seq * r.head_dim; /* elements of q for one of the batch */
+    for (int64_t i = 0; out[0] && a->table_by_slot && entry && i < r.batch * entry; i++) {
+        const int64_t slot = adze_kv_slot(a, i / entry, i / r.head_dim % r.seq);
         if (slot < 0 || slot >= table_rows)
             out[0][i] = adze_exact(NAN);
     }

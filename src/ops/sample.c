@@ -181,10 +181,10 @@ static int make_scores(const adze_sample_args *a, int64_t row, scores *s)
     memset(s, 0, sizeof *s);
     s->n = a->logits.shape[1];
     const size_t n = (size_t)s->n;
-    s->x = malloc(n * sizeof *s->x);
-    s->y = malloc(n * sizeof *s->y);
-    s->sorted = malloc(n * sizeof *s->sorted);
-    s->weight = malloc(n * sizeof *s->weight);
+    s->x = calloc(n, sizeof *s->x);
+    s->y = calloc(n, sizeof *s->y);
+    s->sorted = calloc(n, sizeof *s->sorted);
+    s->weight = calloc(n, sizeof *s->weight);
     if (!s->x || !s->y || !s->sorted || !s->weight)
         return 0;
     for (int64_t i = 0; i < s->n; i++) {
