@@ -12,6 +12,7 @@ typedef struct part {
 static const part parts[] = {
     {"templates/%s/ops.c", "src/ops/%s.c", "src/ops/%s.c", "contract, definition, table of kernels"},
     {"templates/%s/cpu.c", "src/cpu/%s.c", "src/cpu/%s.c", "the kernel for CPUs, compiled for each ISA"},
+    {NULL, "src/cpu/%s_bf16.c", "src/cpu/%s_bf16.c", "the kernel for CPUs that multiply bf16"},
     {"templates/%s/cuda.cu", "src/cuda/%s.cu", "src/cuda/%s.cu", "the kernel for GPUs"},
     {"templates/%s/check.c", "check/%s.c", "check/%s.c", "what is checked and what is timed"},
 };
@@ -252,10 +253,12 @@ int new_op(new_files *files, const char *name, const char *like)
     ok = declare(files, name, like, is_template, &block) && function_of(files, name, like, is_template, &function);
     for (size_t i = 0; i < sizeof parts / sizeof *parts && ok; i++) {
         adze_text source = {0};
+        if (is_template && !parts[i].template)
+            continue;
         ok = new_source(files, filled(path, sizeof path, is_template ? parts[i].template : parts[i].op, like),
                         &source);
-        if (!ok && !is_template && !files->failed && strstr(parts[i].op, "cuda")) {
-            ok = 1; /* an op may be without CUDA */
+        if (!ok && !is_template && !files->failed && (strstr(parts[i].op, "cuda") || !parts[i].template)) {
+            ok = 1; /* an op may be without it */
         } else if (ok) {
             char to[NEW_PATH];
             new_file *f = new_file_add(files, parts[i].what, "%s", filled(to, sizeof to, parts[i].to, name));
