@@ -1,5 +1,4 @@
-/* attention_sizes.h - the sequences of a call of attention: where their queries and keys lie, and which keys a query sees.
- */
+/* attention_sizes.h - the sequences of a call of attention: their queries and keys, and which keys a query sees. */
 #ifndef ADZE_ATTENTION_SIZES_H
 #define ADZE_ATTENTION_SIZES_H
 
