@@ -256,8 +256,9 @@ step_headers() {
     for header in include/*.h; do
         for compiler in gcc clang; do
             have $compiler || continue
-            $compiler -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c "$header"
-            $compiler -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ "$header"
+            echo "#include <${header#include/}>" >"$logs/header.c"
+            $compiler -std=c99 -Iinclude -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c "$logs/header.c"
+            $compiler -std=c++11 -Iinclude -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ "$logs/header.c"
         done
     done
 }
