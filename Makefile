@@ -66,7 +66,9 @@ CPUINFO.bf16   := bf16
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
-# takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone.
+# takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone. PLAIN is the folder
+# of a build that the others are taken from.
+PLAIN        ?= $(K)
 WATCHED_ISA  := $(if $(SAN_KERNELS),$(lastword $(foreach i,$(ISAS.$(ARCH)),$(if $(shell grep -w $(CPUINFO.$i) /proc/cpuinfo),$i))))
 UNWATCHED     = $(if $(SAN_KERNELS),$(if $(filter $(WATCHED_ISA),$1),$(if $(filter-out thread,$(SAN)),\
                 -fno-sanitize=undefined),-fno-sanitize=all))
@@ -108,7 +110,7 @@ KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(if $(SAN_
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
 CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(K)/$s.o \
-             $(foreach i,$(ISAS.$(ARCH)),$(K)/$s.$i.o)) \
+             $(foreach i,$(ISAS.$(ARCH)),$(if $(filter $i,$(WATCHED_ISA)),$(K),$(PLAIN))/$s.$i.o)) \
            $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(K)/%.o,$(wildcard src/cpu/*_$i.c)))
 LIB     := $(call objects,src src/ops src/cuda) $(CPU)
 HARNESS := $(call objects,check)
