@@ -201,6 +201,23 @@ adze_status adze_check_range(const char *op, const char *name, int32_t value, in
     extern const adze_variants adze_##op##_cuda_variants;                                                            \
     static const adze_kernel kernels[] = {ADZE_CUDA_ROW(op) ADZE_CPU_ROWS(op) ADZE_KERNELS_END};
 
+/* scratch() of an op whose CUDA kernels ask for memory, by adze_<op>_cuda_scratch. */
+#if ADZE_CUDA
+#    define ADZE_CUDA_SCRATCH(op)                                                                                    \
+        size_t adze_##op##_cuda_scratch(adze_stream stream, const adze_##op##_args *args);                           \
+        static size_t scratch(adze_stream stream, const void *args)                                                  \
+        {                                                                                                            \
+            return stream.device == ADZE_CPU ? 0 : adze_##op##_cuda_scratch(stream, args);                           \
+        }
+#else
+#    define ADZE_CUDA_SCRATCH(op)                                                                                    \
+        static size_t scratch(adze_stream stream, const void *args)                                                  \
+        {                                                                                                            \
+            (void)stream, (void)args;                                                                                \
+            return 0;                                                                                                \
+        }
+#endif
+
 #ifdef __cplusplus
 }
 #endif

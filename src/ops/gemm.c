@@ -353,16 +353,7 @@ static const adze_kernel kernels[] = {
     ADZE_CPU_ROWS(gemm) ADZE_KERNELS_END};
 
 /* On CUDA a product that is split over k passes its parts through scratch. */
-size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *args);
-static size_t scratch(adze_stream stream, const void *args)
-{
-#if ADZE_CUDA
-    if (stream.device != ADZE_CPU)
-        return adze_gemm_cuda_scratch(stream, args);
-#endif
-    (void)stream, (void)args;
-    return 0;
-}
+ADZE_CUDA_SCRATCH(gemm)
 
 const adze_op adze_op_gemm = {"gemm",
                               sizeof(adze_gemm_args),

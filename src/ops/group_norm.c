@@ -133,16 +133,7 @@ static void reference(const void *args, adze_value *const *out)
 ADZE_KERNELS(group_norm)
 
 /* On CUDA the statistics of large groups pass from kernel to kernel. */
-size_t adze_group_norm_cuda_scratch(adze_stream stream, const adze_group_norm_args *args);
-static size_t scratch(adze_stream stream, const void *args)
-{
-#if ADZE_CUDA
-    if (stream.device != ADZE_CPU)
-        return adze_group_norm_cuda_scratch(stream, args);
-#endif
-    (void)stream, (void)args;
-    return 0;
-}
+ADZE_CUDA_SCRATCH(group_norm)
 
 const adze_op adze_op_group_norm = {"group_norm",
                                     sizeof(adze_group_norm_args),
