@@ -194,11 +194,13 @@ adze_status adze_check_range(const char *op, const char *name, int32_t value, in
 #else
 #    define ADZE_CUDA_ROW(op)
 #endif
+#define ADZE_CUDA_DECLARE(op)                                                                                        \
+    adze_status adze_##op##_cuda(adze_stream, const void *);                                                         \
+    extern const adze_variants adze_##op##_cuda_variants;
 /* The kernel table of most ops: one CUDA kernel for every SM, and the CPU's copies. */
 #define ADZE_KERNELS(op)                                                                                             \
     ADZE_CPU_DECLARE(op)                                                                                             \
-    adze_status adze_##op##_cuda(adze_stream, const void *);                                                         \
-    extern const adze_variants adze_##op##_cuda_variants;                                                            \
+    ADZE_CUDA_DECLARE(op)                                                                                            \
     static const adze_kernel kernels[] = {ADZE_CUDA_ROW(op) ADZE_CPU_ROWS(op) ADZE_KERNELS_END};
 
 /* scratch() of an op whose CUDA kernels ask for memory, by adze_<op>_cuda_scratch. */

@@ -341,10 +341,9 @@ static void reference(const void *args, adze_value *const *out)
 static const adze_samples samples = {sums_of, reference_at};
 
 ADZE_CPU_DECLARE(gemm)
+ADZE_CUDA_DECLARE(gemm)
 adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
 int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
-adze_status adze_gemm_cuda(adze_stream, const void *);
-extern const adze_variants adze_gemm_cuda_variants;
 static const adze_kernel kernels[] = {
     ADZE_CUDA_ROW(gemm)
 #if defined(__aarch64__)
