@@ -98,9 +98,20 @@ def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
     sources = sorted(path.relative_to(folder) for path in folder.rglob("*.c"))
     isa_files = [path for path in (ROOT / "src/cpu").glob(f"{like}_*.c") if path.stem not in OPS]
     assert len(sources) == 3 + len(isa_files)
-    if platform.machine() != "aarch64":
+    native = ["-march=armv8.2-a+bf16"] if platform.machine() == "aarch64" else []
+    if not native:
         sources = [path for path in sources if not path.name.endswith("_bf16.c")]
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-DADZE_ISA=", "-DADZE_CUDA=1", "-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
+    flags = [
+        *native,
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-DADZE_ISA=",
+        "-DADZE_CUDA=1",
+        "-Wall",
+        "-Wextra",
+        "-Wno-psabi",
+        "-Werror",
+    ]
     run("cc", "-fsyntax-only", *flags, "-include", "ops.h", "-I.", *paths, *sources, folder=folder)
     texts = [path.read_text() for path in (folder / "src").rglob("other.c*")]
     mentioned = re.findall(rf"\badze_(?:op_|suite_)?{like}(?:_cuda|_cpu\w*)?\b", "".join(texts))
