@@ -1,7 +1,8 @@
 """Attention "adze" of transformers: model.set_attn_implementation("adze").
 
-It follows sdpa's rules for masks. A call that the op does not take (a gradient, dropout, a dtype or a device without a
-kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks."""
+It follows sdpa's rules for masks. A call that the op does not take (a gradient, dropout, a dtype or a device without
+a kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks. So does one token in a compiled graph,
+as in patched modules (patching/frame.py)."""
 
 import torch
 from transformers import masking_utils
@@ -31,6 +32,8 @@ def _takes(query, key, value, mask, sinks):
     device, dtype = query.device, query.dtype
     if dtype not in ops.DTYPES or query.shape[-1] > 1024 or torch.is_autocast_enabled(device.type):
         return False
+    if torch.compiler.is_compiling() and query.shape[2] == 1:
+        return False
     given = [x for x in (query, key, value, mask, sinks) if x is not None]
     if not all(_plain(x) and x.device == device for x in given):
         return False
@@ -38,7 +41,7 @@ def _takes(query, key, value, mask, sinks):
         return False
     if any(x is not None and x.dtype != dtype for x in (key, value)):
         return False
-    if any(x is not None and x.dtype not in (dtype, torch.float32) for x in (sinks,)):
+    if sinks is not None and sinks.dtype not in (dtype, torch.float32):
         return False
     if mask is not None and (mask.dim() != 4 or mask.dtype not in (torch.bool, dtype, torch.float32)):
         return False
@@ -92,7 +95,8 @@ def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling)
 
 
 def attention_forward(
-    module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None, s_aux=None, **kwargs
+    module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None, s_aux=None,
+    **kwargs,
 ):  # fmt: skip
     """What transformers calls: ([batch, m, heads, dv], None)."""
     if isinstance(key, Stored):

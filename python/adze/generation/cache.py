@@ -27,7 +27,7 @@ def lengths_decide():
 
 
 class Stored(torch.Tensor):
-    """Stands for the keys or the values of a layer, which are still in the cache. Only attention "adze" can read it."""
+    """Stands for the keys or the values of a layer, which stay in the cache. Only attention "adze" can read it."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -166,8 +166,8 @@ class Cache(transformers.Cache):
             raise ValueError(f"adze.Cache: kind is {kind!r}, it must be None, 'i8' or 'f8e4m3'")
         if capacity < 1 or page < 0 or (pages is not None and not page):
             raise ValueError(
-                f"adze.Cache: capacity is {capacity}, page {page} and pages {pages}; capacity must be 1 or more, page 0 "
-                "or more, and pages needs a page"
+                f"adze.Cache: capacity is {capacity}, page {page} and pages {pages}; capacity must be 1 or more, "
+                "page 0 or more, and pages needs a page"
             )
         self.config = getattr(model, "config", model).get_text_config(decoder=True)
         self.kind, self.page, self.pages = kind, page, pages
@@ -192,7 +192,7 @@ class Cache(transformers.Cache):
         return self.config._attn_implementation == NAME
 
     def read_up_to(self, slots):
-        """How many keys attention gets: in place it takes whole pages, and the lengths say what is in the last one."""
+        """How many keys attention gets: in place whole pages, and the lengths say what is in the last one."""
         return self.whole_pages(slots) if self.is_read_in_place else slots
 
     def start(self, batch, device):
@@ -222,8 +222,8 @@ class Cache(transformers.Cache):
         batch, due = self.table.shape[0], self.whole_pages(self.reserved) // self.page
         if (due - self.taken) * batch > len(self.free):
             raise ValueError(
-                f"adze.Cache: {self.reserved} tokens of {batch} sequences need {due * batch} pages of {self.page}, it "
-                f"has {self.pages}"
+                f"adze.Cache: {self.reserved} tokens of {batch} sequences need {due * batch} pages of {self.page}, "
+                f"it has {self.pages}"
             )
         while self.taken < due:
             mine, self.free = self.free[:batch], self.free[batch:]
@@ -232,8 +232,8 @@ class Cache(transformers.Cache):
 
     @contextlib.contextmanager
     def at(self, lengths):
-        """A forward pass whose tokens go to the slots from `lengths` on, int32 of each sequence. It leaves the cache's
-        own lengths as they are, and can be captured in a graph: no number of the host is used."""
+        """A forward pass whose tokens go to the slots from `lengths` on, int32 of each sequence. It leaves the
+        cache's own lengths as they are, and can be captured in a graph: no number of the host is used."""
         self._at, self._after = lengths, None
         _lengths.decide = True
         try:

@@ -122,8 +122,8 @@ def _pick(logits, lengths, seed, previous, temperature, top_k, top_p, min_p, pen
 
 
 class _Step(torch.nn.Module):
-    """One token of each sequence. It returns the next one, and keeps nothing but what it writes into the cache and into
-    `previous`, at a place that lengths names: to repeat it changes nothing, as a capture does."""
+    """One token of each sequence. It returns the next one, and keeps nothing but what it writes into the cache and
+    into `previous`, at a place that lengths names: to repeat it changes nothing, as a capture does."""
 
     def __init__(self, model, cache, previous):
         super().__init__()
@@ -176,8 +176,8 @@ class _Batch:
         self.ended = [False] * len(rows)
 
     def prompt(self, chunk):
-        """Runs the prompts, and returns the logits of the last token of each. A row that is shorter than others goes on
-        with tokens that nothing sees: later ones are written over them."""
+        """Runs the prompts, and returns the logits of the last token of each. A row that is shorter than others goes
+        on with tokens that nothing sees: later ones are written over them."""
         longest = max(map(len, self.rows))
         ids = torch.zeros(len(self.rows), longest, dtype=torch.int64)
         for row, tokens in enumerate(self.rows):
@@ -211,7 +211,7 @@ class _Batch:
         return given
 
     def settle(self):
-        """The cache then has the prompt and all tokens that were handed out but the last one, as transformers' has."""
+        """The cache then has the prompt and the tokens that were handed out but the last, as transformers' has."""
         if self.cache.lengths is not None:
             parts = zip(self.begin, self.rows, self.made, strict=True)
             self.cache.set_lengths([begin + len(row) + max(made - 1, 0) for begin, row, made in parts])
@@ -277,8 +277,8 @@ def generate(
     longest = max(begin + len(row) for begin, row in zip(batch.begin, rows, strict=True))
     if longest + max_new_tokens - 1 > cache.capacity:
         raise ValueError(
-            f"adze.generate: a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the cache, whose "
-            f"capacity is {cache.capacity}"
+            f"adze.generate: a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the cache, "
+            f"whose capacity is {cache.capacity}"
         )
     seeds = torch.tensor([seed], dtype=torch.int64, device=device)
     return _tokens(batch, max_new_tokens, _stop_tokens(model, stop), seeds, chunk, options, single)
