@@ -50,10 +50,12 @@ def choose(handle, wanted, over):
     """Sets the attention of a handle's models, or what they had before where it is not wanted. Like its forwards, the
     handle replaces those of earlier ones, or is over them until it is removed."""
     for root in handle.roots.values():
-        config, earlier = _decoder(root), _handles.setdefault(root, [])
+        earlier = _handles.setdefault(root, [])
         if not over:
-            for other in reversed(earlier):
+            for other in list(reversed(earlier)):
                 other.leave_attention()
+            earlier = _handles[root]
+        config = _decoder(root) if wanted or earlier else None
         if config is None:
             continue
         current = config._attn_implementation

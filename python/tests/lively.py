@@ -1,0 +1,34 @@
+"""Tiny language models whose tokens depend on all tokens before, and prompts for them."""
+
+import torch
+
+import models
+from device import generator
+
+_TABLES = ("embed", "wte", "wpe")
+
+
+def lively(name, attention=None, layers=2):
+    """The model of this name with larger matrices: with those of models.py attention is a small part of the sum, and
+    most models repeat one token."""
+    model = models.build(name, attention=attention, layers=layers)
+    for path, parameter in model.named_parameters():
+        if parameter.dim() > 1 and not any(word in path for word in _TABLES):
+            parameter.data.mul_(8)
+    return model
+
+
+def as_exact(own, theirs, exact):
+    """Whether a result is as near to that in float64 as the model's own is: a sum in another order has another error,
+    which is not larger."""
+    errors = [(x.double() - exact.double()).square().mean().sqrt() for x in (own, theirs)]
+    return bool(errors[0] <= 1.5 * errors[1])
+
+
+def prompt(batch=2, seq=24):
+    """Token ids; in a batch the first rows are padded on the left."""
+    ids = torch.randint(3, 99, (batch, seq), generator=generator(2))
+    mask = torch.ones_like(ids)
+    for row in range(batch - 1):
+        mask[row, : seq // 3 + row] = 0
+    return {"input_ids": ids, "attention_mask": mask}
