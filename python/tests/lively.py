@@ -15,6 +15,9 @@ def lively(name, attention=None, layers=2):
     for path, parameter in model.named_parameters():
         if parameter.dim() > 1 and not any(word in path for word in _TABLES):
             parameter.data.mul_(8)
+    for module in model.modules():
+        if getattr(module, "attn_logit_softcapping", None):
+            module.attn_logit_softcapping = 0.5  # or scores are far below it
     return model
 
 
