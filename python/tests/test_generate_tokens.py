@@ -259,7 +259,7 @@ def test_patch_leaves_other_models(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
 def test_patched_models_generate(name):
-    model, arguments = lively(name), prompt()
-    want = greedy(lively(name, attention="eager"), arguments, 16)
+    model, arguments = lively(name, attention="eager"), prompt()
+    want = greedy(model, arguments, 16)
     adze.patch(model)
     assert own(model, arguments, 16) == want == greedy(model, arguments, 16)

@@ -295,6 +295,7 @@ class Cache(transformers.Cache):
 
     def crop(self, tokens):
         """Forgets the last -tokens tokens of each sequence; a positive number is how many stay."""
+        tokens = int(tokens)  # assisted generation of older versions has a tensor
         gone = -tokens if tokens <= 0 else max(self.count - tokens, 0)
         if gone > self.count:
             raise ValueError(f"adze.Cache: crop({tokens}) of {self.count} tokens")
