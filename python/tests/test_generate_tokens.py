@@ -1,5 +1,6 @@
 """adze.generate: the tokens of transformers' greedy generate(), samples, stops, and adze.patch's attention."""
 
+import gc
 import inspect
 
 import pytest
@@ -10,6 +11,8 @@ transformers = pytest.importorskip("transformers")
 import adze  # noqa: E402
 import models  # noqa: E402
 from adze.generation import decode, in_torch  # noqa: E402
+from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
+from adze.graphs.module_state import ModuleState  # noqa: E402
 from device import Watch, generator  # noqa: E402
 from lively import lively, prompt  # noqa: E402
 
@@ -198,18 +201,34 @@ def test_a_step_can_be_repeated():
         assert all(torch.equal(step(*arguments, **options), first) for _ in range(3))
     after = [x for layer in cache.layers for x in layer.tensors()] + [step.previous]
     assert all(map(torch.equal, state, after)) and cache.count == 0
-    from adze.graphs.cuda_graph import GraphHandle
-
-    assert decode._runner(step, torch.device("cpu")) is step
-    handle = decode._runner(step, torch.device("cuda"))
-    assert isinstance(handle, GraphHandle) and handle.module is step
-    from adze.graphs.module_state import ModuleState
-
     state = ModuleState(step)
     with torch.no_grad():
         step(*arguments, **options)
     cache.set_lengths([3, 4])
     assert state.same()  # so that a graph is replayed
+
+
+def test_a_step_is_captured_once():
+    model, gpu = lively("llama"), torch.device("cuda")
+    cache = adze.Cache(model, 40)
+    first = list(adze.generate(model, [5, 6], 5, stop=(), cache=cache))
+    handle = decode._runner(model, cache, None, gpu)
+    assert handle is decode._runner(model, cache, None, gpu)  # that of the call before
+    cache.reset()
+    with Watch() as watch:
+        assert list(adze.generate(model, [5, 6], 5, stop=(), cache=cache)) == first
+    assert watch.adze and decode._runner(model, cache, None, gpu) is handle
+    other = adze.Cache(model, 40)
+    list(adze.generate(model, [5, 6], 5, stop=(), cache=other))
+    assert decode._runner(model, other, None, gpu) is not handle
+    del decode._runners[other]
+    made = decode._runner(model, other, None, gpu)
+    assert isinstance(made, GraphHandle) and type(made.module) is decode._Step
+    gc.collect()
+    count = len(decode._runners)
+    del other, made
+    gc.collect()
+    assert len(decode._runners) == count - 1
 
 
 # ---- adze.patch ----

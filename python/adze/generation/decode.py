@@ -5,6 +5,7 @@ the length of each: no mask is made. What a step reads and writes (the token, th
 device, so one captured graph serves every step, and the next step starts before the host has seen the token."""
 
 import contextlib
+import weakref
 
 import torch
 
@@ -77,37 +78,42 @@ def _has_interface(model):
 
 
 @contextlib.contextmanager
-def _attention(model):
+def _attention(configs):
     """Attention "adze", for the call inside. Configs are changed directly: the model was asked before."""
-    found = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")} if _has_interface(model) else {}
-    before = [(config, config._attn_implementation_internal) for config in found.values()]
-    for config, _ in before:
+    before = [config._attn_implementation_internal for config in configs]
+    for config in configs:
         config._attn_implementation_internal = NAME
     try:
         yield
     finally:
-        for config, name in before:
+        for config, name in zip(configs, before, strict=True):
             config._attn_implementation_internal = name
 
 
-def _mask(model, cache, lengths, m):
-    """For a model that does not ask for the attention by name: what may be seen, as a mask that is added."""
-    if _has_interface(model):
-        return {}
-    seen = in_torch.seen(lengths + m, m, cache.capacity, 0)
-    lowest = torch.finfo(model.dtype).min
-    return {"attention_mask": torch.zeros((), dtype=model.dtype, device=seen.device).where(seen, lowest)}
+def _added_mask(dtype, lengths, m, n):
+    """For a model that does not ask for its attention by name: what may be seen, as a mask that is added."""
+    seen = in_torch.seen(lengths + m, m, n, 0)
+    return torch.zeros((), dtype=dtype, device=seen.device).where(seen, torch.finfo(dtype).min)
 
 
-def _logits(model, cache, ids, lengths, keep):
-    """The logits of the tokens `keep`, of which `ids`, [batch, m], go to the slots from lengths on."""
-    m = ids.shape[1]
-    positions = lengths[:, None].long() + torch.arange(m, device=ids.device)
-    with torch.no_grad(), cache.at(lengths), _attention(model):
-        return model(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=keep,
-            **_mask(model, cache, lengths, m),
-        ).logits  # fmt: skip
+def _forward(model, cache):
+    """A function logits(ids, lengths, keep): ids, [batch, m], go to the slots from lengths on, and the logits are
+    those of the tokens `keep`."""
+    by_name, held = _has_interface(model), weakref.ref(cache)
+    configs = [module.config for module in model.modules() if by_name and hasattr(module, "config")]
+    configs = list({id(config): config for config in configs}.values())
+
+    def logits(ids, lengths, keep):
+        m, cache = ids.shape[1], held()
+        positions = lengths[:, None].long() + torch.arange(m, device=ids.device)
+        mask = None if by_name else _added_mask(model.dtype, lengths, m, cache.capacity)
+        with torch.no_grad(), cache.at(lengths), _attention(configs):
+            return model(
+                input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
+                logits_to_keep=keep,
+            ).logits  # fmt: skip
+
+    return logits
 
 
 def _pick(logits, lengths, seed, previous, temperature, top_k, top_p, min_p, penalty):
@@ -127,20 +133,30 @@ class _Step(torch.nn.Module):
 
     def __init__(self, model, cache, previous):
         super().__init__()
-        self.model = model
-        self.held = lambda: cache  # adze.graph compares attributes; the host's count of tokens is not one
+        self.model = model  # adze.graph compares its attributes; those of the cache are behind a function
+        self.logits = _forward(model, cache)
         self.register_buffer("previous", previous, persistent=False)
 
     def forward(self, ids, lengths, seed, **options):
-        logits = _logits(self.model, self.held(), ids[:, None], lengths, 1)[:, -1]
+        logits = self.logits(ids[:, None], lengths, 1)[:, -1]
         if self.previous is not None:
             self.previous.scatter_(1, lengths[:, None].long(), ids[:, None])
         return _pick(logits, lengths + 1, seed, self.previous, **options)
 
 
-def _runner(step, device):
-    """What runs the step: on a GPU a graph, which is captured once for a batch of this size."""
-    return graph(step) if device.type == "cuda" else step
+_runners = weakref.WeakKeyDictionary()  # of a cache, {what a step depends on: what runs it}
+
+
+def _runner(model, cache, previous, device):
+    """What runs a step: on a GPU a graph, which is captured once for each cache."""
+    key = id(model), previous is not None, *(layer.keys.data_ptr() for layer in cache.layers)
+    known = _runners.setdefault(cache, {})
+    if key not in known:
+        step = _Step(model, cache, previous)
+        known[key] = graph(step) if device.type == "cuda" else step
+    elif previous is not None:
+        known[key].previous.copy_(previous)
+    return known[key]
 
 
 class _OnHost:
@@ -184,14 +200,14 @@ class _Batch:
             ids[row, : len(tokens)] = torch.tensor(tokens)
         ids, start = ids.to(self.device), self._tensor(self.begin)
         self.cache.reserve(max(self.begin) + longest)
-        last = [None] * len(self.rows)
+        last, forward = [None] * len(self.rows), _forward(self.model, self.cache)
         for at in range(0, longest, chunk):
             part = ids[:, at : at + chunk]
             ends = {row: len(tokens) - 1 - at for row, tokens in enumerate(self.rows)}
             ends = {row: end for row, end in ends.items() if 0 <= end < part.shape[1]}
             keep = sorted(set(ends.values())) or [part.shape[1] - 1]
             wanted = torch.tensor(keep, device=self.device)
-            logits = _logits(self.model, self.cache, part, start + at, wanted)
+            logits = forward(part, start + at, wanted)
             for row, end in ends.items():
                 last[row] = logits[row, keep.index(end)]
         return torch.stack(last), ids
@@ -232,7 +248,7 @@ def _tokens(batch, new, stop, seed, chunk, options, single):
             previous = None if options["penalty"] == 1 else _previous(batch, ids)
             lengths = batch.lengths()
             token = _pick(logits, lengths, seed, previous, **options)
-        step = _runner(_Step(batch.model, batch.cache, previous), batch.device)
+        step = _runner(batch.model, batch.cache, previous, batch.device)
         most = max(begin + len(row) for begin, row in zip(batch.begin, batch.rows, strict=True))
         arriving = _OnHost(token)
         for made in range(1, new + 1):
