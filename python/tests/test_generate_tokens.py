@@ -111,6 +111,26 @@ def test_tokens_come_as_they_are_made():
     assert cache.lengths.tolist() == [5] and len(first) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    """The same ops as in generate() of transformers with attention "adze", so the same tokens."""
+    model, arguments = lively("qwen3", attention="adze").to(dtype), prompt(1)
+    want = greedy(model, arguments, 20)
+    assert own(model, arguments, 20) == want
+    adze.patch(model, numerics="fast")
+    assert own(model, arguments, 20) == greedy(model, arguments, 20)
+
+
+def test_inference_mode_and_after_it():
+    model = lively("llama")
+    want = list(adze.generate(model, [5, 6, 7], 8, stop=(), repetition_penalty=1.1))
+    cache = adze.Cache(model, 20, page=4)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache, repetition_penalty=1.1)) == want
+        cache.reset()
+
+
 # ---- Samples ----
 
 
@@ -206,6 +226,25 @@ def test_a_step_can_be_repeated():
         step(*arguments, **options)
     cache.set_lengths([3, 4])
     assert state.same()  # so that a graph is replayed
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "falcon"])
+def test_a_step_reads_nothing_on_the_host(name, kernel, monkeypatch):
+    """A capture would fail; and the next step would have to wait."""
+    monkeypatch.setattr(in_torch, "has_kernel", lambda op, device: kernel)
+    model = lively(name)
+    cache, ids = adze.Cache(model, 40, page=8), torch.tensor([5, 6])
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "penalty": 1.2}
+    batch = decode._Batch(model, cache, [[1, 2, 3], [4]], ids.device)
+    with torch.no_grad():
+        _, made = batch.prompt(512)
+        step = decode._Step(model, cache, decode._previous(batch, made))
+        arguments = ids, batch.lengths(), torch.tensor([3])
+        with Watch() as watch:
+            step(*arguments, **options)
+    assert not {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal"} & set(watch.seen)
+    assert bool(watch.seen["adze.sample"]) == kernel
 
 
 def test_a_step_is_captured_once():

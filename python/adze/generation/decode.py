@@ -235,7 +235,8 @@ class _Batch:
 
 def _previous(batch, ids):
     """The ids at each slot of the cache; -1, which no logit has, where they are not known."""
-    found = torch.full((len(batch.rows), batch.cache.capacity), -1, dtype=torch.int64, device=batch.device)
+    with torch.inference_mode(False):  # a later call may write into it in another mode
+        found = torch.full((len(batch.rows), batch.cache.capacity), -1, dtype=torch.int64, device=batch.device)
     for row, begin in enumerate(batch.begin):
         found[row, begin : begin + len(batch.rows[row])] = ids[row, : len(batch.rows[row])]
     return found
