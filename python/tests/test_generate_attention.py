@@ -16,7 +16,8 @@ from adze.generation import in_torch, register  # noqa: E402
 from device import Watch, default_device, generator, here  # noqa: E402
 from lively import as_exact, lively, prompt  # noqa: E402
 
-NAMES = [name for name in models.LANGUAGE if not name.startswith("falcon")]  # Falcon has no choice of attention
+# Falcon has no choice of attention, and one GPT-NeoX has that of the other.
+NAMES = [name for name in models.LANGUAGE if not name.startswith(("falcon", "gpt_neox_"))]
 STATIC = ("llama", "mistral", "gemma2", "gpt_oss", "gpt2")
 TOKENS = 64
 
