@@ -14,7 +14,7 @@ import adze  # noqa: E402
 import models  # noqa: E402
 from adze.generation import in_torch, register  # noqa: E402
 from device import Watch, default_device, generator, here  # noqa: E402
-from lively import as_exact, lively, prompt  # noqa: E402
+from lively import as_exact, counted, lively, needs_kernels, prompt  # noqa: E402
 
 # Falcon has no choice of attention, and one GPT-NeoX has that of the other.
 NAMES = [name for name in models.LANGUAGE if not name.startswith(("falcon", "gpt_neox_"))]
@@ -36,8 +36,8 @@ def test_tokens_are_those_of_eager(name):
         with Watch() as watch:
             got = models.generate(model, arguments, tokens, cache)
         assert torch.equal(got, want[:, : got.shape[1]])
-        assert watch.seen["adze.attention"] == 2 * tokens  # of each layer
-        assert not any("scaled_dot_product" in op for op in watch.seen)
+        assert watch.seen["adze.attention"] == counted(2 * tokens)  # of each layer
+        assert not counted(1) or not any("scaled_dot_product" in op for op in watch.seen)
 
 
 def test_a_longer_text():
@@ -80,7 +80,7 @@ def test_chosen_when_a_model_is_made():
     model = lively("llama", attention="adze")
     with Watch() as watch:
         models.output(model, prompt())
-    assert watch.seen["adze.attention"] == 2
+    assert watch.seen["adze.attention"] == counted(2)
 
 
 FAKE = """
@@ -170,11 +170,11 @@ def test_sdpa_has_the_same_result():
         ):
             own, theirs, calls = both(*arguments, **options)
             torch.testing.assert_close(own, theirs)
-            assert calls == 1
+            assert calls == counted(1)
         for dtype in (torch.float16, torch.bfloat16):
             own, theirs, calls = both(*heads(dtype))
             _, exact, _ = both(*(x.double() for x in heads(dtype)))
-            assert as_exact(own, theirs, exact) and calls == 1
+            assert as_exact(own, theirs, exact) and calls == counted(1)
 
 
 def test_what_the_op_does_not_take():
@@ -256,10 +256,11 @@ def test_cross_attention():
         model.set_attn_implementation("adze")
         with Watch() as watch:
             torch.testing.assert_close(model(**arguments).logits, want)
-            assert watch.seen["adze.attention"] == 3
+            assert watch.seen["adze.attention"] == counted(3)
             assert torch.equal(model.generate(**prompt(), **options), tokens)
 
 
+@needs_kernels
 def test_compiled():
     """The prompt in one graph with the op; one token as the model's own code has it."""
     model = lively("gemma2", attention="adze", layers=1)

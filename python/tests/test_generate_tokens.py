@@ -14,7 +14,7 @@ from adze.generation import decode, in_torch  # noqa: E402
 from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
 from adze.graphs.module_state import ModuleState  # noqa: E402
 from device import Watch, generator  # noqa: E402
-from lively import lively, prompt  # noqa: E402
+from lively import lively, needs_kernels, prompt  # noqa: E402
 
 TOKENS = 40
 
@@ -54,6 +54,7 @@ def test_one_prompt_and_prompts_of_different_lengths():
     assert own(model, right, 10) == alone
 
 
+@needs_kernels
 def test_an_op_for_each_part_and_no_mask():
     model = lively("mistral")
     with Watch() as watch:
@@ -111,6 +112,7 @@ def test_tokens_come_as_they_are_made():
     assert cache.lengths.tolist() == [5] and len(first) == 3
 
 
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype):
     """The same ops as in generate() of transformers with attention "adze", so the same tokens."""
@@ -148,6 +150,7 @@ def test_repetition_penalty():
     assert own(model, arguments, 20, repetition_penalty=1.5) == want != greedy(model, arguments, 20)
 
 
+@needs_kernels
 @pytest.mark.parametrize(
     "options",
     [
@@ -228,6 +231,7 @@ def test_a_step_can_be_repeated():
     assert state.same()  # so that a graph is replayed
 
 
+@needs_kernels
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "falcon"])
 def test_a_step_reads_nothing_on_the_host(name, kernel, monkeypatch):
@@ -247,6 +251,7 @@ def test_a_step_reads_nothing_on_the_host(name, kernel, monkeypatch):
     assert bool(watch.seen["adze.sample"]) == kernel
 
 
+@needs_kernels
 def test_a_step_is_captured_once():
     model, gpu = lively("llama"), torch.device("cuda")
     cache = adze.Cache(model, 40)
@@ -273,6 +278,7 @@ def test_a_step_is_captured_once():
 # ---- adze.patch ----
 
 
+@needs_kernels
 def test_patch_sets_the_attention(llama):
     def now():
         return llama.config._attn_implementation
@@ -303,6 +309,7 @@ def test_patch_sets_the_attention(llama):
     assert now() == "eager"
 
 
+@needs_kernels
 def test_patch_leaves_other_models(monkeypatch):
     falcon, clip = models.build("falcon"), models.build("clip")
     for model in (falcon, clip):

@@ -334,8 +334,8 @@ class Cache(transformers.Cache):
 
     def batch_repeat_interleave(self, repeats):
         if self.lengths is not None:
-            self._select(torch.arange(len(self.lengths)).repeat_interleave(repeats))
+            self._select(torch.arange(len(self.lengths), device="cpu").repeat_interleave(repeats))
 
     def batch_select_indices(self, indices):
         if self.lengths is not None:
-            self._select(torch.arange(len(self.lengths))[indices.cpu()])
+            self._select(torch.arange(len(self.lengths), device="cpu")[indices.cpu()])

@@ -166,7 +166,7 @@ class _OnHost:
         self.event = None
         self.tokens = tokens
         if tokens.device.type == "cuda":
-            self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True)
             self.tokens.copy_(tokens, non_blocking=True)
             self.event = torch.cuda.Event()
             self.event.record()
