@@ -131,3 +131,13 @@ const char *bind_describe(int index)
     }
     return text;
 }
+
+int bind_has_kernel(int index, int32_t device)
+{
+    if (device < ADZE_CPU || device >= adze_cuda_count())
+        return 0;
+    for (const adze_kernel *k = adze_ops[index]->kernels; k->run; k++)
+        if (adze_can_run(k, (adze_stream){device, NULL}))
+            return 1;
+    return 0;
+}

@@ -100,6 +100,8 @@ static inline void bind_check(bind_call *call, const adze_field *f)
 ADZE_API const char *adze_torch_register(void);
 /* One line per op: name and fields, as `kind name` with the words of an int in brackets. For the Python package. */
 const char *bind_describe(int index);
+/* Whether the op at an index has a kernel for a device: ADZE_CPU, or the number of one of CUDA. */
+int bind_has_kernel(int index, int32_t device);
 /* The table's tensor or number of that name, or NULL. */
 const adze_field *bind_find(const adze_op *op, const char *name, size_t length);
 /* Loads the kernels of the stream's device at its first call, so that a later capture need not. */

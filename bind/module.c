@@ -46,3 +46,10 @@ const char *adze_describe(int index)
 {
     return bind_describe(index);
 }
+
+/* Whether that op can run on a device at all: see bind_has_kernel(). */
+ADZE_API int adze_has_kernel(int index, int device);
+int adze_has_kernel(int index, int device)
+{
+    return bind_has_kernel(index, device);
+}

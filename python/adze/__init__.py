@@ -1,10 +1,12 @@
 """adze: fast transformer kernels for PyTorch and Hugging Face models.
 
-Importing it loads nothing: torch and the native part come with the first name that needs them.
+Importing it loads nothing: torch and the native part come with the first name that needs them. Once transformers is
+there, it has attention "adze".
 """
 
 import importlib
 
+from .generation import register as _register
 from .operators import header as _header
 
 __version__ = "0.1.0"
@@ -22,6 +24,8 @@ _HOME = {
     "QuantizedLinear": "quantization.linear",
     "load_quantized": "quantization.checkpoint",
     "AdzeConfig": "quantization.transformers",
+    "Cache": "generation.cache",
+    "generate": "generation.decode",
 }
 __all__ = sorted(_HOME)
 
@@ -36,3 +40,6 @@ def __getattr__(name):
 
 def __dir__():
     return sorted({*globals(), *_HOME})
+
+
+_register.watch()

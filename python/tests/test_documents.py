@@ -35,6 +35,7 @@ model, step = diffusers_injection.random_ltx(torch.float32, "cpu")
 PRELUDES["kernels"] = PRELUDES[""]
 PRELUDES["kernels-layers"] = PRELUDES["transformers"]
 PRELUDES["docs/python.md"] = PRELUDES["transformers"] + "import adze\n"
+PRELUDES["docs/generate.md"] = PRELUDES["transformers"]
 
 
 def installed_skill(folder):

@@ -76,6 +76,13 @@ def _ops():
 OPS = _ops()
 
 
+@functools.cache
+def has_kernel(op, device):
+    """Whether an op has a kernel for a device: -1 for the CPU, or the number of a CUDA device. Some ops have none for
+    CUDA, and a call would be refused there."""
+    return bool(library.adze_has_kernel(OPS[op].index, device))
+
+
 def returned(op, more):
     """The names of the outputs that a call returns when it is asked for `more` of its optional ones."""
     return [name for name in op.outputs if name not in op.optional[int(more) :]]

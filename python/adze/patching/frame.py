@@ -20,9 +20,9 @@ from ..operators._ops import add_op_namespace_prefix
 from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
 from .forwards import is_adze, is_of, own_forward, site_of
 from .known_sources import hashes, outside
-from .transformers import generate
+from .transformers import attention, generate
 
-OPS = ("norm", "rope", "act", "fuse")
+OPS = ("norm", "rope", "act", "fuse", "attention")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
 _DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
@@ -374,6 +374,7 @@ class PatchHandle:
         self.enabled = True
         self.rows = []
         self.sites = []
+        self.attention = []  # what it sets beside the forwards
         self.packed = 0
 
     @property
@@ -391,6 +392,7 @@ class PatchHandle:
     def remove(self):
         """Gives every module its original forward, for good."""
         self._set(False)
+        self.leave_attention()
         for site in self.sites:
             site.layers = [layer for layer in site.layers if layer[0] is not self]
         self.sites = []
@@ -399,8 +401,17 @@ class PatchHandle:
             if is_adze(forward) and forward.__func__.adze_site.module is not module:
                 site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
 
+    def leave_attention(self):
+        """The models have the attention that they had before this patch, for good."""
+        for choice in self.attention:
+            choice.settle(False)
+        self.attention = []
+        attention.forget(self)
+
     def _set(self, enabled):
         self.enabled = enabled
+        for choice in self.attention:
+            choice.settle(enabled)
         for site in self.sites:
             site.settle()
         self.forget_compiled()
@@ -430,10 +441,11 @@ class PatchHandle:
         lines += [(path, f"x{n}" if n > 1 else "", cls, what) for (path, cls, what), n in counts.items()]
         widths = [max(len(line[i]) for line in lines) for i in range(3)]
         text = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]) for line in lines]
-        state = "" if self.sites and self.enabled else ", not in use now"
+        state = "" if (self.sites or self.attention) and self.enabled else ", not in use now"
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
+        text += map(str, self.attention)
         if self.packed:
             text.append(
                 f"{self.packed} Linears have new memory for their weights; a state_dict or a view taken before is"
@@ -513,6 +525,7 @@ def _install(model, ops, numerics, exclude, strict, over):
             site.layers.append((handle, function))
             handle.sites.append(site)
         site.settle()
+    attention.choose(handle, numerics == "fast" and "attention" in ops, over)
     handle.forget_compiled()
     return handle
 
@@ -526,10 +539,10 @@ def patch(
 ) -> PatchHandle:
     """Replaces forwards of the modules of a model or a pipeline, in place, and returns a handle that can undo it.
 
-    ops: some of "norm", "rope", "act", "fuse"; None is all.
+    ops: some of "norm", "rope", "act", "fuse", "attention"; None is all.
     numerics: "match" rounds where the model rounds. "fast" rounds each op once, runs Linears that read the same
       input as one GEMM, and products of few rows by gemm, with the norm before and the sum after them, where that was
-      measured to be faster.
+      measured to be faster. It sets attention "adze" for language models where the op has a kernel.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 

@@ -1,0 +1,1 @@
+"""Attention "adze" for transformers, adze.Cache, and adze.generate."""

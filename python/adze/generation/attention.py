@@ -1,0 +1,117 @@
+"""Attention "adze" of transformers: model.set_attn_implementation("adze").
+
+It follows sdpa's rules for masks. A call that the op does not take (a gradient, dropout, a dtype or a device without
+a kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks. So does one token in a compiled graph,
+as in patched modules (patching/frame.py)."""
+
+import torch
+from transformers import masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from ..operators import ops
+from . import in_torch
+from .cache import Stored, lengths_decide
+
+
+def make_mask(*args, **kwargs):
+    """sdpa's mask; none while adze.generate runs the model, whose cache has the length of each sequence."""
+    if not lengths_decide():
+        return masking_utils.sdpa_mask(*args, **kwargs)
+    if not kwargs.get("allow_is_causal_skip", True):
+        raise ValueError("adze.generate: this model masks more than later tokens; use its own generate()")
+    return None
+
+
+def _plain(x):
+    return type(x) is torch.Tensor or type(x) is torch.nn.Parameter
+
+
+def _takes(query, key, value, mask, sinks):
+    """Whether the op has a kernel for these tensors, and no gradient is needed. key and value may be None: a cache's
+    own."""
+    device, dtype = query.device, query.dtype
+    if dtype not in ops.DTYPES or query.shape[-1] > 1024 or torch.is_autocast_enabled(device.type):
+        return False
+    if torch.compiler.is_compiling() and query.shape[2] == 1:
+        return False
+    given = [x for x in (query, key, value, mask, sinks) if x is not None]
+    if not all(_plain(x) and x.device == device for x in given):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return False
+    if any(x is not None and x.dtype != dtype for x in (key, value)):
+        return False
+    if sinks is not None and sinks.dtype not in (dtype, torch.float32):
+        return False
+    if mask is not None and (mask.dim() != 4 or mask.dtype not in (torch.bool, dtype, torch.float32)):
+        return False
+    return in_torch.has_kernel("attention", device)
+
+
+def _rows(x):
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _attend(query, key, value, mask, scale, **options):
+    """The op's result as [batch, m, heads, dv]."""
+    query, key, value, mask = map(_rows, (query, key, value, mask))
+    if torch.compiler.is_compiling():
+        return ops.attention(query, key, value, mask, scale=scale, **options).transpose(1, 2).contiguous()
+    batch, heads, m, _ = query.shape
+    out = query.new_empty(batch, m, heads, value.shape[-1])
+    ops.attention(query, key, value, mask, scale=scale, out=out.transpose(1, 2), **options)
+    return out
+
+
+def _attend_in_torch(module, query, key, value, mask, softcap, sinks, dropout, scaling, causal, kwargs):
+    if not softcap and sinks is None:
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
+        )[0]
+    if causal and mask is None:
+        m = query.shape[2]
+        mask = torch.ones(m, m, dtype=torch.bool, device=query.device).tril()[None, None]
+        key, value = key[:, :, :m], value[:, :, :m]
+    out = in_torch.attention(query, key, value, mask, scaling, softcap, sinks, dropout, module.training)
+    return out.transpose(1, 2).contiguous()
+
+
+def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling):
+    """Keys and values that an adze.Cache has. A mask has the window, and says which keys are later."""
+    m, n = query.shape[2], layer.width
+    window = 0 if mask is not None else layer.window
+    if dropout == 0 and _takes(query, None, None, mask, sinks) and query.dtype == layer.dtype:
+        options = {"causal": mask is None and m > 1, "window": window, "softcap": softcap or 0.0, "sinks": sinks}
+        key, value, more = layer.operands()
+        return _attend(query, key, value, mask, scaling, **options, **more)
+    key, value = layer.read()
+    found = in_torch.seen(layer.after, m, n, window)
+    if mask is None:
+        mask = found
+    elif mask.dtype == torch.bool:
+        mask = mask & found
+    options = softcap, sinks, dropout, scaling, False, {}
+    return _attend_in_torch(module, query, key, value, mask, *options)
+
+
+def attention_forward(
+    module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None, s_aux=None,
+    **kwargs,
+):  # fmt: skip
+    """What transformers calls: ([batch, m, heads, dv], None)."""
+    if isinstance(key, Stored):
+        return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling), None
+    m, n = query.shape[2], key.shape[2]
+    own = dropout == 0 and kwargs.get("position_bias") is None and kwargs.get("cache") is None
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if not own or not _takes(query, key, value, attention_mask, s_aux):
+        causal = bool(causal) and m > 1 and attention_mask is None
+        options = softcap, s_aux, dropout, scaling, causal, kwargs
+        return _attend_in_torch(module, query, key, value, attention_mask, *options), None
+    if m > 1 and attention_mask is None and causal:
+        if n > m:  # the prompt in a static cache: what follows it is empty
+            key, value = key[:, :, :m], value[:, :, :m]
+    else:
+        causal = False
+    options = {"causal": bool(causal), "softcap": softcap or 0.0, "sinks": s_aux}
+    return _attend(query, key, value, attention_mask, scaling, **options), None

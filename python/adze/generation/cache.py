@@ -1,0 +1,341 @@
+"""adze.Cache: keys and values of a model's layers, in memory that is allocated once.
+
+Tokens are appended by kv_append at the slots from `lengths` on, a tensor on the device with the number of tokens of
+each sequence. Attention "adze" reads the memory where it is, in pages or in fewer bits. Any other attention gets a
+tensor of the model's dtype."""
+
+import contextlib
+import threading
+
+import torch
+import transformers
+from transformers.cache_utils import CacheLayerMixin
+
+from ..operators import ops
+from ..operators.fake import refuse_gradients
+from . import in_torch
+from .register import NAME
+
+KINDS = {None: None, "i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}
+_SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
+_lengths = threading.local()
+
+
+def lengths_decide():
+    """Whether this thread runs a model in Cache.at(): no mask is needed then."""
+    return getattr(_lengths, "decide", False)
+
+
+class Stored(torch.Tensor):
+    """Stands for the keys or the values of a layer, which stay in the cache. Only attention "adze" can read it."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, layer, shape):
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=layer.dtype, device=layer.device)
+        made.layer = layer
+        return made
+
+    def __repr__(self):
+        return f"Stored({list(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise RuntimeError(
+            f'adze.Cache: this model calls {function} on keys that only attention "adze" can read; call '
+            'model.set_attn_implementation("sdpa"), or take a cache of transformers'
+        )
+
+
+class _Layer(CacheLayerMixin):
+    """The memory of one layer, and how many tokens it has seen."""
+
+    is_compileable = False
+    is_sliding = False  # a window hides keys, and none is dropped
+    is_croppable = True
+
+    def __init__(self, cache, window):
+        super().__init__()
+        self.cache, self.window, self.count, self.width = cache, window, 0, 0
+        self.k_scale = self.v_scale = self.after = None
+
+    def lazy_initialization(self, key_states, value_states):
+        cache, (batch, heads, _, dim) = self.cache, key_states.shape
+        self.dtype, self.device, self.batch_size = key_states.dtype, key_states.device, batch
+        with torch.inference_mode(False):
+            cache.start(batch, self.device)
+            rows = (cache.pages, heads, cache.page) if cache.page else (batch, heads, cache.capacity)
+            self.keys = self._empty(*rows, dim)
+            self.values = self._empty(*rows, value_states.shape[-1])
+            if cache.kind:
+                self.k_scale, self.v_scale = (torch.zeros(rows, device=self.device) for _ in range(2))
+        self.is_initialized = True
+
+    def _empty(self, *shape):
+        """Zeros: attention in torch multiplies what no key has been written to by 0."""
+        stored = KINDS[self.cache.kind] or self.dtype
+        if stored.itemsize == 1:
+            return torch.zeros(shape, dtype=torch.uint8, device=self.device).view(stored)
+        return torch.zeros(shape, dtype=stored, device=self.device)
+
+    def tensors(self):
+        return [x for x in (self.keys, self.values, self.k_scale, self.v_scale) if x is not None]
+
+    def append(self, k, v, before, after, width):
+        """Writes tokens after those of `before`, and is then read up to `width`, of which `after` are there."""
+        refuse_gradients(k, v)
+        self.after, self.width = after.to(self.device), width
+        before, table = before.to(self.device), self._table()
+        if in_torch.has_kernel("kv_append", self.device):
+            scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
+            k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
+            ops.kv_append(k, v, self.keys, self.values, lengths=before, block_table=table, **scales)
+        else:
+            in_torch.append(k, self.keys, self.k_scale, before, table)
+            in_torch.append(v, self.values, self.v_scale, before, table)
+
+    def _table(self):
+        return self.cache.table if self.cache.table is None else self.cache.table.to(self.device)
+
+    def operands(self):
+        """The memory as arguments of attention: k, v, and what else it needs."""
+        more = {"lengths": self.after, "k_scale": self.k_scale, "v_scale": self.v_scale}
+        if self.cache.page:
+            table = self._table()[:, : self.width // self.cache.page]
+            return self.keys, self.values, {**more, "block_table": table}
+        if self.cache.kind:
+            more |= {"k_scale": self.k_scale[:, :, : self.width], "v_scale": self.v_scale[:, :, : self.width]}
+        return self.keys[:, :, : self.width], self.values[:, :, : self.width], more
+
+    def _dense(self, x):
+        if not self.cache.page:
+            return x[:, :, : self.width]
+        table = self._table()[:, : -(-self.width // self.cache.page)].long()
+        found = in_torch.bits(x)[table].transpose(1, 2)  # [batch, heads, pages, page, ...]
+        return found.flatten(2, 3)[:, :, : self.width].view(x.dtype)
+
+    def read(self):
+        """Keys and values in the model's dtype, as a tensor each."""
+        if not self.cache.kind:
+            return self._dense(self.keys), self._dense(self.values)
+        pairs = (self.keys, self.k_scale), (self.values, self.v_scale)
+        return tuple((self._dense(x).float() * self._dense(scale)[..., None]).to(self.dtype) for x, scale in pairs)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self.cache.update(key_states, value_states, self.cache.layers.index(self))
+
+    def get_seq_length(self):
+        return self.count
+
+    def get_mask_sizes(self, query_length):
+        return self.cache.read_up_to(self.count + query_length), 0
+
+    def get_max_length(self):
+        return self.cache.capacity
+
+    get_max_cache_shape = get_max_length  # its name in older versions
+
+
+def _windows(config):
+    """The window of each layer, 0 where it sees all tokens. Raises for layers that are no such attention."""
+    types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None) or 0
+    if types is None:
+        types = [_SLIDING[0] if window else _FULL[0]] * config.num_hidden_layers
+    other = [kind for kind in types if kind not in (*_SLIDING, *_FULL)]
+    if other or getattr(config, "num_kv_shared_layers", 0):
+        raise ValueError(
+            f"adze.Cache: a {config.model_type} has layers of {other[0] if other else 'shared keys'}, it must have "
+            f"layers of {_FULL[0]} and {_SLIDING[0]} only"
+        )
+    return [window if kind in _SLIDING else 0 for kind in types]
+
+
+class Cache(transformers.Cache):
+    """Keys and values of up to `capacity` tokens of each sequence, for a model or its config.
+
+    kind: None for the model's dtype, or "i8" or "f8e4m3", with a scale for each token and head.
+    page: 0 for memory that is contiguous, or the tokens in a page. pages: how many there are, by default as many as
+      all sequences need; a sequence takes them as it grows.
+
+    It is past_key_values of generate(), of a model's forward, and cache of adze.generate. The batch is that of the
+    first call. Layers with a sliding window keep all tokens."""
+
+    def __init__(self, model, capacity, *, kind=None, page=0, pages=None):
+        if kind not in KINDS:
+            raise ValueError(f"adze.Cache: kind is {kind!r}, it must be None, 'i8' or 'f8e4m3'")
+        if capacity < 1 or page < 0 or (pages is not None and not page):
+            raise ValueError(
+                f"adze.Cache: capacity is {capacity}, page {page} and pages {pages}; capacity must be 1 or more, "
+                "page 0 or more, and pages needs a page"
+            )
+        self.config = getattr(model, "config", model).get_text_config(decoder=True)
+        self.kind, self.page, self.pages = kind, page, pages
+        self.capacity = capacity
+        self.capacity = self.whole_pages(capacity)
+        self.lengths = self.table = None  # [batch] and, of pages, [batch, pages of a sequence]; int32
+        self.count = 0  # tokens that were appended to each sequence, or most to one
+        self.ragged = False  # sequences have different lengths
+        self.free, self.taken, self.reserved = [], 0, 0  # pages: numbers, how many each sequence has, slots it needs
+        self._at = self._before = self._after = None
+        super().__init__(layers=[_Layer(self, window) for window in _windows(self.config)])
+
+    def __repr__(self):
+        shape = f"pages of {self.page}" if self.page else "contiguous"
+        return f"adze.Cache({self.count} of {self.capacity} tokens, {shape}, {self.kind or 'dtype of the model'})"
+
+    def whole_pages(self, slots):
+        return slots if not self.page else -(-slots // self.page) * self.page
+
+    @property
+    def is_read_in_place(self):
+        return self.config._attn_implementation == NAME
+
+    def read_up_to(self, slots):
+        """How many keys attention gets: in place whole pages, and the lengths say what is in the last one."""
+        return self.whole_pages(slots) if self.is_read_in_place else slots
+
+    def start(self, batch, device):
+        """The batch and its lengths, with the first layer that is used."""
+        if self.lengths is not None:
+            if self.lengths.shape[0] != batch:
+                raise ValueError(f"adze.Cache: the batch is {batch}, this cache has {self.lengths.shape[0]}")
+            return
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        if self.page:
+            most = self.capacity // self.page
+            self.pages = batch * most if self.pages is None else self.pages
+            self.free = list(range(self.pages))
+            self.table = torch.zeros(batch, most, dtype=torch.int32, device=device)
+            self._take_pages()
+
+    def reserve(self, slots):
+        """Makes sure that each sequence has memory for so many tokens."""
+        if slots > self.capacity:
+            raise ValueError(f"adze.Cache: {slots} tokens were asked for, its capacity is {self.capacity}")
+        self.reserved = max(self.reserved, slots)
+        self._take_pages()
+
+    def _take_pages(self):
+        if self.table is None:
+            return
+        batch, due = self.table.shape[0], self.whole_pages(self.reserved) // self.page
+        if (due - self.taken) * batch > len(self.free):
+            raise ValueError(
+                f"adze.Cache: {self.reserved} tokens of {batch} sequences need {due * batch} pages of {self.page}, "
+                f"it has {self.pages}"
+            )
+        while self.taken < due:
+            mine, self.free = self.free[:batch], self.free[batch:]
+            self.table[:, self.taken] = torch.tensor(mine, dtype=torch.int32)
+            self.taken += 1
+
+    @contextlib.contextmanager
+    def at(self, lengths):
+        """A forward pass whose tokens go to the slots from `lengths` on, int32 of each sequence. It leaves the
+        cache's own lengths as they are, and can be captured in a graph: no number of the host is used."""
+        self._at, self._after = lengths, None
+        _lengths.decide = True
+        try:
+            yield
+        finally:
+            self._at = self._after = None
+            _lengths.decide = False
+
+    def set_lengths(self, lengths):
+        """The number of tokens of each sequence, after at() has appended them: numbers of the host."""
+        with torch.inference_mode(False):
+            self.lengths = torch.tensor(lengths, dtype=torch.int32).to(self.lengths.device)
+        self.count, self.ragged = max(lengths), len(set(lengths)) > 1
+        for layer in self.layers:
+            layer.count = self.count
+
+    def _begin(self, layer, m):
+        """Counts the tokens of a forward pass, once: its first layer does."""
+        if self.ragged:
+            raise RuntimeError(
+                "adze.Cache: its sequences have different lengths; go on with adze.generate, or call reset()"
+            )
+        if layer.count == self.count:
+            self.reserve(self.count + m)
+            self._before, self._after = self.lengths, self.lengths + m
+            self.lengths = self._after
+            self.count += m
+        elif layer.count + m != self.count:
+            raise RuntimeError(
+                f"adze.Cache: a layer that has {layer.count} tokens got {m}, other layers have {self.count}"
+            )
+        layer.count += m
+        return self._before, self._after, self.read_up_to(layer.count)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        layer, m = self.layers[layer_idx], key_states.shape[2]
+        if not layer.is_initialized:
+            layer.lazy_initialization(key_states, value_states)
+        if self._at is None:
+            place = self._begin(layer, m)
+        else:
+            self._after = self._at + m if self._after is None else self._after
+            place = self._at, self._after, self.capacity
+        layer.append(key_states, value_states, *place)
+        if not self.is_read_in_place:
+            return layer.read()
+        rows = (*key_states.shape[:2], layer.width)
+        return tuple(Stored(layer, (*rows, x.shape[-1])) for x in (key_states, value_states))
+
+    def reset(self):
+        """Empties the cache. The memory stays."""
+        self.count, self.ragged, self.reserved = 0, False, 0
+        if self.table is not None:
+            self.free, self.taken = list(range(self.pages)), 0
+        if self.lengths is not None:
+            self.lengths = torch.zeros_like(self.lengths)
+        for layer in self.layers:
+            layer.count = 0
+
+    def crop(self, tokens):
+        """Forgets the last -tokens tokens of each sequence; a positive number is how many stay."""
+        tokens = int(tokens)  # assisted generation of older versions has a tensor
+        gone = -tokens if tokens <= 0 else max(self.count - tokens, 0)
+        if gone > self.count:
+            raise ValueError(f"adze.Cache: crop({tokens}) of {self.count} tokens")
+        if self.lengths is not None:
+            self.lengths = (self.lengths - gone).clamp_min(0)
+        self.count -= gone
+        for layer in self.layers:
+            layer.count = min(layer.count, self.count)
+
+    def reorder_cache(self, beam_idx):
+        """Sequence i gets the tokens of sequence beam_idx[i], by a copy."""
+        if self.lengths is None:
+            return
+        self.lengths = self.lengths.index_select(0, beam_idx.to(self.lengths.device))
+        for layer in filter(lambda layer: layer.is_initialized, self.layers):
+            index = beam_idx.to(layer.device)
+            for x in map(in_torch.bits, layer.tensors()):
+                if self.page:
+                    table = layer._table()[:, : self.taken].long()
+                    x[table] = x[table[index]]
+                else:
+                    x[:, :, : self.count] = x[:, :, : self.count].index_select(0, index)
+
+    def _select(self, index):
+        if self.page:
+            raise NotImplementedError("adze.Cache: the batch of a cache in pages is that of its first call")
+        if self.lengths is None:
+            return
+        self.lengths = self.lengths.index_select(0, index.to(self.lengths.device))
+        for layer in filter(lambda layer: layer.is_initialized, self.layers):
+            layer.batch_size = len(index)
+            for name in ("keys", "values", "k_scale", "v_scale"):
+                x = getattr(layer, name)
+                if x is not None:
+                    setattr(layer, name, in_torch.bits(x).index_select(0, index.to(x.device)).view(x.dtype))
+
+    def batch_repeat_interleave(self, repeats):
+        if self.lengths is not None:
+            self._select(torch.arange(len(self.lengths), device="cpu").repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices):
+        if self.lengths is not None:
+            self._select(torch.arange(len(self.lengths), device="cpu")[indices.cpu()])

@@ -1,0 +1,301 @@
+"""adze.generate: tokens of a causal language model, one after the other.
+
+A batch is kept with each sequence at the beginning of its row, whatever side it was padded on, and the cache knows
+the length of each: no mask is made. What a step reads and writes (the token, the lengths, the cache) is on the
+device, so one captured graph serves every step, and the next step starts before the host has seen the token."""
+
+import contextlib
+import weakref
+
+import torch
+
+from ..graphs.cuda_graph import graph
+from ..operators import ops
+from . import in_torch
+from .cache import Cache
+from .register import NAME
+
+_LISTS = (list, tuple)
+
+
+# ---- What is asked for ----
+
+
+def _sequences(ids, mask):
+    """The prompts as lists of token ids, and whether there is only one, not in a batch."""
+    if isinstance(ids, torch.Tensor):
+        single = ids.dim() == 1
+        ids = ids[None] if single else ids
+        if ids.dim() != 2:
+            raise ValueError(f"adze.generate: ids has {ids.dim()} dimensions, it must have 1 or 2")
+        rows = ids.tolist()
+    else:
+        single = not (len(ids) and isinstance(ids[0], _LISTS))
+        rows = [list(row) for row in ([ids] if single else ids)]
+    if mask is not None:
+        mask = torch.as_tensor(mask)
+        mask = mask[None] if mask.dim() == 1 else mask
+        if list(mask.shape) != [len(rows), len(rows[0])]:
+            raise ValueError(
+                f"adze.generate: attention_mask is {list(mask.shape)}, it must be {[len(rows), len(rows[0])]}, as ids"
+            )
+        rows = [
+            [token for token, there in zip(row, own, strict=True) if there]
+            for row, own in zip(rows, mask.tolist(), strict=True)
+        ]
+    if not rows or not all(rows):
+        raise ValueError("adze.generate: ids has a sequence without tokens")
+    return rows, single
+
+
+def _stop_tokens(model, stop):
+    if stop is None:
+        stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if stop is None:
+        return frozenset()
+    return frozenset(map(int, stop)) if isinstance(stop, (*_LISTS, set, frozenset)) else frozenset([int(stop)])
+
+
+def _check(model, cache, rows, new, chunk):
+    config = model.config
+    if config.is_encoder_decoder:
+        raise ValueError(f"adze.generate: a {config.model_type} has an encoder, it must be a decoder alone")
+    if not _has_interface(model) and (config.model_type != "falcon" or config.alibi):
+        raise ValueError(
+            f"adze.generate: the attention of a {config.model_type} cannot be chosen; use its generate()"
+        )
+    if new < 1 or chunk < 1:
+        raise ValueError(f"adze.generate: max_new_tokens is {new} and chunk {chunk}, both must be 1 or more")
+    if cache.lengths is not None and len(cache.lengths) != len(rows):
+        raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(cache.lengths)}")
+
+
+def _has_interface(model):
+    return type(model)._can_set_attn_implementation()
+
+
+# ---- A forward pass ----
+
+
+@contextlib.contextmanager
+def _attention(configs):
+    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before."""
+    before = [config._attn_implementation_internal for config in configs]
+    for config in configs:
+        config._attn_implementation_internal = NAME
+    try:
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
+
+
+def _added_mask(dtype, lengths, m, n):
+    """For a model that does not ask for its attention by name: what may be seen, as a mask that is added."""
+    seen = in_torch.seen(lengths + m, m, n, 0)
+    return torch.zeros((), dtype=dtype, device=seen.device).where(seen, torch.finfo(dtype).min)
+
+
+def _forward(model, cache):
+    """A function logits(ids, lengths, keep): ids, [batch, m], go to the slots from lengths on, and the logits are
+    those of the tokens `keep`."""
+    by_name, held = _has_interface(model), weakref.ref(cache)
+    configs = [module.config for module in model.modules() if by_name and hasattr(module, "config")]
+    configs = list({id(config): config for config in configs}.values())
+
+    def logits(ids, lengths, keep):
+        m, cache = ids.shape[1], held()
+        positions = lengths[:, None].long() + torch.arange(m, device=ids.device)
+        mask = None if by_name else _added_mask(model.dtype, lengths, m, cache.capacity)
+        with torch.no_grad(), cache.at(lengths), _attention(configs):
+            return model(
+                input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
+                logits_to_keep=keep,
+            ).logits  # fmt: skip
+
+    return logits
+
+
+def _pick(logits, lengths, seed, previous, temperature, top_k, top_p, min_p, penalty):
+    """A token for each sequence, int64. The random number is that of the seed and of the token's place."""
+    count = None if previous is None else lengths
+    if in_torch.has_kernel("sample", logits.device):
+        return ops.sample(
+            logits, temperature=temperature, seed=seed, counter=lengths, top_k=top_k, top_p=top_p, min_p=min_p,
+            penalty=penalty, previous=previous, previous_count=count, dtype=torch.int64,
+        )  # fmt: skip
+    return in_torch.sample(logits, temperature, seed, lengths, top_k, top_p, min_p, penalty, previous, count)
+
+
+class _Step(torch.nn.Module):
+    """One token of each sequence. It returns the next one, and keeps nothing but what it writes into the cache and
+    into `previous`, at a place that lengths names: to repeat it changes nothing, as a capture does."""
+
+    def __init__(self, model, cache, previous):
+        super().__init__()
+        self.model = model  # adze.graph compares its attributes; those of the cache are behind a function
+        self.logits = _forward(model, cache)
+        self.register_buffer("previous", previous, persistent=False)
+
+    def forward(self, ids, lengths, seed, **options):
+        logits = self.logits(ids[:, None], lengths, 1)[:, -1]
+        if self.previous is not None:
+            self.previous.scatter_(1, lengths[:, None].long(), ids[:, None])
+        return _pick(logits, lengths + 1, seed, self.previous, **options)
+
+
+_runners = weakref.WeakKeyDictionary()  # of a cache, {what a step depends on: what runs it}
+
+
+def _runner(model, cache, previous, device):
+    """What runs a step: on a GPU a graph, which is captured once for each cache."""
+    key = id(model), previous is not None, *(layer.keys.data_ptr() for layer in cache.layers)
+    known = _runners.setdefault(cache, {})
+    if key not in known:
+        step = _Step(model, cache, previous)
+        known[key] = graph(step) if device.type == "cuda" else step
+    elif previous is not None:
+        known[key].previous.copy_(previous)
+    return known[key]
+
+
+class _OnHost:
+    """Tokens on their way to the host; the copy does not wait for the step that follows."""
+
+    def __init__(self, tokens):
+        self.event = None
+        self.tokens = tokens
+        if tokens.device.type == "cuda":
+            self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True)
+            self.tokens.copy_(tokens, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def wait(self):
+        if self.event is not None:
+            self.event.synchronize()
+        return self.tokens.tolist()
+
+
+# ---- The loop ----
+
+
+class _Batch:
+    """The sequences, where they are in the cache, and which have ended."""
+
+    def __init__(self, model, cache, rows, device):
+        self.model, self.cache, self.device = model, cache, device
+        self.rows, self.begin = rows, [0] * len(rows)
+        if cache.lengths is not None and cache.count:
+            self.begin = cache.lengths.tolist()
+        self.made = [0] * len(rows)  # tokens that were handed out
+        self.ended = [False] * len(rows)
+
+    def prompt(self, chunk):
+        """Runs the prompts, and returns the logits of the last token of each. A row that is shorter than others goes
+        on with tokens that nothing sees: later ones are written over them."""
+        longest = max(map(len, self.rows))
+        ids = torch.zeros(len(self.rows), longest, dtype=torch.int64)
+        for row, tokens in enumerate(self.rows):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+        ids, start = ids.to(self.device), self._tensor(self.begin)
+        self.cache.reserve(max(self.begin) + longest)
+        last, forward = [None] * len(self.rows), _forward(self.model, self.cache)
+        for at in range(0, longest, chunk):
+            part = ids[:, at : at + chunk]
+            ends = {row: len(tokens) - 1 - at for row, tokens in enumerate(self.rows)}
+            ends = {row: end for row, end in ends.items() if 0 <= end < part.shape[1]}
+            keep = sorted(set(ends.values())) or [part.shape[1] - 1]
+            wanted = torch.tensor(keep, device=self.device)
+            logits = forward(part, start + at, wanted)
+            for row, end in ends.items():
+                last[row] = logits[row, keep.index(end)]
+        return torch.stack(last), ids
+
+    def _tensor(self, numbers):
+        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
+
+    def lengths(self):
+        return self._tensor([begin + len(row) for begin, row in zip(self.begin, self.rows, strict=True)])
+
+    def take(self, tokens, stop):
+        """Tokens as they are handed out: None for a sequence that has ended. A stop token is its last one."""
+        given = [None if ended else token for ended, token in zip(self.ended, tokens, strict=True)]
+        for row, token in enumerate(given):
+            self.made[row] += token is not None
+            self.ended[row] |= token in stop
+        return given
+
+    def settle(self):
+        """The cache then has the prompt and the tokens that were handed out but the last, as transformers' has."""
+        if self.cache.lengths is not None:
+            parts = zip(self.begin, self.rows, self.made, strict=True)
+            self.cache.set_lengths([begin + len(row) + max(made - 1, 0) for begin, row, made in parts])
+
+
+def _previous(batch, ids):
+    """The ids at each slot of the cache; -1, which no logit has, where they are not known."""
+    with torch.inference_mode(False):  # a later call may write into it in another mode
+        found = torch.full((len(batch.rows), batch.cache.capacity), -1, dtype=torch.int64, device=batch.device)
+    for row, begin in enumerate(batch.begin):
+        found[row, begin : begin + len(batch.rows[row])] = ids[row, : len(batch.rows[row])]
+    return found
+
+
+def _tokens(batch, new, stop, seed, chunk, options, single):
+    try:
+        with torch.no_grad():
+            logits, ids = batch.prompt(chunk)
+            previous = None if options["penalty"] == 1 else _previous(batch, ids)
+            lengths = batch.lengths()
+            token = _pick(logits, lengths, seed, previous, **options)
+        step = _runner(batch.model, batch.cache, previous, batch.device)
+        most = max(begin + len(row) for begin, row in zip(batch.begin, batch.rows, strict=True))
+        arriving = _OnHost(token)
+        for made in range(1, new + 1):
+            if made < new:
+                batch.cache.reserve(most + made)
+                with torch.no_grad():
+                    token = step(token, lengths, seed, **options)
+                    lengths = lengths + 1
+                following = _OnHost(token)
+            given = batch.take(arriving.wait(), stop)
+            yield given[0] if single else given
+            if made == new or all(batch.ended):
+                return
+            arriving = following
+    finally:
+        batch.settle()
+
+
+def generate(
+    model, ids, max_new_tokens, *, attention_mask=None, stop=None, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
+    repetition_penalty=1.0, seed=0, cache=None, chunk=512,
+):  # fmt: skip
+    """A generator of up to max_new_tokens tokens: of ints for one prompt, of lists for a batch, with None for a
+    sequence that has ended.
+
+    model: a causal language model of transformers. It runs with attention "adze", whichever it has itself.
+    ids: a list or a tensor of one or two dimensions. Prompts of a batch may have different lengths, as lists, or with
+      an attention_mask, padded on any side.
+    stop: token ids that end a sequence; None for those of the model's generation_config, () for none. They are looked
+      at while the next step runs, and what that step makes is dropped.
+    temperature: 0 takes the likeliest token. Else a token is drawn, after top_k, top_p and min_p, by `seed`.
+    cache: an adze.Cache, which may have earlier tokens of the same sequences; None makes one.
+    chunk: how many tokens of a prompt go through the model at once."""
+    rows, single = _sequences(ids, attention_mask)
+    if cache is None:
+        cache = Cache(model, max(map(len, rows)) + max(max_new_tokens, 1))
+    _check(model, cache, rows, max_new_tokens, chunk)
+    options = {"temperature": float(temperature), "top_k": int(top_k), "top_p": float(top_p), "min_p": float(min_p)}
+    options["penalty"] = float(repetition_penalty)
+    device = model.get_input_embeddings().weight.device
+    batch = _Batch(model, cache, rows, device)
+    longest = max(begin + len(row) for begin, row in zip(batch.begin, rows, strict=True))
+    if longest + max_new_tokens - 1 > cache.capacity:
+        raise ValueError(
+            f"adze.generate: a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the cache, "
+            f"whose capacity is {cache.capacity}"
+        )
+    seeds = torch.tensor([seed], dtype=torch.int64, device=device)
+    return _tokens(batch, max_new_tokens, _stop_tokens(model, stop), seeds, chunk, options, single)

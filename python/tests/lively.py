@@ -1,0 +1,50 @@
+"""Tiny language models whose tokens depend on all tokens before, and prompts for them."""
+
+import pytest
+import torch
+
+import models
+from adze.generation.in_torch import has_kernel
+from device import generator, here
+
+_TABLES = ("embed", "wte", "wpe")
+
+
+def lively(name, attention=None, layers=2):
+    """The model of this name with larger matrices: with those of models.py attention is a small part of the sum, and
+    most models repeat one token."""
+    model = models.build(name, attention=attention, layers=layers)
+    for path, parameter in model.named_parameters():
+        if parameter.dim() > 1 and not any(word in path for word in _TABLES):
+            parameter.data.mul_(8)
+    for module in model.modules():
+        if getattr(module, "attn_logit_softcapping", None):
+            module.attn_logit_softcapping = 0.5  # or scores are far below it
+    return model
+
+
+def as_exact(own, theirs, exact):
+    """Whether a result is as near to that in float64 as the model's own is: a sum in another order has another error,
+    which is not larger."""
+    errors = [(x.double() - exact.double()).square().mean().sqrt() for x in (own, theirs)]
+    return bool(errors[0] <= 1.5 * errors[1])
+
+
+def counted(calls, op="attention"):
+    """How many calls of an op there are: none where it has no kernel, and torch computes the same."""
+    return calls if has_kernel(op, here()) else 0
+
+
+needs_kernels = pytest.mark.skipif(
+    not all(counted(1, op) for op in ("attention", "kv_append", "sample")),
+    reason="an op has no kernel for this device",
+)
+
+
+def prompt(batch=2, seq=24):
+    """Token ids; in a batch the first rows are padded on the left."""
+    ids = torch.randint(3, 99, (batch, seq), generator=generator(2))
+    mask = torch.ones_like(ids)
+    for row in range(batch - 1):
+        mask[row, : seq // 3 + row] = 0
+    return {"input_ids": ids, "attention_mask": mask}

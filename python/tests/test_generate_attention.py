@@ -1,0 +1,281 @@
+"""model.set_attn_implementation("adze"): the tokens of eager attention, with any mask, cache and model."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import adze  # noqa: E402
+import models  # noqa: E402
+from adze.generation import in_torch, register  # noqa: E402
+from device import Watch, default_device, generator, here  # noqa: E402
+from lively import as_exact, counted, lively, needs_kernels, prompt  # noqa: E402
+
+# Falcon has no choice of attention, and one GPT-NeoX has that of the other.
+NAMES = [name for name in models.LANGUAGE if not name.startswith(("falcon", "gpt_neox_"))]
+STATIC = ("llama", "mistral", "gemma2", "gpt_oss", "gpt2")
+TOKENS = 64
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_eager(name):
+    """A batch padded on the left, prompt and decode, with a dynamic cache, and for some with a static one."""
+    model, arguments = lively(name, attention="eager"), prompt()
+    want = models.generate(model, arguments, TOKENS)
+    assert len(set(want[:, -TOKENS:].flatten().tolist())) > 8  # no model that repeats itself
+    model.set_attn_implementation("adze")
+    assert model.config._attn_implementation == "adze"
+    for cache, tokens in ((None, TOKENS), ("static", 20 if name in STATIC else 0)):
+        if not tokens:
+            continue
+        with Watch() as watch:
+            got = models.generate(model, arguments, tokens, cache)
+        assert torch.equal(got, want[:, : got.shape[1]])
+        assert watch.seen["adze.attention"] == counted(2 * tokens)  # of each layer
+        assert not counted(1) or not any("scaled_dot_product" in op for op in watch.seen)
+
+
+def test_a_longer_text():
+    model = lively("llama", attention="sdpa")
+    model.config.max_position_embeddings = 512
+    want = models.generate(model, prompt(1), 256)
+    model.set_attn_implementation("adze")
+    assert torch.equal(models.generate(model, prompt(1), 256), want) and len(set(want[0].tolist())) > 30
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("side", ["left", "right", "holes", "none"])
+def test_logits_of_a_padded_batch(name, side):
+    """Also of a prompt that continues a cache, which needs a mask of its own."""
+    model, ids = models.build(name, attention="eager"), prompt(3)["input_ids"]
+    mask = torch.ones_like(ids)
+    if side == "left":
+        mask[0, :7] = mask[1, :2] = 0
+    elif side == "right":
+        mask[0, -7:] = mask[1, -2:] = 0
+    elif side == "holes":
+        mask[0, 3:9] = mask[1, ::3] = 0
+    found = []
+    for attention in ("eager", "adze"):
+        model.set_attn_implementation(attention)
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad():
+            parts = [
+                model(input_ids=ids[:, at : at + 12], attention_mask=mask[:, : at + 12], past_key_values=cache).logits
+                for at in (0, 12)
+            ]
+        found.append(torch.cat(parts, 1)[mask[:, :24].bool()])
+    torch.testing.assert_close(*found)
+    with torch.no_grad():
+        unmasked = model(input_ids=ids[:, :24]).logits[mask[:, :24].bool()]
+    assert side in ("right", "none") or (unmasked - found[0]).abs().max() > 1e-3  # the mask matters
+
+
+def test_chosen_when_a_model_is_made():
+    model = lively("llama", attention="adze")
+    with Watch() as watch:
+        models.output(model, prompt())
+    assert watch.seen["adze.attention"] == counted(2)
+
+
+FAKE = """
+class {name}:
+    found = {{}}
+
+    @classmethod
+    def register(cls, key, value):
+        cls.found[key] = value
+"""
+
+
+def test_registered_when_transformers_comes_later(tmp_path):
+    """Importing adze loads neither torch nor transformers, and the native part waits for the first call. Here the
+    import of transformers takes no time, for it is another one; the models of these tests have the true one."""
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "modeling_utils.py").write_text(FAKE.format(name="AttentionInterface"))
+    (package / "masking_utils.py").write_text(FAKE.format(name="AttentionMaskInterface"))
+    code = """
+import sys
+import adze
+assert not {"torch", "transformers"} & set(sys.modules)
+from transformers.modeling_utils import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+assert list(AttentionInterface.found) == list(AttentionMaskInterface.found) == ["adze"]
+assert not {"torch", "adze.operators.description"} & set(sys.modules)
+assert not any("adze" in type(finder).__module__ for finder in sys.meta_path)
+"""
+    path = f"{tmp_path}:{pathlib.Path(adze.__file__).parents[1]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_registered_when_transformers_was_there(monkeypatch):
+    functions = (transformers.modeling_utils.AttentionInterface, transformers.masking_utils.AttentionMaskInterface)
+    for interface in functions:
+        monkeypatch.delitem(interface._global_mapping, "adze")
+    register.watch()
+    assert all("adze" in interface._global_mapping for interface in functions)
+
+
+# ---- Calls that are not adze's ----
+
+
+class Attention(torch.nn.Module):
+    is_causal, num_key_value_groups, training = True, 2, False
+
+
+def heads(dtype=torch.float32, m=5, n=5, dim=16):
+    random = generator(3)
+    return [torch.randn(2, count, rows, dim, generator=random).to(dtype) for count, rows in ((4, m), (2, n), (2, n))]
+
+
+def both(q, k, v, mask=None, module=None, **options):
+    """(adze's result, sdpa's, how many calls of the op there were)."""
+    functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    module = module or Attention()
+    with Watch() as watch:
+        own, weights = functions["adze"](module, q, k, v, mask, **options)
+    assert weights is None and own.is_contiguous()
+    return own, functions["sdpa"](module, q, k, v, mask, **options)[0], watch.seen["adze.attention"]
+
+
+def test_sdpa_has_the_same_result():
+    mask = torch.rand(2, 1, 5, 9, generator=generator(4)) > 0.4
+    mask[..., 0] = True
+    added = torch.randn(1, 4, 5, 9, generator=generator(5))
+    encoder = Attention()
+    encoder.is_causal = False
+    with torch.no_grad():
+        for arguments, options in (
+            (heads(), {}),
+            (heads(m=5, n=9), {}),  # the prompt in a static cache
+            (heads(m=1, n=9), {}),
+            (heads(m=5, n=9), {"mask": mask}),
+            (heads(m=5, n=9), {"mask": added}),
+            (heads(m=5, n=9), {"mask": mask[:1, :, :1].expand(2, 1, 5, 9)}),
+            (heads(m=5, n=9), {"is_causal": False}),
+            (heads(m=5, n=9), {"module": encoder}),
+            (heads(), {"scaling": 0.3}),
+            (heads(), {"sliding_window": 64, "position_ids": None}),
+            ([x.transpose(2, 3).contiguous().transpose(2, 3) for x in heads()], {}),
+        ):
+            own, theirs, calls = both(*arguments, **options)
+            torch.testing.assert_close(own, theirs)
+            assert calls == counted(1)
+        for dtype in (torch.float16, torch.bfloat16):
+            own, theirs, calls = both(*heads(dtype))
+            _, exact, _ = both(*(x.double() for x in heads(dtype)))
+            assert as_exact(own, theirs, exact) and calls == counted(1)
+
+
+def test_what_the_op_does_not_take():
+    """A gradient, dropout, another dtype, autocast, a bias: the bits of sdpa."""
+    q, k, v = heads()
+    bias = torch.randn(1, 4, 5, 5, generator=generator(6))
+    wanted = [
+        ((q.clone().requires_grad_(), k, v), {}),
+        (heads(torch.float64), {}),
+        ((q, k, v), {"position_bias": bias}),
+    ]
+    for arguments, options in wanted:
+        own, theirs, calls = both(*arguments, **options)
+        assert torch.equal(own, theirs) and calls == 0
+    own, _, _ = both(q.requires_grad_(), k, v)
+    own.sum().backward()
+    assert q.grad is not None and q.grad.any()
+    with torch.no_grad():
+        torch.manual_seed(0)
+        assert both(*heads(), dropout=0.5)[2] == 0
+        with torch.autocast(here().type, dtype=torch.bfloat16):
+            own, theirs, calls = both(*heads())
+        assert torch.equal(own, theirs) and calls == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_without_a_kernel_torch_computes_it(name, monkeypatch):
+    """As on a device on which the op has none. The library is asked; nothing fails first."""
+    model, arguments = lively(name, attention="eager"), prompt()
+    want = models.generate(model, arguments, 10)
+    model.set_attn_implementation("adze")
+    monkeypatch.setattr(in_torch, "has_kernel", lambda op, device: False)
+    with Watch() as watch:
+        assert torch.equal(models.generate(model, arguments, 10), want)
+        assert torch.equal(models.generate(model, arguments | {"past_key_values": adze.Cache(model, 64)}, 10), want)
+        rows = list(
+            adze.generate(model, arguments["input_ids"], 10, attention_mask=arguments["attention_mask"], stop=())
+        )
+    assert torch.equal(torch.tensor(rows).T.to(want.device), want[:, -10:])
+    assert watch.adze == 0
+
+
+def test_the_library_knows_its_kernels():
+    from adze.operators.description import OPS, has_kernel
+
+    assert all(has_kernel(op, -1) for op in OPS) and not any(has_kernel(op, 99) for op in OPS)
+    assert in_torch.has_kernel("attention", torch.device("cpu"))
+    assert not in_torch.has_kernel("attention", torch.device("meta"))
+
+
+def test_training():
+    model = lively("gemma2", attention="adze")
+    model.train()
+    ids = prompt()["input_ids"]
+    model(input_ids=ids, labels=ids).loss.backward()
+    own = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.set_attn_implementation("eager")
+    model(input_ids=ids, labels=ids).loss.backward()
+    for mine, parameter in zip(own, model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad)
+
+
+# ---- Other models, and compiled ones ----
+
+
+def test_cross_attention():
+    """An encoder, a decoder that is causal, and its attention to the encoder."""
+    config = transformers.BartConfig(
+        vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BartForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    arguments = prompt() | {"decoder_input_ids": prompt(seq=9)["input_ids"]}
+    options = {"max_new_tokens": 20, "do_sample": False, "num_beams": 2}
+    with torch.no_grad():
+        want, tokens = model(**arguments).logits, model.generate(**prompt(), **options)
+        model.set_attn_implementation("adze")
+        with Watch() as watch:
+            torch.testing.assert_close(model(**arguments).logits, want)
+            assert watch.seen["adze.attention"] == counted(3)
+            assert torch.equal(model.generate(**prompt(), **options), tokens)
+
+
+@needs_kernels
+def test_compiled():
+    """The prompt in one graph with the op; one token as the model's own code has it."""
+    model = lively("gemma2", attention="adze", layers=1)
+    graphs = []
+
+    def backend(module, inputs):
+        graphs.append({str(node.target) for node in module.graph.nodes if "adze" in str(node.target)})
+        return module
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with torch.no_grad(), default_device(None):
+        for m in (9, 1):
+            ids = prompt(1)["input_ids"][:, :m]
+            torch.testing.assert_close(
+                compiled(input_ids=ids, use_cache=False).logits, model(input_ids=ids, use_cache=False).logits
+            )
+    assert graphs == [{"adze.attention.default"}, set()]

@@ -1,0 +1,178 @@
+"""adze.Cache: the tokens of transformers' own cache, contiguous and in pages, with any attention, and its methods."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import adze  # noqa: E402
+import models  # noqa: E402
+from adze.generation import in_torch  # noqa: E402
+from device import Watch, generator, here  # noqa: E402
+from lively import counted, lively, needs_kernels, prompt  # noqa: E402
+
+FORMS = [{}, {"page": 8}, {"kind": "i8"}, {"kind": "f8e4m3", "page": 4}]
+NAMES = ["llama", "mistral", "gpt_oss", "gpt2"]
+
+
+def name_of(form):
+    return "-".join(map(str, form.values())) or "plain"
+
+
+def tokens_of(model, cache, tokens=12, **options):
+    arguments = prompt() | {"past_key_values": cache, "max_new_tokens": tokens, "do_sample": False}
+    with torch.no_grad():
+        return model.generate(**arguments, eos_token_id=None, pad_token_id=0, **options)[:, -tokens:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", FORMS[:2], ids=name_of)
+def test_generate_with_any_attention(name, form):
+    model = lively(name, attention="eager")
+    want = tokens_of(model, None)
+    for attention in ("eager", "adze"):
+        model.set_attn_implementation(attention)
+        cache = adze.Cache(model, 50, **form)
+        with Watch() as watch:
+            assert torch.equal(tokens_of(model, cache), want)
+        assert watch.seen["adze.kv_append"] == counted(2 * 12, "kv_append")
+        assert cache.get_seq_length() == 35 and cache.lengths.tolist() == [35, 35]
+        assert f"35 of {cache.capacity} tokens" in repr(cache)
+        cache.reset()
+        assert cache.get_seq_length() == 0 and torch.equal(tokens_of(model, cache), want)
+
+
+@pytest.mark.parametrize("kind", ["i8", "f8e4m3"])
+def test_fewer_bits_are_the_same_in_pages_and_in_place(kind):
+    """Of one kind, tokens do not depend on where and how keys lie; the logits are near to those of all bits."""
+    model, found = lively("llama", attention="sdpa"), []
+    exact = models.output(model, prompt())
+    for attention in ("sdpa", "adze"):
+        model.set_attn_implementation(attention)
+        for page in (0, 8):
+            found.append(tokens_of(model, adze.Cache(model, 50, kind=kind, page=page)))
+            cache = adze.Cache(model, 50, kind=kind, page=page)
+            near = models.output(model, prompt() | {"past_key_values": cache})
+            assert 0 < (near - exact).square().mean().sqrt() < 0.1 * exact.std()
+            assert cache.layers[0].keys.dtype == {"i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}[kind]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@needs_kernels
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_torch_writes_what_kv_append_writes(form, monkeypatch):
+    written = []
+    for own in (True, False):
+        monkeypatch.setattr(in_torch, "has_kernel", lambda op, device, own=own: own)
+        model = lively("llama", attention="sdpa")
+        cache, random = adze.Cache(model, 20, **form), generator(1)
+        for m in (5, 1, 3):
+            k, v = (torch.randn(2, 1, m, 64, generator=random) for _ in range(2))
+            k[0, 0, 0] = 0  # a row whose scale is 0
+            with Watch() as watch:
+                read = cache.update(k, v, 1)
+            assert bool(watch.seen["adze.kv_append"]) == own
+        written.append([in_torch.bits(x) for x in cache.layers[1].tensors()] + [cache.lengths, *read])
+    assert all(map(torch.equal, *written))
+
+
+def test_pages_come_from_a_pool():
+    model = lively("llama", attention="adze")
+    cache = adze.Cache(model, 100, page=4, pages=12)
+    tokens_of(model, cache, 1)
+    assert cache.taken == 6 and not cache.free and cache.table.unique().numel() == 12
+    with pytest.raises(ValueError, match="25 tokens of 2 sequences need 14 pages of 4, it has 12"):
+        model(input_ids=prompt()["input_ids"][:, :1], past_key_values=cache)
+    cache.reset()
+    tokens_of(model, cache, 1)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_beams(form):
+    model = lively("llama", attention="adze")
+    if not form.get("kind"):
+        options = {"num_beams": 3, "length_penalty": 0.0}
+        want = tokens_of(model, None, 12, **options)
+        assert torch.equal(tokens_of(model, adze.Cache(model, 50, **form), 12, **options), want)
+    cache = adze.Cache(model, 50, **form)
+    k = torch.randn(3, 1, 6, 64, generator=generator(2))
+    model.set_attn_implementation("sdpa")
+    before = cache.update(k, -k, 0)[0].clone()
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    after, values = cache.update(k[:, :, :1], k[:, :, :1], 0)
+    assert torch.equal(after[:, :, :6], before[[2, 0, 0]]) and torch.equal(after[:, :, :6], -values[:, :, :6])
+
+
+@pytest.mark.parametrize("form", FORMS[:2], ids=name_of)
+def test_crop(form):
+    """What was forgotten leaves no trace."""
+    model, ids = lively("mistral", attention="adze"), prompt(1)["input_ids"]
+    with torch.no_grad():
+        cache = adze.Cache(model, 50, **form)
+        model(input_ids=ids[:, :20], past_key_values=cache)
+        cache.crop(-5)
+        assert cache.get_seq_length() == 15 and cache.lengths.tolist() == [15]
+        got = model(input_ids=ids[:, 15:], past_key_values=cache).logits
+        want = model(input_ids=ids).logits[:, 15:]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    cache.crop(7)
+    assert cache.get_seq_length() == 7
+    with pytest.raises(ValueError, match="crop.-8. of 7 tokens"):
+        cache.crop(-8)
+
+
+def test_batches():
+    model = lively("llama", attention="sdpa")
+    cache, k = adze.Cache(model, 20), torch.randn(2, 1, 5, 64, generator=generator(1))
+    keys, _ = cache.update(k, k, 0)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    k = torch.zeros(2, 1, 1, 64)
+    assert torch.equal(cache.update(k, k, 0)[0][:, :, :5], keys[[1, 0]]) and cache.batch_size == 2
+    paged = adze.Cache(model, 20, page=4)
+    paged.update(k, k, 0)
+    with pytest.raises(NotImplementedError, match="the batch of a cache in pages"):
+        paged.batch_select_indices(torch.tensor([0]))
+    with pytest.raises(ValueError, match="the batch is 3, this cache has 2"):
+        paged.update(torch.zeros(3, 1, 1, 64), torch.zeros(3, 1, 1, 64), 1)
+
+
+def test_assisted_generation():
+    """It crops the cache when a guess was wrong."""
+    model = lively("llama", attention="adze")
+    want = models.generate(model, prompt(1), 20)
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        got = model.generate(
+            **prompt(1), **options, assistant_model=lively("llama", layers=1), past_key_values=adze.Cache(model, 60)
+        )
+    assert torch.equal(got, want)
+
+
+def test_what_is_refused():
+    model = lively("llama", attention="adze")
+    for arguments, sentence in (
+        ({"capacity": 8, "kind": "i4"}, "kind is 'i4', it must be None, 'i8' or 'f8e4m3'"),
+        ({"capacity": 0}, "capacity must be 1 or more"),
+        ({"capacity": 8, "pages": 3}, "pages needs a page"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            adze.Cache(model, **arguments)
+    other = transformers.Llama4TextConfig(num_hidden_layers=4)
+    with pytest.raises(ValueError, match="llama4_text has layers of chunked_attention"):
+        adze.Cache(other, 8)
+    cache = adze.Cache(model, 10)
+    with torch.no_grad(), pytest.raises(ValueError, match="24 tokens were asked for, its capacity is 10"):
+        model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
+    with pytest.raises(RuntimeError, match="adze has no gradients"):
+        model(input_ids=prompt(1)["input_ids"][:, :4], past_key_values=adze.Cache(model, 10))
+    with torch.no_grad():
+        keys, _ = adze.Cache(model, 10).update(torch.zeros(1, 1, 2, 64), torch.zeros(1, 1, 2, 64), 0)
+    assert keys.shape == (1, 1, 2, 64) and keys.device.type == here().type
+    with pytest.raises(RuntimeError, match='only attention "adze" can read'):
+        keys + 1
+    cache = adze.Cache(model, 10)
+    k = torch.zeros(1, 1, 2, 64)
+    cache.update(k, k, 0)
+    with pytest.raises(RuntimeError, match="a layer that has 0 tokens got 1, other layers have 2"):
+        cache.update(k[:, :, :1], k[:, :, :1], 1)

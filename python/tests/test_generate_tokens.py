@@ -1,0 +1,330 @@
+"""adze.generate: the tokens of transformers' greedy generate(), samples, stops, and adze.patch's attention."""
+
+import gc
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import adze  # noqa: E402
+import models  # noqa: E402
+from adze.generation import decode, in_torch  # noqa: E402
+from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
+from adze.graphs.module_state import ModuleState  # noqa: E402
+from device import Watch, generator  # noqa: E402
+from lively import lively, needs_kernels, prompt  # noqa: E402
+
+TOKENS = 40
+
+
+def greedy(model, arguments, tokens=TOKENS, **options):
+    with torch.no_grad():
+        found = model.generate(
+            **arguments, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **options
+        )
+    return found[:, -tokens:].tolist()
+
+
+def own(model, arguments, tokens=TOKENS, **options):
+    """The sequences of a batch, without the places after their ends."""
+    mask = arguments["attention_mask"]
+    made = adze.generate(model, arguments["input_ids"], tokens, **{"attention_mask": mask, "stop": ()} | options)
+    return [[token for token in row if token is not None] for row in zip(*made, strict=True)]
+
+
+@pytest.mark.parametrize("name", models.LANGUAGE)
+def test_greedy_tokens(name):
+    """Of a padded batch, whose prompt is run at once, and by chunks into pages."""
+    model, arguments = lively(name), prompt(3)
+    before, want = model.config._attn_implementation, greedy(lively(name, attention="eager"), arguments)
+    assert own(model, arguments) == want
+    assert own(model, arguments, 12, chunk=5, cache=adze.Cache(model, 40, page=8)) == [row[:12] for row in want]
+    assert model.config._attn_implementation == before and len({token for row in want for token in row}) > 8
+
+
+def test_one_prompt_and_prompts_of_different_lengths():
+    model, rows = lively("llama"), [[5, 9, 3, 77], [8], [4, 4, 60, 61, 62, 63]]
+    alone = [list(adze.generate(model, row, 10, stop=())) for row in rows]
+    assert alone[0] == list(adze.generate(model, torch.tensor(rows[0]), 10, stop=())) and len(alone[0]) == 10
+    assert [list(row) for row in zip(*adze.generate(model, rows, 10, stop=()), strict=True)] == alone
+    padded = torch.tensor([[*row, *[0] * (6 - len(row))] for row in rows])
+    right = {"input_ids": padded, "attention_mask": (padded > 0).long()}
+    assert own(model, right, 10) == alone
+
+
+@needs_kernels
+def test_an_op_for_each_part_and_no_mask():
+    model = lively("mistral")
+    with Watch() as watch:
+        own(model, prompt(), 8)
+    assert [watch.seen[f"adze.{op}"] for op in ("attention", "kv_append", "sample")] == [16, 16, 8]
+    with Watch() as watch:
+        list(adze.generate(model, [1, 2, 3], 8, stop=(), cache=adze.Cache(model, 64, kind="i8")))
+    assert watch.seen["adze.attention"] == 16
+
+
+def test_a_cache_goes_on():
+    """A second prompt continues the first one, also of sequences that have different lengths."""
+    model = lively("gemma2")
+    for rows, more in (([[5, 9, 3, 77]], [[8, 2]]), ([[5, 9, 3, 77], [8]], [[8, 2], [7, 7, 9]])):
+        cache = adze.Cache(model, 60)
+        first = [list(row) for row in zip(*adze.generate(model, rows, 6, stop=(), cache=cache), strict=True)]
+        assert cache.lengths.tolist() == [len(row) + 5 for row in rows]
+        whole = [[*a, *b, *c] for a, b, c in zip(rows, first, more, strict=True)]
+        follow = [[b[-1], *c] for b, c in zip(first, more, strict=True)]
+        want = list(adze.generate(model, whole, 6, stop=()))
+        assert list(adze.generate(model, follow, 6, stop=(), cache=cache)) == want
+    with torch.no_grad(), pytest.raises(RuntimeError, match="different lengths; go on with adze.generate"):
+        model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=cache)
+
+
+def test_stops():
+    """A stop token is the last of its sequence; what the step after it made is dropped."""
+    model, arguments = lively("llama"), prompt(3)
+    want = own(model, arguments, 20)
+    stop = want[0][4]
+    ends = [row.index(stop) if stop in row else 19 for row in want]
+    assert ends[0] <= 4 and len(set(ends)) > 1
+    cache = adze.Cache(model, 60)
+    assert own(model, arguments, 20, stop=stop, cache=cache) == [
+        row[: end + 1] for row, end in zip(want, ends, strict=True)
+    ]
+    prompts = arguments["attention_mask"].sum(1).tolist()
+    assert cache.lengths.tolist() == [length + end for length, end in zip(prompts, ends, strict=True)]
+    model.generation_config.eos_token_id = [stop, 1000]
+    single = arguments["input_ids"][2]
+    assert list(adze.generate(model, single, 20)) == list(adze.generate(model, single, 20, stop=[stop]))
+    steps = []
+    model.register_forward_hook(lambda *_: steps.append(1))
+    made = list(adze.generate(model, single, 20, stop=want[2][2]))
+    assert len(steps) == len(made) + 1  # the prompt, and a step more than was needed
+
+
+def test_tokens_come_as_they_are_made():
+    model, cache = lively("llama"), adze.Cache(lively("llama"), 60)
+    tokens = adze.generate(model, [5, 6, 7], 30, stop=(), cache=cache)
+    assert inspect.isgenerator(tokens) and cache.count == 0
+    first = [next(tokens) for _ in range(3)]
+    assert torch.is_grad_enabled()
+    tokens.close()
+    assert cache.lengths.tolist() == [5] and len(first) == 3
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    """The same ops as in generate() of transformers with attention "adze", so the same tokens."""
+    model, arguments = lively("qwen3", attention="adze").to(dtype), prompt(1)
+    want = greedy(model, arguments, 20)
+    assert own(model, arguments, 20) == want
+    adze.patch(model, numerics="fast")
+    assert own(model, arguments, 20) == greedy(model, arguments, 20)
+
+
+def test_inference_mode_and_after_it():
+    model = lively("llama")
+    want = list(adze.generate(model, [5, 6, 7], 8, stop=(), repetition_penalty=1.1))
+    cache = adze.Cache(model, 20, page=4)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache, repetition_penalty=1.1)) == want
+        cache.reset()
+
+
+# ---- Samples ----
+
+
+def test_samples_repeat_with_their_seed():
+    model, arguments = lively("qwen2"), prompt()
+    options = {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2}
+    first = own(model, arguments, 20, seed=7, **options)
+    assert own(model, arguments, 20, seed=7, chunk=9, **options) == first
+    assert own(model, arguments, 20, seed=8, **options) != first != greedy(model, arguments, 20)
+
+
+def test_repetition_penalty():
+    model, arguments = lively("llama"), prompt(1)
+    want = greedy(model, arguments, 20, repetition_penalty=1.5)
+    assert own(model, arguments, 20, repetition_penalty=1.5) == want != greedy(model, arguments, 20)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 7},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_k": 40, "top_p": 0.8, "min_p": 0.02, "penalty": 1.3},
+        {"temperature": 0.0, "penalty": 1.3},
+    ],
+    ids=lambda options: "-".join(options) or "none",
+)
+def test_torch_draws_the_same(options, monkeypatch):
+    logits = 3 * torch.randn(32, 300, generator=generator(1))
+    previous = torch.randint(-1, 300, (32, 9), generator=generator(2))
+    lengths = torch.randint(0, 9, (32,), generator=generator(3)).int()
+    options = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0} | options
+    found = []
+    for kernel in (True, False):
+        monkeypatch.setattr(in_torch, "has_kernel", lambda op, device, kernel=kernel: kernel)
+        known = previous if options["penalty"] != 1 else None
+        found.append(decode._pick(logits, lengths, torch.tensor([-5]), known, **options))
+    assert torch.equal(*found) and found[0].dtype == torch.int64 and found[0].unique().numel() > 15
+
+
+# ---- What is refused ----
+
+
+def test_what_is_refused():
+    model = lively("llama", layers=1)
+    for arguments, sentence in (
+        ((torch.zeros(1, 1, 1), 4), "ids has 3 dimensions, it must have 1 or 2"),
+        (([], 4), "a sequence without tokens"),
+        (([1, 2], 0), "max_new_tokens is 0 and chunk 512"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            adze.generate(model, *arguments)
+    with pytest.raises(ValueError, match=r"attention_mask is \[1, 3\], it must be \[1, 2\]"):
+        adze.generate(model, [1, 2], 4, attention_mask=[1, 1, 1])
+    with pytest.raises(ValueError, match="a prompt of 2 tokens and 9 new ones do not fit .* capacity is 9"):
+        adze.generate(model, [1, 2], 9, cache=adze.Cache(model, 9))
+    cache = adze.Cache(model, 9)
+    list(adze.generate(model, [1, 2], 2, cache=cache))
+    with pytest.raises(ValueError, match="ids has 2 sequences, the cache has 1"):
+        adze.generate(model, [[1], [2]], 2, cache=cache)
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=1))
+    with pytest.raises(ValueError, match="the attention of a bloom cannot be chosen"):
+        adze.generate(bloom, [1], 4)
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=9, d_model=8, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    )
+    with pytest.raises(ValueError, match="a t5 has an encoder"):
+        adze.generate(t5, [1], 4, cache=cache)
+
+
+# ---- A step as a graph captures it ----
+
+
+def test_a_step_can_be_repeated():
+    """adze.graph runs a step several times before it captures one: they must leave behind what one run does."""
+    model = lively("gpt_oss")
+    cache, ids = adze.Cache(model, 30), prompt()["input_ids"]
+    batch = decode._Batch(model, cache, ids.tolist(), ids.device)
+    options = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.2}
+    with torch.no_grad():
+        _, made = batch.prompt(512)
+        step = decode._Step(model, cache, decode._previous(batch, made))
+        arguments = torch.tensor([5, 6]), batch.lengths(), torch.tensor([0])
+        first = step(*arguments, **options)
+        state = [x.clone() for layer in cache.layers for x in layer.tensors()] + [step.previous.clone()]
+        assert all(torch.equal(step(*arguments, **options), first) for _ in range(3))
+    after = [x for layer in cache.layers for x in layer.tensors()] + [step.previous]
+    assert all(map(torch.equal, state, after)) and cache.count == 0
+    state = ModuleState(step)
+    with torch.no_grad():
+        step(*arguments, **options)
+    cache.set_lengths([3, 4])
+    assert state.same()  # so that a graph is replayed
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "falcon"])
+def test_a_step_reads_nothing_on_the_host(name, kernel, monkeypatch):
+    """A capture would fail; and the next step would have to wait."""
+    monkeypatch.setattr(in_torch, "has_kernel", lambda op, device: kernel)
+    model = lively(name)
+    cache, ids = adze.Cache(model, 40, page=8), torch.tensor([5, 6])
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "penalty": 1.2}
+    batch = decode._Batch(model, cache, [[1, 2, 3], [4]], ids.device)
+    with torch.no_grad():
+        _, made = batch.prompt(512)
+        step = decode._Step(model, cache, decode._previous(batch, made))
+        arguments = ids, batch.lengths(), torch.tensor([3])
+        with Watch() as watch:
+            step(*arguments, **options)
+    assert not {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal"} & set(watch.seen)
+    assert bool(watch.seen["adze.sample"]) == kernel
+
+
+@needs_kernels
+def test_a_step_is_captured_once():
+    model, gpu = lively("llama"), torch.device("cuda")
+    cache = adze.Cache(model, 40)
+    first = list(adze.generate(model, [5, 6], 5, stop=(), cache=cache))
+    handle = decode._runner(model, cache, None, gpu)
+    assert handle is decode._runner(model, cache, None, gpu)  # that of the call before
+    cache.reset()
+    with Watch() as watch:
+        assert list(adze.generate(model, [5, 6], 5, stop=(), cache=cache)) == first
+    assert watch.adze and decode._runner(model, cache, None, gpu) is handle
+    other = adze.Cache(model, 40)
+    list(adze.generate(model, [5, 6], 5, stop=(), cache=other))
+    assert decode._runner(model, other, None, gpu) is not handle
+    del decode._runners[other]
+    made = decode._runner(model, other, None, gpu)
+    assert isinstance(made, GraphHandle) and type(made.module) is decode._Step
+    gc.collect()
+    count = len(decode._runners)
+    del other, made
+    gc.collect()
+    assert len(decode._runners) == count - 1
+
+
+# ---- adze.patch ----
+
+
+@needs_kernels
+def test_patch_sets_the_attention(llama):
+    def now():
+        return llama.config._attn_implementation
+
+    assert now() == "sdpa"
+    assert adze.patch(llama).attention == [] and now() == "sdpa"
+    handle = adze.patch(llama, numerics="fast")
+    assert now() == "adze" and 'attention "adze" in place of "sdpa" (LlamaForCausalLM)' in handle.report()
+    handle.disable()
+    assert now() == "sdpa"
+    handle.enable()
+    with adze.patched(llama):
+        assert now() == "sdpa"  # "match" is over "fast"
+    with adze.patched(llama, numerics="fast"):
+        assert now() == "adze"
+    assert now() == "adze"
+    second = adze.patch(llama, numerics="fast")
+    handle.remove()  # replaced before: it changes nothing
+    assert now() == "adze"
+    llama.set_attn_implementation("eager")  # somebody's own choice stays
+    second.remove()
+    assert now() == "eager"
+    only = adze.patch(llama, ops={"attention"}, numerics="fast")
+    assert now() == "adze" and not only.patched and "not in use" not in only.report()
+    only.remove()
+    assert now() == "eager"
+    adze.patch(llama, ops={"norm"}, numerics="fast")
+    assert now() == "eager"
+
+
+@needs_kernels
+def test_patch_leaves_other_models(monkeypatch):
+    falcon, clip = models.build("falcon"), models.build("clip")
+    for model in (falcon, clip):
+        assert adze.patch(model, numerics="fast").attention == []
+    other = models.build("paligemma")
+    adze.patch(other, numerics="fast")
+    assert other.config.text_config._attn_implementation == "adze"
+    assert other.config.vision_config._attn_implementation == "sdpa"
+    monkeypatch.setattr(in_torch, "has_kernel", lambda op, device: False)
+    assert adze.patch(models.build("llama"), numerics="fast").attention == []
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
+def test_patched_models_generate(name):
+    model, arguments = lively(name, attention="eager"), prompt()
+    want = greedy(model, arguments, 16)
+    adze.patch(model)
+    assert own(model, arguments, 16) == want == greedy(model, arguments, 16)
