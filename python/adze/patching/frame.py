@@ -25,7 +25,7 @@ from .transformers import generate
 OPS = ("norm", "rope", "act", "fuse")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
-_DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
+DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
 _OF_A_MODULE = ("__name__", "__doc__", "__file__", "__cached__", "__loader__", "__spec__")
 
 
@@ -162,7 +162,7 @@ def usable(x, *others):
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
         return False
     device, dtype = x.device, x.dtype
-    if dtype not in _DTYPES or device.type not in _DEVICES or torch.is_autocast_enabled(device.type):
+    if dtype not in _DTYPES or device.type not in DEVICES or torch.is_autocast_enabled(device.type):
         return False
     if not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x):
         return False
