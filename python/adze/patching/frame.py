@@ -22,7 +22,7 @@ from .forwards import is_adze, is_of, own_forward, site_of
 from .known_sources import hashes, outside
 from .transformers import generate
 
-OPS = ("norm", "rope", "act", "fuse")
+OPS = ("norm", "rope", "act", "fuse", "attention")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
 DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
@@ -221,12 +221,20 @@ def clone(function, module):
 LIBRARIES = ("transformers", "diffusers")
 
 
+def _rules_of(library):
+    return importlib.import_module(f".{library}.rules", __package__)
+
+
 def rules_for(*libraries):
     """The rules for torch's own modules and for those of some libraries."""
     found = list(importlib.import_module(".torch", __package__).RULES)
     for library in libraries:
-        found += importlib.import_module(f".{library}.rules", __package__).RULES
+        found += _rules_of(library).RULES
     return found
+
+
+def _loaded():
+    return [library for library in LIBRARIES if library in sys.modules]
 
 
 def _source_of(forward, what):
@@ -275,7 +283,7 @@ class _Plan:
 
     def __init__(self, ops, numerics, exclude):
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
-        self.rules = rules_for(*(library for library in LIBRARIES if library in sys.modules))
+        self.rules = rules_for(*_loaded())
         self.excluded = set()
         self.packed = set()  # Linears whose weights lie in one storage
 
@@ -374,6 +382,7 @@ class PatchHandle:
         self.enabled = True
         self.rows = []
         self.sites = []
+        self.settings = []  # what a library's rules change besides forwards
         self.packed = 0
 
     @property
@@ -393,7 +402,9 @@ class PatchHandle:
         self._set(False)
         for site in self.sites:
             site.layers = [layer for layer in site.layers if layer[0] is not self]
-        self.sites = []
+        for setting in self.settings:
+            setting.leave()
+        self.sites, self.settings = [], []
         for module in [module for root in self.roots.values() for module in root.modules()]:
             forward = own_forward(module)
             if is_adze(forward) and forward.__func__.adze_site.module is not module:
@@ -401,7 +412,7 @@ class PatchHandle:
 
     def _set(self, enabled):
         self.enabled = enabled
-        for site in self.sites:
+        for site in [*self.sites, *self.settings]:
             site.settle()
         self.forget_compiled()
 
@@ -430,10 +441,11 @@ class PatchHandle:
         lines += [(path, f"x{n}" if n > 1 else "", cls, what) for (path, cls, what), n in counts.items()]
         widths = [max(len(line[i]) for line in lines) for i in range(3)]
         text = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]) for line in lines]
-        state = "" if self.sites and self.enabled else ", not in use now"
+        state = "" if (self.sites or self.settings) and self.enabled else ", not in use now"
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
+        text += [sentence for setting in self.settings if (sentence := setting.sentence())]
         if self.packed:
             text.append(
                 f"{self.packed} Linears have new memory for their weights; a state_dict or a view taken before is"
@@ -513,6 +525,11 @@ def _install(model, ops, numerics, exclude, strict, over):
             site.layers.append((handle, function))
             handle.sites.append(site)
         site.settle()
+    for library in _loaded():
+        change = getattr(_rules_of(library), "settings", None)
+        handle.settings += change(handle, plan, modules, over) if change is not None else []
+    for setting in handle.settings:
+        setting.settle()
     handle.forget_compiled()
     return handle
 
@@ -526,15 +543,15 @@ def patch(
 ) -> PatchHandle:
     """Replaces forwards of the modules of a model or a pipeline, in place, and returns a handle that can undo it.
 
-    ops: some of "norm", "rope", "act", "fuse"; None is all.
+    ops: some of "norm", "rope", "act", "fuse", "attention"; None is all.
     numerics: "match" rounds where the model rounds. "fast" rounds each op once, runs Linears that read the same
-      input as one GEMM, and products of few rows by gemm, with the norm before and the sum after them, where that was
-      measured to be faster.
+      input as one GEMM, and, where that was measured to be faster, products of few rows by gemm, with the norm before
+      and the sum after them, and the attention of diffusers' models.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 
-    Only instances change: no class, parameter, buffer, submodule or global; "fast" moves some parameters in memory. A
-    second patch replaces the first."""
+    Only instances change: no class, parameter, buffer, submodule or global; "fast" moves some parameters in memory,
+    and adds a backend to diffusers' attention dispatcher. A second patch replaces the first."""
     return _install(model, ops, numerics, exclude, strict, over=False)
 
 
