@@ -152,6 +152,10 @@ def test_only_what_the_table_has(monkeypatch):
         with torch.no_grad(), default_device(None):
             made(*args)
         assert (own.counts, own.left) == (count, left)
+    with torch._inductor.config.patch(max_autotune=True), torch.no_grad(), default_device(None):
+        made, tuned = compiled(chain, numerics="fast")
+        made(*args)
+    assert tuned.counts == {} and tuned.left == {"a graph whose products are autotuned": 2}
     assert own.report() == f"nothing was replaced\nx2    - a product of bfloat16 on {here().type}"
 
 

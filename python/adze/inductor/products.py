@@ -13,6 +13,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._inductor import config
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..operators._ops import ops
@@ -185,7 +186,10 @@ def _product(node, devices):
 
 
 def _left(product):
-    """Why the product stays Inductor's, or None."""
+    """Why the product stays Inductor's, or None. The table compares with torch's products, not with autotuned ones,
+    which may have an epilogue."""
+    if config.max_autotune or config.max_autotune_gemm:
+        return "a graph whose products are autotuned"
     x, n = _value(product.x), _value(product.w).shape[0]
     most, rows = eager.rows_by_gemm(x.device, x.dtype), math.prod(x.shape[:-1])
     if not most:
