@@ -14,10 +14,10 @@ with default_device(None):
     known()  # patterns are made once, where torch makes tensors unless told otherwise; graphs of CUDA must match them
 
 
-def compiled(fn, dynamic=False, keep=False):
+def compiled(fn, dynamic=False, keep=False, numerics="match"):
     """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass; the graph is run eagerly. The
     pass keeps the graphs that it has seen and, if keep is true, what the graph before the pass returns."""
-    own = Pass((here().type,))
+    own = Pass((here().type,), numerics)
     own.graphs, own.before = [], []
 
     def finish(module, inputs):
@@ -38,19 +38,19 @@ def compiled(fn, dynamic=False, keep=False):
     return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), own
 
 
-def run(fn, *args, **kwargs):
-    made, own = compiled(fn)
+def run(fn, *args, numerics="match", **kwargs):
+    made, own = compiled(fn, numerics=numerics)
     with torch.no_grad(), default_device(None):
         return made(*args, **kwargs), fn(*args, **kwargs), own.counts
 
 
-def run_all(cases):
+def run_all(cases, numerics="match"):
     """Functions and their arguments, by name, compiled as one: Dynamo and AOTAutograd take most of the time of a
     small function. Each has tensors of its own, or a step of one could be shared with another. Gives what each
     returned, what it returns in eager, and the counts of all."""
     functions = [fn for fn, _ in cases.values()]
     given = [[tensor.clone() for tensor in args] for _, args in cases.values()]
-    got, want, counts = run(lambda given: [fn(*given[i]) for i, fn in enumerate(functions)], given)
+    got, want, counts = run(lambda given: [fn(*given[i]) for i, fn in enumerate(functions)], given, numerics=numerics)
     return dict(zip(cases, got, strict=True)), dict(zip(cases, want, strict=True)), counts
 
 

@@ -65,8 +65,7 @@ PYTHON = [(name, words, code) for name, words, code in blocks() if words and wor
 
 
 def prelude(name, words):
-    document = name.partition(":")[0]
-    return PRELUDES[document] if document in PRELUDES else PRELUDES[words[1] if len(words) > 1 else ""]
+    return PRELUDES[words[1]] if len(words) > 1 else PRELUDES.get(name.partition(":")[0], PRELUDES[""])
 
 
 # Imports what documents need, then runs each in a process forked from there: a line of the input has its folder and

@@ -284,7 +284,7 @@ def test_patch_sets_the_attention(llama):
         return llama.config._attn_implementation
 
     assert now() == "sdpa"
-    assert adze.patch(llama).attention == [] and now() == "sdpa"
+    assert adze.patch(llama).settings == [] and now() == "sdpa"
     handle = adze.patch(llama, numerics="fast")
     assert now() == "adze" and 'attention "adze" in place of "sdpa" (LlamaForCausalLM)' in handle.report()
     handle.disable()
@@ -313,13 +313,13 @@ def test_patch_sets_the_attention(llama):
 def test_patch_leaves_other_models(monkeypatch):
     falcon, clip = models.build("falcon"), models.build("clip")
     for model in (falcon, clip):
-        assert adze.patch(model, numerics="fast").attention == []
+        assert adze.patch(model, numerics="fast").settings == []
     other = models.build("paligemma")
     adze.patch(other, numerics="fast")
     assert other.config.text_config._attn_implementation == "adze"
     assert other.config.vision_config._attn_implementation == "sdpa"
     monkeypatch.setattr(in_torch, "has_kernel", lambda op, device: False)
-    assert adze.patch(models.build("llama"), numerics="fast").attention == []
+    assert adze.patch(models.build("llama"), numerics="fast").settings == []
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])

@@ -283,10 +283,26 @@ def _rows_of_sums(chain, match, inputs):
     return sum(_terms(match.nodes[n]) is not None for kind, n in kinds if kind == "row")
 
 
-def _replace(graph, chain, pattern, devices):
+def _interface(pattern):
+    """The nodes of a pattern that stand for its inputs, and those that are its results."""
     inputs = [n for n in pattern.nodes if n.op == "placeholder"]
     (ends,) = next(n for n in pattern.nodes if n.op == "output").args
-    ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
+    return inputs, list(ends) if isinstance(ends, (list, tuple)) else [ends]
+
+
+def ending_at(node, chain, traced, devices):
+    """Each use of a chain whose result is this node, where no other node reads a step of it: the nodes of its inputs,
+    its own nodes, and its eps."""
+    for pattern in traced:
+        inputs, ends = _interface(pattern)
+        for made in _matches(ends[0], node, _Match()):
+            if _usable(chain, made, inputs, ends, devices):
+                given, _, inner = _parts(made, inputs, ends)
+                yield given, inner, made.eps
+
+
+def _replace(graph, chain, pattern, devices):
+    inputs, ends = _interface(pattern)
     count = 0
     for node in reversed(list(graph.nodes)):
         usable = [m for m in _matches(ends[0], node, _Match()) if _usable(chain, m, inputs, ends, devices)]

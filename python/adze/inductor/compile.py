@@ -4,7 +4,8 @@ An opaque kernel in place of one small op costs more than it gives: Inductor can
 outside of CUDA graphs each call of a foreign operator costs host time. A chain that is replaced as a whole
 (residual + norm, norm + modulation, qk-norm + rope, gate * activation) leaves no op behind to fuse, and is where
 these kernels are faster. Lone norms, activations and elementwise work stay with Inductor, but for large activations
-between two GEMMs, which Inductor can fuse with no other op.
+between two GEMMs, which Inductor can fuse with no other op. With numerics="fast" products of few rows are taken
+first, together with the norm before and the sum after them (products.py).
 """
 
 import functools
@@ -20,36 +21,14 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from ..operators import fake
 from ..operators._ops import ops
 from ..operators.functions import ACTS
-from ..operators.ops import ROUND_NORM, ROUND_STEPS
-from . import chains, rope
+from ..operators.ops import ROUND_STEPS
+from . import chains, formulas, products, rope
 from .chains import Chain
+from .formulas import BARE, GATES, ORDERS
 
 _Aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)  # as of torch 2.11
 
 
-def _root(h, eps):
-    return torch.rsqrt(h.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps)
-
-
-def _rms(h, eps):
-    f = h.to(torch.float32)
-    return f * _root(f, eps)
-
-
-# How models multiply by the weight, and the weight_offset and rounding that compute the same.
-ORDERS = {
-    "gemma": (lambda h, w, eps: (_rms(h, eps) * (1.0 + w.float())).type_as(h), (1.0, 0)),
-    "llama": (lambda h, w, eps: w * _rms(h, eps).to(h.dtype), (0.0, ROUND_NORM)),
-    "once": (lambda h, w, eps: (w * _rms(h, eps)).to(h.dtype), (0.0, 0)),
-    "torch": (lambda h, w, eps: F.rms_norm(h, (h.shape[-1],), w, eps), (0.0, 0)),
-}
-# Norms without weight, as modulated ones are: the op, and how models write it.
-BARE = [
-    ("layer_norm", ops.layer_norm, lambda h, eps: F.layer_norm(h, (h.shape[-1],), None, None, eps)),
-    ("rms_norm", ops.rms_norm, lambda h, eps: _rms(h, eps).to(h.dtype)),
-    ("rms_norm", ops.rms_norm, lambda h, eps: (h * _root(h, eps)).to(h.dtype)),
-]
-GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
 # Devices on which adze's activation between two GEMMs is faster than Inductor's, and from how many elements on.
 ALONE = {"cuda": 4 << 20}
 GEMMS = {getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm")}
@@ -170,13 +149,22 @@ def known():
 class Pass(CustomGraphPass):
     """For torch._inductor.config.post_grad_custom_pre_pass, or adze.compile, which sets it.
 
-    counts says what was replaced, by the name of the chain."""
+    counts says what was replaced, by the name of the chain; left says how many products were not, by the reason."""
 
-    def __init__(self, devices=("cuda",)):
-        self.devices, self.counts = tuple(devices), {}
+    def __init__(self, devices=("cuda",), numerics="match"):
+        if numerics not in ("match", "fast"):
+            raise ValueError(f'adze.compile: numerics is {numerics!r}, it must be "match" or "fast"')
+        self.devices, self.numerics = tuple(devices), numerics
+        self.counts, self.left = {}, {}
 
     def __call__(self, graph):
         chains.rejoin(graph, self.devices)
+        if self.numerics == "fast":
+            made, left = products.replace(graph, self.devices)
+            for name, count in made.items():
+                self._count(name, count)
+            for reason, count in left.items():
+                self.left[reason] = self.left.get(reason, 0) + count
         for chain, traced in known():
             self._count(chain.name, chains.replace(graph, chain, traced, self.devices))
         for name, count in rope.replace(graph, self.devices).items():
@@ -187,10 +175,19 @@ class Pass(CustomGraphPass):
         if count:
             self.counts[name] = self.counts.get(name, 0) + count
 
+    def report(self):
+        """What was replaced in the graphs that were compiled so far, and which products were left to Inductor."""
+        lines = [f"x{count:<4} {name}" for name, count in self.counts.items()] or ["nothing was replaced"]
+        lines += [f"x{count:<4} - a product of {reason}" for reason, count in self.left.items()]
+        if self.numerics == "match":
+            lines.append('products are left to Inductor: numerics is "match"')
+        return "\n".join(lines)
+
     def uuid(self):
-        """A part of Inductor's cache key, so that a graph is compiled again when the source of the pass changes."""
-        digest = hashlib.sha256(repr((self.devices, ALONE)).encode())
-        for module in (__file__, chains.__file__, fake.__file__, rope.__file__):
+        """A part of Inductor's cache key, so that a graph is compiled again when the source of the pass changes, or
+        the tables that it decides by."""
+        digest = hashlib.sha256(repr((self.devices, self.numerics, ALONE, products.table())).encode())
+        for module in (__file__, *(part.__file__ for part in (chains, fake, formulas, products, rope))):
             digest.update(pathlib.Path(module).read_bytes())
         return digest.hexdigest()
 
@@ -235,11 +232,13 @@ def _chained(passes):
     return (_ChainedAware if aware else _Chained)(passes)
 
 
-def compile(model, *, devices=("cuda",), options=None, mode=None, **kwargs):
-    """torch.compile with the pass. The result's adze_pass.counts says what was replaced, after the first call; a
-    graph that Inductor takes from its cache is not counted again. A post_grad_custom_pre_pass of your own, in options
-    or in torch._inductor.config, runs before it."""
-    own, name = Pass(devices), "post_grad_custom_pre_pass"
+def compile(model, *, devices=("cuda",), numerics="match", options=None, mode=None, **kwargs):
+    """torch.compile with the pass. The result's adze_pass.counts says what was replaced, after the first call, and
+    adze_pass.report() says it as a text; a graph that Inductor takes from its cache is not counted again. With
+    numerics="fast" products of few rows are gemm's, with the norm before and the activation or the sum after them,
+    where that was measured to be faster. A post_grad_custom_pre_pass of your own, in options or in
+    torch._inductor.config, runs before the pass."""
+    own, name = Pass(devices, numerics), "post_grad_custom_pre_pass"
     settings = dict(torch._inductor.list_mode_options(mode) if mode else {})
     settings.update(options or {})
     settings[name] = _chained([*_passes(settings.get(name, getattr(config, name))), own])

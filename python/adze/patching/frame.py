@@ -20,12 +20,12 @@ from ..operators._ops import add_op_namespace_prefix
 from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
 from .forwards import is_adze, is_of, own_forward, site_of
 from .known_sources import hashes, outside
-from .transformers import attention, generate
+from .transformers import generate
 
 OPS = ("norm", "rope", "act", "fuse", "attention")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
-_DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
+DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
 _OF_A_MODULE = ("__name__", "__doc__", "__file__", "__cached__", "__loader__", "__spec__")
 
 
@@ -162,7 +162,7 @@ def usable(x, *others):
     if type(x) is not torch.Tensor and type(x) is not nn.Parameter:
         return False
     device, dtype = x.device, x.dtype
-    if dtype not in _DTYPES or device.type not in _DEVICES or torch.is_autocast_enabled(device.type):
+    if dtype not in _DTYPES or device.type not in DEVICES or torch.is_autocast_enabled(device.type):
         return False
     if not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x):
         return False
@@ -221,12 +221,20 @@ def clone(function, module):
 LIBRARIES = ("transformers", "diffusers")
 
 
+def _rules_of(library):
+    return importlib.import_module(f".{library}.rules", __package__)
+
+
 def rules_for(*libraries):
     """The rules for torch's own modules and for those of some libraries."""
     found = list(importlib.import_module(".torch", __package__).RULES)
     for library in libraries:
-        found += importlib.import_module(f".{library}.rules", __package__).RULES
+        found += _rules_of(library).RULES
     return found
+
+
+def _loaded():
+    return [library for library in LIBRARIES if library in sys.modules]
 
 
 def _source_of(forward, what):
@@ -275,7 +283,7 @@ class _Plan:
 
     def __init__(self, ops, numerics, exclude):
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
-        self.rules = rules_for(*(library for library in LIBRARIES if library in sys.modules))
+        self.rules = rules_for(*_loaded())
         self.excluded = set()
         self.packed = set()  # Linears whose weights lie in one storage
 
@@ -374,7 +382,7 @@ class PatchHandle:
         self.enabled = True
         self.rows = []
         self.sites = []
-        self.attention = []  # what it sets beside the forwards
+        self.settings = []  # what a library's rules change besides forwards
         self.packed = 0
 
     @property
@@ -392,27 +400,19 @@ class PatchHandle:
     def remove(self):
         """Gives every module its original forward, for good."""
         self._set(False)
-        self.leave_attention()
         for site in self.sites:
             site.layers = [layer for layer in site.layers if layer[0] is not self]
-        self.sites = []
+        for setting in self.settings:
+            setting.leave()
+        self.sites, self.settings = [], []
         for module in [module for root in self.roots.values() for module in root.modules()]:
             forward = own_forward(module)
             if is_adze(forward) and forward.__func__.adze_site.module is not module:
                 site_of(module)  # a copy of a patched module, as peft makes: it loses the patch here
 
-    def leave_attention(self):
-        """The models have the attention that they had before this patch, for good."""
-        for choice in self.attention:
-            choice.settle(False)
-        self.attention = []
-        attention.forget(self)
-
     def _set(self, enabled):
         self.enabled = enabled
-        for choice in self.attention:
-            choice.settle(enabled)
-        for site in self.sites:
+        for site in [*self.sites, *self.settings]:
             site.settle()
         self.forget_compiled()
 
@@ -441,11 +441,11 @@ class PatchHandle:
         lines += [(path, f"x{n}" if n > 1 else "", cls, what) for (path, cls, what), n in counts.items()]
         widths = [max(len(line[i]) for line in lines) for i in range(3)]
         text = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]) for line in lines]
-        state = "" if (self.sites or self.attention) and self.enabled else ", not in use now"
+        state = "" if (self.sites or self.settings) and self.enabled else ", not in use now"
         text.append(
             f"{len(self.patched)} modules patched, {len(self.rows) - len(self.patched)} left as they are{state}"
         )
-        text += map(str, self.attention)
+        text += [sentence for setting in self.settings if (sentence := setting.sentence())]
         if self.packed:
             text.append(
                 f"{self.packed} Linears have new memory for their weights; a state_dict or a view taken before is"
@@ -525,7 +525,11 @@ def _install(model, ops, numerics, exclude, strict, over):
             site.layers.append((handle, function))
             handle.sites.append(site)
         site.settle()
-    attention.choose(handle, numerics == "fast" and "attention" in ops, over)
+    for library in _loaded():
+        change = getattr(_rules_of(library), "settings", None)
+        handle.settings += change(handle, plan, modules, over) if change is not None else []
+    for setting in handle.settings:
+        setting.settle()
     handle.forget_compiled()
     return handle
 
@@ -541,13 +545,14 @@ def patch(
 
     ops: some of "norm", "rope", "act", "fuse", "attention"; None is all.
     numerics: "match" rounds where the model rounds. "fast" rounds each op once, runs Linears that read the same
-      input as one GEMM, and products of few rows by gemm, with the norm before and the sum after them, where that was
-      measured to be faster. It sets attention "adze" for language models where the op has a kernel.
+      input as one GEMM, and, where that was measured to be faster, products of few rows by gemm, with the norm before
+      and the sum after them, and the attention of diffusers' models. It sets attention "adze" for language models
+      where the op has a kernel.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 
-    Only instances change: no class, parameter, buffer, submodule or global; "fast" moves some parameters in memory. A
-    second patch replaces the first."""
+    Only instances change: no class, parameter, buffer, submodule or global; "fast" moves some parameters in memory,
+    and adds a backend to diffusers' attention dispatcher. A second patch replaces the first."""
     return _install(model, ops, numerics, exclude, strict, over=False)
 
 

@@ -13,7 +13,7 @@ from ..operators import ops
 from ..quantization.linear import ROWS as QUANTIZED_ROWS
 from ..quantization.linear import QuantizedLinear
 from .forwards import is_adze
-from .frame import parameter, plain, plain_weight, usable
+from .frame import DEVICES, parameter, plain, plain_weight, usable
 
 
 def _on_the_cpu():
@@ -31,6 +31,11 @@ def _on_the_cpu():
 # torch's too. A dtype that is missing is left to torch.
 FASTER = {"cuda": {torch.float16: 8, torch.bfloat16: 8}, "cpu": _on_the_cpu()}
 WIDEST = 32768
+
+
+def rows_by_gemm(device, dtype):
+    """Up to how many rows gemm has the products with weights of at most WIDEST rows; 0 where it has none."""
+    return FASTER.get(device.type, {}).get(dtype, 0) if device.type in DEVICES else 0
 
 
 def _norm_arguments(norm, child, x, weight):
@@ -84,7 +89,7 @@ def few_rows(x, *linears):
             if _rows(x) > QUANTIZED_ROWS or linear.device != x.device or linear.weight_order is not None:
                 return False
             continue
-        if type(linear) is not nn.Linear or _rows(x) > FASTER.get(x.device.type, {}).get(x.dtype, 0):
+        if type(linear) is not nn.Linear or _rows(x) > rows_by_gemm(x.device, x.dtype):
             return False
         weight = parameter(linear, "weight")
         if not usable(x, weight, parameter(linear, "bias")) or weight.dtype != x.dtype or weight.shape[0] > WIDEST:
@@ -131,7 +136,7 @@ def products_note(*linears):
     if all(isinstance(linear, QuantizedLinear) for linear in linears):
         return f"+ products of up to {QUANTIZED_ROWS} rows by gemm"
     weight = parameter(linears[0], "weight")
-    rows = FASTER.get(weight.device.type, {}).get(weight.dtype, 0) if type(linears[0]) is nn.Linear else 0
+    rows = rows_by_gemm(weight.device, weight.dtype) if type(linears[0]) is nn.Linear else 0
     return f"+ products of up to {rows} rows by gemm" if rows else None
 
 

@@ -3,7 +3,7 @@
 from ..frame import rule
 from ..norm_act import norm_rule
 from ..torch import layer_norm
-from . import attention, blocks, norms
+from . import attention, backend, blocks, norms
 
 
 def _leave(why):
@@ -119,6 +119,9 @@ RULES = [
     rule("qk_norm_rope", "rope", attention.flux, forward="flux:FluxAttention.forward"),
     rule("qk_norm_rope", "rope", attention.wan, forward="wan:WanAttention.forward"),
     rule("qk_norm_rope", "rope", attention.shared, forward="attention_processor:Attention.forward"),
+    rule("attention", "attention", backend.functional, forward="attention_processor:Attention.forward"),
     # models/resnet.py
     rule("group_norm + silu", "fuse", blocks.resnet, forward="resnet:ResnetBlock2D.forward"),
 ]
+
+settings = backend.attention_backends

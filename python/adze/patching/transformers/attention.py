@@ -1,31 +1,29 @@
 """With numerics="fast": attention "adze" for a model of transformers that generates text, by its config."""
 
-import dataclasses
 import sys
-import weakref
-from typing import Any
+
+from ..settings import Known, Setting, Settings
 
 NAME = "adze"
 _REPLACED = ("sdpa", "eager")  # another attention was chosen on purpose
-_handles = weakref.WeakKeyDictionary()  # of a model, those that have set its attention
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The attention of one model, before a patch and with it."""
+class _Attention(Setting):
+    """The attention that a model's config names."""
 
-    cls: str
-    config: Any
-    before: str
-    now: str
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.before = config, None
 
-    def settle(self, enabled):
-        other, name = (self.before, self.now) if enabled else (self.now, self.before)
-        if self.config._attn_implementation == other:  # else somebody has chosen another one since
-            self.config._attn_implementation_internal = name
+    def set(self, wanted):
+        current = self.config._attn_implementation
+        if wanted and current in _REPLACED:
+            self.before, self.config._attn_implementation_internal = current, NAME
+        elif not wanted and current == NAME and self.before is not None:
+            self.config._attn_implementation_internal, self.before = self.before, None
 
-    def __str__(self):
-        return f'attention "{self.now}" in place of "{self.before}" ({self.cls})'
+
+_known = Known(_Attention)
 
 
 def _decoder(module):
@@ -46,29 +44,29 @@ def _has_kernel(module):
     return weight is not None and weight.dtype in DTYPES and has_kernel("attention", weight.device)
 
 
-def choose(handle, wanted, over):
-    """Sets the attention of a handle's models, or what they had before where it is not wanted. Like its forwards, the
-    handle replaces those of earlier ones, or is over them until it is removed."""
+def _can_be_adzes(root, config):
+    current = config._attn_implementation
+    chosen = current in _REPLACED or (current == NAME and config in _known)
+    return chosen and not config.output_attentions and _has_kernel(root)
+
+
+def attentions(handle, plan, modules, over):
+    """What a patch sets in the configs of its models."""
+    wanted, found, classes = plan.numerics == "fast" and "attention" in plan.ops, [], []
     for root in handle.roots.values():
-        earlier = _handles.setdefault(root, [])
-        if not over:
-            for other in list(reversed(earlier)):
-                other.leave_attention()
-            earlier = _handles[root]
-        config = _decoder(root) if wanted or earlier else None
+        config = _decoder(root)
         if config is None:
             continue
-        current = config._attn_implementation
-        under = [choice for other in earlier for choice in other.attention if choice.now == current]
-        now = under[0].before if under else current
-        if wanted and now in _REPLACED and not config.output_attentions and _has_kernel(root):
-            now = NAME
-        if now != current:
-            handle.attention.append(Choice(type(root).__name__, config, current, now))
-            handle.attention[-1].settle(True)
-            earlier.append(handle)
+        setting = _known.add(config, handle, wanted and _can_be_adzes(root, config), over)
+        if setting is not None:
+            found.append(setting)
+            classes.append(type(root).__name__)
 
+    def describe(mine):
+        return "; ".join(
+            f'attention "{NAME}" in place of "{setting.before}" ({cls})'
+            for setting, cls in zip(found, classes, strict=True)
+            if setting in mine and setting.before
+        )
 
-def forget(handle):
-    for root in handle.roots.values():
-        _handles[root] = [other for other in _handles.get(root, ()) if other is not handle]
+    return [Settings(handle, found, describe)] if found else []

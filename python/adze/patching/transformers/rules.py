@@ -18,6 +18,7 @@ from ..known_sources import by_hash
 from ..norm_act import Act, Norm, act_note, act_rule, act_usable, norm_rule
 from ..products import linear_add, normed_glu, with_products
 from ..residual_norm import RULES as STATEMENTS
+from .attention import attentions
 from .blocks import BLOCKS
 from .rope import ROPES
 
@@ -208,3 +209,4 @@ MLPS = [
 
 
 RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS, *STATEMENTS]
+settings = attentions
