@@ -27,13 +27,11 @@ _known = Known(_Attention)
 
 
 def _decoder(module):
-    """The config of a model that generates text by itself and asks for its attention by name; None for others."""
+    """The config of a model that generates text by itself; None for others."""
     models = sys.modules.get("transformers.modeling_utils")
     if models is None or not isinstance(module, models.PreTrainedModel) or not module.can_generate():
         return None
-    if module.config.is_encoder_decoder or not type(module)._can_set_attn_implementation():
-        return None
-    return module.config.get_text_config(decoder=True)
+    return None if module.config.is_encoder_decoder else module.config.get_text_config(decoder=True)
 
 
 def _has_kernel(module):
@@ -46,8 +44,9 @@ def _has_kernel(module):
 
 def _can_be_adzes(root, config):
     current = config._attn_implementation
-    chosen = current in _REPLACED or (current == NAME and config in _known)
-    return chosen and not config.output_attentions and _has_kernel(root)
+    if current not in _REPLACED and not (current == NAME and config in _known):
+        return False
+    return type(root)._can_set_attn_implementation() and not config.output_attentions and _has_kernel(root)
 
 
 def attentions(handle, plan, modules, over):
