@@ -27,7 +27,7 @@ EVERY = {torch.float32: [attention.Calls(ALL, ALL, ALL, hidden=True)]}
 @pytest.fixture(autouse=True)
 def faster(monkeypatch):
     """Calls in float32 are adze's here, whatever was measured."""
-    if not attention._has_kernel(here(), torch.float32, 8, 8):
+    if not attention.ops.has_kernel("attention", here()):
         pytest.skip("the library has no kernel here")
     monkeypatch.setitem(attention.FASTER, here().type, EVERY)
 
@@ -127,15 +127,9 @@ def test_the_table_is_for_the_processor_that_was_measured(monkeypatch):
 
 
 def test_the_library_is_asked(monkeypatch):
-    def none(*_, **__):
-        raise RuntimeError("attention: no kernel")
-
     assert attention.taken(Q(), K(), V())
-    attention._has_kernel.cache_clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(attention.ops, "attention", none)
-        assert not attention.taken(Q(), K(), V())
-    attention._has_kernel.cache_clear()
+    monkeypatch.setattr(attention.ops, "has_kernel", lambda op, device: False)
+    assert not attention.taken(Q(), K(), V())
 
 
 # ---- Models ----

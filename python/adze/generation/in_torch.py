@@ -4,23 +4,10 @@ has_kernel() asks the library. Nothing here waits for a device or reads from it,
 
 import torch
 
-from ..operators import description
+from ..operators.ops import has_kernel as has_kernel
 
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _WORD = 0xFFFFFFFF
-
-
-@torch.compiler.assume_constant_result
-def _has_kernel(op, kind, index):
-    if kind not in ("cpu", "cuda"):
-        return False
-    if kind == "cpu":
-        return description.has_kernel(op, -1)
-    return description.has_kernel(op, torch.cuda.current_device() if index is None else index)
-
-
-def has_kernel(op, device):
-    return _has_kernel(op, device.type, device.index)
 
 
 # ---- attention ----

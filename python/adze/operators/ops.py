@@ -6,7 +6,7 @@ Outputs are new and contiguous, or the caller's. Tensors may be any view whose l
 import torch
 from torch import is_grad_enabled
 
-from . import _ops, fake
+from . import _ops, description, fake
 from .description import FLOATS
 from .functions import given_outputs, take_functions
 from .header import DTYPES as CODES
@@ -29,6 +29,20 @@ def _call(op):
         return out if len(outs) == 1 else tuple(outs.values())
 
     return call
+
+
+@torch.compiler.assume_constant_result
+def _has_kernel(op, kind, index):
+    if kind not in ("cpu", "cuda"):
+        return False
+    if kind == "cpu":
+        return description.has_kernel(op, -1)
+    return description.has_kernel(op, torch.cuda.current_device() if index is None else index)
+
+
+def has_kernel(op, device):
+    """Whether the library has a kernel of an op for a device of torch's."""
+    return _has_kernel(op, device.type, device.index)
 
 
 def dtype_code(what, dtype, x=None):

@@ -1,7 +1,6 @@
 """attention in the place of torch's scaled_dot_product_attention, where it was measured to be faster. This is for
 numerics="fast": torch rounds the probabilities to the dtype of the values and adds in another order."""
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -55,17 +54,6 @@ def faster_somewhere(device, dtype):
     return bool(FASTER.get(device.type, {}).get(dtype))
 
 
-@functools.cache
-def _has_kernel(device, dtype, dim, value_dim):
-    """Whether the library has a kernel for such calls: it is asked by a call of one query and one key."""
-    q, v = (torch.zeros(1, 1, 1, size, device=device, dtype=dtype) for size in (dim, value_dim))
-    try:
-        ops.attention(q, q, v)
-    except RuntimeError:
-        return False
-    return True
-
-
 def _mask_fits(mask, q, shape):
     """Whether attention can take a mask for scores of this shape."""
     if type(mask) is not torch.Tensor or mask.requires_grad or mask.device != q.device or not 1 <= mask.dim() <= 4:
@@ -92,8 +80,7 @@ def taken(q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None):
         return False
     if mask is not None and not _mask_fits(mask, q, (batch, heads, m, n)):
         return False
-    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
-    return not capturing and _has_kernel(q.device, q.dtype, d, dv)
+    return ops.has_kernel("attention", q.device)
 
 
 def attend(q, k, v, mask=None, is_causal=False, scale=None):
