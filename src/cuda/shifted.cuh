@@ -1,9 +1,9 @@
 /* shifted.cuh - 16-byte vectors of rows at any address.
 
-   The vectors of a row are those of its output: they begin at 16-byte borders, so that a store is one instruction. The
-   inputs may be aligned in another way. A vector of theirs lies in two aligned vectors, which are loaded and shifted
-   into one: two loads of 16 bytes take the place of eight of 2 bytes. Only aligned vectors that hold an element of the
-   row are loaded, so that no load leaves the memory of the tensor by more than its last 16 bytes. */
+   The vectors of a row are those of its output: they begin at 16-byte borders, so that a store is one instruction.
+   The inputs may be aligned in another way. A vector of theirs lies in two aligned vectors, which are loaded and
+   shifted into one: two loads of 16 bytes take the place of eight of 2 bytes. Only aligned vectors that hold an
+   element of the row are loaded, so that no load leaves the memory of the tensor by more than its last 16 bytes. */
 #ifndef ADZE_CUDA_SHIFTED_CUH
 #define ADZE_CUDA_SHIFTED_CUH
 
@@ -19,23 +19,6 @@ template <typename T>
 static inline int64_t shifted_most(int64_t dim)
 {
     return (dim + 2 * VEC<T> - 2) / VEC<T>;
-}
-
-/* Bytes `shift` to `shift + 15` of two vectors; shift is a multiple of BYTES. */
-template <int BYTES>
-__device__ __forceinline__ uint4 shift_together(uint4 low, uint4 high, uint32_t shift)
-{
-    uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 6; i++)
-        w[i] = shift & 8 ? w[i + 2] : w[i];
-#pragma unroll
-    for (int i = 0; i < 5; i++)
-        w[i] = shift & 4 ? w[i + 1] : w[i];
-#pragma unroll
-    for (int i = 0; i < 4 && BYTES < 4; i++)
-        w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 2) * 8);
-    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 /* N vectors from element `at` of a row on, which may begin before the row and end behind it. They are loaded now and
