@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(ROW_THREADS) quantize_row(const __grid_constan
 
 /* THREADS / (TILE / U) rows at a time. */
 template <typename T, int U>
-__global__ void __launch_bounds__(THREADS) quantize_tile(const __grid_constant__ quantize_params p)
+__global__ void __launch_bounds__(THREADS, 1) quantize_tile(const __grid_constant__ quantize_params p)
 {
     constexpr int LANES = TILE / U, ROWS = THREADS / LANES, UNITS = 8;
     __shared__ range part[32];
