@@ -463,7 +463,7 @@ static adze_status quantize_run(const cuda_call &s, const adze_quantize_args *a)
     if (group_rows != -1 && (p.rows.count == 0 || p.columns == 0))
         return ADZE_OK;
     const bool aligned = quantize_aligned(a, k);
-    const int form = a->x.dtype | aligned << 4 | (int)p.group << 8 | a->dtype << 20;
+    const int form = a->x.dtype | aligned << 4 | a->group << 8 | a->dtype << 20;
     return s.tuned(form, p.rows.count, k, group_rows, 0, [&] {
         switch (a->x.dtype) {
         case ADZE_F32: return quantize_launch_as<float>(s, p, group_rows, aligned);

@@ -47,11 +47,13 @@ struct weight_sum {
         return (double)(high + (low >> 32)) * 0x1p-32 + (double)(uint32_t)low * 0x1p-64;
     }
 };
+/* By the bits of the float: conversions of 64 bits are slow. */
 __device__ __forceinline__ weight_sum fixed_weight(float w)
 {
-    const float scaled = w * 0x1p32f; /* exact, as are the differences: a weight has 24 bits */
-    const uint64_t high = (uint64_t)scaled;
-    return {high, (uint32_t)((scaled - (float)high) * 0x1p32f)};
+    const uint32_t bits = __float_as_uint(w), mantissa = (bits & 0x7fffffu) | 0x800000u;
+    const int shift = (int)(bits >> 23) - (127 + 23 - 64);
+    const uint64_t v = shift >= 0 ? (uint64_t)mantissa << shift : shift > -24 ? mantissa >> -shift : 0;
+    return {w == 1 ? (uint64_t)1 << 32 : v >> 32, (uint32_t)v};
 }
 
 /* Over the lanes of a warp: of all, and of those up to each. */
