@@ -22,15 +22,6 @@ constexpr adze_variant VARIANTS[] = {
     {NULL, NULL},
 };
 
-struct whole_numbers { /* of i32 or i64 */
-    const void *data;
-    int64_t stride; /* from one row to the next; 0: all have the same */
-    bool wide;
-    __device__ __forceinline__ int64_t get(int64_t at) const
-    {
-        return !data ? 0 : wide ? ((const int64_t *)data)[at] : ((const int32_t *)data)[at];
-    }
-};
 struct sample_params {
     const void *logits;
     void *out;
@@ -61,9 +52,6 @@ struct alignas(16) sample_space {
     float max_x;
 };
 constexpr int SPACE = (int)(sizeof(sample_space) + 127) / 128 * 128;
-
-/* What a threshold is found by, and in which order. */
-enum select_by { BY_NUMBER, BY_WEIGHT, BY_INDEX };
 
 template <typename T, int W>
 struct sample_row {
@@ -105,6 +93,13 @@ struct sample_row {
     __device__ __forceinline__ uint32_t load_word(const uint32_t *from, int of) const
     {
         return ranks > 1 ? __float_as_uint(cluster_load(from, of)) : *from;
+    }
+    __device__ __forceinline__ uint4 load_words(const uint32_t *from, int of) const
+    {
+        if (ranks == 1)
+            return *(const uint4 *)from;
+        const float4 v = cluster_load4(from, of);
+        return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
     }
     __device__ __forceinline__ void put_share(int which, uint64_t a, uint64_t b)
     {
@@ -170,7 +165,7 @@ struct sample_row {
                 __syncthreads(); /* the scores before may still be read */
                 make(begin, n);
             }
-#pragma unroll 4
+#pragma unroll 2
             for (int32_t i = thread; i < n; i += THREADS)
                 body((uint32_t)(begin + i), y[i]);
             if (end - begin <= p.room)
@@ -211,21 +206,25 @@ struct sample_row {
     __device__ __forceinline__ void find(double most)
     {
         constexpr int EACH = BINS / THREADS;
+        static_assert(EACH == 4, "a thread reads the bins that 16 bytes have");
         const int own = BINS - EACH * (thread + 1);
-        uint32_t number[EACH], numbers = 0;
-        weight_sum sum[EACH], sums = {0, 0};
+        uint32_t number[EACH] = {}, numbers = 0;
+        weight_sum sum[EACH] = {}, sums = {0, 0};
+#pragma unroll 2
+        for (int of = 0; of < ranks; of++) {
+            const uint4 n = load_words(&space.bins.count[own], of);
+            number[0] += n.w, number[1] += n.z, number[2] += n.y, number[3] += n.x;
+            if (BY == BY_NUMBER)
+                continue;
+            const uint4 l = load_words(&space.bins.low[own], of), m = load_words(&space.bins.middle[own], of);
+            const uint4 h = load_words(&space.bins.high[own], of);
+            sum[0].add({m.w | (uint64_t)h.w << 32, l.w});
+            sum[1].add({m.z | (uint64_t)h.z << 32, l.z});
+            sum[2].add({m.y | (uint64_t)h.y << 32, l.y});
+            sum[3].add({m.x | (uint64_t)h.x << 32, l.x});
+        }
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            const int bin = own + EACH - 1 - j;
-            number[j] = 0;
-            sum[j] = {0, 0};
-            for (int of = 0; of < ranks; of++) {
-                number[j] += load_word(&space.bins.count[bin], of);
-                if (BY != BY_NUMBER)
-                    sum[j].add({load_word(&space.bins.middle[bin], of) |
-                                    (uint64_t)load_word(&space.bins.high[bin], of) << 32,
-                                load_word(&space.bins.low[bin], of)});
-            }
             numbers += number[j];
             sums.add(sum[j]);
         }

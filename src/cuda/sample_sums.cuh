@@ -1,4 +1,5 @@
-/* sample_sums.cuh - what sample computes of scores: their order as integers, their weights, and sums of weights.
+/* sample_sums.cuh - what sample reads besides its logits, and what it computes of scores: their order as integers,
+   their weights, and sums of weights.
 
    A weight is added as a whole number of 2^-64, in two parts of 32 bits. Sums of integers have the same bits in any
    order, so that atomics in shared memory, any number of blocks and a list in any order give the same choice. Each
@@ -7,6 +8,16 @@
 #define ADZE_CUDA_SAMPLE_SUMS_CUH
 
 #include "sampling.h"
+
+struct whole_numbers { /* of i32 or i64 */
+    const void *data;
+    int64_t stride; /* from one row to the next; 0: all have the same */
+    bool wide;
+    __device__ __forceinline__ int64_t get(int64_t at) const
+    {
+        return !data ? 0 : wide ? ((const int64_t *)data)[at] : ((const int32_t *)data)[at];
+    }
+};
 
 /* Bits in the order of the floats. */
 __device__ __forceinline__ uint32_t sample_key(float y)
@@ -95,6 +106,9 @@ __device__ __forceinline__ uint64_t warp_most(uint64_t v)
     }
     return v;
 }
+
+/* What a threshold is found by, and in which order. */
+enum select_by { BY_NUMBER, BY_WEIGHT, BY_INDEX };
 
 /* Tokens and their weights by some bits of a key. A weight is added in words of 32 bits: what a word cannot hold is
    carried to the next by the thread that made it overflow. */
