@@ -49,7 +49,8 @@ static adze_status direct_launch(const cuda_call &s, const gemm_params &all)
 template <typename T, class S>
 static adze_status direct_shape_run(const cuda_call &s, const gemm_params &p, bool ask)
 {
-    bool can = (p.group == 0 || p.group % S::STEP == 0) && !p.norm && p.batches == 1;
+    /* Shapes have orders of k of their own, and which one a call takes depends on its tokens. */
+    bool can = (p.group == 0 || p.group % S::STEP == 0) && !p.norm && p.batches == 1 && !p.batch_invariant;
     can = can && p.k % (S::FORMAT == OF_F8 ? S::STEP : S::VECTOR) == 0;
     for (const gemm_part &part : p.part)
         can = can && (part.n == 0 || (part.scale_dtype == p.part[0].scale_dtype && !part.zero == !p.part[0].zero));
