@@ -240,7 +240,7 @@ __device__ __forceinline__ void stream_step(const gemm_params &p, const char *st
         const uint4 low = load_shared(at), high = load_shared(at + 8 * S::SEGMENT);
         const uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
         uint32_t zero[2] = {};
-        const bool has_zero = S::FORMAT == OF_U4 && p.part[0].zero;
+        const bool has_zero = S::FORMAT == OF_U4 && gemm_has_zero(p);
         if (has_zero)
 #pragma unroll
             for (int h = 0; h < 2; h++)
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
         return next;
     };
     stream_scales<S> scales = {};
-    if (S::FORMAT != OF_X && (p.group || p.part[0].zero) && chunks && begin < end)
+    if (S::FORMAT != OF_X && (p.group || gemm_has_zero(p)) && chunks && begin < end)
         scales.load(p, stream_rows(p, begin, end, size), first);
     for (int row = begin; row < end; turn++) {
         const gemm_rows tile = stream_rows(p, row, end, size);
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
             const int group = first + chunk * GROUPS;
             if constexpr (S::FORMAT != OF_X) {
                 const stream_scales<S> now = scales;
-                if (p.group || p.part[0].zero)
+                if (p.group || gemm_has_zero(p))
                     scales = next_scales(row, chunk);
 #pragma unroll
                 for (int j = 0; j < GROUPS; j++) {
