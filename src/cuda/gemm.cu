@@ -465,7 +465,8 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
         p = gemm_params_of(&rest);
     }
     const bool vectors = gemm_vectors(s, p, a->x.dtype);
-    const int form = a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20;
+    const int form =
+        a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20;
     return s.tuned(form, p.m, p.n, p.k, p.batches, [&]() {
         switch (a->x.dtype) {
         case ADZE_F32: return gemm_launch<float>(s, p, vectors);
