@@ -88,9 +88,9 @@ typedef struct adze_call {
 /* clang-format on */
 
 /* Flags of a call. ADZE_CONST_WEIGHTS: nothing still running on the stream writes its weights and tables (weight,
-   bias, q_weight, k_weight, cos, sin, every *_table; of gemm w, w2, w3, their scales, zeros and biases, norm_weight
-   and norm_bias), so they may be read early. ADZE_BATCH_INVARIANT, of gemm: the bits of a row of out do not depend on
-   m or on the other rows. */
+   bias, q_weight, k_weight, cos, sin, sinks, every *_table but block_table; of gemm w, w2, w3, their scales, zeros
+   and biases, norm_weight and norm_bias), so they may be read early. ADZE_BATCH_INVARIANT, of gemm: the bits of a row
+   of out do not depend on m or on the other rows. */
 #define ADZE_CONST_WEIGHTS   1u
 #define ADZE_BATCH_INVARIANT 2u
 
@@ -285,6 +285,58 @@ typedef struct adze_quantize_args {
     int32_t scale_dtype; /* 0 means f32; or f16, bf16 */
 } adze_quantize_args;
 ADZE_API adze_status adze_quantize(adze_stream stream, const adze_quantize_args *args);
+
+/* ---- Attention ---- */
+
+/* attention: out[i] = sum over keys j that query i sees of w[i,j] v[j], w[i,j] = exp(s[i,j]) / sum over j of
+   exp(s[i,j]), s[i,j] = c(scale * q[i] . k[j]) + mask[i,j]. With softcap, c(s) = softcap * tanh(s / softcap). Query i
+   of m has position p = n - m + i, where n is the number of keys of its sequence: the last query is at the last key.
+   causal: it sees keys up to p. window: it sees only keys whose distance to p is less than window. sinks: exp(sink)
+   of the head is added to the denominator. Where a query sees no key, or all its s are -inf, out is 0.
+   Head h reads head h / (heads / kv_heads) of k and v. Keys beyond the length of a sequence are not read. v must be
+   finite at keys that the sequence has and a query does not see. On tensor cores exp(s - max) is rounded to q's dtype
+   before it multiplies v.
+
+   Layouts. By default each batch entry is a sequence: q is [batch, heads, m, d], k [batch, kv_heads, n, d]. Three
+   inputs change that, alone or together; the number of sequences must be the same in all: q_offsets    q is [1,
+   heads, total, d]: sequence s has its rows q_offsets[s] to q_offsets[s + 1] - 1. Rows that no sequence has are 0 in
+   out. k_offsets    k is [1, kv_heads, total, d], in the same way. Without lengths and block_table. block_table  k is
+   [pages, kv_heads, page, d]: key j of sequence s is row j % page of page block_table[s, j / page]. n is max_pages *
+   page. What these hold is read when the kernel runs. A length that is negative or more than n is taken as 0 or n, an
+   offset beyond the total as the total. The CPU refuses offsets that decrease and, among pages that are read, a
+   number that is not 0 to pages - 1. On CUDA such a page has no keys to see, and a sequence whose offsets decrease is
+   empty. */
+typedef struct adze_attention_args {
+    adze_call call;
+    adze_tensor out;         /* [batch, heads, m, dv], q's dtype */
+    adze_tensor lse;         /* [batch, heads, m] f32, optional: log of the denominator; -inf where it is 0 */
+    adze_tensor q;           /* [batch, heads, m, d]: f32, f16, bf16; d 1 to 1024 */
+    adze_tensor k, v;        /* [batch, kv_heads, n, d] and [..., dv], q's dtype, or both i8 or f8e4m3 */
+    adze_tensor mask;        /* to [batch, heads, m, n]: bool or u8, where 0 hides a key; or q's dtype or f32, which
+                                is added, and where -inf hides it; without q_offsets and k_offsets */
+    adze_tensor sinks;       /* [heads]; q's dtype or f32 */
+    adze_tensor lengths;     /* [sequences] i32: the keys of each; absent: n, but block_table needs it */
+    adze_tensor block_table; /* [sequences, max_pages] i32 */
+    adze_tensor q_offsets, k_offsets; /* [sequences + 1] i32 */
+    adze_tensor k_scale, v_scale;     /* of quantised k and v, f32: [1], or k's shape without d, one for each key */
+    float scale;                      /* 0 means 1 / sqrt(d) */
+    float softcap;                    /* 0: none */
+    int32_t causal;                   /* 1: keys after p are hidden */
+    int32_t window;                   /* 0: none */
+} adze_attention_args;
+ADZE_API adze_status adze_attention(adze_stream stream, const adze_attention_args *args);
+
+/* attention_merge: two results of attention, of the same queries and different keys, as one. With w = exp(lse):
+   out = (w_x * x + w_y * y) / (w_x + w_y), lse = log(w_x + w_y). A result whose lse is -inf has no share; where both
+   are, out is 0. Sinks belong to one of the two. */
+typedef struct adze_attention_merge_args {
+    adze_call call;
+    adze_tensor out;      /* like x; may be x or y */
+    adze_tensor lse;      /* like x_lse, optional; may be x_lse or y_lse */
+    adze_tensor x, x_lse; /* [..., dv]: f32, f16, bf16; [...] f32 */
+    adze_tensor y, y_lse; /* like x, like x_lse */
+} adze_attention_merge_args;
+ADZE_API adze_status adze_attention_merge(adze_stream stream, const adze_attention_merge_args *args);
 
 /* ---- Rotary positions ---- */
 

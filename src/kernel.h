@@ -15,7 +15,9 @@ extern "C" {
         X(rms_norm)                                                                                                  \
         X(layer_norm)                                                                                                \
         X(group_norm)                                                                                                \
-        X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(rope) X(qk_norm_rope) X(rope_table)
+        X(gated_add)                                                                                                 \
+        X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope)  \
+            X(rope_table)
 #endif
 
 #define X(name) extern const adze_op adze_op_##name;
