@@ -52,12 +52,18 @@ endif
 # sanitizers: what two find, one looks for, AddressSanitizer is called rather than inlined, and code for an ISA that this
 # machine lacks, which nothing here can run, has none. A kernel's stack frame is at most 32 KiB: the host's threads may
 # have small stacks. Sanitizers make frames larger.
+#
+# An ISA that few ops gain by is one of ONLY: src/cpu/<op>_<isa>.c is compiled for it alone, and where there is one.
 ISAS.aarch64 := sve
 ISAS.x86_64  := avx2 avx512
+ONLY.aarch64 := bf16
+ONLY.all     := bf16
 FLAGS.sve    := -march=armv8.2-a+sve
+FLAGS.bf16   := -march=armv8.2-a+bf16
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 CPUINFO.sve    := sve
+CPUINFO.bf16   := bf16
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
@@ -89,7 +95,7 @@ COMPRESS   := $(if $(findstring --compress-mode,$(shell $(NVCC) --help)),--compr
 # CUDA_OPT=0 compiles in a third of the time, for tests on a machine that has no GPU. Spills are then no error.
 CUDA_OPT   ?= 1
 OPTIMISED  := $(if $(and $(filter 0,$(CUDA_OPT)),$(findstring --Ofast-compile,$(shell $(NVCC) --help))),,1)
-NVFLAGS    += -std=c++17 $(if $(OPTIMISED),-O3 -Xptxas -warn-spills$(comma)-warn-lmem-usage,--Ofast-compile max) \
+NVFLAGS    += -std=c++17 -O3 $(if $(OPTIMISED),-Xptxas -warn-spills$(comma)-warn-lmem-usage,--Ofast-compile max) \
               $(if $(LINEINFO),-lineinfo) $(COMPRESS) --threads 2 -Werror all-warnings \
               -Xcompiler -fPIC,-Wall,-Wextra $(NVCC_HOST) \
               -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
@@ -101,7 +107,9 @@ KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(if $(SAN_
 # The folders are the lists. A library has several objects of one name, hence `ar q`.
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
-CPU     := $(foreach s,$(basename $(wildcard src/cpu/*.c)),$(K)/$s.o $(foreach i,$(ISAS.$(ARCH)),$(K)/$s.$i.o))
+CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(K)/$s.o \
+             $(foreach i,$(ISAS.$(ARCH)),$(K)/$s.$i.o)) \
+           $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(K)/%.o,$(wildcard src/cpu/*_$i.c)))
 LIB     := $(call objects,src src/ops src/cuda) $(CPU)
 HARNESS := $(call objects,check)
 CLI     := $(call objects,cli)
@@ -155,7 +163,9 @@ hub-backend: $(B)/libadze.a
 define BUILD_MK
 ARCH := $(ARCH)
 ISAS := $(ISAS.$(ARCH))
-$(foreach i,$(ISAS.$(ARCH)),FLAGS.$i := $(FLAGS.$i)
+ONLY := $(ONLY.$(ARCH))
+ONLY.all := $(ONLY.all)
+$(foreach i,$(ISAS.$(ARCH)) $(ONLY.$(ARCH)),FLAGS.$i := $(FLAGS.$i)
 )ADZE_CUDA := $(CUDA)
 ADZE_CFLAGS := -std=c11 -D_GNU_SOURCE $(WARN) -fvisibility=hidden -fPIC -pthread -MMD -MP
 CPU_CFLAGS := $(CPU_CFLAGS)
@@ -188,6 +198,13 @@ $(K)/src/cpu/%.$(1).o: src/cpu/%.c $(K)/kernel_flags
 	$$(Q)$$(CC) $$(KERNEL_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) $(call UNWATCHED,$1) -c $$< -o $$@
 endef
 $(foreach i,$(ISAS.$(ARCH)),$(eval $(call isa_rule,$i)))
+define only_rule
+$(K)/src/cpu/%_$(1).o: src/cpu/%_$(1).c $(K)/kernel_flags
+	@mkdir -p $$(@D)
+	@echo "  CC    $$<"
+	$$(Q)$$(CC) $$(KERNEL_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) $(call UNWATCHED,$1) -c $$< -o $$@
+endef
+$(foreach i,$(ONLY.$(ARCH)),$(eval $(call only_rule,$i)))
 $(B)/%.o: %.c $(B)/flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"

@@ -5,6 +5,7 @@ python3 bench/facts.py [--check]
 
 import json
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -26,16 +27,18 @@ CEILINGS = {
     "write": "write",
 }
 CALLS = ("1x4096 weight", "128x4096 weight", "8192x4096 weight", "32768x4096 weight", "131072x128 weight")
+COMPARED = (("rms_norm", "8192x4096"), ("rms_norm", "1x4096"), ("gemm", "1x4096x4096"))
 STEPS = ("eager", "eager + graph", "compile", "adze fast + graph", "adze fast + compile")
 
 
 def newest(kind):
-    """The latest run of each machine that has this mark, and what it is about."""
+    """The latest run of each machine that has this mark, and what it is about; compare-gemm is not about compare."""
     found = {}
     for path in sorted((ROOT / "bench/results").rglob("*.json")):
         run = json.loads(path.read_text())
         if kind in run and "gpu" in run["machine"] and run["machine"]["gpu"]:
-            key = (path.parent.name, run.get("script"), run.get("model"), run.get("settings", {}).get("batch_size"))
+            about = run.get("script"), run.get("model"), run.get("settings", {}).get("batch_size")
+            key = (path.parent.name, re.sub(r"-[0-9a-f]{7}$", "", path.stem), *about)
             if key not in found or found[key][1]["date"] < run["date"]:
                 found[key] = path.relative_to(ROOT), run
     return found.values()
@@ -54,9 +57,9 @@ def bench_facts(path, run):
 
 def compare_facts(path, run):
     for row in run["rows"]:
-        if (row["op"], row["case"]) in (("rms_norm", "8192x4096"), ("rms_norm", "1x4096")) and row["dtype"] == "bf16":
+        if (row["op"], row["case"]) in COMPARED and row["dtype"] == "bf16":
             times = ", ".join(f"{name} {us:.2f} us" for name, us in sorted(row["us"].items(), key=lambda kv: kv[1]))
-            yield f"rms_norm bf16 {row['case']}", times, COMPARE
+            yield f"{row['op']} bf16 {row['case']}", times, COMPARE
 
 
 def model_facts(path, run):
@@ -109,7 +112,8 @@ def example(model, ops, script):
     parts = ["Kernels alone, bf16, cold, in a CUDA graph:"]
     for path, run in newest("adze_compare"):
         rows = [(f"{r['op']} {r['case']}", r["us"]) for r in run["rows"] if (r["op"], r["case"]) in ops]
-        parts.append(times(path, rows, "us"))
+        if rows:
+            parts.append(times(path, rows, "us"))
     parts.append("End to end, patched by `adze.patch` (random weights):")
     for path, run in newest("adze_models"):
         if run["model"] == model and run["script"] in script and run["settings"].get("batch_size") in (None, 1):
@@ -138,6 +142,8 @@ EXAMPLES = {
             ("rms_norm", "128x4096"),
             ("rms_norm", "8192x4096"),
             ("rms_norm + residual", "1x4096"),
+            ("gemm", "1x4096x4096"),
+            ("gemm", "16x4096x4096"),
         ],
         ["qwen3", "generate"],
     ),

@@ -88,14 +88,14 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
     call.stream.device = adze_cuda_count() > 0 ? 0 : ADZE_CPU; /* scratch is asked of a device that exists */
     const adze_tensor *in = tensors;
     for (const adze_field *f = call.op->fields; f->name; f++) {
-        if (!bind_is_tensor(f)) {
+        if (!adze_is_tensor(f)) {
             bind_number(&call, f, *numbers++);
             continue;
         }
         adze_tensor *t = bind_tensor(&call, f);
         const adze_tensor *from = in++;
         t->data = (void *)(uintptr_t)((uint64_t)(in - tensors) << 52);
-        if (bind_is_out(f))
+        if (adze_is_made(f))
             continue;
         bind_dense_shape(&call, f, from->rank, from->shape);
         t->dtype = from->dtype;
@@ -104,12 +104,12 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
     if (!bind_outputs(&call))
         return call.error;
     for (const adze_field *f = call.op->fields; f->name; f++)
-        if (bind_is_out(f))
+        if (adze_is_made(f))
             bind_make_dense(bind_tensor(&call, f));
     if (!bind_scratch(&call, scratch))
         return call.error;
     for (const adze_field *f = call.op->fields; f->name; f++)
-        if (bind_is_tensor(f))
+        if (adze_is_tensor(f))
             *tensors++ = *bind_tensor(&call, f);
     return NULL;
 }
@@ -117,7 +117,8 @@ const char *bind_describe_outputs(int index, adze_tensor *tensors, const double 
 const char *bind_describe(int index)
 {
     static _Thread_local char text[4096];
-    static const char *const kinds[] = {"", "in", "optional", "out", "out_if", "out_optional", "float", "int"};
+    static const char *const kinds[] = {"",    "in",     "optional",     "inout", "inout_optional",
+                                        "out", "out_if", "out_optional", "float", "int"};
     for (int i = 0; i <= index; i++)
         if (!adze_ops[i])
             return NULL;

@@ -29,14 +29,6 @@ static inline void bind_begin(bind_call *call, const adze_op *op)
     ((adze_call *)(void *)call->args)->size = (uint32_t)op->args_size;
 }
 
-static inline int bind_is_tensor(const adze_field *f)
-{
-    return f->kind <= ADZE_OUT_OPTIONAL;
-}
-static inline int bind_is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
 static inline adze_tensor *bind_tensor(bind_call *call, const adze_field *f)
 {
     return (void *)(call->args + f->offset);
@@ -54,7 +46,7 @@ static inline const adze_field *bind_last_optional(const adze_op *op, bind_form 
 static inline int bind_returns(const adze_op *op, const adze_field *f, bind_form form)
 {
     return f->kind == ADZE_OUT ||
-           (bind_is_out(f) && form != BIND_PLAIN && form != BIND_OUT && f <= bind_last_optional(op, form));
+           (adze_is_made(f) && form != BIND_PLAIN && form != BIND_OUT && f <= bind_last_optional(op, form));
 }
 
 __attribute__((format(printf, 2, 3), cold)) void bind_fail(bind_call *call, const char *format, ...);

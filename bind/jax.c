@@ -162,7 +162,7 @@ static void take_attribute(xla_call *c, xla_text name, int type, const void *at)
         c->inputs = *(const xla_text *)at;
     else if (is(name, "outputs") && type == STRING)
         c->outputs = *(const xla_text *)at;
-    else if (!f || bind_is_tensor(f) || type != SCALAR)
+    else if (!f || adze_is_tensor(f) || type != SCALAR)
         bind_fail(&c->call, "%s: the attribute %.*s is not one of its numbers", op, (int)name.length, name.at);
     else {
         const double value = scalar_value(at);
@@ -185,11 +185,13 @@ static void take_buffer(xla_call *c, int is_out, xla_text name, const xla_buffer
         return;
     }
     const adze_field *f = bind_find(c->call.op, name.at, name.length);
-    if (!f || !bind_is_tensor(f) || bind_is_out(f) != is_out) {
+    if (!f || !adze_is_tensor(f) || adze_is_made(f) != is_out) {
         bind_fail(&c->call, "%s: %.*s is not one of its %s", op, (int)name.length, name.at,
                   is_out ? "outputs" : "inputs");
         return;
     }
+    if (adze_is_inout(f))
+        bind_fail(&c->call, "%s: %s is changed in place, and XLA's arrays are immutable", op, f->name);
     adze_tensor *t = bind_tensor(&c->call, f);
     bind_dense_shape(&c->call, f, b->rank, b->shape);
     t->data = b->data;

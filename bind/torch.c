@@ -65,10 +65,15 @@ __attribute__((cold, noinline)) static void other_tensor(torch_call *c, const ad
         bind_fail(&c->call, "%s: %s is on %s, tensors before it are on %s", c->call.op->name, f->name, here, there);
 }
 
+static inline int always_there(int kind)
+{
+    return kind == ADZE_IN || kind == ADZE_INOUT || kind == ADZE_OUT;
+}
+
 /* The view of a tensor on the stack. */
 static void take_tensor(torch_call *c, const slot *s, value v, bind_form form)
 {
-    tensor t = s->kind == ADZE_IN || s->kind == ADZE_OUT ? (tensor)(uintptr_t)v : open_cell(v);
+    tensor t = always_there(s->kind) ? (tensor)(uintptr_t)v : open_cell(v);
     c->taken[c->n_taken++] = t;
     int64_t rank, *shape, *stride;
     int32_t dtype, type, index = -1;
@@ -77,7 +82,7 @@ static void take_tensor(torch_call *c, const slot *s, value v, bind_form form)
     if (torch.aoti_torch_get_dim(t, &rank) || torch.aoti_torch_get_sizes(t, &shape) ||
         torch.aoti_torch_get_strides(t, &stride) || torch.aoti_torch_get_dtype(t, &dtype) ||
         torch.aoti_torch_get_device_type(t, &type) ||
-        (s->kind < ADZE_OUT ? torch.torch_get_const_data_ptr : torch.torch_get_mutable_data_ptr)(t, &view->data) ||
+        (s->kind < ADZE_INOUT ? torch.torch_get_const_data_ptr : torch.torch_get_mutable_data_ptr)(t, &view->data) ||
         (type != torch.cpu && torch.aoti_torch_get_device_index(t, &index))) {
         bind_fail(&c->call, "%s: torch gives no shape, dtype or address for %s", c->call.op->name, f->name);
         return;
@@ -257,38 +262,37 @@ static void schema(char *text, size_t size, const adze_op *op, bind_form form)
     const adze_field *last_in = op->fields;
 #define PUT(...) n += (size_t)snprintf(text + n, n < size ? size - n : 0, __VA_ARGS__)
     for (const adze_field *f = op->fields; f->name; f++)
-        last_in = f->kind == ADZE_IN ? f : last_in;
+        last_in = adze_is_input(f) && always_there(f->kind) ? f : last_in;
     PUT("%s%s%s(", op->name, form == BIND_PLAIN ? "" : ".",
         form == BIND_PLAIN ? ""
         : form == BIND_OUT ? "out"
                            : bind_last_optional(op, form)->name);
     const char *comma = "";
+    int written = 0;
     for (const adze_field *f = op->fields; f->name; f++) {
-        if (bind_is_out(f))
+        if (adze_is_made(f))
             continue;
-        PUT("%s%s %s%s", comma,
-            f->kind == ADZE_IN         ? "Tensor"
-            : f->kind == ADZE_OPTIONAL ? "Tensor?"
-            : f->kind == ADZE_FLOAT    ? "float"
-                                       : "int",
-            f->name,
-            f->kind == ADZE_IN || f < last_in ? ""
-            : f->kind == ADZE_OPTIONAL        ? "=None"
-            : f->kind == ADZE_FLOAT           ? "=0.0"
-                                              : "=0");
+        PUT("%s%s", comma, adze_is_tensor(f) ? "Tensor" : f->kind == ADZE_FLOAT ? "float" : "int");
+        if (adze_is_inout(f))
+            PUT("(%c!)", 'a' + written++);
+        PUT("%s %s%s", adze_is_tensor(f) && !always_there(f->kind) ? "?" : "", f->name,
+            always_there(f->kind) || f <= last_in ? ""
+            : adze_is_tensor(f)                   ? "=None"
+            : f->kind == ADZE_FLOAT               ? "=0.0"
+                                                  : "=0");
         comma = ", ";
     }
     int count = 0;
     if (form == BIND_OUT)
         PUT(", *");
     for (const adze_field *f = op->fields; f->name; f++) {
-        if (form == BIND_OUT && bind_is_out(f))
-            PUT(", Tensor(%c!)%s %s%s", 'a' + count++, f->kind == ADZE_OUT ? "" : "?", f->name,
+        if (form == BIND_OUT && adze_is_made(f))
+            PUT(", Tensor(%c!)%s %s%s", 'a' + written++, f->kind == ADZE_OUT ? "" : "?", f->name,
                 f->kind == ADZE_OUT ? "" : "=None");
         else
             count += bind_returns(op, f, form);
     }
-    PUT(") -> %s", form == BIND_OUT ? "()" : count == 1 ? "Tensor" : "(");
+    PUT(") -> %s", form == BIND_OUT || count == 0 ? "()" : count == 1 ? "Tensor" : "(");
     for (int i = 0; form != BIND_OUT && count > 1 && i < count; i++)
         PUT("%sTensor%s", i ? ", " : "", i == count - 1 ? ")" : "");
 #undef PUT
@@ -360,7 +364,7 @@ static void make_plan(plan *p)
 {
     p->n_inputs = p->n_outputs = 0;
     for (const adze_field *f = p->op->fields; f->name; f++) {
-        slot *s = bind_is_out(f) ? &p->outputs[p->n_outputs++] : &p->inputs[p->n_inputs++];
+        slot *s = adze_is_made(f) ? &p->outputs[p->n_outputs++] : &p->inputs[p->n_inputs++];
         *s = (slot){(uint16_t)f->offset, (uint8_t)f->kind, (uint8_t)(f - p->op->fields)};
     }
 }

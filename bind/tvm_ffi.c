@@ -184,7 +184,7 @@ static int call_op(const adze_op *op, const any *arguments, int32_t count, any *
     for (const adze_field *f = op->fields; f->name; f++, at++) {
         if (at >= count)
             continue;
-        if (bind_is_tensor(f))
+        if (adze_is_tensor(f))
             take_tensor(&c, f, &arguments[at]);
         else
             take_number(&c, f, &arguments[at]);

@@ -88,4 +88,5 @@ static const char *const gpu[] = {
 
 static const char *const huge[] = {"x=$[600000,4096] act=silu", NULL};
 
-const adze_suite adze_suite_activation = {&adze_op_activation, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_activation = {
+    .op = &adze_op_activation, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

@@ -227,13 +227,15 @@ static void check_bad_calls(const adze_op *op, adze_stream stream, const char *t
         /* where the last dimension has one element, its stride means nothing */
         if (given->shape[given->rank - 1] > 1)
             BAD("a last stride of 2", (t->stride[t->rank - 1] = 2), ADZE_BAD_ARG, field->name);
-        if (adze_is_output(field)) {
+        if (adze_is_made(field)) {
             BAD("a shape of its own", t->shape[t->rank - 1]++, ADZE_BAD_ARG, field->name);
             BAD("a dtype of its own", t->dtype = ADZE_F64, ADZE_BAD_DTYPE, field->name);
+        }
+        if (adze_is_output(field)) {
             BAD("rows that share memory", t->stride[0] = 0, ADZE_BAD_ARG, field->name);
             for (int g = 0; op->fields[g].name; g++) {
                 const adze_tensor *in = (adze_tensor *)(void *)(args + op->fields[g].offset);
-                if (adze_is_input(&op->fields[g]) && in->dtype == t->dtype)
+                if (adze_is_input(&op->fields[g]) && g != f && in->dtype == t->dtype)
                     BAD("an overlap", t->data = (char *)in->data + adze_dtype_size(in->dtype), ADZE_BAD_ARG,
                         field->name);
             }

@@ -77,8 +77,9 @@ static void fill_inputs(adze_job *job, uint64_t seed)
         const adze_tensor *t = adze_line_tensor(&job->line, f);
         if (!adze_is_input(&op->fields[f]) || t->dtype == ADZE_NONE)
             continue;
-        fill_tensor(t, seed + (uint64_t)f * 7919, first ? job->line.values : ADZE_VALUES_NORMAL);
-        first = 0;
+        const int inout = adze_is_inout(&op->fields[f]);
+        fill_tensor(t, seed + (uint64_t)f * 7919, first && !inout ? job->line.values : ADZE_VALUES_NORMAL);
+        first = first && inout;
     }
     for (const adze_suite *const *s = adze_suites; *s; s++)
         if ((*s)->op == op && (*s)->fill)
@@ -142,12 +143,12 @@ static void complete_outputs(adze_line *line)
     const adze_op *op = line->op;
     memcpy(due, line->args, sizeof due);
     for (int f = 0; op->fields[f].name; f++)
-        if (adze_is_output(&op->fields[f]))
+        if (adze_is_made(&op->fields[f]))
             ((adze_tensor *)(void *)(due + op->fields[f].offset))->dtype = ADZE_NONE;
     if (op->validate(line->args) == ADZE_OK)
         op->outputs(due);
     for (int f = 0; op->fields[f].name; f++) {
-        if (!adze_is_output(&op->fields[f]) || line->given[f])
+        if (!adze_is_made(&op->fields[f]) || line->given[f])
             continue;
         adze_tensor *t = adze_line_tensor(line, f);
         *t = *(adze_tensor *)(void *)(due + op->fields[f].offset);
@@ -228,7 +229,10 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
             return 0;
         }
         t->data = m->origin + job->place[f];
-        adze_tensor_fill((adze_is_input(&op->fields[f]) ? m->inputs : m->outputs) + job->place[f], t, 0xff);
+        if (adze_is_input(&op->fields[f]))
+            adze_tensor_fill(m->inputs + job->place[f], t, 0xff);
+        if (adze_is_output(&op->fields[f]))
+            adze_tensor_fill(m->outputs + job->place[f], t, 0xff);
     }
     memcpy(job->args, job->line.args, sizeof job->args);
     for (int f = 0; op->fields[f].name; f++) {
@@ -295,6 +299,11 @@ int64_t adze_job_bytes(const adze_job *job, int64_t *read, int64_t *written)
 {
     const adze_op *op = job->line.op;
     *read = *written = 0;
+    for (const adze_suite *const *s = adze_suites; *s; s++)
+        if ((*s)->op == op && (*s)->bytes) {
+            (*s)->bytes(job->line.args, read, written);
+            return *read + *written;
+        }
     for (int f = 0; op->fields[f].name; f++) {
         const adze_tensor *t = (const void *)(job->line.args + op->fields[f].offset);
         if (adze_is_input(&op->fields[f]) && t->dtype)

@@ -45,9 +45,13 @@ void adze_dependency_close(adze_dependency *d)
 /* The inputs that ADZE_CONST_WEIGHTS calls constant. */
 static int is_constant(const char *name)
 {
-    static const char *const names[] = {"weight", "q_weight", "k_weight",    "bias",      "cos",   "sin",  "w",
-                                        "w2",     "w3",       "norm_weight", "norm_bias", "bias2", "bias3"};
+    static const char *const names[] = {"weight", "q_weight", "k_weight",    "bias",      "cos",   "sin",   "w",
+                                        "w2",     "w3",       "norm_weight", "norm_bias", "bias2", "bias3", "sinks"};
+    static const char *const others[] = {"block_table", "k_scale", "v_scale"}; /* of a cache */
     const size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(name, others[i]) == 0)
+            return 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)
             return 1;

@@ -120,4 +120,5 @@ static const char *const gpu[] = {
 
 static const char *const huge[] = {"x=$[600000,4096] residual=$[600000,4096] gate=$[4096]", NULL};
 
-const adze_suite adze_suite_gated_add = {&adze_op_gated_add, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_gated_add = {
+    .op = &adze_op_gated_add, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

@@ -358,4 +358,12 @@ static double flops(const void *args)
     return 2.0 * (double)adze_count(&a->x) * (double)columns;
 }
 
-const adze_suite adze_suite_gemm = {&adze_op_gemm, good, bad, bench, gpu, huge, fill, cut, flops};
+const adze_suite adze_suite_gemm = {.op = &adze_op_gemm,
+                                    .good = good,
+                                    .bad = bad,
+                                    .bench = bench,
+                                    .gpu = gpu,
+                                    .huge = huge,
+                                    .fill = fill,
+                                    .cut = cut,
+                                    .flops = flops};

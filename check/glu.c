@@ -113,4 +113,5 @@ static const char *const gpu[] = {
 
 static const char *const huge[] = {"x=$[160000,28672]", NULL};
 
-const adze_suite adze_suite_glu = {&adze_op_glu, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_glu = {
+    .op = &adze_op_glu, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

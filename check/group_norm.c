@@ -165,5 +165,4 @@ static const char *const huge[] = {
 };
 
 const adze_suite adze_suite_group_norm = {
-    &adze_op_group_norm, good, bad, bench, gpu, huge, NULL, NULL, NULL,
-};
+    .op = &adze_op_group_norm, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

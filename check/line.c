@@ -105,7 +105,7 @@ static int read_tensor(reader *r, adze_line *line, int field)
     for (int f = 0; n && line->op->fields[f].name; f++)
         if (strlen(line->op->fields[f].name) == n && memcmp(line->op->fields[f].name, r->at, n) == 0)
             line->base[field] = f;
-    if (n && (line->base[field] < 0 || line->op->fields[line->base[field]].kind > ADZE_OUT_OPTIONAL ||
+    if (n && (line->base[field] < 0 || !adze_is_tensor(&line->op->fields[line->base[field]]) ||
               line->base[field] == field))
         return fail(r, "no other tensor has this name");
     r->at += n;
@@ -205,7 +205,7 @@ static int read_flags(reader *r, adze_line *line)
 {
     static const adze_word words[] = {
         {"const_weights", ADZE_CONST_WEIGHTS}, {"batch_invariant", ADZE_BATCH_INVARIANT}, {NULL, 0}};
-    static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words, {0}};
+    static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words, {0}, NULL};
     if (((const adze_call *)(const void *)line->args)->flags)
         return fail(r, "flags is given twice");
     r->at += strlen("flags=");
@@ -234,7 +234,7 @@ static int read_word(reader *r, adze_line *line)
             return fail(r, "a field is given twice");
         line->given[f] = 1;
         r->at += n + 1;
-        return field->kind <= ADZE_OUT_OPTIONAL ? read_tensor(r, line, f) : read_number(r, line, field);
+        return adze_is_tensor(field) ? read_tensor(r, line, f) : read_number(r, line, field);
     }
     char names[320] = "";
     for (int f = 0; line->op->fields[f].name; f++)

@@ -6,19 +6,6 @@
 
 #include <stdio.h>
 
-static inline int adze_is_tensor(const adze_field *f)
-{
-    return f->kind <= ADZE_OUT_OPTIONAL;
-}
-static inline int adze_is_input(const adze_field *f)
-{
-    return f->kind <= ADZE_OPTIONAL;
-}
-static inline int adze_is_output(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
-
 /* The distribution of the first input: `values:NAME` asks for another than the normal one. Each aims at one kind of
    error; data.c draws them. */
 typedef enum adze_values {

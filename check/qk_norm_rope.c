@@ -199,4 +199,5 @@ static const char *const huge[] = {
     "eps=1e-6",
     NULL};
 
-const adze_suite adze_suite_qk_norm_rope = {&adze_op_qk_norm_rope, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_qk_norm_rope = {
+    .op = &adze_op_qk_norm_rope, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

@@ -61,4 +61,4 @@ static const char *const bench[] = {
     NULL,
 };
 
-const adze_suite adze_suite_quantize = {&adze_op_quantize, good, bad, bench, NULL, NULL, NULL, NULL, NULL};
+const adze_suite adze_suite_quantize = {.op = &adze_op_quantize, .good = good, .bad = bad, .bench = bench};

@@ -44,4 +44,5 @@ static const char *const bench[] = {
 };
 static const char *const huge[] = {"x=$[600000,4096] weight=$[4096] eps=1e-6", NULL};
 
-const adze_suite adze_suite_rms_norm = {&adze_op_rms_norm, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_rms_norm = {
+    .op = &adze_op_rms_norm, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

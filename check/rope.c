@@ -151,4 +151,5 @@ static const char *const bench[] = {
 static const char *const huge[] = {"q=$[1,560000,32,128] k=$[1,560000,8,128] cos=f32[560000,64] sin=f32[560000,64]",
                                    NULL};
 
-const adze_suite adze_suite_rope = {&adze_op_rope, good, bad, bench, gpu, huge, NULL, NULL, NULL};
+const adze_suite adze_suite_rope = {
+    .op = &adze_op_rope, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge};

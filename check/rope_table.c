@@ -69,4 +69,5 @@ static void fill(void *args)
         adze_put(&a->pos, i, adze_get(&a->pos, i) * 0x1p18 + 3);
 }
 
-const adze_suite adze_suite_rope_table = {&adze_op_rope_table, good, bad, bench, NULL, NULL, fill, NULL, NULL};
+const adze_suite adze_suite_rope_table = {
+    .op = &adze_op_rope_table, .good = good, .bad = bad, .bench = bench, .fill = fill};

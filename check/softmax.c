@@ -209,4 +209,5 @@ static void fill(void *args)
                 adze_put(mask, adze_row_offset(&rows, 0, r) + i, -INFINITY);
 }
 
-const adze_suite adze_suite_softmax = {&adze_op_softmax, good, bad, bench, gpu, huge, fill, NULL, NULL};
+const adze_suite adze_suite_softmax = {
+    .op = &adze_op_softmax, .good = good, .bad = bad, .bench = bench, .gpu = gpu, .huge = huge, .fill = fill};

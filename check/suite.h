@@ -26,6 +26,9 @@ typedef struct adze_suite {
        place, so that the definition takes little time. NULL: the outermost dimension is cut. */
     void (*cut)(void *args);
     double (*flops)(const void *args); /* NULL: the op moves memory, its arithmetic does not count */
+    /* The bytes that a call must move. NULL: each tensor once, which is too much where a call reads some rows of a
+       tensor, or changes some of them. */
+    void (*bytes)(const void *args, int64_t *read, int64_t *written);
 } adze_suite;
 
 #define X(name) extern const adze_suite adze_suite_##name;

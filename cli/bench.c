@@ -95,7 +95,7 @@ static void describe(char *to, size_t size, const adze_trial *t)
                 n += (size_t)snprintf(to + n, size - n, " %s=%s", field->name, w->name);
             else
                 n += (size_t)snprintf(to + n, size - n, " %s=%d", field->name, (int)value);
-        } else if (adze_is_input(field) && x->dtype && first) {
+        } else if (adze_is_input(field) && !adze_is_inout(field) && x->dtype && first) {
             first = 0;
             for (int d = 0; d < x->rank && n < size; d++)
                 n += (size_t)snprintf(to + n, size - n, "%s%lld", d ? "x" : "", (long long)x->shape[d]);
@@ -110,7 +110,7 @@ static void describe(char *to, size_t size, const adze_trial *t)
 static const adze_tensor *first_tensor(const adze_trial *t)
 {
     const adze_field *f = t->whole->line.op->fields;
-    while (!adze_is_input(f))
+    while (!adze_is_input(f) || adze_is_inout(f))
         f++;
     return (const void *)(t->whole->line.args + f->offset);
 }

@@ -154,6 +154,8 @@ static const char *kind_name(const adze_field *f)
     switch (f->kind) {
     case ADZE_IN: return "input";
     case ADZE_OPTIONAL: return "input, may be absent";
+    case ADZE_INOUT: return "changed in place";
+    case ADZE_INOUT_OPTIONAL: return "changed in place, may be absent";
     case ADZE_OUT: return "output";
     case ADZE_OUT_IF: return "output, with its input";
     case ADZE_OUT_OPTIONAL: return "output, may be absent";
@@ -165,8 +167,8 @@ static const char *kind_name(const adze_field *f)
 /* Where the op is: names in the tree, which do not depend on what this build has. */
 static void print_sources(const char *header, const char *op)
 {
-    static const char *const places[] = {"src/ops/%s.c", "src/cpu/%s.c", "src/cuda/%s.cu", "src/cuda/%s_sm90.cu",
-                                         "check/%s.c"};
+    static const char *const places[] = {"src/ops/%s.c",   "src/cpu/%s.c",        "src/cpu/%s_bf16.c",
+                                         "src/cuda/%s.cu", "src/cuda/%s_sm90.cu", "check/%s.c"};
     const size_t root = strlen(header) - strlen(strstr(header, "include/adze.h"));
     printf("\nSources:");
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {

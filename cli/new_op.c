@@ -12,6 +12,7 @@ typedef struct part {
 static const part parts[] = {
     {"templates/%s/ops.c", "src/ops/%s.c", "src/ops/%s.c", "contract, definition, table of kernels"},
     {"templates/%s/cpu.c", "src/cpu/%s.c", "src/cpu/%s.c", "the kernel for CPUs, compiled for each ISA"},
+    {NULL, "src/cpu/%s_bf16.c", "src/cpu/%s_bf16.c", "the kernel for CPUs that multiply bf16"},
     {"templates/%s/cuda.cu", "src/cuda/%s.cu", "src/cuda/%s.cu", "the kernel for GPUs"},
     {"templates/%s/check.c", "check/%s.c", "check/%s.c", "what is checked and what is timed"},
 };
@@ -72,7 +73,16 @@ static int declare(new_files *files, const char *name, const char *like, int is_
     return ok;
 }
 
-/* The op's Python function, with its decorators. */
+/* Where the definition begins that `end` is in, or is the end of: after two empty lines. */
+static const char *definition_at(const char *text, const char *end)
+{
+    while (end - text >= 3 && strncmp(end - 3, "\n\n\n", 3) != 0)
+        end--;
+    return end - text >= 3 ? end : text;
+}
+
+/* The op's Python function, with its decorators. A project also needs the functions before it that describe its
+   outputs, such as _gemm_shape; the tree has them. */
 static int function_of(new_files *files, const char *name, const char *like, int is_template, adze_text *to)
 {
     char path[NEW_PATH], def[NEW_PATH];
@@ -87,9 +97,11 @@ static int function_of(new_files *files, const char *name, const char *like, int
         end = begin ? strstr(begin, "\n\n\n") : NULL;
         if (begin && end) {
             end++;
-            while (begin > source.data + 1 && strncmp(begin - 2, "\n\n\n", 3) != 0)
-                begin--; /* over the decorators */
-            begin += begin > source.data;
+            begin = definition_at(source.data, begin + 1);
+            filled(def, sizeof def, "def _%s_", like);
+            while (!files->in_tree && begin - source.data > 3 &&
+                   strncmp(definition_at(source.data, begin - 3), def, strlen(def)) == 0)
+                begin = definition_at(source.data, begin - 3);
         }
     }
     ok = ok && (!begin || !end || adze_text_renamed(to, begin, (size_t)(end - begin), like, name));
@@ -241,10 +253,12 @@ int new_op(new_files *files, const char *name, const char *like)
     ok = declare(files, name, like, is_template, &block) && function_of(files, name, like, is_template, &function);
     for (size_t i = 0; i < sizeof parts / sizeof *parts && ok; i++) {
         adze_text source = {0};
+        if (is_template && !parts[i].template)
+            continue;
         ok = new_source(files, filled(path, sizeof path, is_template ? parts[i].template : parts[i].op, like),
                         &source);
-        if (!ok && !is_template && !files->failed && strstr(parts[i].op, "cuda")) {
-            ok = 1; /* an op may be without CUDA */
+        if (!ok && !is_template && !files->failed && (strstr(parts[i].op, "cuda") || !parts[i].template)) {
+            ok = 1; /* an op may be without it */
         } else if (ok) {
             char to[NEW_PATH];
             new_file *f = new_file_add(files, parts[i].what, "%s", filled(to, sizeof to, parts[i].to, name));

@@ -13,14 +13,14 @@ static const char help[] =
     "repository of the Hugging Face Hub needs (`adze pack`). It builds against the installed\n"
     "adze and works at once.\n\n"
     "  --model M   llama, qwen3, ltx-video or flux\n"
-    "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add and rope, with commas\n"
-    "              between them; modulation (AdaLN) is a part of the norms\n"
+    "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, gemm and\n"
+    "              quantize, with commas between them; modulation (AdaLN) is a part of the norms\n"
     "  --dir DIR   where (default: a new folder NAME)\n\n"
     "Nothing that exists is overwritten. NAME has a-z, 0-9 and -, as the Hub demands.\n";
 
 static const char models[] = "llama|qwen3|ltx-video|flux";
-static const char *const ops_known[] = {"rms_norm", "layer_norm", "glu", "activation",
-                                        "softmax",  "gated_add",  "rope"};
+static const char *const ops_known[] = {"rms_norm",  "layer_norm", "glu",  "activation", "softmax",
+                                        "gated_add", "rope",       "gemm", "quantize"};
 
 typedef struct names {
     char module[64];   /* of the Python package */
@@ -41,7 +41,8 @@ static int add_ops(new_files *files, const char *ops, names *n)
             known |= strcmp(op, ops_known[i]) == 0;
         if (!known) {
             new_fail(files,
-                     "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope",
+                     "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, "
+                     "gemm, quantize",
                      op);
             return 0;
         }

@@ -56,7 +56,7 @@ static int outer(const adze_tensor *t)
 static const adze_tensor *first_input(adze_line *line)
 {
     int f = 0;
-    while (!adze_is_input(&line->op->fields[f]))
+    while (!adze_is_input(&line->op->fields[f]) || adze_is_inout(&line->op->fields[f]))
         f++;
     return adze_line_tensor(line, f);
 }

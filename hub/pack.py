@@ -98,11 +98,11 @@ def release():
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def isas():
-    """The Makefile's: (its name, the macro of its machine, GCC's word for the flags)."""
+def isas(kind="ISAS"):
+    """The Makefile's: (its name, the macro of its machine, GCC's word for the flags). ONLY: those of few ops."""
     text = (ROOT / "Makefile").read_text()
     flags = dict(re.findall(r"^FLAGS\.(\w+) *:= (.*)$", text, re.M))
-    for machine, names in re.findall(r"^ISAS\.(\w+) *:= (.*)$", text, re.M):
+    for machine, names in re.findall(rf"^{kind}\.(?!all)(\w+) *:= (.*)$", text, re.M):
         for name in names.split():
             yield name, f"__{machine}__", ",".join(re.sub("^-m", "", flag) for flag in flags[name].split())
 
@@ -264,13 +264,20 @@ def write_sources(package, out):
         paths.append(as_cpp(own))
         (out / paths[-1]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, out / paths[-1])
+
+    def for_isa(path, isa, machine, target, text):
+        (out / path).write_text(
+            f'#ifdef {machine}\n#pragma GCC target("{target}")\n#undef ADZE_ISA\n#define ADZE_ISA _{isa}\n'
+            f"{text}#else\ntypedef int nothing_for_this_machine;\n#endif\n"
+        )
+
     for path in [p for p in paths if p.startswith("src/cpu/") and p.endswith(".cpp")]:
-        for isa, machine, target in isas():
-            paths.append(path.replace(".cpp", f"_{isa}.cpp"))
-            (out / paths[-1]).write_text(
-                f'#ifdef {machine}\n#pragma GCC target("{target}")\n#undef ADZE_ISA\n#define ADZE_ISA _{isa}\n'
-                f'#include "{pathlib.Path(path).name}"\n#else\ntypedef int nothing_for_this_machine;\n#endif\n'
-            )
+        only = [isa for isa in isas("ONLY") if path.endswith(f"_{isa[0]}.cpp")]
+        for isa in only:
+            for_isa(path, *isa, (out / path).read_text())
+        for isa in [] if only else isas():
+            paths.append(path.replace(".cpp", f"_{isa[0]}.cpp"))
+            for_isa(paths[-1], *isa, f'#include "{pathlib.Path(path).name}"\n')
     return sorted(paths)
 
 

@@ -234,15 +234,15 @@ ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *a
    layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) * y2. w2 and w3 read the same x:
    the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
    ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
-   Infinities and NaN in x and w come out as the formula has them. */
+   Infinities and NaN in x and w come out as the formula has them. A batch of products has w [batch, n, k] of x's
+   dtype and x [batch, m, k], without w2 and norm. */
 typedef struct adze_gemm_args {
     adze_call call;
     adze_tensor out;        /* [..., n], of out_dtype; n + n2 + n3 columns without separate; may be residual */
     adze_tensor out2, out3; /* [..., n2], [..., n3], with separate */
     adze_tensor x;          /* [..., k]: f32, f16, bf16 */
-    adze_tensor
-        w; /* [n, k], x's dtype or quantised; or [batch, n, k], x's dtype, for x [batch, m, k], without w2 and norm */
-    adze_tensor w2, w3;                      /* [n2, k], [n3, k], of w's dtype; w3 needs w2, glu has no w3 */
+    adze_tensor w;          /* [n, k], or [batch, n, k]; x's dtype or quantised */
+    adze_tensor w2, w3;     /* [n2, k], [n3, k], of w's dtype; w3 needs w2, glu has no w3 */
     adze_tensor bias, bias2, bias3;          /* [n], [n2], [n3]; x's dtype or f32 */
     adze_tensor norm_weight, norm_bias;      /* [k]; x's dtype or f32; with norm */
     adze_tensor residual;                    /* like out, without separate */
@@ -288,24 +288,27 @@ ADZE_API adze_status adze_quantize(adze_stream stream, const adze_quantize_args 
 
 /* ---- Attention ---- */
 
-/* attention: out[i] = sum over keys j that query i sees of w[i,j] v[j], w[i,j] = exp(s[i,j]) / sum over j of
+/* attention: out[i] = sum of w[i,j] v[j] over the keys j that query i sees, w[i,j] = exp(s[i,j]) / sum of
    exp(s[i,j]), s[i,j] = c(scale * q[i] . k[j]) + mask[i,j]. With softcap, c(s) = softcap * tanh(s / softcap). Query i
    of m has position p = n - m + i, where n is the number of keys of its sequence: the last query is at the last key.
    causal: it sees keys up to p. window: it sees only keys whose distance to p is less than window. sinks: exp(sink)
-   of the head is added to the denominator. Where a query sees no key, or all its s are -inf, out is 0.
-   Head h reads head h / (heads / kv_heads) of k and v. Keys beyond the length of a sequence are not read. v must be
-   finite at keys that the sequence has and a query does not see. On tensor cores exp(s - max) is rounded to q's dtype
-   before it multiplies v.
+   of the head is added to the denominator. Where a query sees no key, or all its s are -inf, out is 0. Head h reads
+   head h / (heads / kv_heads) of k and v. Keys beyond the length of a sequence are not read. v must be finite at keys
+   that the sequence has and a query does not see. On tensor cores exp(s - max) is rounded to q's dtype before it
+   multiplies v.
 
-   Layouts. By default each batch entry is a sequence: q is [batch, heads, m, d], k [batch, kv_heads, n, d]. Three
-   inputs change that, alone or together; the number of sequences must be the same in all: q_offsets    q is [1,
-   heads, total, d]: sequence s has its rows q_offsets[s] to q_offsets[s + 1] - 1. Rows that no sequence has are 0 in
-   out. k_offsets    k is [1, kv_heads, total, d], in the same way. Without lengths and block_table. block_table  k is
-   [pages, kv_heads, page, d]: key j of sequence s is row j % page of page block_table[s, j / page]. n is max_pages *
-   page. What these hold is read when the kernel runs. A length that is negative or more than n is taken as 0 or n, an
-   offset beyond the total as the total. The CPU refuses offsets that decrease and, among pages that are read, a
-   number that is not 0 to pages - 1. On CUDA such a page has no keys to see, and a sequence whose offsets decrease is
-   empty. */
+   By default each batch entry is a sequence: q is [batch, heads, m, d], k [batch, kv_heads, n, d]. Three inputs
+   change that, alone or together; the number of sequences must be the same in all:
+
+   q_offsets     q is [1, heads, total, d]: sequence s has its rows q_offsets[s] to q_offsets[s + 1] - 1. Rows that
+                 no sequence has are 0 in out.
+   k_offsets     k is [1, kv_heads, total, d], in the same way; without lengths and block_table.
+   block_table   k is [pages, kv_heads, page, d]: key j of sequence s is row j % page of its page j / page, whose
+                 number block_table[s, j / page] is; n is max_pages * page.
+
+   They are read when the kernel runs. A length that is negative or more than n is taken as 0 or n, an offset beyond
+   the total as the total. The CPU refuses offsets that decrease and, among pages that are read, a number that is not
+   0 to pages - 1. On CUDA such a page has no keys to see, and a sequence whose offsets decrease is empty. */
 typedef struct adze_attention_args {
     adze_call call;
     adze_tensor out;         /* [batch, heads, m, dv], q's dtype */
@@ -433,6 +436,83 @@ ADZE_API adze_status adze_rope_video_axes(int32_t head_dim, double theta, double
 ADZE_API adze_status adze_rope_fractions(int32_t dim, double theta, double *freq, int32_t *axis);
 ADZE_API adze_status adze_rope_fraction_positions(const int32_t *size, const float *scale, const float *patch,
                                                   const float *base, float *pos);
+
+/* ---- A decode step ---- */
+
+/* embed: out[..., :] = table[ids[...], :] * scale. scale is rounded to table's dtype before it multiplies, and the
+   product once, as Gemma's models do. An id that is no row of table is refused on the CPU and gives a row of NaN on
+   CUDA, whose memory is not read before the kernel runs. */
+typedef struct adze_embed_args {
+    adze_call call;
+    adze_tensor out;   /* [..., dim], of table's dtype */
+    adze_tensor table; /* [rows, dim]: f32, f16, bf16 */
+    adze_tensor ids;   /* [...], rank 1 to 4: i32, i64 */
+    float scale;       /* 0 means 1 */
+    int32_t reserved;  /* zero */
+} adze_embed_args;
+ADZE_API adze_status adze_embed(adze_stream stream, const adze_embed_args *args);
+
+/* kv_append: q_out = p(q), and p(k) and v are written into the caches, of which all other elements stay. p is rope,
+   of the norm of qk_norm_rope where `norm` asks for it, and rounds as these ops do; without cos and sin it is the
+   norm alone, or nothing. Token t of batch entry b goes to slot lengths[b] + t, or to positions[b, t]. Slot s of a
+   contiguous cache is k_cache[b, :, s]; with a block_table it is k_cache[block_table[b, s / page], :, s % page]. No
+   two tokens may have the same place. A slot that the cache, the block_table or tables by slot do not have, and a
+   page that the cache does not have, are refused on the CPU, before anything is written. On CUDA, whose memory is not
+   read before the kernel runs, such a token is dropped: nothing is written for it but q_out, which is NaN where its
+   row of the tables does not exist.
+   A cache of i8 or f8e4m3 has a scale for each token and head: most / Q and the stored numbers are those of quantize
+   for the row, after it was rounded to k's dtype. */
+typedef struct adze_kv_append_args {
+    adze_call call;
+    adze_tensor q_out;            /* like q, with q; may be q */
+    adze_tensor k_cache, v_cache; /* [batch, kv_heads, capacity, d] or [pages, kv_heads, page, d], and dv; k's dtype,
+                                     or i8, f8e4m3 */
+    adze_tensor k_scale, v_scale; /* the cache's shape without d: f32; with i8 and f8e4m3 */
+    adze_tensor q;                /* [batch, heads, m, d]; may be absent */
+    adze_tensor k, v;             /* [batch, kv_heads, m, d], [batch, kv_heads, m, dv]: f32, f16, bf16 */
+    adze_tensor lengths;          /* [batch]: i32; this or positions */
+    adze_tensor positions;        /* [batch, m]: i32 */
+    adze_tensor block_table;      /* [batch, pages of a sequence]: i32 */
+    adze_tensor q_weight, k_weight; /* as qk_norm_rope; with norm */
+    adze_tensor cos, sin;           /* as rope, of these tokens: [m, n] or [batch or 1, m, n]; both or neither */
+    float eps, weight_offset;       /* of norm */
+    int32_t norm;                   /* 1: as qk_norm_rope has it */
+    int32_t across_heads, pairs, rotary_dim;
+    int32_t table_by_slot; /* 1: cos and sin are [slots, n], a token reads the row of its slot */
+    int32_t rounding;      /* ADZE_ROUND_NORM | ADZE_ROUND_VALUE | ADZE_ROUND_STEPS; without norm ADZE_ROUND_STEPS */
+} adze_kv_append_args;
+ADZE_API adze_status adze_kv_append(adze_stream stream, const adze_kv_append_args *args);
+
+/* sample: one token for each row of logits. With x the logits as floats, NaN as -infinity, in this order, each step
+   rounded to float:
+     y = x, of the ids in `previous` x * penalty where x < 0 and x / penalty elsewhere
+     temperature 0: out is the lowest index of the largest y; otherwise y = y / temperature
+     top_k   keeps the k largest y, and all that equal the k-th
+     top_p   keeps a token while the tokens with a larger y have less than top_p of the probability that is left
+     min_p   keeps a token whose probability is at least min_p of the largest
+   w = exp(y - max(y)) of the tokens that are kept, 0 of the others, is a float; their sums C[i] = w[0] + ... + w[i]
+   are exact to 2^-40 of the whole, S. out is the first i with C[i] > u * S. Tokens with the same y are kept or
+   dropped together. u is the first word of Philox 4x32-10, its upper 24 bits over 2^24, with the key seed and the
+   counter (counter, row, 0): seed and counter have 64 bits, and row is 0 where each row has its own seed.
+   logprob is log(softmax(x)[out]), of the logits as they were given: from such sums in double, rounded once. Ids of
+   `previous` that no logit has are passed over. Counts outside 0 to n are refused on the CPU, and on CUDA are taken
+   as the nearer end. */
+typedef struct adze_sample_args {
+    adze_call call;
+    adze_tensor out;            /* [batch], of out_dtype */
+    adze_tensor logprob;        /* [batch]: f32; optional */
+    adze_tensor logits;         /* [batch, vocab]: f32, f16, bf16 */
+    adze_tensor seed;           /* [1] or [batch]: i32, i64; with a temperature */
+    adze_tensor counter;        /* [1] or [batch]: i32, i64; absent: 0 */
+    adze_tensor previous;       /* [batch, n]: i32, i64; with a penalty */
+    adze_tensor previous_count; /* [batch]: i32, how many of the n ids count; absent: all */
+    float temperature;          /* 0: the largest */
+    float top_p, min_p;         /* 0: off; at most 1 */
+    float penalty;              /* 0 means 1 */
+    int32_t top_k;              /* 0: off */
+    int32_t out_dtype;          /* 0 means i32; or ADZE_I64 */
+} adze_sample_args;
+ADZE_API adze_status adze_sample(adze_stream stream, const adze_sample_args *args);
 
 #ifdef __cplusplus
 }

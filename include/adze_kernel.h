@@ -13,10 +13,12 @@ extern "C" {
    checks common to all tensors, and the operators of PyTorch, JAX and TVM FFI are all made from it. */
 typedef enum adze_kind {
     ADZE_IN = 1,
-    ADZE_OPTIONAL,     /* an input that may be absent */
-    ADZE_OUT,          /* always there */
-    ADZE_OUT_IF,       /* must be there exactly when outputs() gives it a dtype */
-    ADZE_OUT_OPTIONAL, /* the same, but the caller may leave it out */
+    ADZE_OPTIONAL, /* an input that may be absent */
+    ADZE_INOUT,    /* the caller's, of which a call changes some elements (a cache); validate() knows its shape */
+    ADZE_INOUT_OPTIONAL, /* the same, but it may be absent */
+    ADZE_OUT,            /* always there */
+    ADZE_OUT_IF,         /* must be there exactly when outputs() gives it a dtype */
+    ADZE_OUT_OPTIONAL,   /* the same, but the caller may leave it out */
     ADZE_FLOAT,
     ADZE_INT
 } adze_kind;
@@ -36,13 +38,37 @@ typedef struct adze_field {
        an element of such an input for the last time before, and in the same thread as, it writes that element of the
        output. All other overlaps are refused. */
     size_t may_be[ADZE_MAY_BE];
+    /* NULL, or of an output that is a choice (an index): whether float error leaves `got` open at an index, besides
+       the value of the definition. The outputs of args are those of the kernel. */
+    int (*also)(const void *args, int64_t index, double got);
 } adze_field;
+static inline int adze_is_tensor(const adze_field *f)
+{
+    return f->kind <= ADZE_OUT_OPTIONAL;
+}
+static inline int adze_is_input(const adze_field *f) /* its values are read, or kept */
+{
+    return f->kind <= ADZE_INOUT_OPTIONAL;
+}
+static inline int adze_is_inout(const adze_field *f)
+{
+    return f->kind == ADZE_INOUT || f->kind == ADZE_INOUT_OPTIONAL;
+}
+static inline int adze_is_output(const adze_field *f) /* elements of it are written */
+{
+    return f->kind >= ADZE_INOUT && f->kind <= ADZE_OUT_OPTIONAL;
+}
+static inline int adze_is_made(const adze_field *f) /* outputs() gives its shape and dtype */
+{
+    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
+}
 /* clang-format off */
-#define ADZE_FIELD(op, kind, name)            {#name, kind, offsetof(adze_##op##_args, name), NULL, {0, 0, 0}}
-#define ADZE_WORDS(op, name, words)           {#name, ADZE_INT, offsetof(adze_##op##_args, name), words, {0, 0, 0}}
-#define ADZE_FIELDS_END                       {NULL, (adze_kind)0, 0, NULL, {0, 0, 0}}
+#define ADZE_FIELD(op, kind, name)            {#name, kind, offsetof(adze_##op##_args, name), NULL, {0, 0, 0}, NULL}
+#define ADZE_WORDS(op, name, words)           {#name, ADZE_INT, offsetof(adze_##op##_args, name), words, {0, 0, 0}, NULL}
+#define ADZE_FIELDS_END                       {NULL, (adze_kind)0, 0, NULL, {0, 0, 0}, NULL}
 /* An output, and ADZE_IN_PLACE of each input that it may be, or zeros. */
-#define ADZE_OUTPUT(op, kind, name, a, b, c)  {#name, kind, offsetof(adze_##op##_args, name), NULL, {a, b, c}}
+#define ADZE_OUTPUT(op, kind, name, a, b, c)  {#name, kind, offsetof(adze_##op##_args, name), NULL, {a, b, c}, NULL}
+#define ADZE_CHOICE(op, kind, name, also)     {#name, kind, offsetof(adze_##op##_args, name), NULL, {0, 0, 0}, also}
 #define ADZE_IN_PLACE(op, input)              offsetof(adze_##op##_args, input)
 /* clang-format on */
 
@@ -92,6 +118,7 @@ typedef struct adze_kernel { /* NOLINT(clang-analyzer-optin.performance.Padding)
 typedef struct adze_value {
     double v, e;
 } adze_value;
+#define ADZE_UNCHANGED (-1.0) /* as e: the element of an ADZE_INOUT must have the bits that it had */
 
 /* For ops whose outputs cost so much that the definition of a large call is taken at chosen elements only, and whose
    kernels sum in ways that differ in their bounds (value.h). */
@@ -111,11 +138,12 @@ typedef struct adze_op {
     const adze_field *fields;
     adze_status (*validate)(const void *args); /* the contract of the inputs */
     void (*outputs)(void *args);               /* writes shape and dtype of each output, from the inputs */
-    void (*reference)(const void *args, adze_value *const *out); /* the definition; one array per output
-                                                                    field, NULL where it is absent */
-    const adze_kernel *kernels;                                  /* best first */
-    size_t (*scratch)(adze_stream stream, const void *args);     /* NULL: needs none */
-    const adze_samples *samples;                                 /* NULL: `reference` is all there is */
+    /* The definition: one array per output field, those that a call changes included, NULL where it is absent. Of an
+       ADZE_INOUT it writes the elements that the call changes: all others are ADZE_UNCHANGED, and must stay. */
+    void (*reference)(const void *args, adze_value *const *out);
+    const adze_kernel *kernels;                              /* best first */
+    size_t (*scratch)(adze_stream stream, const void *args); /* NULL: needs none */
+    const adze_samples *samples;                             /* NULL: `reference` is all there is */
 } adze_op;
 
 #ifdef __cplusplus

@@ -27,11 +27,13 @@ int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint6
     return ADZE_CPU_AVX2 | ((ebx7 & v4_ebx7) == v4_ebx7 && (xcr0 & 0xe6) == 0xe6 ? ADZE_CPU_AVX512 : 0);
 }
 
-/* armv8.2-a+sve: the bits of AT_HWCAP for CRC32 7, ATOMICS 8, FPHP 9, ASIMDHP 10, ASIMDRDM 12, FCMA 14, SVE 22. */
-int adze_arm_features(uint64_t hwcap)
+/* armv8.2-a+sve: the bits of AT_HWCAP for CRC32 7, ATOMICS 8, FPHP 9, ASIMDHP 10, ASIMDRDM 12, FCMA 14, SVE 22.
+   armv8.2-a+bf16: CRC32, ATOMICS, ASIMDRDM, and of AT_HWCAP2 BF16 14. */
+int adze_arm_features(uint64_t hwcap, uint64_t hwcap2)
 {
-    const uint64_t sve = 1u << 7 | 1u << 8 | 1u << 9 | 1u << 10 | 1u << 12 | 1u << 14 | 1u << 22;
-    return (hwcap & sve) == sve ? ADZE_CPU_SVE : 0;
+    const uint64_t base = 1u << 7 | 1u << 8 | 1u << 12, sve = base | 1u << 9 | 1u << 10 | 1u << 14 | 1u << 22;
+    return ((hwcap & sve) == sve ? ADZE_CPU_SVE : 0) |
+           ((hwcap & base) == base && hwcap2 >> 14 & 1 ? ADZE_CPU_BF16 : 0);
 }
 
 static int query_features(void)
@@ -48,7 +50,7 @@ static int query_features(void)
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return adze_x86_features(ecx1, ebx7, c, (uint64_t)high << 32 | low);
 #elif defined(__linux__) && defined(__aarch64__)
-    return adze_arm_features(getauxval(AT_HWCAP));
+    return adze_arm_features(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #else
     return 0;
 #endif

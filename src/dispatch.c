@@ -99,14 +99,6 @@ static void read_settings(void)
     settings.read = 1;
 }
 
-static int is_tensor(const adze_field *f)
-{
-    return f->kind <= ADZE_OUT_OPTIONAL;
-}
-static int is_out(const adze_field *f)
-{
-    return f->kind >= ADZE_OUT && f->kind <= ADZE_OUT_OPTIONAL;
-}
 static const adze_tensor *tensor_at(const adze_field *f, const char *args)
 {
     return (const void *)(args + f->offset);
@@ -137,7 +129,8 @@ static inline adze_status check_tensor(const adze_op *op, const adze_field *f, c
 {
     *where = (extent){0, 0};
     if (t->dtype == ADZE_NONE) {
-        ADZE_REQUIRE(f->kind != ADZE_IN, ADZE_BAD_ARG, "%s: %s is absent, it is required", op->name, f->name);
+        ADZE_REQUIRE(f->kind != ADZE_IN && f->kind != ADZE_INOUT, ADZE_BAD_ARG, "%s: %s is absent, it is required",
+                     op->name, f->name);
         return ADZE_OK;
     }
     const size_t size = adze_dtype_size(t->dtype);
@@ -237,18 +230,37 @@ __attribute__((noinline)) static adze_status check_shared(const adze_op *op, con
                          : (snprintf(text, sizeof text, "; "), may_be_text(op, f, text + 2, sizeof text - 2), text));
 }
 
-/* Each output must have the shape and dtype that the inputs give it, and memory of its own or the very view of an
-   input that it may be. */
+/* What is written has memory of its own, or the very view of an input that it may be. */
+static adze_status check_written(const adze_op *op, const char *args, const adze_field *f, const extent *where)
+{
+    const adze_tensor *t = tensor_at(f, args);
+    ADZE_CHECK(adze_check_rows(op->name, f->name, t));
+    if (empty(t))
+        return ADZE_OK;
+    ADZE_REQUIRE(!folds(t), ADZE_BAD_ARG, "%s: elements of %s share memory, each must have its own", op->name,
+                 f->name);
+    const extent own = where[f - op->fields];
+    for (const adze_field *g = op->fields; g->name; g++) {
+        const extent other = where[g - op->fields];
+        if (own.from < other.to && other.from < own.to && g != f)
+            ADZE_CHECK(check_shared(op, args, f, g));
+    }
+    return ADZE_OK;
+}
+
+/* Each output must have the shape and dtype that the inputs give it. */
 static adze_status check_outputs(const adze_op *op, const char *args, const extent *where)
 {
     _Alignas(16) char want[ARGS_MAX];
     memcpy(want, args, op->args_size);
     for (const adze_field *f = op->fields; f->name; f++)
-        if (is_out(f))
+        if (adze_is_made(f))
             ((adze_tensor *)(void *)(want + f->offset))->dtype = ADZE_NONE;
     op->outputs(want);
     for (const adze_field *f = op->fields; f->name; f++) {
-        if (!is_out(f))
+        if (adze_is_inout(f))
+            ADZE_CHECK(check_written(op, args, f, where));
+        if (!adze_is_made(f))
             continue;
         const adze_tensor *got = tensor_at(f, args), *due = tensor_at(f, want);
         if (f->kind == ADZE_OUT_OPTIONAL && got->dtype == ADZE_NONE)
@@ -265,17 +277,7 @@ static adze_status check_outputs(const adze_op *op, const char *args, const exte
             ADZE_REQUIRE(got->shape[d] == due->shape[d], ADZE_BAD_ARG,
                          "%s: %s has %lld in dimension %d, it must have %lld", op->name, f->name,
                          (long long)got->shape[d], d, (long long)due->shape[d]);
-        ADZE_CHECK(adze_check_rows(op->name, f->name, got));
-        if (empty(got))
-            continue;
-        ADZE_REQUIRE(!folds(got), ADZE_BAD_ARG, "%s: elements of %s share memory, each must have its own", op->name,
-                     f->name);
-        const extent own = where[f - op->fields];
-        for (const adze_field *g = op->fields; g->name; g++) {
-            const extent other = where[g - op->fields];
-            if (own.from < other.to && other.from < own.to && g != f)
-                ADZE_CHECK(check_shared(op, args, f, g));
-        }
+        ADZE_CHECK(check_written(op, args, f, where));
     }
     return ADZE_OK;
 }
@@ -294,7 +296,7 @@ static void trace_tensor(const adze_op *op, const char *args, const adze_field *
     int64_t low, high;
     for (const adze_field *g = op->fields; g < f; g++) {
         const adze_tensor *base = tensor_at(g, args);
-        if (!is_tensor(g) || empty(base) || base->dtype != t->dtype || !span(base, &low, &high))
+        if (!adze_is_tensor(g) || empty(base) || base->dtype != t->dtype || !span(base, &low, &high))
             continue;
         const intptr_t away = (intptr_t)t->data - (intptr_t)base->data;
         if (away >= low * size && away <= high * size) {
@@ -316,7 +318,7 @@ __attribute__((cold, noinline)) static void trace(const adze_op *op, const char 
     fprintf(stderr, "%s", op->name);
     for (const adze_field *f = op->fields; f->name; f++) {
         const char *p = args + f->offset;
-        if (is_tensor(f)) {
+        if (adze_is_tensor(f)) {
             if (tensor_at(f, args)->dtype != ADZE_NONE)
                 trace_tensor(op, args, f);
         } else if (f->kind == ADZE_FLOAT) {
@@ -390,7 +392,7 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
     extent where[FIELDS_MAX];
     size_t known = sizeof(adze_call);
     for (const adze_field *f = op->fields; f->name; f++) {
-        const size_t end = f->offset + (is_tensor(f) ? sizeof(adze_tensor) : 4);
+        const size_t end = f->offset + (adze_is_tensor(f) ? sizeof(adze_tensor) : 4);
         known = end > known ? end : known;
     }
     unsigned char set = 0;
@@ -404,7 +406,7 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
                  op->name, call->flags, ADZE_CONST_WEIGHTS, ADZE_BATCH_INVARIANT);
     for (const adze_field *f = op->fields; f->name; f++) {
         where[f - op->fields] = (extent){0, 0};
-        if (is_tensor(f))
+        if (adze_is_tensor(f))
             ADZE_CHECK(check_tensor(op, f, tensor_at(f, args), &where[f - op->fields]));
     }
     ADZE_CHECK(check_inputs(op, args));
@@ -507,9 +509,29 @@ adze_status adze_dispatch(const adze_op *op, adze_stream s, const void *caller)
     return adze_dispatch_to(op, NULL, s, caller);
 }
 
+/* The tensors that a call changes, of a caller that allocates the outputs. */
+__attribute__((noinline)) static adze_status check_changed(const adze_op *op, const char *args)
+{
+    extent where[FIELDS_MAX];
+    for (const adze_field *f = op->fields; f->name; f++) {
+        where[f - op->fields] = (extent){0, 0};
+        if (adze_is_input(f))
+            ADZE_CHECK(check_tensor(op, f, tensor_at(f, args), &where[f - op->fields]));
+    }
+    for (const adze_field *f = op->fields; f->name; f++)
+        if (adze_is_inout(f))
+            ADZE_CHECK(check_written(op, args, f, where));
+    return ADZE_OK;
+}
+
 adze_status adze_dispatch_outputs(const adze_op *op, void *args)
 {
+    int changes = 0;
+    for (const adze_field *f = op->fields; f->name; f++)
+        changes |= adze_is_inout(f);
     ADZE_CHECK(check_inputs(op, args));
+    if (changes)
+        ADZE_CHECK(check_changed(op, args));
     op->outputs(args);
     return ADZE_OK;
 }

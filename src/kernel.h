@@ -16,8 +16,10 @@ extern "C" {
         X(layer_norm)                                                                                                \
         X(group_norm)                                                                                                \
         X(gated_add)                                                                                                 \
-        X(activation) X(glu) X(softmax) X(gemm) X(quantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope)  \
-            X(rope_table)
+        X(activation)                                                                                                \
+        X(glu)                                                                                                       \
+        X(softmax) X(gemm) X(quantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table)         \
+            X(embed) X(kv_append) X(sample)
 #endif
 
 #define X(name) extern const adze_op adze_op_##name;
@@ -81,11 +83,12 @@ int adze_overlap(const adze_tensor *a, const adze_tensor *b); /* whether they sh
     } while (0)
 
 /* device.c, and cuda/device.cu when CUDA is built in */
-enum { ADZE_CPU_AVX2 = 1, ADZE_CPU_AVX512 = 2, ADZE_CPU_SVE = 4 }; /* adze_kernel.from on the CPU */
+/* adze_kernel.from on the CPU */
+enum { ADZE_CPU_AVX2 = 1, ADZE_CPU_AVX512 = 2, ADZE_CPU_SVE = 4, ADZE_CPU_BF16 = 8 };
 int adze_cpu_features(void);
 int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint64_t xcr0); /* from CPUID and XGETBV */
-int adze_arm_features(uint64_t hwcap);                                                     /* from AT_HWCAP */
-size_t adze_cpu_cache(void); /* bytes of the last level of cache */
+int adze_arm_features(uint64_t hwcap, uint64_t hwcap2); /* from AT_HWCAP and AT_HWCAP2 */
+size_t adze_cpu_cache(void);                            /* bytes of the last level of cache */
 int adze_can_run(const adze_kernel *kernel, adze_stream stream);
 adze_status adze_check_device(const char *op, int device); /* that the device exists and this build supports it */
 int adze_cuda_count(void);

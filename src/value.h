@@ -64,7 +64,8 @@ static inline adze_value adze_summed(int64_t n, double sum, double magnitude, do
 typedef enum adze_sums {
     ADZE_SUMS_LANES,  /* float in 32 or more lanes, then a tree */
     ADZE_SUMS_BLOCKS, /* float in chains of at most 256 terms, whose sums are added one after the other */
-    ADZE_SUMS_TENSOR  /* tensor cores, in the order of k or in several such sums, then a tree */
+    ADZE_SUMS_TENSOR, /* tensor cores, in the order of k or in several such sums, then a tree */
+    ADZE_SUMS_PAIRS   /* as BLOCKS, but by pairs of bf16 products: BFMMLA of aarch64 */
 } adze_sums;
 
 /* A dot product as it is summed, in the order of k. */
@@ -72,11 +73,14 @@ typedef struct adze_dot {
     int64_t n;
     double sum, magnitude, error; /* as of adze_summed() */
     double prefixes;              /* the sum over every 16th term of the magnitude up to it */
+    double subnormal;             /* the sum of |a b| where a or b is subnormal in float */
 } adze_dot;
 static inline void adze_dot_add(adze_dot *d, double a, double a_error, double b)
 {
     const double p = a * b;
     d->sum += p, d->magnitude += fabs(p), d->error += a_error * fabs(b);
+    if (fabs(a) < 0x1p-126 || fabs(b) < 0x1p-126)
+        d->subnormal += fabs(p);
     if (++d->n % 16 == 0)
         d->prefixes += d->magnitude;
 }
@@ -87,16 +91,21 @@ static inline void adze_dot_add(adze_dot *d, double a, double a_error, double b)
    accumulator at once. It shifts all addends to the largest exponent 2^e, cuts each below 2^(e - 24) (2^(e - 25) on
    sm_90), and cuts the sum to a float. 2^e is at most the magnitude M up to there. So 9 addends lose 9 * 2^-24 M and
    the float 2^-23 M: 11 u M for 8 products, 22 u M for 16; 17 * 2^-25 M + 2^-23 M = 10.5 u M on sm_90. A chain that
-   takes only some of the terms up to k, as split k and several warps do, has a smaller M at each. */
+   takes only some of the terms up to k, as split k and several warps do, has a smaller M at each.
+
+   BFMMLA, as Arm defines it (FPCR.EBF = 0), multiplies exactly, adds two products, and adds that to the sum. Both
+   additions round to odd, which may lose a whole unit, 2 u. A chain of 256 terms has 128 such sums, 256 u M, and the
+   pairs lose 2 u M. Numbers that are subnormal are taken as zero, and so are results. */
 static inline adze_value adze_dotted(adze_sums sums, const adze_dot *d)
 {
     if (!isfinite(d->sum))
         return adze_exact(d->sum);
     const double n = (double)d->n, all = d->magnitude + d->error;
     const double e = sums == ADZE_SUMS_LANES    ? (adze_sum_depth(d->n) + 1) * all
-                     : sums == ADZE_SUMS_BLOCKS ? (fmin(n, 256) + n / 256 + 12) * all
+                     : sums != ADZE_SUMS_TENSOR ? (fmin(n, 256) + n / 256 + 12) * all
                                                 : 22 * (d->prefixes + all + n / 16 * d->error) + 12 * all;
-    return (adze_value){d->sum, d->error + ADZE_U * e + n * 0x1p-126};
+    const double flushed = sums == ADZE_SUMS_PAIRS ? d->subnormal : 0;
+    return (adze_value){d->sum, d->error + ADZE_U * e + flushed + n * 0x1p-126};
 }
 /* a rounded to a dtype. When float error leaves open which neighbour it is, the bound covers both; otherwise it is
    zero. */

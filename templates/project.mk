@@ -12,7 +12,9 @@ INCLUDE := -include ops.h -I. -I$(ADZE)/include -I$(ADZE)/include/adze -I$(ADZE)
 GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a,code=sm_$a) \
           $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a,code=compute_$a)
 OPS    := $(patsubst %.c,$(B)/%.o,$(wildcard src/ops/*.c)) \
-          $(foreach s,$(basename $(wildcard src/cpu/*.c)),$(B)/$s.o $(foreach i,$(ISAS),$(B)/$s.$i.o)) \
+          $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),\
+            $(B)/$s.o $(foreach i,$(ISAS),$(B)/$s.$i.o)) \
+          $(foreach i,$(ONLY),$(patsubst %.c,$(B)/%.o,$(wildcard src/cpu/*_$i.c))) \
           $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard src/cuda/*.cu))) $(B)/op_list.o
 CHECKS := $(patsubst %.c,$(B)/%.o,$(wildcard check/*.c)) $(B)/suite.o
 
@@ -48,6 +50,13 @@ $(B)/src/cpu/%.$(1).o: src/cpu/%.c Makefile
 	$$(Q)$$(compile) $$(CPU_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rule,$i)))
+define only_rule
+$(B)/src/cpu/%_$(1).o: src/cpu/%_$(1).c Makefile
+	@mkdir -p $$(@D)
+	@echo "  CC    $$<"
+	$$(Q)$$(compile) $$(CPU_CFLAGS) -DADZE_ISA=_$(1) $$(FLAGS.$(1)) -c $$< -o $$@
+endef
+$(foreach i,$(ONLY),$(eval $(call only_rule,$i)))
 $(B)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"

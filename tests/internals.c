@@ -159,9 +159,13 @@ static void check_features(void)
         missed += adze_x86_features(ecx1, v4 & ~(1u << v4_bits[i]), extended, 0xe7) != ADZE_CPU_AVX2;
     expect(missed == 0, "each feature that -march may use is asked for");
     const uint64_t sve = 1u << 22 | 1u << 14 | 1u << 12 | 1u << 10 | 1u << 9 | 1u << 8 | 1u << 7;
-    expect(adze_arm_features(sve) == ADZE_CPU_SVE && adze_arm_features(sve & ~(1u << 8)) == 0 &&
-               adze_arm_features(sve & ~(1u << 22)) == 0,
+    expect(adze_arm_features(sve, 0) == ADZE_CPU_SVE && adze_arm_features(sve & ~(1u << 8), 0) == 0 &&
+               adze_arm_features(sve & ~(1u << 22), 0) == 0,
            "SVE and what armv8.2-a has with it");
+    const uint64_t base = 1u << 12 | 1u << 8 | 1u << 7, bf16 = 1u << 14;
+    expect(adze_arm_features(base, bf16) == ADZE_CPU_BF16 && adze_arm_features(base & ~(1u << 12), bf16) == 0 &&
+               adze_arm_features(base, 0) == 0 && adze_arm_features(sve, bf16) == (ADZE_CPU_SVE | ADZE_CPU_BF16),
+           "BF16, with SVE and without");
 #if defined(__x86_64__)
     expect(!(adze_cpu_features() & ADZE_CPU_AVX2) ||
                (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")),

@@ -12,7 +12,8 @@ void *__libc_malloc(size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 void __libc_free(void *block);
 
-static int watched, refuses, taken, kept; /* blocks, while a call is watched */
+static int watched, taken, kept; /* blocks, while a call is watched, */
+static int most;                 /* and how many there are */
 
 static void *counted(void *block)
 {
@@ -22,11 +23,11 @@ static void *counted(void *block)
 }
 void *malloc(size_t size)
 {
-    return watched && refuses ? NULL : counted(__libc_malloc(size));
+    return watched && taken >= most ? NULL : counted(__libc_malloc(size));
 }
 void *aligned_alloc(size_t alignment, size_t size)
 {
-    return watched && refuses ? NULL : counted(__libc_memalign(alignment, size));
+    return watched && taken >= most ? NULL : counted(__libc_memalign(alignment, size));
 }
 void free(void *block)
 {
@@ -50,7 +51,7 @@ static adze_tensor row(void *data, int dtype, int64_t dim)
     return (adze_tensor){data, {dim}, {1}, 1, dtype};
 }
 
-static void *norm_call, *softmax_call, *group_call;
+static void *norm_call, *softmax_call, *group_call, *gemm_call;
 static adze_status run_rms(void)
 {
     return adze_rms_norm(cpu, norm_call);
@@ -68,15 +69,24 @@ static adze_status run_group(void)
     return adze_group_norm(cpu, group_call);
 }
 
-/* Runs a call; the blocks it took, or -1 when it failed or kept one. */
-static int blocks(adze_status (*call)(void), int without)
+static adze_status run_gemm(void)
+{
+    return adze_gemm(cpu, gemm_call);
+}
+
+/* Runs a call where there are `there` blocks; those it took, or -1 when it failed or kept one. */
+static int blocks_of(adze_status (*call)(void), int there)
 {
     taken = kept = 0;
-    refuses = without;
+    most = there;
     watched = 1;
     const adze_status status = call();
     watched = 0;
     return status == ADZE_OK && kept == 0 ? taken : -1;
+}
+static int blocks(adze_status (*call)(void), int without)
+{
+    return blocks_of(call, without ? 0 : 1000);
 }
 
 /* Sums of float32 in at least 16 lanes and a few roundings, each half a unit; relative to a row's largest. */
@@ -180,6 +190,22 @@ static void check_groups(void)
     expect(blocks(run_group, 1) == 0 && memcmp(out, wanted, sizeof out) == 0, "and the same bits without memory");
 }
 
+/* A product of many rows: a block for x, and one for sums, which it can do without. */
+static void check_products(void)
+{
+    enum { M = 40, N = 300, K = 500 };
+    static float wanted[M * N];
+    adze_gemm_args gemm = {.call = ADZE_CALL(gemm), .x = rows(x, ADZE_F32, M, K), .w = rows(x, ADZE_F32, N, K)};
+    gemm_call = &gemm;
+    gemm.out = rows(wanted, ADZE_F32, M, N);
+    expect(blocks(run_gemm, 0) == 2, "gemm of 40 rows, with memory that is given back");
+    gemm.out.data = out;
+    expect(blocks_of(run_gemm, 1) == 1 && memcmp(out, wanted, sizeof wanted) == 0,
+           "and the same bits with less of it");
+    expect(blocks(run_gemm, 1) == -1 && kept == 0 && strstr(adze_last_error(), "gemm: no memory for "),
+           "and a sentence without any");
+}
+
 int main(void)
 {
     uint32_t state = 1;
@@ -195,5 +221,6 @@ int main(void)
     check_common_rows();
     check_long_rows();
     check_groups();
+    check_products();
     return expect_report();
 }

@@ -15,7 +15,7 @@ mkdir -p "$logs"
 builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
 steps='check-cross check-sve'
-for file in python/tests/test_*.py; do steps="$steps py-$(basename "$file" .py | sed 's/^test_//')"; done
+for word in $(basename -s .py python/tests/test_*.py | cut -d_ -f2 | sort -u); do steps="$steps py-$word"; done
 steps="$steps fuzz lint check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph sdist"
 quiet='wheel bench page'
 for program in tests/*.c; do
@@ -137,12 +137,15 @@ test_program() {
     cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild "${library[@]}" -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
 }
-# A file of python/tests. Steps run side by side, so each has one thread of torch's.
+# The files of python/tests whose names begin with this word, in one process: importing torch and its friends takes
+# seconds. Steps run side by side, so each has one thread of torch's.
 test_python() {
-    about 'python/tests/test_NAME.py'
+    about 'python/tests/test_NAME.py and test_NAME_*.py'
     need pytest
+    local files=() file
+    for file in "python/tests/test_$1.py" "python/tests/test_$1"_*.py; do [ ! -e "$file" ] || files+=("$file"); done
     PYTHONPATH=python OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 pytest -q -p no:cacheprovider -p no:logging -rs \
-        "python/tests/test_$1.py" || [ $? = 5 ] # 5: the module was skipped
+        "${files[@]}" || [ $? = 5 ] # 5: all of them were skipped
 }
 # A CUDA program, which skips itself where there is no GPU.
 step_cuda-graph() {

@@ -20,6 +20,7 @@ def gpu_code(build):
     said = adze(build, "info").stdout.splitlines()[0]
     if re.fullmatch(r"adze \d+\.\d+\.\d+, built without CUDA", said):
         return None
+    said = said.removesuffix("(not optimised)")
     code = re.fullmatch(
         r"adze \d+\.\d+\.\d+, built for ((?:sm_\d+[af]? ?)+)(?:and PTX of ((?:compute_\d+ ?)+))?", said
     )

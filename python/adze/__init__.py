@@ -17,6 +17,11 @@ _HOME = {
     "graph": "graphs.cuda_graph",
     "GraphHandle": "graphs.cuda_graph",
     **dict.fromkeys([*_header.OPS, "linear", *_header.ROUNDING], "operators.ops"),
+    "quantize": "quantization.model",  # of a tensor it is the op, of a model it replaces the Linears
+    "QuantizeHandle": "quantization.model",
+    "QuantizedLinear": "quantization.linear",
+    "load_quantized": "quantization.checkpoint",
+    "AdzeConfig": "quantization.transformers",
 }
 __all__ = sorted(_HOME)
 

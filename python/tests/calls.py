@@ -14,6 +14,7 @@ def _calls():
     q, k, q_weight, k_weight = randn(2, 5, 4, 16), randn(2, 5, 2, 16), randn(16), randn(16)
     angle = np.arange(5)[:, None] * np.float32(1000) ** -(np.arange(8, dtype=np.float32) / 8)
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    heads, keys, values = randn(2, 4, 5, 16), randn(2, 2, 7, 16), randn(2, 2, 7, 20)
     image, large = randn(2, 8, 5, 4), randn(1, 4, 128, 128)
     channels, bias = randn(8), randn(8)
     weights = [randn(n, 65) for n in (20, 20, 7)]
@@ -22,6 +23,9 @@ def _calls():
     modulated = dict(
         zip(("gate", "scale", "shift", "gate_table", "scale_table", "shift_table"), rows + row, strict=True)
     )
+    ids = np.array([[3, 0, 19], [7, 3, 1]], np.int32)
+    seed, lengths = np.array([5], np.int32), np.array([0, 2], np.int32)
+    cache = {"q": randn(2, 4, 3, 16), "lengths": lengths, "norm": True, "table_by_slot": True}
     return [
         ("rms_norm", (x,), {}),
         ("rms_norm", (x, w), {"eps": 1e-3, "weight_offset": 1.0, "rounding": 1}),
@@ -59,6 +63,10 @@ def _calls():
         ("quantize", (x, "u4"), {"group": 32, "zero_points": True, "scale_dtype": "float16"}),
         ("quantize", (x[0], "f8e4m3"), {"group": 128, "group_rows": 128, "scale_dtype": "bfloat16"}),
         ("quantize", (x, "f8e4m3"), {"group_rows": -1}),
+        ("attention", (heads, keys, values), {"causal": True, "window": 4, "need_lse": True}),
+        ("attention", (heads, keys, values, randn(1, 1, 5, 7)), {"scale": 0.3, "softcap": 5.0, "sinks": randn(4)}),
+        ("attention", (heads[:0], keys[:0], values[:0]), {}),
+        ("attention_merge", (x, r[..., 0].copy(), r, x[..., 0].copy()), {"need_lse": True}),
         ("rope", (q, None, cos, sin), {}),
         ("rope", (q, k, cos, sin), {"interleaved": True, "rounding": 2}),
         ("rope", (q, k, cos[:, :4].copy(), sin[:, :4].copy()), {"rotary_dim": 8}),
@@ -69,12 +77,34 @@ def _calls():
         ("rope_table", (pos[..., :1].copy(), freq), {}),
         ("rope_table", (pos, freq, axis), {"columns": "pairs", "scale": 0.5, "dtype": "bfloat16"}),
         ("rope_table", (pos, freq, axis), {"columns": "halves", "double_angle": True, "dtype": "float16"}),
+        ("embed", (weights[0], ids), {}),
+        ("embed", (weights[0], ids), {"scale": 8.06}),
+        (
+            "kv_append",
+            (randn(2, 2, 3, 16), randn(2, 2, 3, 9), randn(2, 2, 8, 16), randn(2, 2, 8, 9)),
+            {**cache, "cos": cos, "sin": sin},
+        ),
+        ("sample", (randn(4, 300),), {}),
+        (
+            "sample",
+            (randn(4, 300),),
+            {
+                "temperature": 0.7,
+                "seed": seed,
+                "counter": lengths[1:],
+                "top_p": 0.9,
+                "previous": np.arange(8, dtype=np.int32).reshape(4, 2),
+                "penalty": 1.1,
+                "logprob": True,
+            },
+        ),
     ]
 
 
 CALLS = _calls()
 IDS = [f"{name}-{i}" for i, (name, _, _) in enumerate(CALLS)]
-TABLES = {"rope": (2, 3), "qk_norm_rope": (4, 5), "rope_table": (0, 1, 2)}  # arguments that keep their dtype
+# Arguments that keep their dtype.
+TABLES = {"attention_merge": (1, 3), "rope": (2, 3), "qk_norm_rope": (4, 5), "rope_table": (0, 1, 2)}
 
 
 def arguments(call, dtype, array):
@@ -85,7 +115,7 @@ def arguments(call, dtype, array):
     def convert(value, keep=False):
         if not isinstance(value, np.ndarray):
             return value
-        if keep:
+        if keep or value.dtype.kind != "f":
             return array(value)
         return array(value.astype(dtype)) if isinstance(dtype, np.dtype) else array(value).to(dtype)
 

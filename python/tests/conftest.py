@@ -1,10 +1,12 @@
 """Where tests run: ADZE_TEST_DEVICE=cuda makes a GPU torch's default device, before tests are collected."""
 
+import gc
 import importlib.util
 import os
 
 import pytest
 
+gc.disable()  # until all is imported: see pytest_collection_finish
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or JAX takes most of a GPU's memory from torch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS can then be deterministic
 
@@ -14,6 +16,12 @@ if importlib.util.find_spec("torch"):
     torch.backends.cudnn.allow_tf32 = False  # convolutions of f32 keep full precision, as GEMMs do by default
     if os.environ.get("ADZE_TEST_DEVICE", "cpu") != "cpu":
         torch.set_default_device(os.environ["ADZE_TEST_DEVICE"])
+
+
+def pytest_collection_finish():
+    """What torch and transformers make when they are imported stays: a collection that looks at it takes a second."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

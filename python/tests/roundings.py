@@ -1,5 +1,7 @@
 """Which results a model's own arithmetic may have: it is run again with each rounding moved by the error of float."""
 
+import functools
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
@@ -38,10 +40,9 @@ class Moved(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        schema = function._schema
-        if schema.is_mutable or any(r.alias_info for r in schema.returns):
+        computes, norm = _kind(function)
+        if not computes:
             return result
-        norm = "norm" in schema.name
         if function is aten._to_copy.default:
             wide = args[0].float() if args[0].is_floating_point() else args[0]
         elif any(t.dtype in HALVES for t in _floats(result)):
@@ -75,6 +76,13 @@ class Scattered(Moved):
             return value
         unit = torch.exp2(torch.floor(torch.log2(value.abs())) - (7 if dtype == torch.bfloat16 else 10))
         return value + (self._random(value) - 0.5) * unit.nan_to_num(0, 0)
+
+
+@functools.cache
+def _kind(function):
+    """Whether it returns new tensors and nothing else, and whether it is a norm."""
+    schema = function._schema
+    return not (schema.is_mutable or any(r.alias_info for r in schema.returns)), "norm" in schema.name
 
 
 def _floats(result):

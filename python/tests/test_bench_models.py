@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 import threading
 
@@ -182,16 +181,12 @@ def test_rms_norm_that_is_wrong_is_not_timed(bench, run, monkeypatch):
     assert all(list(row["us"]) == ["eager"] for row in result["rows"])
 
 
-def test_a_block_compiled_as_a_program(tmp_path):
-    out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    command = [sys.executable, str(bench_scripts.BENCH / "compile_graph.py"), *FEW, "--variants", "pass"]
-    command += ["--commit", "abc", "--json", str(out), "--plot", str(picture)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(out.read_text())
-    assert_result(0, result, "compile_graph", ["eager", "pass"], ["16 tokens"])
+def test_a_compiled_block(run, tmp_path, capfd):
+    picture = tmp_path / "out.png"
+    status, result = run("compile_graph", *FEW, "--variants", "pass", "--plot", str(picture))
+    assert_result(status, result, "compile_graph", ["eager", "pass"], ["16 tokens"])
     assert result["rows"][1]["letter"] == "C" and result["rows"][1]["replaced"]["silu, product"] == 1
-    assert picture.exists() or "matplotlib is not installed" in done.stderr
+    assert picture.exists() or "matplotlib is not installed" in capfd.readouterr().err
 
 
 class Scale(torch.nn.Module):

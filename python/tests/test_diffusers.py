@@ -47,12 +47,17 @@ def float_matmuls():
 # ---- Numbers ----
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+NAMES = list(diffusers_models.MODELS)
+IN_FLOAT = [name for name in NAMES if name != "wan_cast"]  # which is wan there
+
+
 @pytest.mark.parametrize("size", ["tiny", "eligible"])
-@pytest.mark.parametrize("name", diffusers_models.MODELS)
+@pytest.mark.parametrize("name, dtype", [(n, "f32") for n in IN_FLOAT] + [(n, "bf16") for n in NAMES])
 def test_numbers(name, size, dtype, attention_seam, float_matmuls):
+    """Of modules with the same class and rule two are compared in the tiny model, where they lie in the first block
+    and in the last, and one in a model of more elements."""
     model, inputs = diffusers_models.make(name, size == "eligible", DTYPES[dtype])
-    handle, expected = check_numbers(model, inputs)
+    handle, expected = check_numbers(model, inputs, 2 if size == "tiny" else 1)
     found = output(model, inputs)
     assert found.dtype == expected.dtype
     if dtype == "f32":
@@ -183,7 +188,6 @@ REPLACED = {
     "sd35": SD3 | {("SD35AdaLayerNormZeroX", "layer_norm + 2 modulations"), RMS},
     "dit": {("BasicTransformerBlock", FUSED), ("Attention", None), ZERO, LN, ACT, GELU, FF},
     "wan": WAN,
-    "wan_cast": WAN,
     "hunyuan_video": REFINER
     | {
         ("HunyuanVideoTransformerBlock", FUSED),
@@ -210,7 +214,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("name", diffusers_models.MODELS)
+@pytest.mark.parametrize("name", IN_FLOAT)
 def test_report(name):
     """Every module that a rule is made for is replaced, the report has a reason for the others, and strict agrees."""
     model, _ = diffusers_models.make(name)
@@ -226,7 +230,7 @@ def test_report(name):
     assert all(cls in text and (rule or "") in text for cls, rule in REPLACED[name])
 
 
-@pytest.mark.parametrize("name", diffusers_models.MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_norm_or_activation_is_left(name):
     """A patched model runs none of the operators that norms and activations are made of, but for one in DiT's own
     forward."""
@@ -253,7 +257,7 @@ def same(before, after):
             assert a is b, f"{path}.{key}"
 
 
-@pytest.mark.parametrize("name", diffusers_models.MODELS)
+@pytest.mark.parametrize("name", IN_FLOAT)
 def test_remove_leaves_nothing(name):
     model, _ = diffusers_models.make(name, False)
     before = snapshot(model)

@@ -48,14 +48,17 @@ def test_compile_has_no_graph_breaks(name):
 
 @pytest.mark.parametrize("regional", [True, False])
 def test_compiled_ltx_reads_each_angle_once(regional):
+    """Its blocks through Inductor, and the whole model as Dynamo traces it."""
+    from torch._inductor.compile_fx import compile_fx
+
     model, inputs = diffusers_models.make("ltx", False)
     expected, columns = output(model, inputs), []
 
-    def backend(graph, _):
+    def backend(graph, example_inputs):
         for node in graph.graph.nodes:
             if "qk_norm_rope" in str(node.target):
                 columns.extend(table.meta["example_value"].shape[-1] for table in node.args[4:6])
-        return graph.forward
+        return compile_fx(graph, example_inputs) if regional else graph.forward
 
     adze.patch(model)
     torch._dynamo.reset()
@@ -64,13 +67,3 @@ def test_compiled_ltx_reads_each_angle_once(regional):
     with default_device(None):
         torch.testing.assert_close(output(model, inputs), expected)
     assert columns and set(columns) == {model.config.num_attention_heads * model.config.attention_head_dim // 2}
-
-
-def test_inductor():
-    model, inputs = diffusers_models.make("ltx", False)
-    expected = output(model, inputs)
-    adze.patch(model)
-    torch._dynamo.reset()
-    model.compile_repeated_blocks(fullgraph=True)
-    with default_device(None):
-        torch.testing.assert_close(output(model, inputs), expected)

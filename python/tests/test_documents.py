@@ -68,8 +68,53 @@ def prelude(name, words):
     return PRELUDES[document] if document in PRELUDES else PRELUDES[words[1] if len(words) > 1 else ""]
 
 
+# Imports what documents need, then runs each in a process forked from there: a line of the input has its folder and
+# its script, and the line that answers its exit status.
+FORKING = """
+import json, os, sys
+warm = json.loads(sys.stdin.readline())
+for code in warm:
+    try:
+        exec(code, {})
+    except ImportError:
+        pass
+for line in sys.stdin:
+    folder, script = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        said = os.open("said", os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        exec(script, {})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """runs(folder, script) is the exit status and the output of a script of Python."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    forking = subprocess.Popen(
+        [sys.executable, "-c", FORKING], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def send(*words):
+        print(json.dumps(words), file=forking.stdin, flush=True)
+
+    def run(folder, script):
+        send(str(folder), script)
+        return int(forking.stdout.readline()), (folder / "said").read_text()
+
+    with forking:
+        send(*PRELUDES.values())
+        yield run
+        forking.stdin.close()
+
+
 @pytest.mark.parametrize("document", sorted({name.partition(":")[0] for name, _, _ in PYTHON}))
-def test_python(document, tmp_path):
+def test_python(document, tmp_path, runs):
     """The blocks of a document run one after the other, each with its prelude, in one process."""
     pytest.importorskip("torch")
     mine = [block for block in PYTHON if block[0].partition(":")[0] == document]
@@ -95,9 +140,8 @@ def test_python(document, tmp_path):
         f"\nscope = {{}}\nexec(compile({prelude(name, words) + code!r}, {name!r}, 'exec'), scope)\n"
         for name, words, code in run
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    status, said = runs(tmp_path, script)
+    assert status == 0, said[-3000:]
 
 
 def test_c_of_docs(tmp_path):
@@ -222,6 +266,49 @@ def test_commands(path, tmp_path):
         if runs:
             done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+
+
+# ---- Links ----
+
+
+def anchors(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+def broken_links(path, text):
+    """Links of a page to files and headings that are not there."""
+    plain = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.M | re.S)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", plain)):
+        file, _, anchor = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        target = path.parent / file if file else path
+        known = target.exists() and (not anchor or anchor in anchors(text if target == path else target.read_text()))
+        broken += [] if known else [link]
+    return broken
+
+
+@pytest.mark.parametrize("path", [*sorted((ROOT / "skills").rglob("*.md")), *DOCS, ROOT / "CHANGELOG.md"], ids=str)
+def test_links(path):
+    text = path.read_text()
+    assert not broken_links(path, text)
+    defined = set(re.findall(r"^\[([\w-]+)\]: \S+$", text, re.M))
+    cited = set(re.findall(r"(?<![\w`!])\[([a-z][\w-]*)\](?![(:\w])", re.sub(r"`[^`\n]*`|```.*?```", "", text)))
+    assert not defined or cited == defined
+
+
+def test_a_broken_link_is_found():
+    text = "# A page\n\n[a](docs/python.md) [b](docs/nosuch.md) [c](#a-page) [d](#nosuch) [e](https://nosuch)\n"
+    text += "[f](docs/python.md#measuring-your-own-model) [g](docs/python.md#nosuch) `[h](nosuch)`\n"
+    wrong = ["docs/nosuch.md", "#nosuch", "docs/python.md#nosuch"]
+    assert broken_links(ROOT / "README.md", text) == wrong
+
+
+@pytest.mark.parametrize("path", [*sorted((ROOT / "skills").rglob("*.md")), *DOCS], ids=lambda p: p.name)
+def test_no_table_is_empty(path):
+    assert not re.search(r"^\|(-+:?\|)+\n(?!\|)", path.read_text() + "\n", re.M)
 
 
 # ---- Figures ----

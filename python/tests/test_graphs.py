@@ -146,7 +146,7 @@ def test_graphs_of_attention_follow_their_tables_and_masks(name):
 
 @gpu
 def test_graphs_follow_patches_hooks_and_caches():
-    """With real graphs; test_graph_guards.py has the rest of what must be seen."""
+    """With real graphs; test_graphs_guards.py has the rest of what must be seen."""
     models = pytest.importorskip("models", reason="no transformers")
     model = models.build("llama").cuda().requires_grad_(False)
     ids = models.inputs("llama", seq=5)["input_ids"].cuda()

@@ -1,5 +1,6 @@
 """The pass over compiled graphs: what it finds, what it leaves alone, and that the numbers stay those of eager."""
 
+import collections
 import re
 import subprocess
 import sys
@@ -8,62 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
-from torch._dynamo.backends.common import aot_autograd  # noqa: E402
-from torch._functorch.aot_autograd import make_boxed_func  # noqa: E402
-from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import adze  # noqa: E402
 from adze.inductor import compile as inductor  # noqa: E402
-from adze.inductor.compile import Pass, known  # noqa: E402
-from device import default_device, generator, here  # noqa: E402
-
-with default_device(None):
-    known()  # patterns are made once, where torch makes tensors unless told otherwise; graphs of CUDA must match them
-
-
-def compiled(fn, dynamic=False, devices=None):
-    """fn through Dynamo and AOTAutograd with Inductor's decompositions, then the pass; the graph is run eagerly. The
-    pass keeps the graphs that it has seen."""
-    own = Pass((here().type,) if devices is None else devices)
-    own.graphs = []
-
-    def finish(module, inputs):
-        own(module.graph)
-        own.graphs.append(module.graph)
-        module.recompile()
-        return make_boxed_func(module.forward)
-
-    torch._dynamo.reset()
-    backend = aot_autograd(fw_compiler=finish, inference_compiler=finish, decompositions=select_decomp_table())
-    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), own
-
-
-def run(fn, *args, **kwargs):
-    made, own = compiled(fn)
-    with torch.no_grad(), default_device(None):
-        return made(*args, **kwargs), fn(*args, **kwargs), own.counts
-
-
-def calls(own, namespace="adze"):
-    """Operators of the graph that the pass has seen, in their order."""
-    (graph,) = own.graphs
-    targets = [n.target for n in graph.nodes if n.op == "call_function"]
-    return [str(t) for t in targets if getattr(t, "namespace", None) == namespace]
-
-
-def close(got, want):
-    """Equal in nearly all elements, and one unit in the last place of bf16 elsewhere."""
-    assert got.dtype == want.dtype and got.shape == want.shape
-    if got.dtype == torch.float32:
-        assert torch.allclose(got, want, rtol=2e-5, atol=2e-5 * want.abs().max().item())
-        return
-    step = torch.finfo(got.dtype).eps * want.abs().float().clamp_min(want.abs().max().item() * 2**-6)
-    assert ((got.float() - want.float()).abs() <= step).all() and (got == want).float().mean() > 0.98
-
-
-def randn(*shape, dtype=torch.bfloat16, seed=0):
-    return torch.randn(shape, generator=generator(seed)).to(dtype)
+from adze.inductor.compile import Pass  # noqa: E402
+from device import default_device, here  # noqa: E402
+from inductor_graphs import all_close, calls, close, compiled, randn, run, run_all  # noqa: E402
 
 
 def llama(h, w, eps=1e-6):
@@ -135,21 +87,17 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("name", CHAINS)
-def test_a_chain_is_found(name, dtype):
-    fn, args = CHAINS[name]
-    got, want, counts = run(fn, *(a.to(dtype) for a in args))
-    if dtype == torch.float32 and name == "residual, rms_norm (torch)":
-        assert sum(counts.values()) == 1  # in f32 the orders are one
+def test_chains_are_found(dtype):
+    got, want, counts = run_all({name: (fn, [a.to(dtype) for a in args]) for name, (fn, args) in CHAINS.items()})
+    if dtype == torch.float32:  # in which torch's rms_norm is that of another order
+        assert sum(counts.values()) == len(CHAINS) and set(CHAINS) - set(counts) <= {"residual, rms_norm (torch)"}
     else:
-        assert counts == {name: 1}
-    for a, b in zip(*((t if isinstance(t, tuple) else (t,)) for t in (got, want)), strict=True):
-        close(a, b)
+        assert counts == dict.fromkeys(CHAINS, 1)
+    all_close(got, want)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_the_rest_is_left_alone():
+    rest = [
         lambda x, r, w: llama(x, w),  # a lone norm
         lambda x, r, w: F.silu(x) + r,
         lambda x, r, w: llama(x + r[:, :1], w),  # the sum is broadcast
@@ -161,11 +109,8 @@ def test_a_chain_is_found(name, dtype):
         lambda x, r, w: bare(x[:1]) * (1 + r[:, :1]) + w,  # the result has more rows than what is normed
         lambda x, r, w: bare(x) * (1 + w.float()) + w,  # not rounded, and not in x's dtype
         lambda x, r, w: (x + r) * torch.rsqrt((x + r).float().pow(2).mean(1, keepdim=True) + 1e-6),  # another axis
-    ],
-)
-def test_the_rest_is_left_alone(fn):
-    got, want, counts = run(fn, X, R, W)
-    assert counts == {}
+    ]
+    assert run_all({i: (fn, (X, R, W)) for i, fn in enumerate(rest)})[2] == {}
 
 
 def test_only_where_it_is_asked_for():
@@ -264,40 +209,43 @@ ALONE = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approx
 UP, DOWN = randn(128, 64, seed=1) / 8, randn(64, 128, seed=2) / 8
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ALONE)
-def test_an_activation_between_matmuls_is_found(name, dtype, monkeypatch):
+def test_an_activation_between_matmuls_is_found(monkeypatch):
     monkeypatch.setitem(inductor.ALONE, here().type, 2 * 5 * 128)
+    cases = {}
+    for name, act in ALONE.items():
+        for dtype in (torch.bfloat16, torch.float16):
+            args = [t.to(dtype) for t in (X, UP, DOWN, randn(128, seed=3))]
+            cases[name, dtype, "linear"] = (
+                lambda x, up, down, bias, act=act: F.linear(act(F.linear(x, up, bias)), down), args
+            )  # fmt: skip
+            cases[name, dtype, "batched"] = (
+                lambda x, up, down, act=act: torch.bmm(
+                    act(torch.bmm(x, up.T.expand(2, -1, -1))), down.T.expand(2, -1, -1)
+                ),
+                args[:3],
+            )
+    got, want, counts = run_all(cases)
+    assert counts == {"activation between GEMMs": len(cases)}
+    all_close(got, want)
 
-    def fn(x, up, down, bias):
-        return F.linear(ALONE[name](F.linear(x, up, bias)), down)
 
-    def batched(x, up, down, bias):
-        return torch.bmm(ALONE[name](torch.bmm(x, up.T.expand(2, -1, -1))), down.T.expand(2, -1, -1))
-
-    args = [t.to(dtype) for t in (X, UP, DOWN, randn(128, seed=3))]
-    for made in (fn, batched):
-        got, want, counts = run(made, *args)
-        assert counts == {"activation between GEMMs": 1}
-        close(got, want)
-
-
-@pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_an_activation_between_matmuls_rounds_as_eager(name, dtype, monkeypatch):
+def test_an_activation_between_matmuls_rounds_as_eager(monkeypatch):
     """The second GEMM multiplies by the identity, so its result is its input: every value of the dtype up to 16."""
     monkeypatch.setitem(inductor.ALONE, here().type, 1)
-    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
-    values = torch.where(values.abs() <= 16, values, 0).reshape(-1, 64)
-    one = torch.eye(64, dtype=dtype)
-    got, want, counts = run(lambda x, one: ALONE[name](x @ one) @ one, values, one)
-    assert counts == {"activation between GEMMs": 1}
-    close(got, want)
+    cases = {}
+    for name, act in ALONE.items():
+        for dtype in (torch.bfloat16, torch.float16):
+            values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+            values = torch.where(values.abs() <= 16, values, 0).reshape(-1, 64)
+            cases[name, dtype] = lambda x, one, act=act: act(x @ one) @ one, (values, torch.eye(64, dtype=dtype))
+    got, want, counts = run_all(cases)
+    assert counts == {"activation between GEMMs": len(cases)}
+    all_close(got, want)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_other_activations_are_left_alone(monkeypatch):
+    monkeypatch.setitem(inductor.ALONE, here().type, 1)
+    others = [
         lambda x, up, down: F.linear(F.gelu(F.linear(x, up)) * 2, down),  # Inductor fuses what follows
         lambda x, up, down: F.linear(F.gelu(F.linear(x, up) * 2), down),  # and what comes before
         lambda x, up, down: F.gelu(F.linear(x, up)),  # a result
@@ -306,11 +254,8 @@ def test_an_activation_between_matmuls_rounds_as_eager(name, dtype, monkeypatch)
         lambda x, up, down: F.linear(torch.cat([F.gelu(F.linear(x, up)), F.linear(x, up)], 1), down),
         lambda x, up, down: F.linear(F.relu(F.linear(x, up)), down),
         lambda x, up, down: F.linear(F.gelu(F.linear(x.float(), up.float())), down.float()),
-    ],
-)
-def test_other_activations_are_left_alone(fn, monkeypatch):
-    monkeypatch.setitem(inductor.ALONE, here().type, 1)
-    assert run(fn, X, UP, DOWN)[2] == {}
+    ]
+    assert run_all({i: (fn, (X, UP, DOWN)) for i, fn in enumerate(others)})[2] == {}
 
 
 def test_where_an_activation_pays(monkeypatch):
@@ -371,14 +316,15 @@ QK = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("name", QK)
-def test_pairs_are_found(name, dtype):
-    fn, (*tensors, cos, sin) = QK[name]
-    got, want, counts = run(fn, *(t.to(dtype) for t in tensors), cos, sin)
-    assert counts == {"qk-norm, interleaved rope": 1}
-    for a, b in zip(got, want, strict=True):
-        close(a, b)
+def test_pairs_are_found():
+    cases = {
+        (name, dtype): (fn, [*(t.to(dtype) for t in tensors), cos, sin])
+        for name, (fn, (*tensors, cos, sin)) in QK.items()
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    }
+    got, want, counts = run_all(cases)
+    assert counts == {"qk-norm, interleaved rope": len(cases)}
+    all_close(got, want)
 
 
 @pytest.mark.parametrize("name", ["across", "per head"])
@@ -406,9 +352,8 @@ def other_turn(x, cos, sin):
     return (x.float() * cos + torch.stack([imaginary, -real], dim=-1).flatten(-2).float() * sin).to(x.dtype)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
+def test_other_rotations_are_left_alone():
+    others = [
         lambda q, k, v, w, cos, sin: (rotate(q, cos, sin), rotate(k, cos, sin)),  # nothing is normed
         lambda q, k, v, w, cos, sin: (rotate(normed(q, v), cos, sin), rotate(k, cos, sin)),
         lambda q, k, v, w, cos, sin: rotate(normed(q, v), cos, sin),  # one alone
@@ -418,14 +363,8 @@ def other_turn(x, cos, sin):
         lambda q, k, v, w, cos, sin: across(q, k, v, w, cos[:, :1], sin[:, :1]),  # one angle for all tokens
         lambda q, k, v, w, cos, sin: [x * cos + turn(x) * sin for x in (normed(q, v), normed(k, w))],  # float results
         lambda q, k, v, w, cos, sin: across(q[:, None], k[:, None], v, w, cos[:, None], sin[:, None]),  # heads first
-    ],
-)
-def test_other_rotations_are_left_alone(fn):
-    _, args = QK["across"]
-    made, own = compiled(fn)
-    with torch.no_grad(), default_device(None):
-        made(*args)
-    assert own.counts == {}
+    ]
+    assert run_all({i: (fn, QK["across"][1]) for i, fn in enumerate(others)})[2] == {}
 
 
 # ---- What calls share ----
@@ -438,38 +377,36 @@ TABLES = {
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-@pytest.mark.parametrize("name", TABLES)
-def test_layers_share_one_table(name, by_hand):
+def test_layers_share_one_table(by_hand):
     """Without the constraint Inductor would compute the angles again for each call of an operator."""
 
-    def tables(angle):
-        return TABLES[name](angle, torch.cos), TABLES[name](angle, torch.sin)
+    def called(q, k, qw, kw, cos, sin):
+        return adze.qk_norm_rope(q, k, qw, kw, cos, sin, eps=1e-5, interleaved=True)
 
-    def called(q, k, qw, kw, angle):
-        cos, sin = tables(angle)
-        for _ in range(3):
-            q, k = adze.qk_norm_rope(-q, -k, qw, kw, cos, sin, eps=1e-5, interleaved=True)
-        return q, k
+    layer = called if by_hand else per_head
 
-    def written(q, k, qw, kw, angle):
-        cos, sin = tables(angle)
-        for _ in range(3):
-            q, k = per_head(-q, -k, qw, kw, cos, sin)
-        return q, k
+    def fn(given):
+        results = {}
+        for name, (q, k, qw, kw, angle) in given.items():
+            cos, sin = TABLES[name](angle, torch.cos), TABLES[name](angle, torch.sin)
+            for _ in range(3):
+                q, k = layer(-q, -k, qw, kw, cos, sin)
+            results[name] = q, k
+        return results
 
     args = [t.float() for t in QK["per head"][1][:4]] + [randn(5, 32, dtype=torch.float32)]
+    given = {name: [t.clone() for t in args] for name in TABLES}
     torch._dynamo.reset()
     options = {"fx_graph_cache": False}
     if by_hand:
-        fn, made = called, torch.compile(called, fullgraph=True, options=options)
+        made = torch.compile(fn, fullgraph=True, options=options)
     else:
-        fn, made = written, adze.compile(written, devices=(here().type,), fullgraph=True, options=options)
+        made = adze.compile(fn, devices=(here().type,), fullgraph=True, options=options)
     with torch.no_grad(), default_device(None):
-        got, codes = run_and_get_code(made, *args)
-        for a, b in zip(got, fn(*args), strict=True):
-            close(a, b)
+        got, codes = run_and_get_code(made, given)
+        all_close(got, fn(given))
     calls = re.findall(r"qk_norm_rope\.k_out\((.*)\)", codes[0])
-    assert len(calls) == 3 and len({tuple(call.split(", ")[4:6]) for call in calls}) == 1
+    assert list(collections.Counter(tuple(call.split(", ")[4:6]) for call in calls).values()) == [3] * len(TABLES)
 
 
 def test_the_ops_load_no_compiler():
@@ -565,11 +502,11 @@ def test_diffusers(name, dtype):
     """The error against the model in double must be less than twice that without the pass. On a CPU bf16 has the same
     bits."""
     model, inputs = diffusers_model(name, dtype)
-    made, own = compiled(model)
+    made, own = compiled(model, keep=True)
     with torch.no_grad(), default_device(None):
         (got,) = made(**inputs(dtype))
-        (want,) = compiled(model, devices=())[0](**inputs(dtype))
         (exact,) = torch.nn.Module.to(model, torch.float64)(**inputs(torch.float64))
+    ((want,),) = own.before
     assert own.counts == DIFFUSERS[name]
     assert got.dtype == want.dtype and distance(got, exact) <= 2 * distance(want, exact)
     if dtype == torch.bfloat16 and here().type == "cpu":
@@ -583,7 +520,7 @@ def test_blocks_of_ltx_through_inductor():
     torch._dynamo.reset()
     with torch.no_grad(), default_device(None):
         (got,) = made(**inputs(torch.float32))
-        (want,) = torch.compile(model, fullgraph=True)(**inputs(torch.float32))
+        (want,) = model(**inputs(torch.float32))
     assert made.adze_pass.counts == DIFFUSERS["ltx"]
     close(got, want)
 

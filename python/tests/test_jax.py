@@ -37,6 +37,10 @@ def put(array):
 def test_same_bits_as_torch(call, dtype):
     pytest.importorskip("torch")
     args, kwargs = arguments(call, dtype, put)
+    if description.OPS[call[0]].changed:
+        with pytest.raises(ValueError, match="kv_append changes k_cache in place, and JAX arrays are immutable"):
+            getattr(adze.jax, call[0])(*args, **kwargs)
+        return
     assert bits(getattr(adze.jax, call[0])(*args, **kwargs)) == expected(call, dtype)
 
 

@@ -68,6 +68,20 @@ def test_the_guide_names_what_is_touched(tree):
         assert path in guide or f"{pathlib.Path(path).parent}/" in guide, path
 
 
+def in_order(tree):
+    """The ops as ADZE_OPS of src/kernel.h lists them, and as adze.h declares them."""
+    listed = re.search(r"define ADZE_OPS\(X\)((?:.*\\\n)+.*)", (tree / "src/kernel.h").read_text())[1]
+    declared = r"^ADZE_API adze_status adze_(\w+)\(adze_stream \w+, const adze_\1_args \*args\);"
+    return re.findall(r"X\((\w+)\)", listed), re.findall(declared, (tree / "include/adze.h").read_text(), re.M)
+
+
+def test_the_list_of_ops_has_the_order_of_the_header(tree):
+    for place in (ROOT, tree):
+        listed, declared = in_order(place)
+        assert listed == declared
+    assert listed[-len(OPS) :] == list(OPS)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_program(tree, op):
     assert re.search(rf"^{op} +cpu|^{op} .* cpu", run("build/new/adze", "info", folder=tree), re.M)

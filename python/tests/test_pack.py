@@ -47,16 +47,18 @@ def adze(tmp_path_factory):
 def project(adze, tmp_path_factory):
     """Packed once. The CPU's kernels are those of this build: their sources are the same."""
     folder = tmp_path_factory.mktemp("work")
-    said = run(adze, "new", "project", "ltx-kernels", "--model", "ltx-video", "--op", "activation", folder=folder)
+    ops = ("activation", "gemm", "quantize")
+    said = run(adze, "new", "project", "ltx-kernels", "--model", "ltx-video", "--op", ",".join(ops), folder=folder)
     assert "src/cuda/activation.cu" in said and "python benchmark.py" in said
     project = folder / "ltx-kernels"
     (project / "build/src/cpu").mkdir(parents=True)
-    for kernel in (ROOT / "build/src/cpu").glob("activation*.o"):
+    for kernel in [path for op in ops for path in (ROOT / "build/src/cpu").glob(f"{op}*.o")]:
         shutil.copy(kernel, project / "build/src/cpu")
     makefile = project / "Makefile"
     makefile.write_text("CUDA := 0\n" + makefile.read_text())
     os.utime(makefile, (0, 0))
-    os.utime(project / "src/cpu/activation.c", (0, 0))
+    for op in ops:
+        os.utime(project / f"src/cpu/{op}.c", (0, 0))
     (project / "said").write_text(run(adze, "pack", "--push", "org/ltx-kernels", "--dry-run", folder=project))
     return project
 
@@ -90,13 +92,16 @@ def test_metadata(project):
 
 def test_it_has_the_ops_of_the_project_alone(project):
     kernel = kernels.get_local_kernel(project / "package")
-    assert [name for name in kernel.__all__ if name.islower()] == ["activation"]
+    assert [name for name in kernel.__all__ if name.islower()] == ["activation", "gemm", "quantize"]
     x = torch.randn(3, 100)
     with torch.no_grad():
         torch.testing.assert_close(kernel.activation(x, "silu"), torch.nn.functional.silu(x))
         namespace = getattr(torch.ops, json.loads(next(
             (project / "package/build").glob("torch*/metadata.json")).read_text())["id"])  # fmt: skip
         torch.library.opcheck(namespace.activation.default, (x, 1))
+        numbers, scale = kernel.quantize(torch.randn(64, 100), "i8")
+        product = kernel.gemm(x, numbers, w_scale=scale)
+        torch.testing.assert_close(product, x @ (numbers * scale[:, None]).T, rtol=1e-4, atol=1e-4)
 
 
 def test_a_changed_file_is_found(project, tmp_path):
@@ -129,8 +134,9 @@ def test_benchmark(project):
     pytest.importorskip("diffusers")
     said = run(sys.executable, "benchmark.py", "--tiny", "--json", "out.json", folder=project)
     found = json.loads((project / "out.json").read_text())
-    assert found["rows"][0]["op"] == "activation" and set(found["rows"][0]["us"]) == {"eager", "kernel"}
-    assert found["model"]["taken"] == {"activation": 2} and "ltx-video:  eager" in said
+    assert [row["op"] for row in found["rows"]] == ["activation", "gemm", "quantize"]
+    assert set(found["rows"][0]["us"]) == {"eager", "kernel"}
+    assert found["model"]["taken"] == {"activation": 2, "gemm": 0, "quantize": 0} and "ltx-video:  eager" in said
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -70,6 +70,24 @@ def test_its_program_times_and_repeats_calls(project):
     assert re.search(r"right: .* ulp.*GB/s", said)
 
 
+def test_a_makefile_from_another_folder(project):
+    said = run("make", "-f", project / "Makefile", "CUDA=0", folder=project.parent, status=2)
+    assert "No rule to make target 'ops.h'" in said
+
+
+def test_a_project_without_an_installation(project, tmp_path):
+    said = run("make", f"ADZE={tmp_path}", "CUDA=0", folder=project, status=2)
+    assert re.search(rf"{tmp_path}/share/adze/project\.mk: No such file", said)
+
+
+def test_a_table_with_a_row_that_no_file_has(project, prefix, tmp_path):
+    """What the linker misses where src/cuda/NAME.cu has no CUDA_ENTRIES."""
+    paths = [f"-I{prefix / 'include'}", f"-I{prefix / 'include/adze'}", "-I."]
+    compiled = ["cc", "-std=c11", "-D_GNU_SOURCE", "-DADZE_CUDA=1", "-include", "ops.h", *paths, "-c"]
+    run(*compiled, "src/ops/my_add.c", "-o", tmp_path / "my_add.o", folder=project)
+    assert "U adze_my_add_cuda" in run("nm", "-u", tmp_path / "my_add.o", folder=project)
+
+
 @pytest.mark.parametrize("like", OPS)
 def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
     """Compiled without code, so that it takes no time: the sources are those of the library by another name."""

@@ -47,6 +47,18 @@ def test_wide_positions():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_cache_is_changed_in_place(dtype):
+    k, lengths = np.arange(1, 13, dtype=np.float32).reshape(1, 1, 2, 6).astype(dtype), np.array([1], np.int32)
+    caches = np.zeros((1, 1, 5, 6), dtype), np.zeros((1, 1, 5, 6), dtype)
+    assert adze.tvm_ffi.kv_append(k, k, *caches, lengths=lengths) is None
+    for cache in caches:
+        assert (cache[:, :, 1:3] == k).all() and not cache[:, :, ::3].any() and not cache[:, :, 4].any()
+    caches[1].flags.writeable = False
+    with pytest.raises(ValueError, match="kv_append: v_cache is read-only, and the call writes it"):
+        adze.tvm_ffi.kv_append(k, k, *caches, lengths=lengths)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_views(dtype):
     wide = np.zeros((4, 3, 8), dtype)
     wide[:, 1, 1:7] = X

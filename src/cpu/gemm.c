@@ -1,7 +1,9 @@
-/* gemm on the CPU. x is converted to floats once. Threads take blocks of rows of w, which are read from memory once
-   and multiplied with up to eight rows of x at a time: each output has one vector of sums in a register. A row's sums
-   do not depend on how many others there are. */
-#include "cpu/gemm.h"
+/* gemm on the CPU. Many rows of x are packed (gemm_panels.h). Few are converted to floats once. Threads take blocks
+   of rows of w, which are read from memory once and multiplied with up to eight rows of x at a time: each output has
+   one vector of sums in a register. A row's sums do not depend on how many others there are. */
+#include "cpu/gemm_tile.h"
+
+#include "cpu/gemm_panels.h"
 
 enum {
     ROWS = 8,      /* of x at a time */
@@ -93,15 +95,13 @@ INLINE void columns_of(const gemm_call *c, const gemm_weight *w, const float *x,
                        float *y, int kind, int rows)
 {
     const int step = WEIGHTS(rows);
-    const adze_tensor *t = &w->w;
-    const int64_t size = is_quantised(kind) ? 1 : size_of(kind), stride = t->stride[t->rank - 2] * size;
-    const char *data = (const char *)t->data + (t->rank == 3 ? c->batch * t->stride[0] * size : 0);
+    const weight_rows w_rows = weight_rows_of(c, w);
     for (int64_t j = 0; j < count; j += step) {
         some_rows some;
         float sums[ROWS][8] = {{0}};
         for (int i = 0; i < step; i++) {
             some.row[i] = column + least(j + i, count - 1);
-            some.at[i] = data + some.row[i] * stride;
+            some.at[i] = w_rows.data + some.row[i] * w_rows.stride;
         }
         dots(&some, &w->scales, x, c->k, c->k_floats, sums, kind, rows, step);
         for (int r = 0; r < rows; r++)
@@ -169,64 +169,29 @@ static void body(void *context, int64_t begin, int64_t end)
     }
 }
 
-static scales scales_of(const adze_gemm_args *a, const adze_tensor *scale, const adze_tensor *zero, int64_t k)
+static int floats_memory(gemm_call *c, int64_t rows)
 {
-    return (scales){.scale = scale->data,
-                    .zero = zero->dtype ? zero->data : NULL,
-                    .group = a->group ? a->group : k + 1,
-                    .group_rows = a->group_rows ? a->group_rows : 1,
-                    .row_stride = scale->shape[0] == 1 && scale->rank == 1 ? 0 : scale->stride[0],
-                    .zero_stride = zero->shape[0] == 1 && zero->rank == 1 ? 0 : zero->stride[0],
-                    .dtype = scale->dtype};
-}
-
-static void gemm_init(gemm_call *c, const adze_gemm_args *a)
-{
-    const adze_tensor *const tensors[GEMM_TENSORS] = {&a->x, &a->out, &a->out2, &a->out3, &a->residual, &a->gate};
-    const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3}, *const bias[] = {&a->bias, &a->bias2, &a->bias3};
-    const adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
-    const adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
-    *c = (gemm_call){.a = a, .dtype = a->x.dtype, .kind = a->w.dtype, .k = a->x.shape[a->x.rank - 1]};
-    memcpy(c->tensors, tensors, sizeof tensors);
-    adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
-    c->k_floats = (c->k + STEP - 1) / STEP * STEP;
-    if (c->k_floats % 512 == 0)
-        c->k_floats += STEP; /* rows whose distance is a power of two would evict each other from the cache */
-    c->steps = a->rounding & ADZE_ROUND_STEPS;
-    c->act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
-    int64_t column = 0;
-    for (int i = 0; i < 3 && w[i]->dtype; i++) {
-        const int64_t n = w[i]->shape[w[i]->rank - 2];
-        c->weight[i] = (gemm_weight){.w = *w[i],
-                                     .bias = *bias[i],
-                                     .scales = scales_of(a, scale[i], zero[i], c->k),
-                                     .n = n,
-                                     .column = a->separate ? 0 : column,
-                                     .out = a->separate ? OUT + i : OUT};
-        column += n;
-        c->weights = a->glu ? 1 : i + 1;
-    }
+    c->floats = aligned_alloc(64, (size_t)((rows + 1) * c->k_floats + LANES) * sizeof *c->floats);
+    return c->floats != NULL;
 }
 
 ADZE_CPU_KERNEL(gemm)
 {
     gemm_call c;
-    gemm_init(&c, args);
     (void)stream;
+    gemm_init(&c, args);
+    if (gemm_takes_panels(c.a, GEMM_FEW))
+        return panels_all(&c);
     int64_t blocks = 0;
     for (int i = 0; i < c.weights; i++)
         blocks += (c.weight[i].n + COLUMNS - 1) / COLUMNS;
     if (blocks == 0 || c.rows.count == 0)
         return ADZE_OK;
-    const int64_t per_batch = c.weight[0].w.rank == 3 ? c.a->x.shape[1] : c.rows.count;
-    const int64_t rows = least(per_batch, ROWS_MOST);
-    const size_t bytes = (size_t)((rows + 1) * c.k_floats + LANES) * sizeof *c.floats;
-    c.floats = aligned_alloc(64, bytes);
-    ADZE_REQUIRE(c.floats, ADZE_NO_KERNEL, "gemm: no memory for x as floats, %zu bytes", bytes);
-    for (int64_t first = 0; first < c.rows.count; first += c.count) {
-        c.first_row = first;
-        c.batch = first / per_batch;
-        c.count = least((c.batch + 1) * per_batch - first, rows);
+    int64_t rows = least(c.per_batch, ROWS_MOST);
+    while (!floats_memory(&c, rows) && rows > 1)
+        rows /= 2;
+    ADZE_REQUIRE(c.floats, ADZE_NO_KERNEL, NO_MEMORY, (long long)rows, (long long)c.k);
+    while (gemm_next_rows(&c, rows)) {
         adze_parallel_for(c.count, row_grain(c.k), gemm_rows, &c);
         memset(c.floats + c.count * c.k_floats, 0, (size_t)c.k_floats * sizeof *c.floats);
         adze_parallel_for(blocks, 1, body, &c);

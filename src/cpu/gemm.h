@@ -9,6 +9,8 @@
 
 enum { X, OUT, OUT2, OUT3, RESIDUAL, GATE, GEMM_TENSORS };
 enum {
+    GEMM_FEW = 32,           /* rows of x up to which they are not packed: measured with AVX-512 */
+    LINE_BYTES = 64,         /* of the cache */
     STEP = 2 * LANES,        /* elements of k at a time */
     CHAIN = 256,             /* terms that one lane adds before the lanes are (ADZE_SUMS_BLOCKS) */
     BLOCK = CHAIN * VF_WIDTH /* elements of k that these are */
@@ -30,9 +32,12 @@ typedef struct gemm_call {
     int dtype, act, steps;
     int kind;                 /* of w: its dtype */
     int64_t k, k_floats;      /* a row of `floats` */
+    int64_t per_batch;        /* rows of x that share a w */
     int64_t first_row, count; /* of x: those in `floats` */
     int64_t batch;            /* of w, for these rows */
     float *floats;            /* p(x) */
+    char *normed;             /* rows of p(x) before they are packed (gemm_panels.h) */
+    int64_t span;             /* columns that a thread works on at a time (gemm_panels.h) */
 } gemm_call;
 
 INLINE int64_t size_of(int dtype)
@@ -44,6 +49,88 @@ INLINE int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* ---- The call ---- */
+
+static inline scales scales_of(const adze_gemm_args *a, const adze_tensor *scale, const adze_tensor *zero, int64_t k)
+{
+    return (scales){.scale = scale->data,
+                    .zero = zero->dtype ? zero->data : NULL,
+                    .group = a->group ? a->group : k + 1,
+                    .group_rows = a->group_rows ? a->group_rows : 1,
+                    .row_stride = scale->shape[0] == 1 && scale->rank == 1 ? 0 : scale->stride[0],
+                    .zero_stride = zero->shape[0] == 1 && zero->rank == 1 ? 0 : zero->stride[0],
+                    .dtype = scale->dtype};
+}
+
+static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
+{
+    const adze_tensor *const tensors[GEMM_TENSORS] = {&a->x, &a->out, &a->out2, &a->out3, &a->residual, &a->gate};
+    const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3}, *const bias[] = {&a->bias, &a->bias2, &a->bias3};
+    const adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    const adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
+    *c = (gemm_call){.a = a, .dtype = a->x.dtype, .kind = a->w.dtype, .k = a->x.shape[a->x.rank - 1]};
+    memcpy(c->tensors, tensors, sizeof tensors);
+    adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
+    c->k_floats = (c->k + STEP - 1) / STEP * STEP;
+    if (c->k_floats % 512 == 0)
+        c->k_floats += STEP; /* rows whose distance is a power of two would evict each other from the cache */
+    c->per_batch = a->w.rank == 3 ? a->x.shape[1] : c->rows.count;
+    c->steps = a->rounding & ADZE_ROUND_STEPS;
+    c->act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
+    int64_t column = 0;
+    for (int i = 0; i < 3 && w[i]->dtype; i++) {
+        const int64_t n = w[i]->shape[w[i]->rank - 2];
+        c->weight[i] = (gemm_weight){.w = *w[i],
+                                     .bias = *bias[i],
+                                     .scales = scales_of(a, scale[i], zero[i], c->k),
+                                     .n = n,
+                                     .column = a->separate ? 0 : column,
+                                     .out = a->separate ? OUT + i : OUT};
+        column += n;
+        c->weights = a->glu ? 1 : i + 1;
+    }
+}
+
+/* Few rows are multiplied with each row of w as it is read; more are packed in panels (gemm_panels.h). The two add in
+   different orders: calls whose rows must not depend on their number always take the first. */
+INLINE int gemm_takes_panels(const adze_gemm_args *a, int64_t few)
+{
+    int64_t rows = 1;
+    for (int d = a->w.rank == 3; d < a->x.rank - 1; d++)
+        rows *= a->x.shape[d];
+    return rows > few && !(a->call.flags & ADZE_BATCH_INVARIANT);
+}
+
+/* The next rows of x, at most so many; those of one batch. c->count is 0 before the first; 0: there are none. */
+INLINE int gemm_next_rows(gemm_call *c, int64_t most)
+{
+    c->first_row += c->count;
+    if (c->first_row >= c->rows.count)
+        return 0;
+    c->batch = c->first_row / c->per_batch;
+    c->count = least((c->batch + 1) * c->per_batch - c->first_row, most);
+    return 1;
+}
+#define NO_MEMORY "gemm: no memory for %lld rows of %lld elements of x"
+
+/* Where a row of x begins. */
+INLINE const char *gemm_row(const gemm_call *c, int64_t row)
+{
+    return (const char *)c->a->x.data + adze_row_offset(&c->rows, X, c->first_row + row) * size_of(c->dtype);
+}
+/* Where the rows of a weight begin, and the bytes from one to the next. */
+typedef struct weight_rows {
+    const char *data;
+    int64_t stride;
+} weight_rows;
+INLINE weight_rows weight_rows_of(const gemm_call *c, const gemm_weight *w)
+{
+    const adze_tensor *t = &w->w;
+    const int64_t size = is_quantised(c->kind) ? 1 : size_of(c->kind);
+    return (weight_rows){(const char *)t->data + (t->rank == 3 ? c->batch * t->stride[0] * size : 0),
+                         t->stride[t->rank - 2] * size};
+}
+
 /* ---- x as floats ---- */
 
 /* In the order in which w is read; a row ends with zeros. */
@@ -53,8 +140,12 @@ INLINE void floats_of(float *to, const void *row, int dtype, int order, int64_t 
         row_store32(to, ADZE_F32, i, vf32_order(row_load32_part(row, dtype, i, least(k - i, STEP)), dtype, order), 0);
 }
 
-adze_status ADZE_CPU_FN(rms_norm)(adze_stream stream, const void *args);
-adze_status ADZE_CPU_FN(layer_norm)(adze_stream stream, const void *args);
+/* The norms of this ISA. A file for an ISA that norms are not compiled for says which ones it takes. */
+#ifndef GEMM_NORM
+#    define GEMM_NORM(op) ADZE_CPU_FN(op)
+#endif
+adze_status GEMM_NORM(rms_norm)(adze_stream stream, const void *args);
+adze_status GEMM_NORM(layer_norm)(adze_stream stream, const void *args);
 
 /* p(x) of one row, in x's dtype. */
 NO_INLINE void gemm_norm(const gemm_call *c, const char *x, char *to)
@@ -72,19 +163,18 @@ NO_INLINE void gemm_norm(const gemm_call *c, const char *x, char *to)
     norm.x.data = (char *)(uintptr_t)x;
     norm.out.data = to;
     if (a->norm == ADZE_NORM_RMS)
-        ADZE_CPU_FN(rms_norm)(cpu, &norm);
+        GEMM_NORM(rms_norm)(cpu, &norm);
     else
-        ADZE_CPU_FN(layer_norm)(cpu, &norm);
+        GEMM_NORM(layer_norm)(cpu, &norm);
 }
 
 /* A normed row is written into the end of its floats, where converting it does not overtake the reads. */
-static void gemm_rows(void *context, int64_t begin, int64_t end)
+NO_INLINE void gemm_rows(void *context, int64_t begin, int64_t end)
 {
     const gemm_call *c = context;
     for (int64_t r = begin; r < end; r++) {
         float *to = c->floats + r * c->k_floats;
-        const char *x =
-            (const char *)c->a->x.data + adze_row_offset(&c->rows, X, c->first_row + r) * size_of(c->dtype);
+        const char *x = gemm_row(c, r);
         if (c->a->norm) {
             char *normed = (char *)to + c->k_floats * (4 - size_of(c->dtype));
             gemm_norm(c, x, normed);

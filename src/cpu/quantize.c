@@ -1,6 +1,6 @@
 /* quantize on the CPU. Threads take rows, or blocks of 128 rows; each group is read for its range, then again, from
    the cache, to be divided. */
-#include "cpu/row.h"
+#include "cpu/stored.h"
 
 #include <stdatomic.h>
 
@@ -66,26 +66,6 @@ static float scale_of(const quantize_call *c, float high, float minus_low)
     if (c->a->zero_points)
         return scale_rounded(c, (high + minus_low) / 15);
     return scale_rounded(c, most / (c->a->dtype == ADZE_I8 ? 127.0f : c->a->dtype == ADZE_F8E4M3 ? 448.0f : 7.0f));
-}
-
-/* To the nearest whole number, halves to even; |v| is below 2^22. */
-INLINE vf vf_nearest(vf v)
-{
-    const vf large = vf_all(0x1.8p23f);
-    return (v + large) - large;
-}
-INLINE vf vf_between(vf v, float low, float high)
-{
-    return -vf_max(vf_all(-high), -vf_max(vf_all(low), v));
-}
-/* The bits of f8e4m3. Normal numbers: the mantissa is rounded to 3 bits; smaller ones are multiples of 2^-9. */
-INLINE vi f8_bits(vf v)
-{
-    const vf magnitude = vf_between((vf)((vu)v & 0x7fffffffu), 0, 448);
-    const vu u = (vu)magnitude, normal = ((u + 0x7ffffu + ((u >> 20) & 1)) >> 20) - (120u << 3);
-    const vi small = __builtin_convertvector(vf_nearest(magnitude * 0x1p9f), vi);
-    const vi bits = (vi)vf_select(magnitude < vf_all(0x1p-6f), (vf)small, (vf)normal);
-    return bits | (vi)((vu)v >> 31 << 7);
 }
 
 /* Elements from..to of a row; of 4 bits `from` is even. */

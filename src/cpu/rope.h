@@ -378,14 +378,20 @@ INLINE int rope_streams(const adze_rotary *r, const adze_tensor *out, const adze
            row_streams(out, adze_count(out));
 }
 
+/* How much of the tables is kept. */
+INLINE void rope_call_size(rope_call *c)
+{
+    c->most = c->r.rotary_dim / 2 < ROPE_PAIRS ? rope_padded(c->r.rotary_dim / 2) : ROPE_PAIRS;
+    while (c->slots_mask < ROPE_TOKENS - 1 && 2 * (c->slots_mask + 1) * 4 * c->most <= ROPE_FLOATS)
+        c->slots_mask = 2 * c->slots_mask + 1;
+}
+
 INLINE adze_status rope_run(const adze_qk_norm_rope_args *a, adze_range_fn body)
 {
     rope_call c = {.r = adze_rotary_of(a)};
     c.stream[0] = rope_streams(&c.r, &a->q_out, &a->q);
     c.stream[1] = rope_streams(&c.r, &a->k_out, &a->k);
-    c.most = c.r.rotary_dim / 2 < ROPE_PAIRS ? rope_padded(c.r.rotary_dim / 2) : ROPE_PAIRS;
-    while (c.slots_mask < ROPE_TOKENS - 1 && 2 * (c.slots_mask + 1) * 4 * c.most <= ROPE_FLOATS)
-        c.slots_mask = 2 * c.slots_mask + 1;
+    rope_call_size(&c);
     const int64_t width = (c.r.qk[0].heads + c.r.qk[1].heads) * c.r.head_dim;
     adze_parallel_for(width ? c.r.batch * c.r.seq : 0, row_grain(width), body, &c);
     return ADZE_OK;

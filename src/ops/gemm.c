@@ -324,7 +324,9 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
 
 static int sums_of(const adze_kernel *kernel)
 {
-    return kernel && !kernel->on_cuda ? ADZE_SUMS_BLOCKS : ADZE_SUMS_TENSOR;
+    if (!kernel || kernel->on_cuda)
+        return ADZE_SUMS_TENSOR;
+    return kernel->from & ADZE_CPU_BF16 ? ADZE_SUMS_PAIRS : ADZE_SUMS_BLOCKS;
 }
 
 static void reference(const void *args, adze_value *const *out)
@@ -338,7 +340,17 @@ static void reference(const void *args, adze_value *const *out)
 
 static const adze_samples samples = {sums_of, reference_at};
 
-ADZE_KERNELS(gemm)
+ADZE_CPU_DECLARE(gemm)
+adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
+int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
+adze_status adze_gemm_cuda(adze_stream, const void *);
+extern const adze_variants adze_gemm_cuda_variants;
+static const adze_kernel kernels[] = {
+    ADZE_CUDA_ROW(gemm)
+#if defined(__aarch64__)
+        {"cpu_bf16", 0, ADZE_CPU_BF16, 0, adze_gemm_cpu_bf16_accepts, adze_gemm_cpu_bf16, NULL, 0},
+#endif
+    ADZE_CPU_ROWS(gemm) ADZE_KERNELS_END};
 
 /* On CUDA a product that is split over k passes its parts through scratch. */
 size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *args);

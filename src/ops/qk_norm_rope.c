@@ -52,7 +52,7 @@ static void outputs(void *args)
 static void reference(const void *args, adze_value *const *out)
 {
     const adze_rotary r = adze_rotary_of(args);
-    rope_reference(&r, out, 1);
+    rope_reference(&r, out, 1, NULL);
 }
 
 ADZE_KERNELS(qk_norm_rope)

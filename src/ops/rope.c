@@ -35,7 +35,7 @@ static void reference(const void *args, adze_value *const *out)
 {
     const adze_qk_norm_rope_args wide = adze_rope_widen(args);
     const adze_rotary r = adze_rotary_of(&wide);
-    rope_reference(&r, out, 0);
+    rope_reference(&r, out, 0, NULL);
 }
 
 ADZE_KERNELS(rope)

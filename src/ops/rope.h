@@ -8,7 +8,8 @@
 static const adze_word rope_pairs[] = {{"half", ADZE_ROPE_HALF}, {"interleaved", ADZE_ROPE_INTERLEAVED}, {NULL, 0}};
 
 /* Checks that one of k's dimensions is q's; `at` counts from the last. */
-static adze_status rope_same(const char *op, const char *what, const adze_tensor *q, const adze_tensor *k, int at)
+static inline adze_status rope_same(const char *op, const char *what, const adze_tensor *q, const adze_tensor *k,
+                                    int at)
 {
     const int64_t has = k->shape[k->rank - at], due = q->shape[q->rank - at];
     ADZE_REQUIRE(has == due, ADZE_BAD_ARG, "%s: k has %s %lld, q has %lld", op, what, (long long)has, (long long)due);
@@ -34,7 +35,7 @@ static adze_status rope_check_table(const char *op, const char *name, const adze
     return adze_check_rows(op, name, t);
 }
 
-static adze_status rope_validate(const char *op, const adze_qk_norm_rope_args *a)
+static inline adze_status rope_validate(const char *op, const adze_qk_norm_rope_args *a)
 {
     ADZE_CHECK(adze_check_float(op, "q", &a->q));
     ADZE_REQUIRE(a->q.rank == 3 || a->q.rank == 4, ADZE_BAD_ARG, "%s: q has rank %d, it must be 3 or 4", op,
@@ -118,13 +119,14 @@ static void rope_rotate(const adze_rotary *r, adze_value *y, int64_t cos_at, int
     }
 }
 
-static void rope_reference(const adze_rotary *r, adze_value *const *out, int normed)
+/* `rows`: NULL, or the row of the tables for each token of the batch. */
+static void rope_reference(const adze_rotary *r, adze_value *const *out, int normed, const int64_t *rows)
 {
     for (int k = 0; k < 2; k++) {
         const adze_rotary_tensor *tensor = &r->qk[k];
         const adze_tensor x = {.data = (void *)tensor->x, .dtype = r->dtype};
-        const int64_t rows = out[k] ? r->batch * r->seq * tensor->heads : 0;
-        for (int64_t row = 0; row < rows; row++) {
+        const int64_t heads = out[k] ? r->batch * r->seq * tensor->heads : 0;
+        for (int64_t row = 0; row < heads; row++) {
             const int64_t b = row / (r->seq * tensor->heads), in = row % (r->seq * tensor->heads);
             const int64_t s = r->heads_first ? in % r->seq : in / tensor->heads;
             const int64_t h = r->heads_first ? in / r->seq : in % tensor->heads;
@@ -139,8 +141,9 @@ static void rope_reference(const adze_rotary *r, adze_value *const *out, int nor
                 if (normed)
                     y[i] = rope_value(r, tensor, y[i], scale, (r->across_heads ? h * r->head_dim : 0) + i);
             }
-            rope_rotate(r, y, b * r->cos_stride[0] + s * r->cos_stride[1],
-                        b * r->sin_stride[0] + s * r->sin_stride[1]);
+            const int64_t batch = rows ? 0 : b, at_row = rows ? rows[b * r->seq + s] : s;
+            rope_rotate(r, y, batch * r->cos_stride[0] + at_row * r->cos_stride[1],
+                        batch * r->sin_stride[0] + at_row * r->sin_stride[1]);
         }
     }
 }

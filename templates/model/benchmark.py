@@ -40,6 +40,12 @@ def rotated(x, cos, sin):
     return x * cos[:, None] + torch.cat((-b, a), -1) * sin[:, None]
 
 
+def quantised(x):
+    """int8 and the scale of each row."""
+    scale = x.abs().amax(-1) / 127
+    return (x / scale[:, None]).round().to(torch.int8), scale
+
+
 def cases(kernel):
     """(name, op, formula, kernel, shapes of the inputs) of each call that is timed."""
     rows, dim, hidden = place.SHAPES["tokens"][1], place.SHAPES["dim"], place.SHAPES["hidden"]
@@ -102,11 +108,22 @@ def cases(kernel):
             lambda x, cos, sin: kernel.rope(x, None, cos, sin, rounding=kernel.ROUND_STEPS),
             [(rows, heads, head_dim), (rows, head_dim), (rows, head_dim)],
         ),
+        (
+            "linear of a few tokens",
+            "gemm",
+            lambda x, w: x @ w.T,
+            lambda x, w: kernel.gemm(x, w),
+            [(place.SHAPES["tokens"][0], dim), (hidden, dim)],
+        ),
+        ("int8 weights", "quantize", quantised, lambda x: kernel.quantize(x, "i8"), [(hidden, dim)]),
     ]
     return [case for case in known if case[1] in OPS]
 
 
 def error(got, exact):
+    """Of several results the last: an int8 may be off by one where x / scale lies between two numbers."""
+    if isinstance(exact, tuple):
+        got, exact = got[-1], exact[-1]
     return ((got.double() - exact).abs().max() / exact.abs().max()).item()
 
 
@@ -148,7 +165,8 @@ def alone(kernel, options, device, dtype):
         size = sum(t.numel() * t.element_size() for t in one)
         sets = [one] + [[t.clone() for t in one] for _ in range(COLD // size if device == "cuda" else 0)]
         exact = formula(*(t.double() for t in one))
-        got, eager = error(call(*one), exact), error(formula(*one), exact)
+        result = call(*one)
+        got, eager = error(result, exact), error(formula(*one), exact)
         assert got <= 2 * eager + torch.finfo(dtype).eps, (
             f"{name} is wrong: {got:.3g}, the formula in {dtype}: {eager:.3g}"
         )
@@ -157,7 +175,7 @@ def alone(kernel, options, device, dtype):
         if not options.tiny:
             variants["compile"] = torch.compile(formula, dynamic=False)
         us = {variant: timed(run, sets) for variant, run in variants.items()}
-        moved = size + exact.numel() * one[0].element_size()
+        moved = size + sum(t.numel() * t.element_size() for t in (result if isinstance(result, tuple) else [result]))
         row = {"case": name, "op": op, "shapes": shapes, "us": us, "gbps": moved / us["kernel"] / 1e3, "error": got}
         times = "  ".join(f"{variant} {value:.2f} us" for variant, value in us.items())
         print(f"{name:<22} {times}  {row['gbps']:.0f} GB/s")

@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 NAME = "llama"
@@ -30,4 +31,8 @@ def forwards(kernel):
     def mlp(self, x):
         return self.down_proj(kernel.glu(self.gate_proj(x), self.up_proj(x), act=self.config.hidden_act))
 
-    return {"rms_norm": {LlamaRMSNorm: norm}, "glu": {LlamaMLP: mlp}}
+    def linear(self, x):
+        few = x.numel() // x.shape[-1] <= 16  # tokens, as in decoding: many are left to the vendor's library
+        return kernel.gemm(x, self.weight, self.bias) if few else F.linear(x, self.weight, self.bias)
+
+    return {"rms_norm": {LlamaRMSNorm: norm}, "glu": {LlamaMLP: mlp}, "gemm": {torch.nn.Linear: linear}}

@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 NAME = "qwen3"
@@ -35,4 +36,8 @@ def forwards(kernel):
     def mlp(self, x):
         return self.down_proj(kernel.glu(self.gate_proj(x), self.up_proj(x), act=self.config.hidden_act))
 
-    return {"rms_norm": {Qwen3RMSNorm: norm}, "glu": {Qwen3MLP: mlp}}
+    def linear(self, x):
+        few = x.numel() // x.shape[-1] <= 16  # tokens, as in decoding: many are left to the vendor's library
+        return kernel.gemm(x, self.weight, self.bias) if few else F.linear(x, self.weight, self.bias)
+
+    return {"rms_norm": {Qwen3RMSNorm: norm}, "glu": {Qwen3MLP: mlp}, "gemm": {torch.nn.Linear: linear}}

@@ -22,6 +22,10 @@ def randn(*shape):
     return torch.randn(*shape, device=DEVICE, dtype=torch.float32)
 
 
+def rounded_to_half_a_step(x, numbers, scale):
+    return (numbers * scale[..., None] - x).abs() <= 0.501 * scale[..., None]
+
+
 FORMULAS = {
     "rms_norm": (
         lambda k, x: k.rms_norm(x, eps=1e-6),
@@ -35,6 +39,11 @@ FORMULAS = {
     "activation": (lambda k, x: k.activation(x, "silu"), torch.nn.functional.silu),
     "gated_add": (lambda k, x: k.gated_add(x, x, x), lambda x: x + x * x),
     "softmax": (lambda k, x: k.softmax(x), lambda x: x.softmax(-1)),
+    "gemm": (lambda k, x: k.gemm(x, torch.eye(x.shape[-1], device=x.device).roll(1, 0)), lambda x: x.roll(1, -1)),
+    "quantize": (
+        lambda k, x: rounded_to_half_a_step(x, *k.quantize(x, "i8")),
+        lambda x: torch.ones_like(x, dtype=torch.bool),
+    ),
 }
 
 

@@ -31,6 +31,8 @@ def _run(op, args, out=None, second=None, more=0, third=None):
     XLA call, on the CPU too: while it traces, JAX does not know the device."""
     if out is not None or second is not None or third is not None:
         raise ValueError(f"adze: {op.name} cannot write given outputs, since JAX arrays are immutable")
+    if op.changed:
+        raise ValueError(f"adze: {op.name} changes {op.changed[0]} in place, and JAX arrays are immutable")
     _register()
     tensors, numbers = description.split(op, args)
     arrays = {name: jnp.asarray(array) for name, array in tensors.items()}

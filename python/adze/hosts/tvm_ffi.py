@@ -61,7 +61,7 @@ def _empty(like, dtype, shape):
 
 
 def _argument(op, name, tensor, is_out):
-    """A tensor as TVM FFI takes it. A read-only array is passed as a copy."""
+    """A tensor as TVM FFI takes it. A read-only array is passed as a copy, unless it is written."""
     torch = _torch_of(tensor)
     if torch:
         if torch.is_grad_enabled() and tensor.requires_grad:
@@ -71,7 +71,9 @@ def _argument(op, name, tensor, is_out):
         return tensor
     if not isinstance(tensor, np.ndarray):
         raise TypeError(f"{op}: {name} is a {type(tensor).__name__}, it must be a NumPy array or a torch tensor")
-    if not is_out and not tensor.flags.writeable:
+    if not tensor.flags.writeable:
+        if is_out:
+            raise ValueError(f"{op}: {name} is read-only, and the call writes it")
         tensor = tensor.copy()
     return _Renamed(tensor) if tensor.dtype.name in _CODES else tensor
 
@@ -85,7 +87,7 @@ def _run(op, args, out=None, second=None, more=0, third=None):
     """Runs an op into the caller's outputs, or into new ones where none is given."""
     given, numbers = description.split(op, args)
     outs = given_outputs(op, out, second, third)
-    arguments = {name: _argument(op.name, name, t, False) for name, t in given.items()}
+    arguments = {name: _argument(op.name, name, t, name in op.changed) for name, t in given.items()}
     if not outs:
         described = tuple(description.Tensor(n, _dtype_name(t.dtype), tuple(t.shape)) for n, t in given.items())
         returned, _ = description.returns(op.name, described, tuple(numbers.items()))
@@ -94,7 +96,7 @@ def _run(op, args, out=None, second=None, more=0, third=None):
         outs = {o.name: _empty(like, o.dtype, o.shape) for o in returned if o.name in names}
     arguments |= {name: _argument(op.name, name, t, True) for name, t in outs.items()} | numbers
     _function(op.name)(*(arguments.get(name) for name in op.words))  # in the order of the table of fields
-    return next(iter(outs.values())) if len(outs) == 1 else tuple(outs.values())
+    return next(iter(outs.values()), None) if len(outs) <= 1 else tuple(outs.values())
 
 
 def dtype_code(what, dtype, x=None):

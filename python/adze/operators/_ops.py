@@ -2,6 +2,9 @@
 
 import torch
 
+from . import description  # noqa: F401  its error says what to do where the native part is missing
+
+# isort: split
 from . import _adze  # noqa: F401  registers the operators
 
 ops = torch.ops.adze

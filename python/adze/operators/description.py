@@ -13,6 +13,10 @@ PATH = next(_HERE.glob("_*.so"), _HERE / "_adze.abi3.so")  # in a Hub package it
 _NAMES = {code: name for name, code in DTYPES.items()}
 FLOATS = ("float32", "float16", "bfloat16")  # dtypes that an output may be asked for
 
+if not PATH.exists():
+    raise ImportError(
+        f"adze: the native part {PATH} is missing: build it by `make python` in a clone, or by `pip install .`"
+    )
 library = ctypes.CDLL(str(PATH))
 library.adze_describe.restype = ctypes.c_char_p
 library.adze_xla_outputs.restype = ctypes.c_char_p
@@ -45,6 +49,7 @@ class Op(NamedTuple):
     arguments: tuple  # names of the inputs and the numbers, in their order
     outputs: tuple  # names
     optional: tuple  # names of the outputs that are not always there
+    changed: tuple  # names of the inputs that a call changes in place
 
 
 def _op(index, line):
@@ -56,7 +61,8 @@ def _op(index, line):
     outputs = tuple(field for field, kind in tensors.items() if kind.startswith("out"))
     arguments = tuple(field for field in words if field not in outputs)
     optional = tuple(field for field in outputs if tensors[field] != "out")
-    return Op(name, index, tensors, numbers, words, arguments, outputs, optional)
+    changed = tuple(field for field, kind in tensors.items() if kind.startswith("inout"))
+    return Op(name, index, tensors, numbers, words, arguments, outputs, optional, changed)
 
 
 def _ops():

@@ -38,25 +38,22 @@ def fake(op, more):
     """The fake function of an op's overload that returns its outputs, and as many optional ones as more says."""
     function = getattr(functions, op.name, None)
     shape, dtype = getattr(function, "shape", None), getattr(function, "dtype", None)
-    others = getattr(function, "others", {})
     names = returned(op, more)
-    default = getattr(torch, dtype) if isinstance(dtype, str) else None
     absent = {name: 0 if name in op.numbers else None for name in op.arguments}
 
     def imagined(*args, **kwargs):
         given = {**absent, **dict(zip(op.arguments, args)), **kwargs}  # noqa: B905  trailing arguments have defaults
-        asked = DTYPES.get(given.get("out_dtype"), default)
+        asked = DTYPES.get(given.get("out_dtype"))
         made = []
         for name in names:
             like = given[_like(op, name)]
-            if name in others:
-                own_shape, own_dtype = others[name]
-                made.append(dense(like, own_shape(**given), getattr(torch, own_dtype)))
-                continue
-            own = None if op.tensors[name] == "out_optional" else asked
-            if callable(dtype):
-                own = DTYPES[dtype(**given, output=name)]
+            own = DTYPES.get(dtype(**given, output=name)) if dtype else None
+            if own is None and op.tensors[name] != "out_optional":
+                own = asked
             made.append(dense(like, shape and shape(**given, output=name), own))
+        if not made:
+            share_inputs()
+            return None
         return made[0] if len(made) == 1 else tuple(made)
 
     return imagined

@@ -20,6 +20,7 @@ def _words(number):
 
 
 ACTS, COLUMNS, NORMS, FORMATS = map(_words, ("act", "columns", "norm", "format"))
+WHOLES = {name: DTYPES[name] for name in ("int32", "int64")}
 KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
@@ -30,13 +31,13 @@ def word(words, name, what):
     return words[name]
 
 
-def returns(shape=None, dtype=None, **others):
-    """For ops whose outputs are not like their first input. shape is a function of the op's arguments, whose sizes
-    may be symbolic, and of the output's name; dtype is that of the outputs where out_dtype is 0, or such a function
-    of its number. others: an output that differs from the rest, by its name, with a shape and a dtype of its own."""
+def returns(shape=None, dtype=None):
+    """For ops whose outputs are not like their first input: functions of the op's arguments by name, whose sizes may
+    be symbolic, and of `output`, the name of the output that is asked for. shape gives its shape. dtype gives the
+    number of its dtype in adze.h, as DTYPES has it, or None: that of the input, or out_dtype."""
 
     def with_rule(function):
-        function.shape, function.dtype, function.others = shape, dtype, others
+        function.shape, function.dtype = shape, dtype
         return function
 
     return with_rule
@@ -71,7 +72,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channel
 
 
 def gated_add(x, residual, gate, *, gate_table=None, rounding=0, out=None):
-    """residual + (gate + gate_table) * x; out may be x or residual."""
+    """residual + (gate + gate_table) * x; out may be x, residual or gate."""
     return ops.gated_add((x, residual, gate, gate_table, rounding), out)
 
 
@@ -141,6 +142,38 @@ def quantize(x, kind, *, group=0, group_rows=0, zero_points=False, scale_dtype=N
     return ops.quantize(args, out, scale_out, int(zero_points), zero_out)
 
 
+def _lse_dtype(output, **_):
+    return DTYPES["float32"] if output == "lse" else None
+
+
+@returns(
+    shape=lambda q, v, output, **_: q.shape[:-1] if output == "lse" else (*q.shape[:-1], v.shape[-1]),
+    dtype=_lse_dtype,
+)
+def attention(q, k, v, mask=None, *, scale=None, causal=False, window=0, softcap=0.0, sinks=None, lengths=None,
+              block_table=None, q_offsets=None, k_offsets=None, k_scale=None, v_scale=None, need_lse=False, out=None,
+              lse_out=None):  # fmt: skip
+    """softmax(q @ k.mT * scale + mask) @ v, for q [batch, heads, m, d] and k, v [batch, kv_heads, n, d].
+
+    scale is 1 / sqrt(d) where it is None. causal counts from the last key: query i of m sees keys up to n - m + i.
+    torch counts from the first. window hides keys that are as far away or farther. mask is boolean, where True is
+    seen, or it is added. lengths has the number of keys of each sequence, block_table the pages of a paged k and v,
+    q_offsets and k_offsets where each sequence begins in a packed q or k. With need_lse the result is (out, lse)."""
+    if scale is not None and not scale:
+        raise ValueError("adze: attention: scale is 0, it must not be 0")
+    args = (q, k, v, mask, sinks, lengths, block_table, q_offsets, k_offsets, k_scale, v_scale, scale or 0.0, softcap,
+            int(causal), window)  # fmt: skip
+    return ops.attention(args, out, lse_out, int(need_lse))
+
+
+@returns(shape=lambda x, output, **_: x.shape[:-1] if output == "lse" else x.shape, dtype=_lse_dtype)
+def attention_merge(x, x_lse, y, y_lse, *, need_lse=False, out=None, lse_out=None):
+    """Two results of attention and their lse, of the same queries and different keys, as one.
+
+    With need_lse the result is (out, lse)."""
+    return ops.attention_merge((x, x_lse, y, y_lse), out, lse_out, int(need_lse))
+
+
 def rope(q, k, cos, sin, *, interleaved=False, rotary_dim=0, heads_first=False, rounding=0, q_out=None, k_out=None):
     """q and k rotated by the angles of cos and sin; only q when k is None."""
     args = (q, k, cos, sin, int(interleaved), rotary_dim, int(heads_first), rounding)
@@ -156,7 +189,8 @@ def qk_norm_rope(q, k, q_weight, k_weight, cos, sin, *, eps=1e-6, weight_offset=
 
 
 @returns(
-    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)), dtype="float32"
+    shape=lambda pos, freq, columns, **_: (*pos.shape[:-1], freq.shape[0] * (2 if columns else 1)),
+    dtype=lambda out_dtype, **_: out_dtype or DTYPES["float32"],
 )
 def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=False, dtype=None):
     """cos and sin of pos[..., axis[i]] * freq[i], times scale; of float32, or another dtype."""
@@ -164,6 +198,48 @@ def rope_table(pos, freq, axis=None, *, scale=1.0, columns="once", double_angle=
         raise ValueError("adze: rope_table: scale is 0, it must not be 0")
     code = 0 if dtype is None else dtype_code("dtype", dtype)
     return ops.rope_table((pos, freq, axis, scale, word(COLUMNS, columns, "columns"), int(double_angle), code))
+
+
+# ---- A decode step ----
+
+
+@returns(shape=lambda table, ids, **_: (*ids.shape, table.shape[-1]))
+def embed(table, ids, *, scale=1.0, out=None):
+    """table[ids] * scale, the scale in table's dtype."""
+    if not scale:
+        raise ValueError("adze: embed: scale is 0, it must not be 0")
+    return ops.embed((table, ids, 0.0 if scale == 1 else scale), out)
+
+
+def kv_append(k, v, k_cache, v_cache, *, q=None, lengths=None, positions=None, block_table=None, k_scale=None,
+              v_scale=None, cos=None, sin=None, table_by_slot=False, interleaved=False, rotary_dim=0, norm=False,
+              q_weight=None, k_weight=None, eps=1e-6, weight_offset=0.0, across_heads=False, rounding=0,
+              q_out=None):  # fmt: skip
+    """Writes k and v into the caches, k after its norm and rope; the result is q after the same, or None without q.
+
+    Tokens go to the slots from lengths[b] on, or to positions. With a block_table the caches are pages."""
+    args = (k_cache, v_cache, k_scale, v_scale, q, k, v, lengths, positions, block_table, q_weight, k_weight, cos,
+            sin, eps, weight_offset, int(norm), int(across_heads), int(interleaved), rotary_dim, int(table_by_slot),
+            rounding)  # fmt: skip
+    return ops.kv_append(args, q_out, None, q is not None)
+
+
+@returns(
+    shape=lambda logits, **_: logits.shape[:1],
+    dtype=lambda out_dtype, output, **_: DTYPES["float32"] if output == "logprob" else out_dtype or DTYPES["int32"],
+)
+def sample(logits, *, temperature=0.0, seed=None, counter=None, top_k=0, top_p=1.0, min_p=0.0, penalty=1.0,
+           previous=None, previous_count=None, dtype=None, logprob=False, out=None, logprob_out=None):  # fmt: skip
+    """A token for each row of logits: the largest at temperature 0, else drawn by the tensors seed and counter.
+
+    penalty is that of repetition, for the ids in previous. The ids are of int32, or int64 as dtype. With logprob the
+    result is (ids, log-probabilities)."""
+    drawn, penalised = temperature != 0, penalty != 1
+    name = "int32" if dtype is None else getattr(dtype, "__name__", str(dtype).removeprefix("torch."))
+    args = (logits, seed if drawn else None, counter if drawn else None, previous if penalised else None,
+            previous_count if penalised else None, temperature, 0.0 if top_p == 1 else top_p, min_p,
+            penalty if penalised else 0.0, top_k, word(WHOLES, name, "dtype"))  # fmt: skip
+    return ops.sample(args, out, logprob_out, int(logprob))
 
 
 # ---- For hosts ----
@@ -192,7 +268,7 @@ def take_functions(host, call, outputs=True):
     here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
-    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS}
+    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS, "WHOLES": WHOLES}
     host.update(ops=made, word=word, **words, **ROUNDING)
     aliases = {"linear": "gemm"} if "gemm" in names else {}
     host["__all__"] = [*names, *aliases, *ROUNDING]

@@ -293,7 +293,10 @@ def counts(findings):
 
 
 def print_scan(packages):
-    from .frame import LIBRARIES, rules_for
+    try:
+        from .frame import LIBRARIES, rules_for
+    except ImportError as error:  # rules are made of the ops, and these come with the native part
+        sys.exit(f"python -m adze.fingerprint --scan: {error}")
 
     gc.disable()  # syntax trees have no cycles, and there are millions of nodes
 
@@ -310,9 +313,10 @@ def print_scan(packages):
 
 def record(packages, accepted=()):
     """Adds the versions of these packages to the sources they have. Returns the names whose source has changed, with
-    the node; the changed sources of accepted names are added."""
+    the node; the new and the changed sources of accepted names are added. Raises ValueError where no package has an
+    accepted name."""
     supported, table = known_sources.read()
-    changed = {}
+    changed, missing = {}, set(accepted)
     for package in packages:
         here = dict(package.functions())
         own = {source.hash for source in table if source.package == package.name}
@@ -320,6 +324,7 @@ def record(packages, accepted=()):
             if name not in here:
                 continue
             node = here[name]
+            missing.discard(name)
             found = [i for i, s in enumerate(table) if (s.name, s.hash) == (name, _hash(node))]
             if found:
                 versions = sorted({*table[found[0]].versions, package.version}, key=known_sources.version_key)
@@ -328,6 +333,9 @@ def record(packages, accepted=()):
                 table.append(_source(package, name, node))
             elif _hash(node) not in own:
                 changed[name] = node
+    if missing:
+        versions = ", ".join(f"{package.name} {package.version}" for package in packages)
+        raise ValueError(f"--accept {' '.join(sorted(missing))}: not in {versions}; --scan lists the names")
     known_sources.write(supported, table)
     return changed
 
@@ -367,7 +375,8 @@ def _at(package, folder):
     found = sorted(folder.glob(f"{package.name}-*.dist-info"))
     if len(found) != 1:
         sys.exit(f"{folder} holds {len(found)} versions of {package.name}, and must hold one")
-    return Package(package.name, folder / package.name, found[0].name.split("-")[1])
+    version = found[0].name.removeprefix(f"{package.name}-").removesuffix(".dist-info")
+    return Package(package.name, folder / package.name, version)
 
 
 def main(arguments):
@@ -378,15 +387,30 @@ def main(arguments):
     does.add_argument("--diff", metavar="FOLDER", help="show what known sources were in the version in this folder")
     parser.add_argument("--package", action="append", choices=sorted(PACKAGES), help="default: all that are here")
     parser.add_argument("--of", metavar="FOLDER", help="of the version in this folder, not the installed one")
-    parser.add_argument("--accept", nargs="*", default=[], metavar="NAME", help="of --record: reviewed, also known")
+    parser.add_argument(
+        "--accept",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help="with --record: also add the sources of these functions, as --scan names them "
+        "(llama:LlamaRMSNorm.forward); read each first: its rule must compute what the source computes",
+    )
     options = parser.parse_args(arguments)
+    if options.accept and not options.record:
+        parser.error("--accept goes with --record")
     packages = [found for name in options.package or PACKAGES if (found := installed(name)) is not None]
     if options.of:
         packages = [_at(package, options.of) for package in packages]
     if options.scan:
         print_scan(packages)
     elif options.record:
-        for name, node in sorted(record(packages, options.accept).items()):
+        try:
+            changed = record(packages, options.accept)
+        except ValueError as error:
+            sys.exit(f"python -m adze.fingerprint: {error}")
+        for name in options.accept:
+            print(f"known: {name}")
+        for name, node in sorted(changed.items()):
             print(f"changed: {name} is {_hash(node)} now; --diff shows it, --accept {name} adds it")
     else:
         for package in packages:

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 from ...operators.ops import ROUND_STEPS
 from ..frame import rule
 from ..norm_act import add_norm, norm_add, norm_of_sum
+from ..products import few_rows, products_note, products_of
 
 
 def _block(**norms):
@@ -22,11 +23,34 @@ def _block(**norms):
     return with_forward
 
 
+def _by_products(self, x):
+    """The functions of the attention and the MLP that run products of few rows by gemm, or None."""
+    attention, mlp = self.self_attn, self.mlp
+    attend, feed = products_of(attention), products_of(mlp)
+    if attend is None or feed is None or not few_rows(x, *_linears(self)):
+        return None
+    return attend, feed
+
+
+def _linears(self):
+    attention, mlp = self.self_attn, self.mlp
+    return (
+        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj,
+        mlp.down_proj,
+    )  # fmt: skip
+
+
 def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=False):
     """Attributes of dropouts, and whether the MLP returns a pair of its output and something else."""
+    only_adds = not (attention_dropout or mlp_dropout or mlp_returns_a_pair)
 
-    @_block(after_attention="post_attention_layernorm")
-    def build(ctx, after_attention):
+    def build(module, ctx):
+        after_attention = ctx.facts(module.post_attention_layernorm, "norm")
+        if isinstance(after_attention, str):
+            return f"post_attention_layernorm: {after_attention}"
+        before = ctx.facts(module.input_layernorm, "norm")
+        products = only_adds and not ctx.match and not isinstance(before, str)
+
         def forward(
             self,
             hidden_states,
@@ -37,15 +61,16 @@ def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=Fa
             position_embeddings=None,
             **kwargs,
         ):
-            attended, _ = self.self_attn(
-                hidden_states=self.input_layernorm(hidden_states),
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                position_embeddings=position_embeddings,
-                **kwargs,
-            )
+            passed = dict(
+                attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
+                use_cache=use_cache, position_embeddings=position_embeddings, **kwargs,
+            )  # fmt: skip
+            both = _by_products(self, hidden_states) if products else None
+            if both is not None:
+                attend, feed = both
+                total, _ = attend(self.self_attn, hidden_states, self.input_layernorm, before, **passed)
+                return feed(self.mlp, total, self.post_attention_layernorm, after_attention)
+            attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **passed)
             if attention_dropout:
                 attended = getattr(self, attention_dropout)(attended)
             normed, total = add_norm(self.post_attention_layernorm, after_attention, attended, hidden_states)
@@ -56,6 +81,8 @@ def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=Fa
                 out = getattr(self, mlp_dropout)(out)
             return total + out
 
+        if products and hasattr(module.mlp, "gate_proj") and hasattr(module.self_attn, "q_proj"):
+            forward.adze_note = products_note(*_linears(module))
         return forward
 
     return build

@@ -10,6 +10,7 @@ from ..fingerprint import fingerprint, unwrapped
 from ..frame import Rule, clone, known, plain, shim, usable
 from ..fused_linear import fused_linears, mark_fused
 from ..known_sources import by_hash, hashes
+from ..products import linear_add, normed_linears, with_products
 
 _HALF = "llama:rotate_half"  # cat((-x2, x1)) of the halves
 _PAIRS = "glm:rotate_half cohere:rotate_half"  # the same of neighbours
@@ -63,14 +64,40 @@ def _rotation(interleaved=False, columns="all", steps=True, casts=False):
     return make
 
 
-def _attended(self, q, k, v, mask, cache, eager, tokens, **kwargs):
-    """What the attentions of transformers do after the rotation."""
+def _attended(self, q, k, v, mask, cache, eager, tokens, residual=None, **kwargs):
+    """What the attentions of transformers do after the rotation; with a residual, their output is added to it."""
     if cache is not None:
         k, v = cache.update(k, v, self.layer_idx)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
     dropout = self.attention_dropout if self.training else 0.0
     out, weights = attend(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
-    return self.o_proj(out.reshape(*tokens, -1).contiguous()), weights
+    out = out.reshape(*tokens, -1).contiguous()
+    return self.o_proj(out) if residual is None else linear_add(self.o_proj, out, residual), weights
+
+
+def _with_projections(ctx, module, attend):
+    """The forward of an attention that attend(self, projected, tokens, position_embeddings, mask, cache, **kwargs)
+    does after the projections. With numerics="fast" queries, keys and values are one GEMM; of few rows they are
+    gemm's, with the norm before, and so is the output's projection, with the residual."""
+    project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
+
+    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+        tokens = hidden_states.shape[:-1]
+        projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        return attend(self, projected, tokens, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+    def products(self, x, child, norm, position_embeddings, attention_mask, past_key_values=None, **kwargs):
+        tokens, linears = x.shape[:-1], (self.q_proj, self.k_proj, self.v_proj)
+        projected = normed_linears(x, child, norm, linears)
+        if projected is None:
+            projected = project(child(x), *linears)
+        return attend(
+            self, projected, tokens, position_embeddings, attention_mask, past_key_values, residual=x, **kwargs
+        )
+
+    forward.__defaults__ = ctx.original.__defaults__
+    forward = mark_fused(forward, project)
+    return forward if ctx.match else with_products(forward, products)
 
 
 # Attentions that only project, rotate and attend, and the options of their attention windows.
@@ -84,17 +111,13 @@ _ONLY_ROTATE = {
 def _with_fused_qkv(module, ctx, rotate, windows):
     """The forward of such an attention, with queries, keys and values from one GEMM."""
     eager = ctx.original.__globals__["eager_attention_forward"]
-    project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
 
-    def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
-        tokens = hidden_states.shape[:-1]
-        projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+    def attend(self, projected, tokens, position_embeddings, mask, cache, **kwargs):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
         q, k = rotate(q, k, *position_embeddings)
-        return _attended(self, q, k, v, attention_mask, past_key_values, eager, tokens, **windows(self), **kwargs)
+        return _attended(self, q, k, v, mask, cache, eager, tokens, **windows(self), **kwargs)
 
-    forward.__defaults__ = ctx.original.__defaults__
-    return mark_fused(forward, project)
+    return _with_projections(ctx, module, attend)
 
 
 def _rope(make):
@@ -133,11 +156,8 @@ def _qk_norm_rope(heads_first):
         names = ctx.original.__globals__
         eager, rotate = names["eager_attention_forward"], unwrapped(names["apply_rotary_pos_emb"])
         norm, rounding = q_facts, q_facts.rounding | ROUND_STEPS  # with "fast" too: rounding costs no time here
-        project = fused_linears(ctx, module.q_proj, module.k_proj, module.v_proj)
 
-        def forward(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **kwargs):
-            tokens = hidden_states.shape[:-1]
-            projected = project(hidden_states, self.q_proj, self.k_proj, self.v_proj)
+        def attend(self, projected, tokens, position_embeddings, mask, cache, **kwargs):
             q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
             cos, sin = position_embeddings
             q_norm, k_norm = self.q_norm, self.k_norm
@@ -162,13 +182,11 @@ def _qk_norm_rope(heads_first):
                 else:
                     q, k = q_norm(q).transpose(1, 2), k_norm(k).transpose(1, 2)
                 q, k = rotate(q, k, cos, sin)
-            return _attended(
-                self, q, k, v.transpose(1, 2), attention_mask, past_key_values, eager, tokens,
-                sliding_window=self.sliding_window, **kwargs,
-            )  # fmt: skip
+            window = self.sliding_window
+            v = v.transpose(1, 2)
+            return _attended(self, q, k, v, mask, cache, eager, tokens, sliding_window=window, **kwargs)
 
-        forward.__defaults__ = ctx.original.__defaults__
-        return mark_fused(forward, project)
+        return _with_projections(ctx, module, attend)
 
     return build
 

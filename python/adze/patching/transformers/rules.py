@@ -16,6 +16,7 @@ from ..frame import rule
 from ..fused_linear import fused_linears, mark_fused
 from ..known_sources import by_hash
 from ..norm_act import Act, Norm, act_note, act_rule, act_usable, norm_rule
+from ..products import linear_add, normed_glu, with_products
 from ..residual_norm import RULES as STATEMENTS
 from .blocks import BLOCKS
 from .rope import ROPES
@@ -138,11 +139,20 @@ def _glu(child, act, match, rounding, gate, value):
 
 @_gated("act_fn", "gate_proj", "up_proj")
 def _llama_mlp(act, match, rounding, project):
-    def forward(self, x):
+    def activated(self, x):
         gate, value = project(x, self.gate_proj, self.up_proj)
-        return self.down_proj(_glu(self.act_fn, act, match, rounding, gate, value))
+        return _glu(self.act_fn, act, match, rounding, gate, value)
 
-    return forward
+    def forward(self, x):
+        return self.down_proj(activated(self, x))
+
+    def products(self, x, child, norm):
+        hidden = None
+        if act.plain(self.act_fn):
+            hidden = normed_glu(x, child, norm, self.gate_proj, self.up_proj, act.name)
+        return linear_add(self.down_proj, activated(self, child(x)) if hidden is None else hidden, x)
+
+    return forward if match else with_products(forward, products)
 
 
 @_gated("act_fn", "gate_proj", "up_proj")

@@ -3,6 +3,8 @@
 import ast
 import importlib.metadata
 import json
+import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -216,6 +218,32 @@ def test_a_changed_source_is_added_when_it_is_accepted(table, tmp_path):
     assert new.hash == fingerprint_source("class A" + body, "forward")
 
 
+def test_a_new_source_is_added_when_it_is_accepted(table, tmp_path, monkeypatch, capsys):
+    """The guide "Adding a model": a class that no rule knows."""
+    monkeypatch.setattr(scan, "installed", lambda name: scan.Package(name, tmp_path / name, "9.0.0"))
+    package(tmp_path, OLD)
+    package(tmp_path / "older", OLD, "8.9.0")
+    command = ["--record", "--package", "transformers", "--accept", "llama:StrangeNorm.forward"]
+    scan.main(command)
+    assert "known: llama:StrangeNorm.forward\n" in capsys.readouterr().out
+    scan.main([*command, "--of", str(tmp_path / "older")])
+    (norm,) = row("llama:StrangeNorm.forward")
+    assert norm.versions == ("8.9.0", "9.0.0")
+
+
+def test_a_name_that_is_nowhere_is_not_accepted(table, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(scan, "installed", lambda name: scan.Package(name, tmp_path / name, "9.0.0"))
+    package(tmp_path, OLD)
+    before = table.read_text()
+    wrong = ["--record", "--package", "transformers", "--accept", "llama:StrangeNorm"]
+    with pytest.raises(SystemExit, match="--accept llama:StrangeNorm: not in transformers 9.0.0; --scan lists"):
+        scan.main(wrong)
+    with pytest.raises(SystemExit):
+        scan.main(["--scan", *wrong[1:]])
+    assert "--accept goes with --record" in capsys.readouterr().err
+    assert table.read_text() == before
+
+
 def test_writing_what_was_read_changes_nothing(table):
     before = table.read_text()
     sources.write(*sources.read())
@@ -235,15 +263,25 @@ def test_diff(tmp_path):
     ]
 
 
-def test_command(tmp_path):
+def test_command(tmp_path, capsys):
     pytest.importorskip("transformers")
     package(tmp_path, OLD)
-    command = [sys.executable, "-m", "adze.fingerprint", "--scan", "--package", "transformers", "--of", str(tmp_path)]
+    scan.main(["--scan", "--package", "transformers", "--of", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "transformers 9.0.0" in said and "norm       2 known, 0 near, 2 unknown" in said
+    command = [sys.executable, "-m", "adze.fingerprint", "--scan", "--package", "nosuch"]
     said = subprocess.run(command, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    assert "transformers 9.0.0" in said.stdout and "norm       2 known, 0 near, 2 unknown" in said.stdout
-    said = subprocess.run([*command[:3], "--scan", "--package", "nosuch"], capture_output=True, text=True)
     assert said.returncode == 2 and "nosuch" in said.stderr
+
+
+def test_scan_without_the_native_part(tmp_path):
+    pytest.importorskip("torch")
+    shutil.copytree(ROOT / "python/adze", tmp_path / "adze", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "adze.fingerprint", "--scan", "--package", "torch"]
+    said = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert said.returncode == 1 and said.stderr.startswith("python -m adze.fingerprint --scan: adze: the native part")
+    assert "make python" in said.stderr and "Traceback" not in said.stderr
 
 
 # ---- The table in the docs ----

@@ -20,9 +20,10 @@ from transformers.models.gpt_neox import modeling_gpt_neox  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 from transformers.models.qwen3 import modeling_qwen3  # noqa: E402
 
-LIBRARY = Path(os.environ.get("ADZE_LIBRARY", Path(__file__).parent.parent / "build" / "libadze.so"))
+LIBRARY = Path(os.environ.get("ADZE_LIBRARY", Path(__file__).parents[2] / "build" / "libadze.so"))
 if not LIBRARY.exists():
     pytest.skip(f"{LIBRARY} is not built", allow_module_level=True)
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
 lib = ctypes.CDLL(str(LIBRARY))
 lib.adze_last_error.restype = ctypes.c_char_p
 

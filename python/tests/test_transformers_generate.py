@@ -61,7 +61,7 @@ class Ours(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_token_has_the_graph_of_the_model_itself(name):
-    model = models.build(name)
+    model = models.build(name, layers=1)
     eager = models.generate(model, models.inputs(name, seq=PROMPT), TOKENS)
     plain, patched = Graphs(), Graphs()
     assert torch.equal(compiled_generate(model, name, plain), eager)
@@ -71,11 +71,11 @@ def test_one_token_has_the_graph_of_the_model_itself(name):
     assert patched.targets == plain.targets and len(plain.targets) == 1  # also: each compiled once
     with Ours() as ours, torch.no_grad():
         model(**models.inputs(name, seq=PROMPT))
-    assert ours.count >= 8  # the prompt, which transformers does not compile
+    assert ours.count >= 5  # the prompt, which transformers does not compile
 
 
 def test_several_tokens_are_compiled_with_ops():
-    model = models.build("qwen3")
+    model = models.build("qwen3", layers=1)
     adze.patch(model)
     torch._dynamo.reset()
     graphs = Graphs()
@@ -90,14 +90,13 @@ def test_several_tokens_are_compiled_with_ops():
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_linears_stay_fused(name):
     """In the graph of one token too: a compiler would run each GEMM by itself."""
-    model = models.build(name)
+    model = models.build(name, layers=1)
     handle = adze.patch(model, numerics="fast")
     graphs = Graphs()
     compiled_generate(model, name, graphs)
     handle.remove()
     assert graphs.ours() == [{"fused_linear"}]
-    layers = model.config.num_hidden_layers
-    assert sum(target.startswith("adze") for target in graphs.targets[0]) == 2 * layers
+    assert sum(target.startswith("adze") for target in graphs.targets[0]) == 2
 
 
 def guards_of_a_token(model, name, patched):
@@ -122,7 +121,7 @@ def guards_of_a_token(model, name, patched):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_guard_in_python_is_left_on_a_patched_module(name):
-    model = models.build(name)
+    model = models.build(name, layers=1)
     plain, patched = (guards_of_a_token(model, name, state) for state in (False, True))
     assert all(kept for *_, kept in plain)
     left_out = [(kind, source) for kind, source, kept in patched if not kept]

@@ -74,7 +74,7 @@ def test_a_wrapped_forward_runs(llama, monkeypatch, cls, way, numerics):
     assert not torch.allclose(logits(llama), plain, rtol=0.1)
     handle = same_as_without(llama, numerics=numerics)
     assert handle.patched and not {path for path, _ in modules} & set(handle.patched)
-    with pytest.raises(RuntimeError, match="a forward of its own|wrapped by test_wrapped.wrapper"):
+    with pytest.raises(RuntimeError, match=f"a forward of its own|wrapped by {__name__}.wrapper"):
         adze.patch(llama, strict=True)
 
 
@@ -93,7 +93,7 @@ def test_a_wrapped_rotation_runs(monkeypatch, name, home, part):
     monkeypatch.setattr(home, part, doubled(unwrapped(getattr(home, part))))
     handle = same_as_without(model, name)
     assert not any(path.endswith("self_attn") for path in handle.patched)
-    assert "wrapped by test_wrapped.wrapper" in handle.report()
+    assert f"wrapped by {__name__}.wrapper" in handle.report()
 
 
 def test_a_partial_rotation_runs(llama, monkeypatch):

@@ -1,0 +1,294 @@
+/* attention: what is checked and what is timed. */
+#include "suite.h"
+
+#include <math.h>
+
+/* A number of queries, alone and in groups of heads, before and after a block of keys; v has its own row length. */
+#define QUERIES(m)                                                                                                   \
+    "q=$[1,2," m ",40] k=$[1,2,33,40] v=$[1,2,33,40] causal=1",                                                      \
+        "q=$[1,6," m ",64] k=$[1,2,70,64] v=$[1,2,70,48] causal=1 sinks=$[6]"
+
+/* A number of keys for one query and for more than the keys. */
+#define KEYS(n)                                                                                                      \
+    "q=$[2,4,1,64] k=$[2,2," n ",64] v=$[2,2," n ",64]", "q=$[1,2,20,40] k=$[1,2," n ",40] v=$[1,2," n ",40] "       \
+                                                         "causal=1"
+
+/* The length of a head's rows, in few and in many rows. */
+#define HEAD(d)                                                                                                      \
+    "q=$[1,2,3," d "] k=$[1,1,37," d "] v=$[1,1,37," d "]",                                                          \
+        "q=$[1,1,25," d "] k=$[1,1,37," d "] v=$[1,1,37," d "] causal=1"
+
+/* Few queries, and a block of them. */
+#define EACH(rest)                                                                                                   \
+    "q=$[2,4,2,40] k=$[2,2,50,40] v=$[2,2,50,40] " rest, "q=$[2,4,19,40] k=$[2,2,50,40] v=$[2,2,50,40] " rest
+
+#define PAGED "lengths=i32[4] block_table=i32[4,3]"
+
+static const char *const good[] = {
+    "q=$[2,4,5,64] k=$[2,2,50,64] v=$[2,2,50,64]",
+    QUERIES("1"),
+    QUERIES("2"),
+    QUERIES("4"),
+    QUERIES("8"),
+    QUERIES("15"),
+    QUERIES("16"),
+    QUERIES("17"),
+    QUERIES("64"),
+    KEYS("0"),
+    KEYS("1"),
+    KEYS("15"),
+    KEYS("16"),
+    KEYS("17"),
+    KEYS("300"),
+    HEAD("72"),
+    HEAD("80"),
+    HEAD("96"),
+    HEAD("112"),
+    HEAD("128"),
+    HEAD("160"),
+    HEAD("192"),
+    HEAD("256"),
+    HEAD("1"),
+    HEAD("300"),
+    "q=$[1,2,3,192] k=$[1,1,37,192] v=$[1,1,37,128]",
+    "q=$[1,2,30,72] k=$[1,1,37,72] v=$[1,1,37,1]",
+    "q=$[1,1,40,64] k=$[1,1,600,64] v=$[1,1,600,64] causal=1",
+    "q=bf16[1,4,1,64] k=bf16[1,1,65537,64] v=bf16[1,1,65537,64]",
+    "q=f32[1,2,1,40] k=f32[1,1,65537,40] v=f32[1,1,65537,40] values:wide",
+    /* empty */
+    "q=$[0,2,3,40] k=$[0,2,5,40] v=$[0,2,5,40]",
+    "q=$[2,2,0,40] k=$[2,2,5,40] v=$[2,2,5,40]",
+    "q=$[2,2,3,40] k=$[2,2,5,40] v=$[2,2,5,0]",
+    "q=$[1,0,3,40] k=$[1,1,5,40] v=$[1,1,5,40]",
+    /* options, alone and together */
+    EACH("scale=0.3"),
+    EACH("scale=-0.05 lse=none"),
+    EACH("softcap=2.5"),
+    EACH("softcap=30 causal=1 sinks=f32[4]"),
+    EACH("sinks=$[4]"),
+    EACH("window=1"),
+    EACH("window=7"),
+    EACH("causal=1 window=1"),
+    EACH("causal=1 window=16 sinks=f32[4]"),
+    EACH("causal=1 window=1000"),
+    "q=$[1,1,70,40] k=$[1,1,300,40] v=$[1,1,300,40] causal=1 window=100",
+    EACH("mask=u8[50]"),
+    EACH("mask=bool[2,1,1,50] causal=1"),
+    EACH("mask=$[4,1,50] sinks=$[4]"),
+    EACH("mask=f32[50]@+1 softcap=3"),
+    "q=$[2,4,5,40] k=$[2,2,50,40] v=$[2,2,50,40] mask=bool[2,4,5,50]",
+    "q=$[2,4,19,40] k=$[2,2,50,40] v=$[2,2,50,40] mask=$[2,1,19,50] causal=1 scale=0.2",
+    "q=$[2,4,19,40] k=$[2,2,50,40] v=$[2,2,50,40] mask=u8[2:0,4:0,19:57,50:1]@+3 window=20",
+    "q=$[1,2,13,40] k=$[1,2,300,40] v=$[1,2,300,40] mask=f32[1,1,13,300] sinks=f32[2]",
+    /* lengths, offsets and pages */
+    EACH("lengths=i32[2]"),
+    EACH("lengths=i32[2] causal=1 mask=u8[50]"),
+    "q=$[6,2,3,40] k=$[6,1,20,40] v=$[6,1,20,40] lengths=i32[6] causal=1 sinks=f32[2]",
+    "q=$[1,4,30,40] k=$[1,2,41,40] v=$[1,2,41,40] q_offsets=i32[5] k_offsets=i32[5] causal=1",
+    "q=$[1,4,30,40] k=$[4,2,41,40] v=$[4,2,41,40] q_offsets=i32[5] lengths=i32[4] window=9",
+    "q=$[4,2,3,40] k=$[1,2,41,40] v=$[1,2,41,40] k_offsets=i32[5]",
+    "q=$[1,2,0,40] k=$[1,2,0,40] v=$[1,2,0,40] q_offsets=i32[1] k_offsets=i32[1]",
+    "q=$[4,4,1,64] k=$[7,2,16,64] v=$[7,2,16,64] " PAGED,
+    "q=$[4,4,6,64] k=$[7,1,16,64] v=$[7,1,16,40] causal=1 " PAGED,
+    "q=$[4,2,14,40] k=$[7:40,2:4480,16:280,40:1] v=$[7,2,16,40] window=20 sinks=$[2] " PAGED,
+    "q=$[1,4,29,40] k=$[3,2,16,40] v=$[3,2,16,40] q_offsets=i32[5] causal=1 " PAGED,
+    "q=$[4,2,3,40] k=$[7,1,16,40] v=$[7,1,16,40] mask=f32[4,1,3,48] " PAGED,
+    "q=$[4,2,1,128] k=$[2,1,256,128] v=$[2,1,256,128] " PAGED,
+    /* quantised keys */
+    "q=$[2,4,1,64] k=i8[2,2,37,64] v=i8[2,2,37,64] k_scale=f32[2,2,37] v_scale=f32[2,2,37]",
+    "q=$[2,4,19,72] k=f8e4m3[2,2,37,72] v=f8e4m3[2,2,37,40] k_scale=f32[1] v_scale=f32[1] causal=1",
+    "q=$[4,4,2,64] k=f8e4m3[7,2,16,64] v=f8e4m3[7,2,16,64] k_scale=f32[7:64,2:16,16:1] v_scale=f32[7,2,16] " PAGED,
+    "q=$[1,2,21,40] k=i8[1,1,41,40]@+1 v=i8[1,1,41,40]@+3 k_scale=f32[1] v_scale=f32[1,1,41] q_offsets=i32[4] "
+    "k_offsets=i32[4]",
+    /* other distributions */
+    EACH("values:special"),
+    EACH("values:special sinks=f32[4] causal=1"),
+    EACH("values:wide"),
+    EACH("values:zero"),
+    EACH("values:tiny scale=1"),
+    EACH("values:outlier softcap=20"),
+    "q=$[1,1,17,64] k=$[1,1,70,64] v=$[1,1,70,64] values:mean",
+    /* views: heads after tokens, odd addresses, a shared head, keys backwards */
+    "q=$[2:1000,4:40,5:200,40:1]@+1 k=$[2:4200,2:41,50:84,40:1]@+3 v=$[2:4200,2:41,50:84,40:1]@+1 "
+    "out=$[2:1003,4:40,5:200,40:1]@+1 lse=f32[2:100,4:9,5:1]@+1",
+    "q=$[1:0,4:40,30:160,40:1] k=$[1:0,1:0,50:-40,40:1] v=$[1:0,1:0,50:0,40:1] out=$[1:0,4:40,30:160,40:1] causal=1",
+    NULL,
+};
+
+#define QKV   "q=bf16[2,4,3,8] k=bf16[2,2,5,8] v=bf16[2,2,5,8] "
+#define OUT   " out=bf16[2,4,3,8]"
+#define PAGES "q=bf16[2,4,3,8] k=bf16[7,2,16,8] v=bf16[7,2,16,8] "
+#define I8    "q=bf16[2,4,3,8] k=i8[2,2,5,8] v=i8[2,2,5,8] "
+
+static const adze_bad_case bad[] = {
+    {"q=i32[2,4,3,8] k=i32[2,2,5,8] v=i32[2,2,5,8] out=i32[2,4,3,8]", ADZE_BAD_DTYPE, "q is i32"},
+    {"q=bf16[4,3,8] k=bf16[2,2,5,8] v=bf16[2,2,5,8]" OUT, ADZE_BAD_ARG, "q has rank 3, it must be 4"},
+    {"q=bf16[2,4,3,8] k=f32[2,2,5,8] v=f32[2,2,5,8]" OUT, ADZE_BAD_DTYPE,
+     "k is f32, it must be q's bf16, i8 or f8e4m3"},
+    {"q=bf16[2,4,3,8] k=bf16[2,2,5,8] v=f32[2,2,5,8]" OUT, ADZE_BAD_DTYPE, "v is f32, it must be k's bf16"},
+    {"q=bf16[2,4,3,8] k=bf16[2,2,5,9] v=bf16[2,2,5,8]" OUT, ADZE_BAD_ARG, "k has 9 in dimension 3, it must have 8"},
+    {"q=bf16[2,4,3,8] k=bf16[2,2,5,8] v=bf16[2,2,6,8]" OUT, ADZE_BAD_ARG, "v has 6 in dimension 2, it must have 5"},
+    {"q=bf16[2,4,3,8] k=bf16[2,3,5,8] v=bf16[2,3,5,8]" OUT, ADZE_BAD_ARG,
+     "4 heads, they must be a multiple of k's 3"},
+    {"q=bf16[2,4,3,8] k=bf16[3,2,5,8] v=bf16[3,2,5,8]" OUT, ADZE_BAD_ARG, "k has 3 in dimension 0, it must have 2"},
+    {"q=bf16[2,4,3,8] k=bf16[2:160,2:80,5:16,8:2] v=bf16[2,2,5,8]" OUT, ADZE_BAD_ARG, "k has stride 2"},
+    {"q=bf16[2,4,3,0] k=bf16[2,2,5,0] v=bf16[2,2,5,8]" OUT, ADZE_BAD_ARG,
+     "rows of q have 0 elements, they must have 1 to 1024"},
+    {QKV "out=bf16[2,4,3,9]", ADZE_BAD_ARG, "out has 9 in dimension 3, it must have 8"},
+    {QKV "lse=bf16[2,4,3]" OUT, ADZE_BAD_DTYPE, "lse is bf16, it must be f32"},
+    {QKV "softcap=-1" OUT, ADZE_BAD_ARG, "softcap is -1, it must not be negative"},
+    {QKV "scale=inf" OUT, ADZE_BAD_ARG, "scale is inf"},
+    {QKV "causal=2" OUT, ADZE_BAD_ARG, "causal is 2"},
+    {QKV "window=-1" OUT, ADZE_BAD_ARG, "window is -1"},
+    {QKV "mask=f16[5]" OUT, ADZE_BAD_DTYPE, "mask is f16, it must be bool, u8, f32 or q's bf16"},
+    {QKV "mask=u8[3,1]" OUT, ADZE_BAD_ARG, "mask has 1 in dimension 1, it must have 5"},
+    {QKV "mask=u8[2,5]" OUT, ADZE_BAD_ARG, "mask has 2 in dimension 0, it must have 3 or 1"},
+    {QKV "sinks=f16[4]" OUT, ADZE_BAD_DTYPE, "sinks is f16, it must be f32 or q's bf16"},
+    {QKV "sinks=f32[2]" OUT, ADZE_BAD_ARG, "sinks has 2 in dimension 0, it must have 4"},
+    {QKV "lengths=i64[2]" OUT, ADZE_BAD_DTYPE, "lengths is i64, it must be i32"},
+    {QKV "lengths=i32[3]" OUT, ADZE_BAD_ARG, "lengths has 3 in dimension 0, it must have 2"},
+    {QKV "k_scale=f32[1]" OUT, ADZE_BAD_ARG, "k_scale is given, k and v are not quantised"},
+    {QKV "q_offsets=i32[3]" OUT, ADZE_BAD_ARG, "q has 2 in dimension 0, it must have 1"},
+    {QKV "k_offsets=i32[4]" OUT, ADZE_BAD_ARG, "k_offsets has 4 in dimension 0, it must have 3"},
+    {QKV "q_offsets=i32[0]" OUT, ADZE_BAD_ARG, "q_offsets is empty, it must have sequences + 1 elements"},
+    {"q=bf16[2,4,3,8] k=bf16[1,2,5,8] v=bf16[1,2,5,8] k_offsets=i32[3] lengths=i32[2]" OUT, ADZE_BAD_ARG,
+     "lengths is given, k_offsets has the lengths"},
+    {"q=bf16[2,4,3,8] k=bf16[1,2,5,8] v=bf16[1,2,5,8] k_offsets=i32[3] mask=u8[5]" OUT, ADZE_BAD_ARG,
+     "mask is given, it must be absent with q_offsets and k_offsets"},
+    {PAGES "block_table=i32[2,3]" OUT, ADZE_BAD_ARG, "lengths is absent, block_table needs it"},
+    {PAGES "lengths=i32[2] block_table=i32[3,3]" OUT, ADZE_BAD_ARG, "block_table has 3 in dimension 0"},
+    {PAGES "lengths=i32[2] block_table=i32[6]" OUT, ADZE_BAD_ARG, "block_table has rank 1, it must be 2"},
+    {I8 "v_scale=f32[1]" OUT, ADZE_BAD_ARG, "k_scale is absent, k and v of i8 need it"},
+    {I8 "k_scale=f32[2,2,5] v_scale=f32[2,2,4]" OUT, ADZE_BAD_ARG, "v_scale has 4 in dimension 2, it must have 5"},
+    {I8 "k_scale=f16[1] v_scale=f32[1]" OUT, ADZE_BAD_DTYPE, "k_scale is f16, it must be f32"},
+    {I8 "k_scale=f32[5] v_scale=f32[1]" OUT, ADZE_BAD_ARG, "k_scale has rank 1, it must be [1], or of rank 3"},
+    {"q=bf16[2,4,3,8] k=bf16[2,2,5,8] v=bf16[2,2,5,8] out=bf16[2,4,3,8]@q", ADZE_BAD_ARG, "out overlaps q"},
+    {NULL, ADZE_OK, NULL},
+};
+
+static const char *const bench[] = {
+    "q=$[1,32,1024,128] k=$[1,32,1024,128] v=$[1,32,1024,128] causal=1 lse=none",
+    "q=$[1,32,2048,128] k=$[1,8,2048,128] v=$[1,8,2048,128] causal=1 lse=none",
+    "q=$[2,24,1024,64] k=$[2,24,1024,64] v=$[2,24,1024,64] lse=none",
+    "q=$[1,32,1,128] k=$[1,8,8192,128] v=$[1,8,8192,128] lse=none",
+    "q=$[1,32,1,128] k=$[1,32,4096,128] v=$[1,32,4096,128] lse=none",
+    "q=$[8,32,1,128] k=$[8,8,8192,128] v=$[8,8,8192,128] lse=none",
+    "q=$[8,32,1,128] k=f8e4m3[8,8,8192,128] v=f8e4m3[8,8,8192,128] k_scale=f32[1] v_scale=f32[1] lse=none",
+    "q=$[8,32,1,128] k=$[1024,8,64,128] v=$[1024,8,64,128] lengths=i32[8] block_table=i32[8,128] lse=none",
+    NULL,
+};
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Lengths around a page's, with some that are none; the keys of a batch of large ones are all there. */
+static int64_t length_of(int64_t s, int64_t n, int64_t page)
+{
+    if (n > 1000)
+        return n;
+    const int64_t paged[] = {page + 1, page - 1, n, page, 0}, plain[] = {n, n / 2 + 1, 1, n + 7, 0, -2};
+    return page ? paged[s % 5] : plain[s % 6];
+}
+
+/* Pages that are read are of k, the others are nowhere. */
+static void fill_pages(const adze_attention_args *a)
+{
+    const int64_t max = a->block_table.shape[1], page = a->k.shape[2], pages = a->k.shape[0];
+    for (int64_t s = 0; s < a->block_table.shape[0]; s++)
+        for (int64_t b = 0; b < max; b++) {
+            const int64_t n = least(((const int32_t *)a->lengths.data)[s], max * page);
+            adze_put(&a->block_table, s * a->block_table.stride[0] + b,
+                     b * page < n ? (double)((7 * (s * max + b) + 3) % pages) : -1);
+        }
+}
+
+/* Sequences of different lengths, the first of them empty where there are many; of an even number of them the last
+   row belongs to none. */
+static void fill_offsets(const adze_tensor *t, int64_t total)
+{
+    const int64_t sequences = t->dtype ? t->shape[0] - 1 : -1, squared = sequences ? sequences * sequences : 1;
+    const int64_t last = total - (sequences % 2 == 0 && total > 0);
+    for (int64_t s = 0; s <= sequences; s++) {
+        const int64_t at = s * s * last / squared;
+        adze_put(t, s, (double)at);
+    }
+}
+
+/* A part of the keys is hidden, from some queries all of them. */
+static void fill_mask(const adze_tensor *mask)
+{
+    adze_rows rows;
+    const int64_t n = mask->shape[mask->rank - 1];
+    const int adds = mask->dtype == ADZE_F32 || mask->dtype == ADZE_F16 || mask->dtype == ADZE_BF16;
+    adze_rows_init(&rows, mask, 1, &mask);
+    for (int64_t r = 0; r < rows.count; r++)
+        for (int64_t j = 0; j < n; j++) {
+            const int hidden = r % 5 == 3 || (j * 7 + r) % 4 == 1 || (r % 5 == 1 && j < n / 2);
+            if (hidden || !adds)
+                adze_put(mask, adze_row_offset(&rows, 0, r) + j, !hidden ? 1 : adds ? -INFINITY : 0);
+        }
+}
+
+static void fill(void *args)
+{
+    const adze_attention_args *a = args;
+    if (adze_op_attention.validate(a) != ADZE_OK)
+        return;
+    const int64_t page = a->block_table.dtype ? a->k.shape[2] : 0;
+    const int64_t n = page ? a->block_table.shape[1] * page : a->k.shape[2];
+    for (int64_t s = 0; a->lengths.dtype && s < a->lengths.shape[0]; s++)
+        adze_put(&a->lengths, s, (double)length_of(s, n, page));
+    if (page)
+        fill_pages(a);
+    fill_offsets(&a->q_offsets, a->q.shape[2]);
+    fill_offsets(&a->k_offsets, a->k.shape[2]);
+    if (a->mask.dtype)
+        fill_mask(&a->mask);
+    const adze_tensor *const scales[] = {&a->k_scale, &a->v_scale};
+    for (int i = 0; i < 2; i++) {
+        const adze_tensor *t = scales[i];
+        adze_rows rows;
+        if (!t->dtype)
+            continue;
+        adze_rows_init(&rows, t, 1, &t);
+        for (int64_t r = 0; r < rows.count; r++)
+            for (int64_t j = 0; j < t->shape[t->rank - 1]; j++) {
+                const int64_t at = adze_row_offset(&rows, 0, r) + j;
+                adze_put(t, at, fabs(adze_get(t, at)) * 0x1p-6 + 0x1p-8);
+            }
+    }
+}
+
+/* Keys and sequences stay; heads and queries are independent of each other. */
+static void cut(void *args)
+{
+    enum { HEADS = 4, M = 40 };
+    adze_attention_args *a = args;
+    const int64_t group = a->q.shape[1] / a->k.shape[1], heads = group < HEADS ? HEADS / group * group : group;
+    a->q.shape[1] = least(a->q.shape[1], heads);
+    a->k.shape[1] = a->v.shape[1] = a->q.shape[1] / group;
+    a->sinks.shape[0] = a->q.shape[1];
+    a->q.shape[2] = least(a->q.shape[2], M);
+    adze_tensor *const scales[] = {&a->k_scale, &a->v_scale};
+    for (int i = 0; i < 2; i++)
+        if (scales[i]->rank == 3)
+            scales[i]->shape[1] = a->k.shape[1];
+    if (a->mask.dtype && a->mask.rank > 1)
+        a->mask.shape[a->mask.rank - 2] = least(a->mask.shape[a->mask.rank - 2], M);
+    if (a->mask.dtype && a->mask.rank > 2)
+        a->mask.shape[a->mask.rank - 3] = least(a->mask.shape[a->mask.rank - 3], a->q.shape[1]);
+}
+
+/* Without what a mask hides; of a causal call half, where queries are as many as keys. */
+static double flops(const void *args)
+{
+    const adze_attention_args *a = args;
+    const int64_t n = a->block_table.dtype ? a->block_table.shape[1] * a->k.shape[2] : a->k.shape[2];
+    const double m = (double)a->q.shape[2], hidden = a->causal && m > 1 ? (m - 1) / 2 : 0;
+    return 2.0 * (double)(a->q.shape[0] * a->q.shape[1]) * m * ((double)n - hidden) *
+           (double)(a->q.shape[3] + a->v.shape[3]);
+}
+
+const adze_suite adze_suite_attention = {&adze_op_attention, good, bad, bench, NULL, NULL, fill, cut, flops, NULL};

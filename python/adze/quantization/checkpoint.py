@@ -1,0 +1,225 @@
+"""adze.load_quantized: a model with the weights of a checkpoint that is quantised: AWQ, GPTQ, compressed-tensors, fp8
+with blocks, or adze's own."""
+
+import json
+import pathlib
+import re
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from . import formats
+from .linear import QuantizedLinear
+from .model import bytes_of, matrix_of, unfit
+from .weight import Weight, groups_of
+
+
+def _own(tensors, config):
+    """adze's own: the buffers of QuantizedLinear."""
+    return Weight(*(tensors.get(name) for name in ("weight_q", "weight_scale", "weight_zero", "weight_order")))
+
+
+class Format(NamedTuple):
+    marks: tuple  # a tensor of such a name says that a layer is quantised
+    names: tuple  # of its tensors, without the bias
+    convert: object
+
+
+_CT_NAMES = ("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+FORMATS = {
+    "adze": Format(("weight_q",), ("weight_q", "weight_scale", "weight_zero", "weight_order"), _own),
+    "awq": Format(("qweight",), ("qweight", "qzeros", "scales"), formats.awq),
+    "gptq": Format(("qweight",), ("qweight", "qzeros", "scales", "g_idx"), formats.gptq),
+    "fp8": Format(("weight_scale_inv",), ("weight", "weight_scale_inv"), formats.fp8),
+    "compressed-tensors": Format(("weight_scale",), _CT_NAMES, formats.compressed_tensors),
+}
+# Scales of activations and of the cache: gemm takes activations as they are.
+_UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale", "output_scale")
+
+
+class Loaded(NamedTuple):
+    """What adze.load_quantized has done."""
+
+    format: str
+    layers: dict  # path: kind
+    unused: list  # names of the checkpoint's tensors that the model has no place for
+    bytes: int  # of the quantised weights
+
+
+def read_config(folder):
+    """(name of the format, its config) of a checkpoint's folder."""
+    for name, key in (("config.json", "quantization_config"), ("config.json", "compression_config"),
+                      ("quantize_config.json", None)):  # fmt: skip
+        path = folder / name
+        if path.is_file():
+            found = json.loads(path.read_text())
+            found = found if key is None else found.get(key)
+            if found:
+                return found.get("quant_method", "gptq" if key is None else None), found
+    raise ValueError(f"adze.load_quantized: {folder} has no quantization_config in config.json")
+
+
+def _files(folder):
+    """{name of a tensor: the file that has it}."""
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    found = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found.update(dict.fromkeys(file.keys(), path))
+    if not found:
+        raise ValueError(f"adze.load_quantized: {folder} has no file *.safetensors")
+    return found
+
+
+class _Reader:
+    """The tensors of a checkpoint, by name; files are opened once."""
+
+    def __init__(self, folder):
+        self.files, self.opened = _files(folder), {}
+
+    def __getitem__(self, name):
+        from safetensors import safe_open
+
+        path = self.files[name]
+        if path not in self.opened:
+            self.opened[path] = safe_open(path, "pt")
+        return self.opened[path].get_tensor(name)
+
+
+def scheme_of(config, path):
+    """The part of compressed-tensors' config that is for a layer: by its path, else by its class."""
+    by_class = None
+    for group in config.get("config_groups", {}).values():
+        for target in group.get("targets", ()):
+            if path == target or (target.startswith("re:") and re.match(target[3:], path)):
+                return {"format": config.get("format"), **group}
+            if target == "Linear":
+                by_class = by_class or {"format": config.get("format"), **group}
+    if by_class is None:
+        raise ValueError(f"compressed-tensors: no group of the config is for {path}")
+    return by_class
+
+
+def _layer(path, module, format, tensors, config):
+    """The layer of a checkpoint's tensors, in the place of a module."""
+    why = unfit(module)
+    if why is not None:
+        raise ValueError(f"adze.load_quantized: {path} {why}")
+    n, k = matrix_of(module).shape
+    if format.convert is formats.compressed_tensors:
+        config = scheme_of(config, path)
+    try:
+        weight = format.convert(tensors, config)
+    except ValueError as error:
+        raise ValueError(f"adze.load_quantized: {path}: {error}") from None
+    stored = (weight.q.shape[0], weight.q.shape[1] * (2 if weight.q.dtype == torch.uint8 else 1))
+    if stored[0] != n or stored[1] not in ((k, k + k % 2) if weight.q.dtype == torch.uint8 else (k,)):
+        raise ValueError(f"adze.load_quantized: {path} is {[n, k]} in the model, {list(stored)} in the checkpoint")
+    if groups_of(weight.q, weight.scale, k).group == 0 and weight.scale.dim() == 2 and weight.scale.shape[1] > 1:
+        raise ValueError(f"adze.load_quantized: {path}: the scale is {list(weight.scale.shape)} for {[n, k]}")
+    device = module.weight.device if module.weight.device.type != "meta" else torch.device("cpu")
+    weight = Weight(*(None if part is None else part.to(device) for part in weight))
+    return QuantizedLinear(weight, k, module.bias, module.weight.dtype).train(module.training)
+
+
+def _put(model, path, made):
+    parent, _, name = path.rpartition(".")
+    model.get_submodule(parent)._modules[name] = made
+
+
+def _fill(places, value):
+    """Gives a parameter or a buffer its values, at all its places: a meta tensor is replaced."""
+    owner, name = places[0]
+    kind = "_parameters" if name in owner._parameters else "_buffers"
+    current = getattr(owner, kind)[name]
+    if current.shape != value.shape:
+        raise ValueError(
+            f"adze.load_quantized: {name} of a {type(owner).__name__} is {list(current.shape)} in the model,"
+            f" {list(value.shape)} in the checkpoint"
+        )
+    if current.device.type != "meta":
+        with torch.no_grad():
+            current.copy_(value)
+        return
+    value = value.to(current.dtype)
+    if kind == "_parameters":
+        value = nn.Parameter(value, requires_grad=current.requires_grad)
+    for owner, name in places:
+        getattr(owner, kind)[name] = value
+
+
+def _tensors_of(model):
+    """{name: [(module, name in it), ...]}: tied tensors have all their places."""
+    by_id, names = {}, {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        kept = {n: t for n, t in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        for name, tensor in (*module._parameters.items(), *kept.items()):
+            if tensor is not None:
+                places = by_id.setdefault(id(tensor), [])
+                places.append((module, name))
+                names[f"{path}.{name}" if path else name] = places
+    return names
+
+
+def load_quantized(model, folder):
+    """Loads a quantised checkpoint into a model, in place. Its Linears that are quantised there are replaced.
+
+    model: a module with the checkpoint's architecture, such as AutoModelForCausalLM.from_config(config). Its weights
+      may be on the meta device (accelerate's init_empty_weights()); then nothing is allocated twice.
+    folder: config.json with a quantization_config, and Safetensors. Formats: AWQ ("gemm"), GPTQ (both versions, also
+      with desc_act), compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 with blocks of
+      128 x 128, adze's own.
+
+    The weights are those of the format, bit for bit. What a config says of activations is not applied."""
+    folder = pathlib.Path(folder)
+    name, config = read_config(folder)
+    if name not in FORMATS:
+        raise ValueError(f"adze.load_quantized: quant_method is {name!r}, it must be one of {', '.join(FORMATS)}")
+    format, reader = FORMATS[name], _Reader(folder)
+    left, layers, size = set(reader.files), {}, 0
+    for mark in sorted(left):
+        path, _, last = mark.rpartition(".")
+        if last not in format.marks:
+            continue
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            raise ValueError(f"adze.load_quantized: the checkpoint has {mark}, the model has no {path}") from None
+        tensors = {n: reader[f"{path}.{n}"] for n in format.names if f"{path}.{n}" in left}
+        made = _layer(path, module, format, tensors, config)
+        left -= {f"{path}.{n}" for n in (*format.names, *_UNUSED)}
+        _put(model, path, made)
+        layers[path], size = made.kind, size + bytes_of(*made.stored)
+    if not layers:
+        raise ValueError(f"adze.load_quantized: {folder} has no quantised layer of format {name}")
+    _load_rest(model, reader, left, layers)
+    if "transformers" in sys.modules:
+        from . import transformers
+
+        transformers.mark([model])
+    return Loaded(name, layers, sorted(left), size)
+
+
+def _load_rest(model, reader, left, layers):
+    """Loads what is not quantised; removes from `left` the names that the model has."""
+    names = _tensors_of(model)
+    filled = {id(names[f"{path}.{n}"]) for path in layers for n in FORMATS["adze"].names if f"{path}.{n}" in names}
+    for name in sorted(left & set(names)):
+        _fill(names[name], reader[name])
+        filled.add(id(names[name]))
+        left.discard(name)
+    missing = sorted(name for name, places in names.items() if id(places) not in filled)
+    if missing:
+        raise ValueError(f"adze.load_quantized: the checkpoint has no {', '.join(missing[:3])}")
+    meta = [n for n, b in model.named_buffers() if b.device.type == "meta"]
+    if meta:
+        raise ValueError(
+            f"adze.load_quantized: {meta[0]} is on the meta device and not in the checkpoint: build the model with"
+            " accelerate's init_empty_weights(), which leaves buffers as they are"
+        )

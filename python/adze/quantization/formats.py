@@ -1,0 +1,192 @@
+"""Weights of other formats as adze's: the same numbers, bit for bit, in the layout that adze.h documents.
+
+Each function takes the tensors of one layer by their names in a checkpoint, and the part of its config that says how
+they are stored. It returns a Weight, or raises ValueError with what cannot be expressed. Scales keep their dtype: f16
+scales serve bf16 activations as they are."""
+
+import torch
+
+from .weight import GROUPS, Weight, pack
+
+# AWQ has column AWQ_ORDER[i] of eight in bits 4 i to 4 i + 3.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _fields(words, bits, dim):
+    """The unsigned numbers of `bits` bits in int32 words, the lowest bits first, along a dimension."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    numbers = words.unsqueeze(-1) >> shifts & ((1 << bits) - 1)
+    if dim == 0:
+        return numbers.transpose(1, 2).reshape(-1, words.shape[1])
+    return numbers.flatten(1)
+
+
+def _grouped(format, parts, group, k):
+    """Scales and zeros [n, k / group], for groups that gemm has: one of a multiple of 128 columns is several."""
+    if group in (-1, None) or group >= k:
+        return parts
+    if group in GROUPS:
+        return parts
+    if group % 128:
+        raise ValueError(f"{format}: group_size is {group}, it must be -1, 32, 64 or a multiple of 128")
+    columns = -(-k // 128)
+    return [None if part is None else part.repeat_interleave(group // 128, 1)[:, :columns] for part in parts]
+
+
+def _made(format, numbers, scale, zero, bits, group, order=None):
+    """The Weight of unsigned numbers [n, k] with a scale and a zero [n, groups]."""
+    k = numbers.shape[1]
+    middle = 1 << (bits - 1)
+    if bits == 4:
+        scale, zero = _grouped(format, [scale, zero], group, k)
+        if zero is not None and bool((zero == middle).all()):
+            zero = None
+        zero = None if zero is None else zero.to(torch.uint8).contiguous()
+        return Weight(pack(numbers), scale.contiguous(), zero, order)
+    signed = numbers.to(torch.int16) - middle
+    if zero is not None:
+        columns = torch.arange(k, device=numbers.device) // (k if group in (-1, None) else group)
+        signed = numbers.to(torch.int16) - zero.to(torch.int16)[:, columns]
+    if bool((signed < -128).any()) or bool((signed > 127).any()):
+        raise ValueError(
+            f"{format}: numbers of 8 bits less their zeros do not fit into int8, which has no zeros in adze"
+        )
+    (scale,) = _grouped(format, [scale], group, k)
+    return Weight(signed.to(torch.int8).contiguous(), scale.contiguous(), None, order)
+
+
+def _check_bits(format, bits):
+    if bits not in (4, 8):
+        raise ValueError(f"{format}: bits is {bits}, it must be 4 or 8")
+
+
+def _by_groups(format, numbers, g_idx, group, groups):
+    """The numbers with columns sorted by group, and the order of the columns; None where they are sorted already.
+
+    gemm has groups of neighbouring columns. Where the checkpoint was quantised in the order of activations
+    (desc_act), neighbours in a group are apart: the columns of the weight are sorted once, here, and the input of the
+    layer is gathered in that order in each call."""
+    k = numbers.shape[1]
+    if g_idx is None:
+        return numbers, None
+    g_idx = g_idx.to(numbers.device, torch.int64)
+    if g_idx.shape != (k,) or (k and not 0 <= int(g_idx.min()) <= int(g_idx.max()) < groups):
+        raise ValueError(f"{format}: g_idx must have {k} elements of 0 to {groups - 1}, one for each column")
+    size = k if group in (-1, None) else group
+    due = torch.arange(k, device=numbers.device) // size
+    if torch.equal(g_idx, due):
+        return numbers, None
+    order = torch.argsort(g_idx, stable=True)
+    if not torch.equal(g_idx[order], due):
+        counts = torch.bincount(g_idx, minlength=groups).tolist()
+        wrong = next(i for i, n in enumerate(counts) if n != min(size, max(k - i * size, 0)))
+        raise ValueError(
+            f"{format}: g_idx gives group {wrong} {counts[wrong]} columns, and {size} are in a group: this order"
+            " cannot be expressed"
+        )
+    return numbers[:, order], order
+
+
+def awq(tensors, config):
+    """AWQ, version "gemm": qweight [k, n / 8] and qzeros [k / group, n / 8] of int32, scales [k / group, n]."""
+    bits, group = config.get("bits", 4), config.get("group_size", 128)
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise ValueError(f'awq: version is {version!r}, it must be "gemm"')
+    if bits != 4:
+        raise ValueError(f"awq: bits is {bits}, it must be 4")
+    place = torch.tensor(AWQ_ORDER, device=tensors["qweight"].device).argsort()
+
+    def columns(words):  # [rows, n] of [rows, n / 8], in the order of the columns
+        return _fields(words, 4, 1).unflatten(1, (-1, 8))[:, :, place].flatten(1)
+
+    zero = tensors.get("qzeros")
+    zero = None if zero is None else columns(zero).t()
+    return _made("awq", columns(tensors["qweight"]).t(), tensors["scales"].t(), zero, 4, group)
+
+
+def gptq(tensors, config):
+    """GPTQ: qweight [k / 8, n] and qzeros [k / group, n / 8] of int32, scales [k / group, n], g_idx [k].
+
+    In the first version of the format a zero is stored less one, in "gptq_v2" as it is."""
+    bits, group = config.get("bits", 4), config.get("group_size", 128)
+    _check_bits("gptq", bits)
+    version = str(config.get("checkpoint_format") or "gptq").lower()
+    if version not in ("gptq", "gptq_v2"):
+        raise ValueError(f'gptq: checkpoint_format is {version!r}, it must be "gptq" or "gptq_v2"')
+    numbers = _fields(tensors["qweight"], bits, 0).t()
+    scale = tensors["scales"].t()
+    zero = _fields(tensors["qzeros"], bits, 1).t()[: scale.shape[0]] + (version == "gptq")
+    numbers, order = _by_groups("gptq", numbers, tensors.get("g_idx"), group, scale.shape[1])
+    return _made("gptq", numbers, scale, zero, bits, group, order)
+
+
+def _block(format, q, scale, size):
+    n, k = q.shape
+    if list(size) != [128, 128]:
+        raise ValueError(f"{format}: blocks are {list(size)}, they must be [128, 128]")
+    if list(scale.shape) != [-(-n // 128), -(-k // 128)]:
+        raise ValueError(f"{format}: the scale of a weight {[n, k]} is {list(scale.shape)}")
+    return Weight(q, scale)
+
+
+def _floats(scale):
+    """A scale in a dtype that gemm has: a power of two of 8 bits is a float32."""
+    return scale if scale.dtype in (torch.float32, torch.float16, torch.bfloat16) else scale.to(torch.float32)
+
+
+def _is_fp8(format, q):
+    if q.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"{format}: the weight is {q.dtype}, it must be torch.float8_e4m3fn")
+
+
+def fp8(tensors, config):
+    """fp8 with blocks of 128 x 128, as DeepSeek-V3 and Qwen3-FP8 have it: weight [n, k], weight_scale_inv [n / 128,
+    k / 128], which multiplies in spite of its name; or one scale for the whole weight."""
+    q, scale = tensors["weight"], _floats(tensors["weight_scale_inv"])
+    _is_fp8("fp8", q)
+    size = config.get("weight_block_size", (128, 128))
+    if size is None:
+        return Weight(q, scale.reshape(1))
+    return _block("fp8", q, scale, size)
+
+
+def compressed_tensors(tensors, config):
+    """compressed-tensors: "pack-quantized" (4 or 8 bits in int32, weight_packed), "int-quantized", "float-quantized"
+    and "naive-quantized" (a byte for each number, weight). config is the scheme of the layer's group, with `weights`
+    and `format`. What it says of activations is not applied: gemm takes them as they are."""
+    scheme = config["weights"]
+    bits, strategy, kind = scheme.get("num_bits", 8), scheme.get("strategy"), scheme.get("type", "int")
+    group, name = scheme.get("group_size") or -1, f"compressed-tensors, {config.get('format')}"
+    scale = _floats(tensors["weight_scale"])
+    if "weight_packed" not in tensors:
+        return _bytes(name, tensors["weight"], scale, tensors.get("weight_zero_point"), scheme)
+    _check_bits(name, bits)
+    if kind != "int":
+        raise ValueError(f'{name}: type is {kind!r}, it must be "int"')
+    n, k = (int(size) for size in tensors["weight_shape"])
+    group = group if strategy == "group" else -1
+    numbers = _fields(tensors["weight_packed"], bits, 1)[:, :k]
+    if scale.numel() == 1:
+        scale = scale.reshape(1, 1).expand(n, 1)
+    zero = None if scheme.get("symmetric", True) else tensors.get("weight_zero_point")
+    if zero is not None:  # packed along n; numbers and zeros have the same offset
+        zero = _fields(zero, bits, 0)[:n]
+    numbers, order = _by_groups(name, numbers, tensors.get("weight_g_idx"), group, scale.shape[1])
+    return _made(name, numbers, scale, zero, bits, group, order)
+
+
+def _bytes(name, q, scale, zero, scheme):
+    if scheme.get("type", "int") == "float":
+        _is_fp8(name, q)
+    elif q.dtype != torch.int8:
+        raise ValueError(f"{name}: the weight is {q.dtype}, it must be torch.int8")
+    if zero is not None and bool((zero != 0).any()):
+        raise ValueError(f"{name}: weights of 8 bits have zero points, which adze does not have for them")
+    if scheme.get("strategy") == "block":
+        return _block(name, q, scale, scheme.get("block_structure") or ())
+    if scale.numel() == 1:
+        return Weight(q, scale.reshape(1))
+    group = scheme.get("group_size") or -1
+    (scale,) = _grouped(name, [scale], group if scheme.get("strategy") == "group" else -1, q.shape[1])
+    return Weight(q, scale.contiguous())

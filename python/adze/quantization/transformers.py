@@ -1,0 +1,175 @@
+"""transformers' own way to quantise: from_pretrained(..., quantization_config=AdzeConfig("int4-g128")), and
+save_pretrained and from_pretrained of a model that is quantised. Importing it registers both with transformers."""
+
+import torch
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from .checkpoint import FORMATS
+from .linear import QuantizedLinear
+from .model import is_excluded, matrix_of, quantized_layer, unfit
+from .weight import KINDS, Weight, check_kind
+
+_BYTES = {"i8": 1.0, "u4": 0.5, "f8e4m3": 1.0}
+
+
+@register_quantization_config("adze")
+class AdzeConfig(QuantizationConfigMixin):
+    """How from_pretrained quantises a model's Linears. kind, exclude and zero_points are those of adze.quantize."""
+
+    def __init__(self, kind="int4-g128", exclude=("lm_head",), zero_points=False, **_):
+        if kind is not None:  # None: a checkpoint whose layers were imported from another format
+            check_kind(kind, zero_points)
+        self.quant_method = "adze"
+        self.kind, self.zero_points = kind, zero_points
+        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+
+
+class _Quantize(ConversionOps):
+    """Replaces a Linear when its weight has been read: the whole model is never there in its own dtype."""
+
+    def __init__(self, quantizer):
+        self.quantizer = quantizer
+
+    def convert(self, input_dict, full_layer_name=None, model=None, missing_keys=None, **_):
+        value = next(iter(input_dict.values()))
+        value = value[0] if isinstance(value, list) else value
+        path = full_layer_name.rpartition(".")[0]
+        module = model.get_submodule(path)
+        module.weight = torch.nn.Parameter(value, requires_grad=False)
+        config = self.quantizer.quantization_config
+        made = quantized_layer(module, config.kind, config.zero_points)
+        model.set_submodule(path, made)
+        if missing_keys is not None:
+            missing_keys.discard(full_layer_name)
+        return {f"{path}.{name}": part for name, part in made._buffers.items() if part is not None}
+
+
+@register_quantizer("adze")
+class AdzeQuantizer(HfQuantizer):
+    requires_calibration = False
+
+    def _process_model_before_weight_loading(self, model, checkpoint_files=None, **_):
+        if self.pre_quantized:
+            _make_room(model, checkpoint_files)
+            return
+        config = self.quantization_config
+        fp32 = {*(model._keep_in_fp32_modules or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
+        pairs = getattr(model, "all_tied_weights_keys", {}).items()
+        tied = {name.removesuffix(".weight") for pair in pairs for name in pair}
+        self.paths = {
+            path
+            for path, module in model.named_modules()
+            if matrix_of(module) is not None
+            and unfit(module) is None
+            and path not in tied
+            and not is_excluded(path, config.exclude)
+            and not fp32.intersection(path.split("."))
+        }
+        if not self.paths:
+            raise ValueError("AdzeConfig: no layer of the model can be quantised")
+
+    def param_needs_quantization(self, model, param_name, **_):
+        path, _, name = param_name.rpartition(".")
+        return not self.pre_quantized and name == "weight" and path in self.paths
+
+    @property
+    def quantized_element_size(self):
+        return _BYTES[KINDS[self.quantization_config.kind][0]] if self.quantization_config.kind else None
+
+    def get_quantize_ops(self):
+        return _Quantize(self)
+
+    def get_new_dtype(self, converter, param, dtype):
+        """Numbers and scales stay as they are stored; the rest gets the model's dtype."""
+        name = converter.target_patterns[0].rpartition(".")[2]
+        return None if name in FORMATS["adze"].names else dtype
+
+    def is_serializable(self, *_, **__):
+        return True
+
+    @property
+    def is_trainable(self):
+        return False
+
+    @property
+    def is_compileable(self):
+        return True
+
+    def _dequantize(self, model, dtype=None):
+        for path, module in list(model.named_modules()):
+            if isinstance(module, QuantizedLinear):
+                weight = module.weight.to(dtype or module.dtype)
+                linear = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta", dtype=weight.dtype)
+                linear.weight, linear.bias = torch.nn.Parameter(weight, requires_grad=False), module.bias
+                model.set_submodule(path, linear)
+        return model
+
+
+def _shapes(files):
+    """{name of a tensor: an empty one of its shape and dtype} of the layers in checkpoint files."""
+    from safetensors import safe_open
+
+    found = {}
+    for path in files or ():
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                if name.rpartition(".")[2] in FORMATS["adze"].names:
+                    part = file.get_slice(name)
+                    found[name] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
+    return found
+
+
+_DTYPES = {
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+}
+
+
+def _make_room(model, files):
+    """Replaces the Linears that a checkpoint of adze has quantised by layers without data."""
+    shapes = _shapes(files)
+    for name in shapes:
+        path, _, last = name.rpartition(".")
+        if last != "weight_q":
+            continue
+        prefix = f"{model.base_model_prefix}."  # a checkpoint of the base model, or one with a head
+        at = next((p for p in (path, path.removeprefix(prefix), prefix + path) if _has(model, p)), None)
+        if at is None:
+            raise ValueError(f"AdzeConfig: the checkpoint has {name}, the model has no {path}")
+        module = model.get_submodule(at)
+        weight = Weight(*(shapes.get(f"{path}.{part}") for part in FORMATS["adze"].names))
+        model.set_submodule(at, QuantizedLinear(weight, matrix_of(module).shape[1], module.bias, module.weight.dtype))
+    if not shapes:
+        raise ValueError("AdzeConfig: the checkpoint has no layer that adze has quantised")
+
+
+def _has(model, path):
+    try:
+        model.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
+
+
+def mark(models):
+    """Gives models a config that says how they are to be loaded, if they are quantised by adze; else removes it."""
+    for model in models:
+        if not isinstance(model, PreTrainedModel):
+            continue
+        kinds = {module.kind for module in model.modules() if isinstance(module, QuantizedLinear)}
+        ours = isinstance(getattr(model, "hf_quantizer", None), AdzeQuantizer)
+        if kinds and not ours and getattr(model, "hf_quantizer", None) is None:
+            config = AdzeConfig(next(iter(kinds)) if len(kinds) == 1 and kinds <= set(KINDS) else None)
+            model.hf_quantizer = AdzeQuantizer(config, pre_quantized=True)
+            model.config.quantization_config = config
+        elif ours and not kinds:
+            model.hf_quantizer.remove_quantization_config(model)

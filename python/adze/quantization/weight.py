@@ -1,0 +1,103 @@
+"""A weight in fewer bits, in the layout that adze.h documents (canonical, row-major): how it is made, and what it
+stands for."""
+
+from typing import NamedTuple
+
+import torch
+
+from ..operators import ops
+
+# What adze.quantize(model, kind) makes: the kind of the op, columns and rows of a group (0: whole rows).
+KINDS = {
+    "int8": ("i8", 0, 0),
+    "int4-g32": ("u4", 32, 0),
+    "int4-g64": ("u4", 64, 0),
+    "int4-g128": ("u4", 128, 0),
+    "fp8": ("f8e4m3", 0, 0),
+    "fp8-block": ("f8e4m3", 128, 128),
+}
+NAMES = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
+GROUPS = (32, 64, 128)
+
+
+class Weight(NamedTuple):
+    """A weight [n, k] of int8, float8_e4m3fn, or uint8 with two numbers of 4 bits in a byte, as gemm takes it."""
+
+    q: torch.Tensor  # [n, k], or [n, (k + 1) // 2] of 4 bits
+    scale: torch.Tensor  # [1], [n], or [n / rows of a group, k / columns of a group], rounded up
+    zero: torch.Tensor | None = None  # as the scale, uint8, of 4 bits
+    order: torch.Tensor | None = None  # [k]: column j of the weight is for column order[j] of the input
+
+
+class Groups(NamedTuple):
+    """How scales are shared, as arguments of gemm."""
+
+    group: int
+    group_rows: int
+    format: str | None
+
+
+def groups_of(q, scale, k):
+    """The groups of a weight, from its shapes: only one size of a group gives a scale this shape."""
+    packed = "u4" if q.dtype == torch.uint8 else None
+    if scale.dim() == 1 or (scale.shape[1] == 1 and scale.shape[0] == q.shape[0]):
+        return Groups(0, 0, packed)
+    rows, columns = scale.shape
+    if rows != q.shape[0]:
+        return Groups(128, 128, packed)
+    return Groups(next((g for g in GROUPS if -(-k // g) == columns), 0), 0, packed)
+
+
+def pack(numbers):
+    """Numbers of 0 to 15, [n, k], as bytes: column 2 j in bits 0 to 3, column 2 j + 1 in bits 4 to 7."""
+    numbers = numbers.to(torch.uint8)
+    if numbers.shape[1] % 2:
+        numbers = torch.nn.functional.pad(numbers, (0, 1))
+    return (numbers[:, ::2] | numbers[:, 1::2] << 4).contiguous()
+
+
+def unpack(packed, k):
+    """The numbers [n, k] of such bytes."""
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)[:, :k]
+
+
+def _spread(part, group, rows, n, k):
+    """A scale or a zero, so that it broadcasts with [n, k]."""
+    if part.dim() == 1:
+        return part[:, None]
+    if part.shape[1] > 1:
+        part = part.repeat_interleave(group or k, 1)[:, :k]
+    return part.repeat_interleave(rows, 0)[:n] if rows > 1 else part
+
+
+def dequantized(weight, k, dtype):
+    """The numbers [n, k] that a weight stands for, rounded to a dtype; columns as they are stored."""
+    group, rows, packed = groups_of(weight.q, weight.scale, k)
+    n = weight.q.shape[0]
+    numbers = unpack(weight.q, k) if packed else weight.q
+    numbers = numbers.to(torch.float32)
+    if packed:
+        numbers = numbers - (8 if weight.zero is None else _spread(weight.zero, group, rows, n, k).to(torch.float32))
+    return (numbers * _spread(weight.scale, group, rows, n, k).to(torch.float32)).to(dtype)
+
+
+def check_kind(kind, zero_points=False):
+    """Raises unless adze.quantize can make this kind of a model's weights."""
+    if kind not in KINDS:
+        raise ValueError(f"adze.quantize: kind is {kind!r}, it must be one of {', '.join(KINDS)}")
+    if zero_points and KINDS[kind][0] != "u4":
+        raise ValueError(f"adze.quantize: zero_points is {zero_points}, only 4 bits have them, kind is {kind!r}")
+
+
+def quantized(weight, kind, zero_points=False):
+    """A weight [n, k] in fewer bits, rounded to nearest. The op runs on the CPU: a weight on another device goes
+    there and back, once."""
+    check_kind(kind, zero_points)
+    op_kind, group, rows = KINDS[kind]
+    given = weight.detach()
+    there = given.to("cpu", given.dtype if given.dtype in ops.DTYPES else torch.float32).contiguous()
+    # A scale of a group is one of many. As bfloat16 it has float32's range, and its error is far below a 4-bit step.
+    dtype = torch.bfloat16 if op_kind == "u4" else torch.float32
+    with torch.no_grad():
+        made = ops.quantize(there, op_kind, group=group, group_rows=rows, zero_points=zero_points, scale_dtype=dtype)
+    return Weight(*(part.to(given.device) for part in made))

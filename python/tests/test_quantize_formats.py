@@ -1,0 +1,298 @@
+"""Weights of other formats: the numbers are those that each format defines, bit for bit. The references here unpack
+with loops over words, as the formats' documents have it."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+import adze
+from adze.quantization import formats
+from adze.quantization.weight import dequantized
+from device import here
+
+N, K, G = 24, 256, 64
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    torch.manual_seed(0)
+    with torch.no_grad(), torch.device("cpu"):
+        yield
+
+
+def words(*shape):
+    return torch.randint(-(2**31), 2**31, shape, dtype=torch.int64).to(torch.int32)
+
+
+def scales(*shape):
+    return (torch.rand(shape) * 0.02 + 0.001).half()
+
+
+def field(word, bits, i):
+    return (int(word) >> (bits * i)) & ((1 << bits) - 1)
+
+
+def values(weight, k=K):
+    """What a Weight stands for, in double, with the columns of the layer's input."""
+    made = dequantized(weight, k, torch.float64)
+    return made if weight.order is None else made[:, weight.order.argsort()]
+
+
+def product(q, zero, scale):
+    """(q - zero) * scale in float32, which is exact for f16 scales."""
+    return ((q.float() - zero.float()) * scale.float()).double()
+
+
+def by_columns(t, group):
+    """[groups, n] as [n, k]."""
+    return t.repeat_interleave(group, 0)[:K].t()
+
+
+def awq_reference(tensors):
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    q, zero = torch.empty(K, N, dtype=torch.int64), torch.empty(K // G, N, dtype=torch.int64)
+    for unpacked, packed in ((q, tensors["qweight"]), (zero, tensors["qzeros"])):
+        for r in range(unpacked.shape[0]):
+            for c in range(N // 8):
+                for i in range(8):
+                    unpacked[r, c * 8 + order[i]] = field(packed[r, c], 4, i)
+    return product(q.t(), by_columns(zero, G), by_columns(tensors["scales"], G))
+
+
+def awq_tensors():
+    return {"qweight": words(K, N // 8), "qzeros": words(K // G, N // 8), "scales": scales(K // G, N)}
+
+
+def test_awq():
+    tensors = awq_tensors()
+    weight = formats.awq(tensors, {"bits": 4, "group_size": G, "version": "gemm"})
+    assert torch.equal(values(weight), awq_reference(tensors)) and weight.scale.dtype == torch.float16
+    with pytest.raises(ValueError, match="version is 'gemv', it must be \"gemm\""):
+        formats.awq(tensors, {"bits": 4, "version": "gemv"})
+
+
+def gptq_tensors(bits, groups, g_idx):
+    each = 32 // bits
+    return {
+        "qweight": words(K // each, N),
+        "qzeros": words(groups, N // each),
+        "scales": scales(groups, N),
+        "g_idx": g_idx.to(torch.int32),
+    }
+
+
+def gptq_reference(tensors, bits, add):
+    each, g_idx = 32 // bits, tensors["g_idx"].long()
+    q = torch.tensor([[field(tensors["qweight"][r // each, c], bits, r % each) for c in range(N)] for r in range(K)])
+    zeros = tensors["qzeros"]
+    zero = torch.tensor([[field(row[c // each], bits, c % each) + add for c in range(N)] for row in zeros])
+    return product(q.t(), zero[g_idx].t(), tensors["scales"][g_idx].t())
+
+
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_gptq(version, act_order):
+    g_idx = torch.arange(K) // G
+    g_idx = g_idx[torch.randperm(K)] if act_order else g_idx
+    tensors = gptq_tensors(4, K // G, g_idx)
+    weight = formats.gptq(tensors, {"bits": 4, "group_size": G, "checkpoint_format": version})
+    assert (weight.order is not None) == act_order
+    want = gptq_reference(tensors, 4, version == "gptq")
+    assert torch.equal(values(weight), want)
+    layer = adze.QuantizedLinear(weight, K, dtype=torch.bfloat16)  # f16 scales under bf16 activations
+    x = torch.randn(3, K).bfloat16()
+    assert torch.allclose(layer(x).double(), F.linear(x.double(), want), rtol=2**-8, atol=1e-4)
+    assert torch.equal(layer.weight, want.bfloat16())
+
+
+def test_gptq_of_8_bits():
+    tensors = gptq_tensors(8, 1, torch.zeros(K))
+    tensors["qzeros"] = torch.full((1, N // 4), 0x7F7F7F7F, dtype=torch.int32)  # 127 + 1 is the middle
+    weight = formats.gptq(tensors, {"bits": 8, "group_size": -1})
+    assert weight.q.dtype == torch.int8 and torch.equal(values(weight), gptq_reference(tensors, 8, 1))
+    tensors["qzeros"] = torch.zeros(1, N // 4, dtype=torch.int32)
+    with pytest.raises(ValueError, match="less their zeros do not fit into int8"):
+        formats.gptq(tensors, {"bits": 8, "group_size": -1})
+
+
+def test_gptq_refused():
+    g_idx = torch.arange(K) // G
+    g_idx[0] = 1
+    with pytest.raises(ValueError, match="g_idx gives group 0 63 columns, and 64 are in a group"):
+        formats.gptq(gptq_tensors(4, K // G, g_idx), {"bits": 4, "group_size": G})
+    with pytest.raises(ValueError, match="bits is 3, it must be 4 or 8"):
+        formats.gptq({}, {"bits": 3})
+    with pytest.raises(ValueError, match="group_size is 16, it must be -1, 32, 64 or a multiple of 128"):
+        formats.gptq(gptq_tensors(4, K // 16, torch.arange(K) // 16), {"bits": 4, "group_size": 16})
+
+
+def test_large_groups_are_split():
+    n, k = 8, 600
+    tensors = {"qweight": words(k, 1), "qzeros": words(3, 1), "scales": scales(3, n)}
+    weight = formats.awq(tensors, {"group_size": 256})
+    assert weight.scale.shape == (n, 5)
+    assert torch.equal(weight.scale, tensors["scales"].t()[:, [0, 0, 1, 1, 2]])
+
+
+def packed_reference(tensors, bits, group, zero):
+    each, offset = 32 // bits, 1 << (bits - 1)
+    q = [[field(row[c // each], bits, c % each) - offset for c in range(K)] for row in tensors["weight_packed"]]
+    scale = tensors["weight_scale"].repeat_interleave(group, 1)
+    if zero is None:
+        return product(torch.tensor(q), torch.zeros(N, K), scale)
+    zeros = [[field(zero[r // each, g], bits, r % each) - offset for g in range(K // group)] for r in range(N)]
+    return product(torch.tensor(q), torch.tensor(zeros).repeat_interleave(group, 1), scale)
+
+
+def scheme(**weights):
+    return {"format": "a format", "weights": weights}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_pack_quantized(bits, symmetric):
+    each = 32 // bits
+    tensors = {
+        "weight_packed": words(N, K // each),
+        "weight_scale": scales(N, K // G),
+        "weight_shape": torch.tensor([N, K]),
+    }
+    zero = None
+    if not symmetric:  # of 8 bits the difference must fit into int8, so zeros are 0 there
+        zero = words(N // each, K // G) if bits == 4 else torch.full((N // 4, K // G), -0x7F7F7F80, dtype=torch.int32)
+        tensors["weight_zero_point"] = zero
+    config = scheme(num_bits=bits, strategy="group", group_size=G, symmetric=symmetric, type="int")
+    weight = formats.compressed_tensors(tensors, config)
+    assert torch.equal(values(weight), packed_reference(tensors, bits, G, zero))
+    if bits == 4 and symmetric:  # with an order of columns
+        order = torch.randperm(K)
+        tensors["weight_g_idx"] = (torch.arange(K) // G)[order.argsort()].to(torch.int32)
+        weight = formats.compressed_tensors(tensors, config)
+        ones = {**tensors, "weight_scale": torch.ones(N, K // G), "weight_g_idx": torch.arange(K) // G}
+        numbers = values(formats.compressed_tensors(ones, config))
+        scale = tensors["weight_scale"].double()[:, tensors["weight_g_idx"].long()]
+        assert torch.equal(values(weight), numbers * scale)
+
+
+def fp8(*shape):
+    return torch.randn(shape).to(torch.float8_e4m3fn)
+
+
+def test_bytes_of_compressed_tensors():
+    q = torch.randint(-128, 128, (N, K)).to(torch.int8)
+    for scale in (scales(N, 1), scales(1)):
+        config = scheme(num_bits=8, strategy="channel" if scale.dim() == 2 else "tensor", type="int", symmetric=True)
+        weight = formats.compressed_tensors({"weight": q, "weight_scale": scale}, config)
+        assert torch.equal(values(weight), product(q, torch.zeros(1), scale))
+    q, scale = fp8(N, K), torch.rand(N, 1)
+    weight = formats.compressed_tensors(
+        {"weight": q, "weight_scale": scale}, scheme(strategy="channel", type="float")
+    )
+    assert torch.equal(values(weight), (q.float() * scale).double())
+    with pytest.raises(ValueError, match="the weight is torch.int8, it must be torch.float8_e4m3fn"):
+        formats.compressed_tensors({"weight": q.to(torch.int8), "weight_scale": scale}, scheme(type="float"))
+
+
+def test_fp8_blocks():
+    q, scale = fp8(200, 300), torch.rand(2, 3)
+    weight = formats.fp8({"weight": q, "weight_scale_inv": scale}, {"weight_block_size": [128, 128]})
+    spread = scale.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    assert torch.equal(values(weight, 300), (q.float() * spread).double())
+    layer = adze.QuantizedLinear(weight, 300)
+    x = torch.randn(2, 300)
+    assert torch.allclose(layer(x), F.linear(x, q.float() * spread), atol=1e-3) and layer.kind == "fp8-block"
+    with pytest.raises(ValueError, match=r"blocks are \[64, 64\], they must be \[128, 128\]"):
+        formats.fp8({"weight": q, "weight_scale_inv": scale}, {"weight_block_size": [64, 64]})
+
+
+# ---- Whole checkpoints ----
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, K)
+        self.proj = nn.Linear(K, N)
+        self.norm = nn.LayerNorm(N)
+        self.head = nn.Linear(K, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.norm(self.proj(self.embed(ids)))
+
+
+def checkpoints():
+    """(config, tensors of proj, its weight) in each format."""
+    tensors = awq_tensors()
+    yield {"quant_method": "awq", "bits": 4, "group_size": G}, tensors, awq_reference(tensors)
+    tensors = gptq_tensors(4, K // G, (torch.arange(K) // G)[torch.randperm(K)])
+    yield (
+        {"quant_method": "gptq", "bits": 4, "group_size": G, "desc_act": True},
+        tensors,
+        gptq_reference(tensors, 4, 1),
+    )
+    q, scale = fp8(N, K), torch.rand(1, 2)
+    yield (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"weight": q, "weight_scale_inv": scale, "activation_scale": torch.ones(1)},
+        (q.float() * scale.repeat_interleave(128, 1)).double(),
+    )
+    tensors = {
+        "weight_packed": words(N, K // 8),
+        "weight_scale": scales(N, K // G),
+        "weight_shape": torch.tensor([N, K]),
+    }
+    group = {"targets": ["Linear"], "weights": scheme(num_bits=4, strategy="group", group_size=G)["weights"]}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
+    yield config, tensors, packed_reference(tensors, 4, G, None)
+
+
+def write(folder, config, tensors, rest):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    named = {f"proj.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file({**named, **rest}, folder / "model.safetensors")
+
+
+def test_checkpoints(tmp_path):
+    rest = {name: torch.randn_like(p) for name, p in Net().named_parameters() if name != "proj.weight"}
+    for i, (config, tensors, want) in enumerate(checkpoints()):
+        write(tmp_path / str(i), config, tensors, rest)
+        for device in ("cpu", "meta"):
+            with torch.device(device):
+                net = Net()
+            loaded = adze.load_quantized(net, tmp_path / str(i))
+            assert loaded.format == config["quant_method"] and list(loaded.layers) == ["proj"] and not loaded.unused
+            assert torch.equal(net.proj.weight, want.float())
+            assert net.head.weight is net.embed.weight and torch.equal(net.embed.weight, rest["embed.weight"])
+            assert torch.equal(net.proj.bias, rest["proj.bias"]) and net(torch.tensor([1, 2])).shape == (2, N)
+
+
+def test_checkpoints_refused(tmp_path):
+    config, tensors, _ = next(checkpoints())
+    rest = {name: torch.randn_like(p) for name, p in Net().named_parameters() if name != "proj.weight"}
+    with pytest.raises(ValueError, match="has no quantization_config in config.json"):
+        adze.load_quantized(Net(), tmp_path)
+    write(tmp_path, {"quant_method": "hqq"}, tensors, rest)
+    with pytest.raises(ValueError, match="quant_method is 'hqq', it must be one of adze, awq, gptq, fp8"):
+        adze.load_quantized(Net(), tmp_path)
+    write(tmp_path, config, tensors, {"proj.bias": rest["proj.bias"]})
+    with pytest.raises(ValueError, match="the checkpoint has no embed.weight, head.weight, norm.bias"):
+        adze.load_quantized(Net(), tmp_path)
+    net = Net()
+    net.proj = nn.Linear(K, 2 * N)
+    with pytest.raises(ValueError, match=r"proj is \[48, 256\] in the model, \[24, 256\] in the checkpoint"):
+        adze.load_quantized(net, tmp_path)
+    del net.proj
+    with pytest.raises(ValueError, match="the checkpoint has proj.qweight, the model has no proj"):
+        adze.load_quantized(net, tmp_path)
+
+
+def test_on_the_default_device():
+    """The layer of an imported weight moves as every module does."""
+    layer = adze.QuantizedLinear(formats.awq(awq_tensors(), {"group_size": G}), K).to(here())
+    assert layer(torch.randn(2, K, device=here())).device.type == here().type

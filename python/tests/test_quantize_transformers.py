@@ -1,0 +1,71 @@
+"""transformers' quantizer: from_pretrained with AdzeConfig, save_pretrained and from_pretrained of what came out."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+
+import adze
+import models
+from device import here
+
+TIED = hf.LlamaConfig(vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=1,
+                      num_attention_heads=2, tie_word_embeddings=True)  # fmt: skip
+
+
+def load(folder, **options):
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map=here(), **options)
+    return model.eval()
+
+
+def layers(model):
+    return {path: module for path, module in model.named_modules() if isinstance(module, adze.QuantizedLinear)}
+
+
+@pytest.mark.parametrize("name, kind", [("qwen2", "int4-g64"), ("gpt2", "fp8")])
+def test_round_trip(name, kind, tmp_path):
+    """qwen2 has Linears with a bias, gpt2 Conv1Ds and a head that is tied to the embedding."""
+    models.build(name).save_pretrained(tmp_path / "plain")
+    model, inputs = load(tmp_path / "plain"), models.inputs(name)
+    handle = adze.quantize(model, kind)
+    want = models.output(model, inputs)
+    made = load(tmp_path / "plain", quantization_config=adze.AdzeConfig(kind=kind))
+    assert list(layers(made)) == handle.quantized and torch.equal(models.output(made, inputs), want)
+    for number, one in enumerate((made, model)):  # quantised while it was loaded, and by adze.quantize
+        folder = tmp_path / str(number)
+        one.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        assert config["quant_method"] == "adze" and config["kind"] == kind
+        assert [path.suffix for path in folder.glob("*model*")] == [".safetensors"]
+        again = load(folder)
+        assert torch.equal(models.output(again, inputs), want) and list(layers(again)) == handle.quantized
+        stored = [layer.weight_scale.dtype for layer in layers(again).values()]
+        assert stored == [layer.weight_scale.dtype for layer in layers(model).values()]
+    handle.remove()
+    assert not hasattr(model.config, "quantization_config")
+    plain = load(tmp_path / "plain")
+    assert adze.load_quantized(plain, tmp_path / "1").format == "adze"
+    assert torch.equal(models.output(plain, inputs), want)
+    again = again.dequantize()
+    assert not layers(again) and (models.output(again, inputs) - want).abs().max() < 0.05 * want.abs().max()
+
+
+def test_tied_head(tmp_path):
+    torch.manual_seed(0)
+    hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path / "plain")
+    model = load(tmp_path / "plain", quantization_config=adze.AdzeConfig("int8", exclude=()))
+    assert model.lm_head.weight is model.model.embed_tokens.weight and len(layers(model)) == 7
+    model.save_pretrained(tmp_path / "made")
+    again = load(tmp_path / "made")
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    inputs = models.inputs("llama")
+    assert torch.equal(models.output(again, inputs), models.output(model, inputs))
+
+
+def test_refused(tmp_path):
+    with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
+        adze.AdzeConfig("int5")
+    hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="AdzeConfig: no layer of the model can be quantised"):
+        load(tmp_path, quantization_config=adze.AdzeConfig("int8", exclude="*"))

@@ -1,0 +1,69 @@
+/* embed: the contract, the definition, and the kernels. */
+#include "value.h"
+
+static const adze_field fields[] = {
+    ADZE_OUTPUT(embed, ADZE_OUT, out, 0, 0, 0),
+    ADZE_FIELD(embed, ADZE_IN, table),
+    ADZE_FIELD(embed, ADZE_IN, ids),
+    ADZE_FIELD(embed, ADZE_FLOAT, scale),
+    ADZE_FIELDS_END,
+};
+
+static adze_status validate(const void *args)
+{
+    const adze_embed_args *a = args;
+    ADZE_CHECK(adze_check_float("embed", "table", &a->table));
+    ADZE_REQUIRE(a->table.rank == 2, ADZE_BAD_ARG, "embed: table has rank %d, it must be 2", a->table.rank);
+    ADZE_CHECK(adze_check_rows("embed", "table", &a->table));
+    ADZE_REQUIRE(a->ids.dtype == ADZE_I32 || a->ids.dtype == ADZE_I64, ADZE_BAD_DTYPE,
+                 "embed: ids is %s, it must be i32 or i64", adze_dtype_name(a->ids.dtype));
+    ADZE_REQUIRE(a->ids.rank >= 1 && a->ids.rank <= 4, ADZE_BAD_ARG, "embed: ids has rank %d, it must be 1 to 4",
+                 a->ids.rank);
+    return adze_check_rows("embed", "ids", &a->ids);
+}
+
+static void outputs(void *args)
+{
+    adze_embed_args *a = args;
+    adze_like(&a->out, &a->ids);
+    a->out.dtype = a->table.dtype;
+    a->out.shape[a->out.rank++] = a->table.shape[1];
+}
+
+static void reference(const void *args, adze_value *const *out)
+{
+    const adze_embed_args *a = args;
+    const int64_t dim = a->table.shape[1], last = a->ids.shape[a->ids.rank - 1], count = adze_count(&a->ids);
+    const adze_tensor *const tensors[] = {&a->ids};
+    const double scale = a->scale != 0 ? adze_round_to(a->table.dtype, a->scale) : 1;
+    adze_rows rows;
+    adze_rows_init(&rows, &a->ids, 1, tensors);
+    for (int64_t t = 0; t < count; t++) {
+        const int64_t id = (int64_t)adze_get(&a->ids, adze_row_offset(&rows, 0, t / last) + t % last);
+        for (int64_t i = 0; i < dim; i++) {
+            adze_value x = adze_exact(NAN);
+            if (id >= 0 && id < a->table.shape[0])
+                x = adze_element(&a->table, id * a->table.stride[0] + i);
+            out[0][t * dim + i] = a->scale != 0 ? adze_mul(x, adze_exact(scale)) : x;
+        }
+    }
+}
+
+ADZE_CPU_DECLARE(embed)
+static const adze_kernel kernels[] = {ADZE_CPU_ROWS(embed) ADZE_KERNELS_END};
+
+const adze_op adze_op_embed = {"embed",
+                               sizeof(adze_embed_args),
+                               ADZE_FIRST_SIZE(embed, reserved),
+                               fields,
+                               validate,
+                               outputs,
+                               reference,
+                               kernels,
+                               NULL,
+                               NULL};
+
+adze_status adze_embed(adze_stream stream, const adze_embed_args *args)
+{
+    return adze_dispatch(&adze_op_embed, stream, args);
+}
