@@ -49,9 +49,8 @@ endif
 
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
 # passed between inlined functions only, so -Wpsabi has nothing to say. Their long functions take a while to compile with
-# sanitizers: what two find, one looks for, AddressSanitizer is called rather than inlined, and code for an ISA that this
-# machine lacks, which nothing here can run, has none. A kernel's stack frame is at most 32 KiB: the host's threads may
-# have small stacks. Sanitizers make frames larger.
+# sanitizers: what two find, one looks for, and AddressSanitizer is called rather than inlined. A kernel's stack frame is
+# at most 32 KiB: the host's threads may have small stacks. Sanitizers make frames larger.
 #
 # An ISA that few ops gain by is one of ONLY: src/cpu/<op>_<isa>.c is compiled for it alone, and where there is one.
 ISAS.aarch64 := sve
@@ -67,13 +66,16 @@ CPUINFO.bf16   := bf16
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
-# takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone.
+# takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone. PLAIN is the folder
+# of a build that the others are taken from.
+PLAIN        ?= $(K)
 WATCHED_ISA  := $(if $(SAN_KERNELS),$(lastword $(foreach i,$(ISAS.$(ARCH)),$(if $(shell grep -w $(CPUINFO.$i) /proc/cpuinfo),$i))))
 UNWATCHED     = $(if $(SAN_KERNELS),$(if $(filter $(WATCHED_ISA),$1),$(if $(filter-out thread,$(SAN)),\
                 -fno-sanitize=undefined),-fno-sanitize=all))
-SAN_CFLAGS    = -O1 $(if $(filter-out thread,$(SAN)),-fno-sanitize=null -fno-sanitize=object-size \
+SAN_CFLAGS    = -O1 $(if $(filter-out thread,$(SAN)),-fno-sanitize=null$(comma)object-size$(comma)pointer-overflow \
                 $(if $(shell $(CC) --version | grep clang),-mllvm -asan,--param asan)-instrumentation-with-call-threshold=0)
-CPU_CFLAGS   := $(if $(SAN_KERNELS),$(SAN_CFLAGS),-O3) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast \
+CPU_OPT      ?= -O3
+CPU_CFLAGS   := $(if $(SAN_KERNELS),$(SAN_CFLAGS),$(CPU_OPT)) -g1 -Wno-psabi -fno-math-errno -ffp-contract=fast \
                 $(if $(SAN_KERNELS),,-Wframe-larger-than=32768)
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
@@ -108,7 +110,7 @@ KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(if $(SAN_
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
 CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(K)/$s.o \
-             $(foreach i,$(ISAS.$(ARCH)),$(K)/$s.$i.o)) \
+             $(foreach i,$(ISAS.$(ARCH)),$(if $(filter $i,$(WATCHED_ISA)),$(K),$(PLAIN))/$s.$i.o)) \
            $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(K)/%.o,$(wildcard src/cpu/*_$i.c)))
 LIB     := $(call objects,src src/ops src/cuda) $(CPU)
 HARNESS := $(call objects,check)

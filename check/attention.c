@@ -234,8 +234,6 @@ static void fill_mask(const adze_tensor *mask)
 static void fill(void *args)
 {
     const adze_attention_args *a = args;
-    if (adze_op_attention.validate(a) != ADZE_OK)
-        return;
     const int64_t page = a->block_table.dtype ? a->k.shape[2] : 0;
     const int64_t n = page ? a->block_table.shape[1] * page : a->k.shape[2];
     for (int64_t s = 0; a->lengths.dtype && s < a->lengths.shape[0]; s++)
@@ -291,4 +289,5 @@ static double flops(const void *args)
            (double)(a->q.shape[3] + a->v.shape[3]);
 }
 
-const adze_suite adze_suite_attention = {&adze_op_attention, good, bad, bench, NULL, NULL, fill, cut, flops, NULL};
+const adze_suite adze_suite_attention = {
+    .op = &adze_op_attention, .good = good, .bad = bad, .bench = bench, .fill = fill, .cut = cut, .flops = flops};

@@ -51,4 +51,4 @@ static void fill(void *args)
 }
 
 const adze_suite adze_suite_attention_merge = {
-    &adze_op_attention_merge, good, bad, bench, NULL, NULL, fill, NULL, NULL, NULL};
+    .op = &adze_op_attention_merge, .good = good, .bad = bad, .bench = bench, .fill = fill};

@@ -21,6 +21,7 @@ typedef struct adze_bench_row { /* one kernel on one line */
     double us, us_alone, spread; /* us_alone 0: there is no such thing on the CPU */
     double gbps, gflops;         /* gflops 0: its arithmetic does not count */
     double share;                /* of the ceiling for this mix of reads and writes, or of arithmetic: what binds */
+    int warm;                    /* a call moves so few rows of its tensors that a cache may hold them between calls */
     int code;                    /* of the dtype */
     double ulps, error;          /* the largest error: in units in the last place, and as a share of the limit */
     adze_peer peers[ADZE_PEERS_MAX];

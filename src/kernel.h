@@ -11,15 +11,11 @@ extern "C" {
 /* The ops of the library. A new op is one word here. A project that has ops of its own defines the list before it
    includes this file. */
 #ifndef ADZE_OPS
+/* clang-format off */
 #    define ADZE_OPS(X)                                                                                              \
-        X(rms_norm)                                                                                                  \
-        X(layer_norm)                                                                                                \
-        X(group_norm)                                                                                                \
-        X(gated_add)                                                                                                 \
-        X(activation)                                                                                                \
-        X(glu)                                                                                                       \
-        X(softmax) X(gemm) X(quantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table)         \
-            X(embed) X(kv_append) X(sample)
+        X(rms_norm) X(layer_norm) X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize)     \
+        X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table) X(embed) X(kv_append) X(sample)
+/* clang-format on */
 #endif
 
 #define X(name) extern const adze_op adze_op_##name;

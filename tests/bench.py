@@ -37,7 +37,10 @@ def main(adze, folder):
     expect(report["rows"] and {row["op"] for row in report["rows"]} == ops, "the table and the JSON differ")
     expect(all(row["us"] > 0 and row["gbps"] > 0 for row in report["rows"]), "a row without a time")
     expect(all(report["ceilings"][name] > 0 for name in ("read", "copy", "float_gflops")), "no ceilings")
-    expect(all((row["gflops"] > 0) == (row["op"] == "gemm") for row in report["rows"]), "only products have gflops")
+    expect(
+        all((row["gflops"] > 0) == (row["op"] in ("gemm", "attention")) for row in report["rows"]),
+        "only products have gflops",
+    )
     shown = page.read_text()
     expect("<svg" in shown, "the page has no picture")
     device = "0" if report["machine"]["sm"] else "cpu"

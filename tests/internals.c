@@ -34,10 +34,11 @@ static adze_status grown_run(adze_stream stream, const void *args)
 static void check_growth(void)
 {
     const adze_stream cpu = {ADZE_CPU, NULL};
-    static const adze_field added[] = {{"extra", ADZE_OPTIONAL, offsetof(adze_grown_args, extra), NULL, {0, 0, 0}},
-                                       {"factor", ADZE_FLOAT, offsetof(adze_grown_args, factor), NULL, {0, 0, 0}},
-                                       {"mode", ADZE_INT, offsetof(adze_grown_args, mode), NULL, {0, 0, 0}},
-                                       ADZE_FIELDS_END};
+    static const adze_field added[] = {
+        {"extra", ADZE_OPTIONAL, offsetof(adze_grown_args, extra), NULL, {0, 0, 0}, NULL},
+        {"factor", ADZE_FLOAT, offsetof(adze_grown_args, factor), NULL, {0, 0, 0}, NULL},
+        {"mode", ADZE_INT, offsetof(adze_grown_args, mode), NULL, {0, 0, 0}, NULL},
+        ADZE_FIELDS_END};
     static const adze_kernel kernels[] = {{"cpu", 0, 0, 0, NULL, grown_run, NULL, 0}, ADZE_KERNELS_END};
     int n = 0;
     for (; adze_op_activation.fields[n].name; n++)

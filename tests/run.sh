@@ -23,7 +23,7 @@ for program in tests/*.c; do
 done
 needs_of() {
     case $1 in
-    build-tsan) echo build ;;
+    build-sanitized | build-tsan) echo build ;;
     build | build-* | cuda-compile | headers | lint | wheel) ;;
     check-clang | fuzz) echo build-clang ;;
     check-sanitized) echo build-sanitized ;;
@@ -63,11 +63,11 @@ step_build() {
 step_build-clang() {
     about 'the same with clang, without CUDA'
     need clang
-    build CC=clang CUDA=0 B=build/clang all
+    build CC=clang CUDA=0 CPU_OPT=-O1 B=build/clang all
 }
 step_build-sanitized() {
     about 'the same with AddressSanitizer and UndefinedBehaviorSanitizer'
-    build SAN=1 all
+    build SAN=1 PLAIN=build all
 }
 step_build-tsan() {
     about 'the library with ThreadSanitizer, but for its CPU kernels'
@@ -78,7 +78,7 @@ step_build-cross() {
     other_arch
     need "$arch-linux-gnu-gcc"
     compiles "$arch-linux-gnu-gcc" || skip "$arch-linux-gnu-gcc finds no C library"
-    build CC="$arch-linux-gnu-gcc" AR="$arch-linux-gnu-ar" CUDA=0 B="build/$arch" all
+    build CC="$arch-linux-gnu-gcc" AR="$arch-linux-gnu-ar" CUDA=0 CPU_OPT=-O1 B="build/$arch" all
 }
 
 step_check() {
@@ -256,8 +256,9 @@ step_headers() {
     for header in include/*.h; do
         for compiler in gcc clang; do
             have $compiler || continue
-            $compiler -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c "$header"
-            $compiler -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ "$header"
+            echo "#include <${header#include/}>" >"$logs/header.c"
+            $compiler -std=c99 -Iinclude -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c "$logs/header.c"
+            $compiler -std=c++11 -Iinclude -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ "$logs/header.c"
         done
     done
 }
