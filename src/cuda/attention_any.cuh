@@ -1,5 +1,5 @@
-/* attention_any.cuh - attention of every call: any dtype, head dim and address. A block has one query of one head. Its
-   warps compute the scores of the keys in turn; then its threads have a column of the values each. */
+/* attention_any.cuh - attention of every call: any dtype, head dim and address. A block has one query of one head.
+   Its warps compute the scores of the keys in turn; then its threads have a column of the values each. */
 #ifndef ADZE_CUDA_ATTENTION_ANY_CUH
 #define ADZE_CUDA_ATTENTION_ANY_CUH
 
@@ -21,19 +21,25 @@ __device__ __forceinline__ float attention_element(const char *data, int dtype, 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(ANY_THREADS) attention_any(const attention_params p)
+__global__ void __launch_bounds__(ANY_THREADS) attention_any(const __grid_constant__ attention_params p)
 {
     constexpr int WARPS = ANY_THREADS / 32, COLUMNS = ANY_DIM / ANY_THREADS;
-    __shared__ float q[ANY_DIM], score[ANY_KEYS];
+    __shared__ float q[ANY_DIM], score[ANY_KEYS], weight[ANY_KEYS];
+    static_assert(ANY_KEYS == 64, ""); /* two in each lane */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int row = (int)blockIdx.x, head = (int)blockIdx.y % p.heads, entry = (int)blockIdx.y / p.heads;
     pdl_launch_next();
     pdl_wait();
     /* The sequence that has the row: entry's own, or one of those that share q. */
-    int sequence = p.q_offsets ? 0 : entry;
-    attention_sequence s = attention_sequence_of(p, sequence);
-    while (p.q_offsets && !(row >= s.first && row < s.first + s.m) && ++sequence < p.sequences)
+    int sequence = p.q_offsets ? -1 : entry;
+    attention_sequence s = {};
+    if (!p.q_offsets)
         s = attention_sequence_of(p, sequence);
+    while (p.q_offsets && ++sequence < p.sequences) {
+        s = attention_sequence_of(p, sequence);
+        if (row >= s.first && row < s.first + s.m)
+            break;
+    }
     const bool has = sequence < p.sequences;
     const int query = has ? row - s.first : 0, kv_head = head / p.group;
     const int low = has ? attention_low(p, s, query) : 0, high = has ? attention_high(p, s, query) : 0;
@@ -55,7 +61,7 @@ __global__ void __launch_bounds__(ANY_THREADS) attention_any(const attention_par
                 x = warp_sum<32>(x);
                 if (p.k_scale)
                     x *= p.k_scale[attention_at(p.k_scale_stride, place, kv_head)];
-                x = attention_score(p, x);
+                x = attention_score(p, p.scale, x);
                 if (p.mask_kind)
                     x = attention_masked<T>(p, mask_at + first + j, x);
             }
@@ -63,23 +69,27 @@ __global__ void __launch_bounds__(ANY_THREADS) attention_any(const attention_par
                 score[j] = place.entry >= 0 ? x : -INFINITY;
         }
         __syncthreads();
-        float most = top;
-        for (int j = 0; j < count; j++)
-            most = fmaxf(most, score[j]);
+        /* Every warp takes the maximum and the sum, two keys in each lane; the first warp leaves the weights. */
+        const float one = lane < count ? score[lane] : -INFINITY;
+        const float two = lane + 32 < count ? score[lane + 32] : -INFINITY;
+        const float most = fmaxf(top, warp_max<32>(fmaxf(one, two)));
         const float base = most == -INFINITY ? 0 : most, less = power_of_2(top - base);
+        const float of_one = power_of_2(one - base), of_two = power_of_2(two - base);
         top = most;
-        sum *= less;
+        sum = sum * less + warp_sum<32>(of_one + of_two);
+        if (warp == 0)
+            weight[lane] = of_one, weight[lane + 32] = of_two;
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++)
             out[c] *= less;
+        __syncthreads();
         for (int j = 0; j < count; j++) {
-            const float weight = power_of_2(score[j] - base);
-            sum += weight;
             const attention_place place = attention_place_of(p, s, sequence, first + j);
             if (place.entry < 0)
                 continue;
             const int64_t at = attention_at(p.v_stride, place, kv_head);
-            const float scaled = p.v_scale ? weight * p.v_scale[attention_at(p.v_scale_stride, place, kv_head)] : weight;
+            const float scale = p.v_scale ? p.v_scale[attention_at(p.v_scale_stride, place, kv_head)] : 1;
+            const float scaled = weight[j] * scale;
 #pragma unroll
             for (int c = 0; c < COLUMNS; c++) {
                 const int column = (int)threadIdx.x + c * ANY_THREADS;
@@ -89,8 +99,8 @@ __global__ void __launch_bounds__(ANY_THREADS) attention_any(const attention_par
         }
         __syncthreads();
     }
-    const attention_total total = has ? attention_finish(top, sum, attention_sink<T>(p, head))
-                                      : attention_total{0, -INFINITY};
+    const attention_total total =
+        has ? attention_finish(top, sum, attention_sink<T>(p, head)) : attention_total{0, -INFINITY};
     const int64_t to = entry * p.out_stride[0] + head * p.out_stride[1] + row * p.out_stride[2];
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {

@@ -1,4 +1,5 @@
-/* attention_call.cuh - a call of attention as its CUDA kernels take it: the sequences, and which keys a query sees. */
+/* attention_call.cuh - a call of attention as its CUDA kernels take it: the sequences, and which keys a query sees.
+ */
 #ifndef ADZE_CUDA_ATTENTION_CALL_CUH
 #define ADZE_CUDA_ATTENTION_CALL_CUH
 
@@ -14,11 +15,11 @@ struct attention_params {
     const char *mask;
     const void *sinks;
     const int32_t *lengths, *block_table, *q_offsets, *k_offsets;
-    const float *k_scale, *v_scale;                /* of quantised keys and values */
-    int64_t q_stride[3], out_stride[3];            /* elements: batch, head, query */
-    int64_t k_stride[3], v_stride[3];              /* elements: batch or page, head, key */
-    int64_t lse_stride[3], mask_stride[3];         /* elements */
-    int64_t k_scale_stride[3], v_scale_stride[3];  /* 0: one scale for all */
+    const float *k_scale, *v_scale;               /* of quantised keys and values */
+    int64_t q_stride[3], out_stride[3];           /* elements: batch, head, query */
+    int64_t k_stride[3], v_stride[3];             /* elements: batch or page, head, key */
+    int64_t lse_stride[3], mask_stride[3];        /* elements */
+    int64_t k_scale_stride[3], v_scale_stride[3]; /* 0: one scale for all */
     int64_t table_stride;
     int sequences, heads, kv_heads, group; /* group: heads of q that share one of k */
     int m, n, d, dv;                       /* m: queries of q; n: keys that a sequence may have */
@@ -26,7 +27,13 @@ struct attention_params {
     int causal, window, mask_kind, k_dtype;
     float scale, softcap; /* scale without softcap includes log2(e) */
     bool sinks_f32;
+    bool k_scale_each, v_scale_each; /* a scale for each key, not one for all */
+    bool clustered;                  /* the parts of the keys are the blocks of a cluster */
+    int parts;                       /* of the keys, at most PARTS_MAX */
+    float *part_values;              /* not clustered: of each row of out and part a row of floats, */
+    float2 *part_sums;               /* and its maximum and sum */
 };
+enum { CLUSTER_MAX = 8, PARTS_MAX = 64 };
 
 /* One sequence: row i of its queries is row first + i of entry `batch` of q; key j is row first_key + j of entry
    key_batch of k, unless keys are paged. */
@@ -90,13 +97,20 @@ __device__ __forceinline__ int64_t attention_at(const int64_t (&stride)[3], atte
     return at.entry * stride[0] + head * stride[1] + at.row * stride[2];
 }
 
-/* A score in base 2: softmax is the same there. `x` is q . k. */
-__device__ __forceinline__ float attention_score(const attention_params &p, float x)
+__device__ __forceinline__ float power_of_2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. */
+__device__ __forceinline__ float attention_score(const attention_params &p, float scale, float x)
 {
     constexpr float LOG2_E = 1.4426950408889634f;
     if (p.softcap == 0)
-        return x * p.scale;
-    return p.softcap * tanhf(x * p.scale / p.softcap) * LOG2_E;
+        return x * scale;
+    const float y = x * scale / p.softcap, e = power_of_2(fabsf(y) * (2 * LOG2_E));
+    return p.softcap * copysignf(1 - 2 / (e + 1), y) * LOG2_E;
 }
 template <typename T>
 __device__ __forceinline__ float attention_masked(const attention_params &p, int64_t at, float score)
@@ -106,12 +120,6 @@ __device__ __forceinline__ float attention_masked(const attention_params &p, int
         return p.mask[at] ? score : -INFINITY;
     const float bias = p.mask_kind == MASK_F32 ? ((const float *)p.mask)[at] : to_float(((const T *)p.mask)[at]);
     return score + bias * LOG2_E;
-}
-__device__ __forceinline__ float power_of_2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 /* The sink of a head in base 2. */
 template <typename T>
@@ -123,7 +131,8 @@ __device__ __forceinline__ float attention_sink(const attention_params &p, int h
     return LOG2_E * (p.sinks_f32 ? ((const float *)p.sinks)[head] : to_float(((const T *)p.sinks)[head]));
 }
 
-/* The maximum and the sum of a row with its sink, as what its values are multiplied by and the logarithm of the sum. */
+/* The maximum and the sum of a row with its sink, as what its values are multiplied by and the logarithm of the sum.
+ */
 struct attention_total {
     float inverse, lse;
 };
