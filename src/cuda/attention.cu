@@ -75,10 +75,8 @@ using ATTENTION_FEW = attention_shape<D, 1, 1, 4, 64, (D > 128 ? 2 : 3)>;
 template <int D>
 using ATTENTION_SOME = attention_shape<D, 1, (D > 128 ? 2 : 4), (D > 128 ? 2 : 1), (D > 128 ? 32 : 64), 2>;
 template <int D>
-using ATTENTION_MANY = attention_shape<D, (D > 128 ? 1 : 2), (D > 128 ? 8 : 4), 1, (D > 64 ? 32 : 64),
-                                       (D > 128  ? 2
-                                        : D > 64 ? 3
-                                                 : 2)>;
+using ATTENTION_MANY =
+    attention_shape<D, (D > 128 ? 1 : 2), (D > 128 ? 8 : 4), 1, (D > 64 ? 32 : 64), (D > 64 && D <= 128 ? 3 : 2)>;
 
 template <typename T, int D>
 static adze_status tile_run(const cuda_call &s, const attention_params &p)

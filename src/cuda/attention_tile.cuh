@@ -249,7 +249,7 @@ __device__ __forceinline__ bool attention_find(const attention_params &p, int at
 template <class S>
 __device__ __forceinline__ void attention_prefetch(const attention_params &p, int sequence, int kv_head, int rank)
 {
-    if (S::ALONG == 1 || p.page || p.lengths || p.k_offsets || p.q_offsets || p.window || p.causal)
+    if (S::ALONG == 1 || p.page || p.lengths || p.k_offsets || p.q_offsets || p.window || (p.causal && p.m > 1))
         return;
     const int steps = (p.n + S::KEYS - 1) / S::KEYS, first = (int)((int64_t)steps * rank / p.parts) * S::KEYS;
     for (int row = (int)threadIdx.x; row < (S::STAGES - 1) * S::KEYS && first + row < p.n; row += S::THREADS) {
