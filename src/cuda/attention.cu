@@ -36,12 +36,13 @@ static attention_params attention_params_of(const adze_attention_args *a)
     p.k_scale_each = a->k_scale.rank == 3, p.v_scale_each = a->v_scale.rank == 3;
     p.parts = 1;
     p.table_stride = p.block_table ? a->block_table.stride[0] : 0;
-    p.page = p.block_table ? (int)a->k.shape[2] : 0;
-    p.pages = p.block_table ? (int)a->k.shape[0] : 0;
-    p.sequences = (int)(p.q_offsets ? a->q_offsets.shape[0] - 1 : a->q.shape[0]);
+    p.page = a->block_table.dtype ? (int)a->k.shape[2] : 0;
+    p.pages = a->block_table.dtype ? (int)a->k.shape[0] : 0;
+    p.packed = a->q_offsets.dtype != 0;
+    p.sequences = (int)(p.packed ? a->q_offsets.shape[0] - 1 : a->q.shape[0]);
     p.heads = (int)a->q.shape[1], p.kv_heads = (int)a->k.shape[1], p.group = p.heads / p.kv_heads;
     p.m = (int)a->q.shape[2], p.d = (int)a->q.shape[3], p.dv = (int)a->v.shape[3];
-    p.n = (int)(p.block_table ? a->block_table.shape[1] * p.page : a->k.shape[2]);
+    p.n = (int)(p.page ? a->block_table.shape[1] * p.page : a->k.shape[2]);
     p.causal = a->causal, p.window = a->window, p.softcap = a->softcap, p.k_dtype = a->k.dtype;
     const double scale = a->scale != 0 ? a->scale : 1 / sqrt((double)p.d);
     p.scale = (float)(p.softcap != 0 ? scale : scale * 1.4426950408889634);
@@ -118,7 +119,7 @@ static adze_status attention_launch(const cuda_call &s, const attention_params &
         if (status != ADZE_NO_KERNEL)
             return status;
     }
-    const int64_t entries = p.q_offsets ? 1 : p.sequences;
+    const int64_t entries = p.packed ? 1 : p.sequences;
     if (!s.takes(ANY_CALL, true))
         return ADZE_NO_KERNEL;
     return launch(s, attention_any<T>, p.m, dim3(ANY_THREADS), launch_shape(0, 1, entries * p.heads), p);

@@ -27,6 +27,7 @@ struct attention_params {
     int causal, window, mask_kind, k_dtype;
     float scale, softcap; /* scale without softcap includes log2(e) */
     bool sinks_f32;
+    bool packed;                     /* there are q_offsets; scratch is asked for before the pointers are known */
     bool k_scale_each, v_scale_each; /* a scale for each key, not one for all */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */

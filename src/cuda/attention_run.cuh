@@ -12,21 +12,21 @@ adze_status attention_quantised(const cuda_call &s, const attention_params &p, b
 /* Rows that a sequence has for one head of k: of packed sequences, on average. */
 static inline int64_t attention_rows_of(const attention_params &p)
 {
-    return (p.q_offsets ? ceil_div(p.m, p.sequences > 0 ? p.sequences : 1) : p.m) * p.group;
+    return (p.packed ? ceil_div(p.m, p.sequences > 0 ? p.sequences : 1) : p.m) * p.group;
 }
 static inline int64_t attention_out_rows(const attention_params &p)
 {
-    return (int64_t)(p.q_offsets ? 1 : p.sequences) * p.heads * p.m;
+    return (int64_t)(p.packed ? 1 : p.sequences) * p.heads * p.m;
 }
 /* Tiles of `rows` rows in the grid's x; where sequences are packed, a tile of each may be partly empty. */
 static inline int64_t attention_tiles(const attention_params &p, int64_t rows)
 {
     const int64_t all = ceil_div((int64_t)p.m * p.group, rows);
-    return p.q_offsets ? all + p.sequences : all;
+    return p.packed ? all + p.sequences : all;
 }
 static inline int64_t attention_pairs(const attention_params &p)
 {
-    return p.q_offsets ? p.kv_heads : (int64_t)p.sequences * p.kv_heads;
+    return p.packed ? p.kv_heads : (int64_t)p.sequences * p.kv_heads;
 }
 
 /* In how many parts blocks take the keys: as many as fill every multiprocessor twice, of `least` keys or more. */
