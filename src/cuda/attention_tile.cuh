@@ -319,12 +319,12 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_tile(const __
     attention_load_q<S>(p, own, q);
     copy_commit();
     if (p.page) {
-#pragma unroll
+#    pragma unroll
         for (int i = 0; i < S::STAGES; i++)
             attention_look_up<S>(p, b, key + i * S::KEYS, places + i * S::KEYS);
         __syncthreads();
     }
-#pragma unroll
+#    pragma unroll
     for (int i = 0; i < S::STAGES - 1; i++) {
         if (i < steps)
             attention_load_keys<S>(p, b, from, key + i * S::KEYS, stages + (uint32_t)(i * S::STAGE_BYTES),
@@ -339,7 +339,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_tile(const __
             __syncthreads();
         }
         if constexpr (attention_rows<S>::HELD)
-#pragma unroll
+#    pragma unroll
             for (int c = 0; c < attention_rows<S>::CHUNKS; c++)
                 load_matrices(r.q[c], attention_q_at<S>(q, w.row) + (uint32_t)(c * 32));
     }
@@ -368,9 +368,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_tile(const __
         slot = slot + 1 < S::PLACES ? slot + 1 : 0;
     }
     copy_wait<0>();
-#pragma unroll
+#    pragma unroll
     for (int f = 0; f < S::FRAGMENTS; f++)
-#pragma unroll
+#    pragma unroll
         for (int half = 0; half < 2; half++) {
             r.sum[f][half] += __shfl_xor_sync(~0u, r.sum[f][half], 1);
             r.sum[f][half] += __shfl_xor_sync(~0u, r.sum[f][half], 2);
