@@ -52,6 +52,15 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool t
     (void)to, (void)from, (void)there;
 #endif
 }
+/* The same with 4 bytes. */
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void *from, bool there)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+#else
+    (void)to, (void)from, (void)there;
+#endif
+}
 __device__ __forceinline__ void copy_commit()
 {
 #if __CUDA_ARCH__ >= 800
