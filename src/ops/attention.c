@@ -443,16 +443,7 @@ static const adze_samples samples = {sums_of, reference_at};
 ADZE_KERNELS(attention)
 
 /* On CUDA, where few queries see many keys, parts of a row of out pass through scratch. */
-size_t adze_attention_cuda_scratch(adze_stream stream, const adze_attention_args *args);
-static size_t scratch(adze_stream stream, const void *args)
-{
-#if ADZE_CUDA
-    if (stream.device != ADZE_CPU)
-        return adze_attention_cuda_scratch(stream, args);
-#endif
-    (void)stream, (void)args;
-    return 0;
-}
+ADZE_CUDA_SCRATCH(attention)
 
 const adze_op adze_op_attention = {"attention",
                                    sizeof(adze_attention_args),
