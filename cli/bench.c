@@ -202,7 +202,7 @@ static void raise_ceilings(adze_stream stream)
     }
 }
 
-/* Each row's share of its ceiling; returns the largest. */
+/* Each row's share of its ceiling; returns the largest of those that caches do not raise. */
 static double find_shares(void)
 {
     double most = 0;
@@ -211,7 +211,7 @@ static double find_shares(void)
         const double moved = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
         const double computed = row->gflops > 0 ? row->gflops / adze_flops_of(&state.report.ceilings, row->code) : 0;
         row->share = moved > computed ? moved : computed;
-        most = row->share > most ? row->share : most;
+        most = !row->warm && row->share > most ? row->share : most;
     }
     return most;
 }
