@@ -56,7 +56,7 @@ def main(adze, folder):
     )
     too_large = re.search(r"^(\d+) lines above", text, re.M)
     expect(
-        left_out.count("it moves ") == (int(too_large[1]) if too_large else 0),
+        left_out.count("it takes ") == (int(too_large[1]) if too_large else 0),
         "a line that was too large has no name",
     )
 

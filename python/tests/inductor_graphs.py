@@ -1,4 +1,5 @@
-"""A function through Dynamo, AOTAutograd and the pass, and its results beside those of eager."""
+"""A function through Dynamo, AOTAutograd and the pass, its results beside those of eager, and norms as models write
+them."""
 
 import copy
 
@@ -12,6 +13,16 @@ from device import default_device, generator, here
 
 with default_device(None):
     known()  # patterns are made once, where torch makes tensors unless told otherwise; graphs of CUDA must match them
+
+
+def llama(h, w, eps=1e-6):
+    f = h.float()
+    return w * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(h.dtype)
+
+
+def gemma(h, w, eps=1e-6):
+    f = h.float()
+    return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + w.float())).type_as(h)
 
 
 def compiled(fn, dynamic=False, keep=False, numerics="match"):

@@ -11,7 +11,7 @@ import adze  # noqa: E402
 from adze.inductor.compile import Pass  # noqa: E402
 from adze.patching import products  # noqa: E402
 from device import default_device, here  # noqa: E402
-from inductor_graphs import all_close, calls, close, compiled, randn, run, run_all  # noqa: E402
+from inductor_graphs import all_close, calls, close, compiled, gemma, llama, randn, run, run_all  # noqa: E402
 
 ROWS = 6
 run_fast, run_all_fast = (functools.partial(each, numerics="fast") for each in (run, run_all))
@@ -21,16 +21,6 @@ run_fast, run_all_fast = (functools.partial(each, numerics="fast") for each in (
 def faster(monkeypatch):
     """Six rows are gemm's here, whatever was measured."""
     monkeypatch.setitem(products.FASTER, here().type, {torch.float32: ROWS, torch.bfloat16: ROWS})
-
-
-def llama(h, w, eps=1e-6):
-    f = h.float()
-    return w * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(h.dtype)
-
-
-def gemma(h, w, eps=1e-6):
-    f = h.float()
-    return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + w.float())).type_as(h)
 
 
 def three(x, norm, a, b, c, bias):

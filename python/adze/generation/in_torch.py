@@ -1,6 +1,7 @@
 """What attention, kv_append and sample compute, in torch: for devices on which an op has no kernel.
 
-has_kernel() asks the library. Nothing here waits for a device or reads from it, so it can be captured in a graph."""
+has_kernel(), of operators/ops.py, asks the library. Nothing here waits for a device or reads from it, so it can be
+captured in a graph."""
 
 import torch
 

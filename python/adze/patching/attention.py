@@ -29,10 +29,10 @@ MEASURED = 16384  # tokens
 
 def _on_the_cpu():
     """x86-64 with AVX-512 and without instructions for products of half precision, one thread, torch 2.13, by `python
-    bench/attention.py`. In bfloat16 and float16 attention was 1.05 to 1.3 times as fast as torch's, from 1024
-    queries and keys on for heads of 64 and 80, and from 4096 on for heads of up to 128, in bfloat16 also of 40. It
-    was slower, or not clearly faster, for fewer tokens, for the keys of a text (77 to 512), with masks, and in
-    float32: those calls are torch's. Other processors were not measured."""
+    bench/attention.py`. In bfloat16 and float16 attention was faster than torch's, from 1024 queries and keys on for
+    heads of 64 and 80, and from 4096 on for heads of up to 128, in bfloat16 also of 40. It was slower, or not clearly
+    faster, for fewer tokens, for the keys of a text (77 to 512), with masks, and in float32: those calls are torch's.
+    Other processors were not measured."""
     support = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
     if None in support or torch.backends.cpu.get_cpu_capability() != "AVX512" or any(asked() for asked in support):
         return {}
