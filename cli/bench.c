@@ -29,7 +29,7 @@ static const char help[] =
     "  --quick         less exact, a few seconds\n"
     "  --full          longer samples; on the CPU also lines above 400 MB, and kernels for older processors\n"
     "  --variants      also each variant of a kernel that takes the call, as `adze info OP` lists them\n"
-    "  --line LINE     this call instead of those of the op, as ADZE_TRACE=1 prints it\n"
+    "  --line LINE     this call instead of those of the op, as ADZE_TRACE=1 prints it; @FILE: each line of a file\n"
     "  --json FILE     the machine, the ceilings and every row\n"
     "  --html FILE     a page with pictures, filters and the command that repeats each row\n"
     "  --peers FILE    show times of PyTorch and others on that page: what bench/compare_torch.py --json wrote here\n"
@@ -43,6 +43,7 @@ static struct {
 static struct {
     adze_report report;
     adze_effort effort;
+    char **lines;                  /* of --line, up to a null */
     int64_t most;                  /* bytes of a line */
     int progress, skipped, errors; /* standard error is a terminal; lines too large; errors make the exit status 1 */
 } state;
@@ -202,18 +203,25 @@ static void raise_ceilings(adze_stream stream)
     }
 }
 
-/* Each row's share of its ceiling; returns the largest of those that caches do not raise. */
-static double find_shares(void)
+/* Whether a row is faster than it can be: beyond its ceiling by more than 2 % and by more than its own spread, unless
+   a cache served it. */
+static int impossible(const adze_bench_row *row)
 {
-    double most = 0;
+    return !row->warm && row->share > share_most && row->share * (1 - row->spread) > 1;
+}
+
+/* Each row's share of its ceiling; returns how many are faster than they can be. */
+static int find_shares(void)
+{
+    int count = 0;
     for (int i = 0; i < state.report.count; i++) {
         adze_bench_row *row = &state.report.rows[i];
         const double moved = row->gbps / adze_ceiling_of(&state.report.ceilings, row->read, row->written);
         const double computed = row->gflops > 0 ? row->gflops / adze_flops_of(&state.report.ceilings, row->code) : 0;
         row->share = moved > computed ? moved : computed;
-        most = !row->warm && row->share > most ? row->share : most;
+        count += impossible(row);
     }
-    return most;
+    return count;
 }
 
 /* The ceilings are measured again before every op and at the end, since the load of the machine changes. When a call
@@ -221,10 +229,11 @@ static double find_shares(void)
    as an error. */
 static void walk(adze_stream stream)
 {
-    const size_t name = options.line ? strcspn(options.line, " ") : 0;
-    if (options.line) {
-        raise_ceilings(stream);
-        bench_line(adze_find_op(options.line, name), stream, options.line + name + (options.line[name] == ' '));
+    for (char **line = state.lines; line && *line; line++) {
+        const size_t name = strcspn(*line, " ");
+        if (line == state.lines)
+            raise_ceilings(stream);
+        bench_line(adze_find_op(*line, name), stream, *line + name + ((*line)[name] == ' '));
     }
     for (const adze_suite *const *s = adze_suites; *s; s++) {
         if (options.line || (options.op && strcmp(options.op, (*s)->op->name) != 0))
@@ -241,7 +250,7 @@ static void walk(adze_stream stream)
         }
     }
     raise_ceilings(stream);
-    for (int tries = 0; find_shares() > share_most && tries < 20; tries++)
+    for (int tries = 0; find_shares() > 0 && tries < 20; tries++)
         raise_ceilings(stream);
     if (state.progress)
         fprintf(stderr, "\r\033[K");
@@ -279,7 +288,7 @@ static void print_report(void)
                row->us, alone, 100 * row->spread, row->gbps, gflops, 100 * row->share, row->shape);
     }
     for (int i = 0; i < r->count; i++)
-        if (r->rows[i].share > share_most && !r->rows[i].warm)
+        if (impossible(&r->rows[i]))
             complain("of the benchmark", "a call cannot be faster than memory and arithmetic are", r->rows[i].line);
     if (state.skipped)
         printf("%d lines above %lld MB were left out\n", state.skipped, (long long)(state.most / 1000000));
@@ -391,6 +400,49 @@ static int bench(adze_stream stream)
     return status;
 }
 
+static void free_lines(void)
+{
+    for (char **line = state.lines; line && *line; line++)
+        free(*line);
+    free(state.lines);
+    state.lines = NULL;
+}
+
+/* The calls of --line, each of which must be one. A file's empty lines and those that begin with # are no calls. */
+static int read_lines(char *error, size_t size)
+{
+    const int from_file = options.line[0] == '@';
+    FILE *f = from_file ? fopen(options.line + 1, "r") : NULL;
+    if (from_file && !f) {
+        snprintf(error, size, "'%s' cannot be read", options.line + 1);
+        return 0;
+    }
+    char text[1024];
+    int count = 0, ok = 1;
+    for (int at = 1; ok && (f ? fgets(text, sizeof text, f) != NULL : at == 1); at++) {
+        if (!f)
+            snprintf(text, sizeof text, "%s", options.line);
+        text[strcspn(text, "\r\n")] = '\0';
+        if (f && (!text[0] || text[0] == '#'))
+            continue;
+        char why[400];
+        adze_line line;
+        ok = adze_line_parse(&line, NULL, text, why, sizeof why);
+        if (!ok && f)
+            snprintf(error, size, "line %d of '%.60s': %s", at, options.line + 1, why);
+        else if (!ok)
+            snprintf(error, size, "%s", why);
+        state.lines = realloc(state.lines, (size_t)(count + 2) * sizeof *state.lines);
+        state.lines[count++] = strdup(text);
+        state.lines[count] = NULL;
+    }
+    if (f)
+        fclose(f);
+    if (ok && !count)
+        snprintf(error, size, "'%s' has no line", options.line + 1);
+    return ok && count > 0;
+}
+
 int adze_cli_bench(int argc, char **argv)
 {
     const adze_option list[] = {
@@ -424,9 +476,9 @@ int adze_cli_bench(int argc, char **argv)
         return 2;
     }
     char error[512];
-    adze_line line;
-    if (options.line && !adze_line_parse(&line, NULL, options.line, error, sizeof error)) {
+    if (options.line && !read_lines(error, sizeof error)) {
         fprintf(stderr, "adze bench: %s\n", error);
+        free_lines();
         return 2;
     }
     if (options.peers && !options.html) {
@@ -443,6 +495,7 @@ int adze_cli_bench(int argc, char **argv)
         return 2;
     }
     status = bench(stream);
+    free_lines();
     if (stream.device != ADZE_CPU)
         adze_gpu_close(stream);
     return status;

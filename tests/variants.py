@@ -46,7 +46,7 @@ def check(program, broken):
     expect(status == 1 and wrong == {"activation.plain", "activation.plain/any"}, f"a wrong variant: {wrong}")
 
 
-def bench(program):
+def bench(program, folder):
     run = program("bench", "--quick", "--variants", "--line", EVEN, "--device=cpu")
     timed = re.findall(r"^activation +(\S+)", run[1], re.M)
     expect(timed == ["plain", "plain/even", "plain/any"], run)
@@ -54,6 +54,15 @@ def bench(program):
     expect(re.findall(r"^activation +(\S+)", run[1], re.M) == ["plain"], run)
     program.says(2, "--line has an op of its own", "bench", "glu", "--line", EVEN)
     program.says(2, "no op is called 'nosuch'", "bench", "--line", "nosuch x=f32[1]")
+    calls = folder / "calls"
+    calls.write_text(f"# two calls\n\n{EVEN}\n{ODD}\n")
+    run = program("bench", "--quick", "--line", f"@{calls}", "--device=cpu")
+    expect(re.findall(r"^activation +(\S+)", run[1], re.M) == ["plain", "plain"], run)
+    calls.write_text(f"{EVEN}\nnosuch x=f32[1]\n")
+    program.says(2, "line 2 of .*no op is called 'nosuch'", "bench", "--line", f"@{calls}")
+    calls.write_text("# no call\n")
+    program.says(2, "has no line", "bench", "--line", f"@{calls}")
+    program.says(2, "cannot be read", "bench", "--line", f"@{folder}/nosuch")
 
 
 CALL = "call {form} {rows} {dim} 0 0 {before} rms_norm x=bf16[{rows},{dim}]\n"
@@ -135,7 +144,7 @@ def main(adze, program, broken, folder):
     folder.mkdir(parents=True, exist_ok=True)
     names(adze, program)
     check(program, broken)
-    bench(program)
+    bench(program, folder)
     table(adze, folder)
     tune(adze, program, folder)
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
