@@ -130,7 +130,8 @@ typedef tile_shape<64, 128, 64, 64, 4, 4> SLICED_64X128;
 typedef tile_shape<64, 64, 64, 64, 3, 4> SLICED_64X64;
 
 enum {
-    WHOLE_8,
+    BULK, /* and the other GEMM_BULK_SHAPES */
+    WHOLE_8 = BULK + GEMM_BULK_SHAPES,
     WHOLE_16,
     QUANTISED_8,
     QUANTISED_16,
@@ -151,6 +152,13 @@ enum {
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
+    {"bulk16x2048x2", "one or two tokens by bulk copies: warps, bytes of a copy, copies of a warp"},
+    {"bulk16x2048x3", "x"},
+    {"bulk16x1024x4", "x"},
+    {"bulk8x4096x2", "x"},
+    {"bulk8x4096x3", "x"},
+    {"bulk8x2048x4", "x"},
+    {"bulk16x4096x2", "x"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
@@ -209,6 +217,10 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
 {
     const int64_t sm_count = s.gpu.sm_count, each = ceil_div(p.n * (p.glu ? 2 : 1), sm_count);
     const int64_t twice = sm_count * (each > 16 ? 2 : 1);
+    const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+    for (int shape = 0; shape < GEMM_BULK_SHAPES; shape++)
+        if (s.takes(BULK + shape, gemm_bulk_run(s, p, dtype, shape, 1) == ADZE_OK, false))
+            return gemm_bulk_run(s, p, dtype, shape, 0);
     if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
         return stream_launch<T, STREAM_WHOLE>(s, p, twice);
     if (s.takes(WHOLE_16, stream_fits<STREAM_WIDE_WHOLE>(s, p), p.norm))

@@ -19,6 +19,7 @@ struct stream_shape {
     static constexpr int STAGES = STAGES_, THREADS = 32 * WARPS;
     static constexpr bool WHOLE = WHOLE_; /* all of x is in shared memory; otherwise it is in the rings */
     static constexpr weight_format FORMAT = FORMAT_;
+    static constexpr int UNITS = 4; /* of x that a warp loads at once */
     static constexpr int VECTOR = weight_vector(FORMAT); /* weights in 16 bytes */
     static constexpr int GROUP = 4 * VECTOR;             /* of k in 64 bytes of a row: of one step of a warp */
     static_assert(FORMAT == OF_X || (WHOLE && SEGMENT == 256), "a lane has the scale of one step of a segment");
@@ -44,7 +45,7 @@ constexpr size_t stream_shared(int64_t m, int64_t k)
    a float of each unit. */
 template <typename T, class S>
 struct stream_x {
-    static constexpr int UNITS = 4;
+    static constexpr int UNITS = S::UNITS;
     const gemm_params &p;
     const char *x;
     char *to;
