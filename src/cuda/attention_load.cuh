@@ -58,8 +58,8 @@ __device__ __forceinline__ void attention_load_q(const attention_params &p, cons
     }
 }
 
-/* Quantised keys come in an order of their own (attention_step.cuh): pairs 0, 2, 4, 6 of each 16 elements, then pairs
-   1, 3, 5, 7. This gives q the same. */
+/* Quantised keys come in an order of their own (weight_pairs): elements 0 and 2, 4 and 6, ... of each 16, then 1 and
+   3, 5 and 7, ... This gives q the same. */
 template <class S>
 __device__ __forceinline__ void attention_order_q(char *shared)
 {
@@ -67,8 +67,10 @@ __device__ __forceinline__ void attention_order_q(char *shared)
     for (int at = (int)threadIdx.x; at < S::ROWS * PIECES; at += S::THREADS) {
         uint4 *q = reinterpret_cast<uint4 *>(shared + at / PIECES * S::PITCH + at % PIECES * 32);
         const uint4 a = q[0], b = q[1];
-        q[0] = make_uint4(a.x, a.z, b.x, b.z);
-        q[1] = make_uint4(a.y, a.w, b.y, b.w);
+        q[0] = make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410),
+                          __byte_perm(b.x, b.y, 0x5410), __byte_perm(b.z, b.w, 0x5410));
+        q[1] = make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632),
+                          __byte_perm(b.x, b.y, 0x7632), __byte_perm(b.z, b.w, 0x7632));
     }
 }
 

@@ -94,7 +94,7 @@ __device__ __forceinline__ uint32_t attention_q_at(uint32_t q, int warp_row) /* 
 }
 
 /* q . k of the warp's rows and keys. Where k is quantised, a matrix has 16 columns of 8 keys: a lane gets columns
-   4 t to 4 t + 3, which are the pairs 2 t and 2 t + 1 of q as attention_order_q leaves it. */
+   4 t to 4 t + 3 in two pairs, of which attention_order_q leaves q the same ones. */
 template <typename T, class S>
 __device__ __forceinline__ void attention_scores(uint32_t q, uint32_t stage, const attention_warp &w,
                                                  const attention_rows<S> &r,
@@ -315,8 +315,8 @@ __device__ __forceinline__ void attention_values(uint32_t stage, const attention
             for (int e = 0; e < EACH; e++) {
                 uint32_t low[2] = {v[0], v[2]}, high[2] = {v[1], v[3]}; /* keys 0 to 7, 8 to 15; of two tiles */
                 if constexpr (S::QUANTISED) {
-                    weight_pairs<T, S::FORMAT>(__byte_perm(v[2 * e], 0, 0x3120), 0, false, low);
-                    weight_pairs<T, S::FORMAT>(__byte_perm(v[2 * e + 1], 0, 0x3120), 0, false, high);
+                    weight_pairs<T, S::FORMAT>(v[2 * e], 0, false, low);
+                    weight_pairs<T, S::FORMAT>(v[2 * e + 1], 0, false, high);
                 }
 #pragma unroll
                 for (int f = 0; f < S::FRAGMENTS; f++) {
