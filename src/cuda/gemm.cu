@@ -152,13 +152,9 @@ enum {
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
-    {"bulk16x2048x2", "one or two tokens by bulk copies: warps, bytes of a copy, copies of a warp"},
-    {"bulk16x2048x3", "x"},
-    {"bulk16x1024x4", "x"},
-    {"bulk8x4096x2", "x"},
-    {"bulk8x4096x3", "x"},
-    {"bulk8x2048x4", "x"},
-    {"bulk16x4096x2", "x"},
+    {"bulk16x2048x3", "one or two tokens by bulk copies: 16 warps, each with 3 copies of 2048 bytes under way"},
+    {"bulk8x4096x3", "the same, 8 warps with 3 copies of 4096 bytes"},
+    {"bulk16x4096x2", "the same, 16 warps with 2 copies of 4096 bytes"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
@@ -189,8 +185,15 @@ constexpr adze_variant GEMM_VARIANTS[] = {
 template <typename T, class S>
 static adze_status stream_launch(const cuda_call &s, const gemm_params &p, int64_t blocks)
 {
-    return launch(s, gemm_stream<T, S>, blocks < p.n ? blocks : p.n, dim3(S::THREADS),
-                  launch_shape(stream_shared<S>(p.m, p.k), 1, p.batches), p);
+    blocks = std::min(blocks, p.n);
+    /* Sums of rows stay in shared memory where there is room for them beside as many blocks. */
+    const size_t bytes = stream_shared<S>(p.m, p.k), x_bytes = bytes - S::FIXED_BYTES;
+    const int64_t rows = stream_most_rows(p.n, blocks, p.glu ? S::ROWS / 2 : S::ROWS);
+    const size_t more = (size_t)(rows * p.m * (p.glu ? 2 : 1)) * sizeof(float);
+    const int64_t each = ceil_div(blocks, s.gpu.sm_count);
+    const bool deferred = (int64_t)(bytes + more + 1024) * each <= s.gpu.block_shared + 1024;
+    return launch(s, gemm_stream<T, S>, blocks, dim3(S::THREADS),
+                  launch_shape(bytes + (deferred ? more : 0), 1, p.batches), p, (int)x_bytes, deferred);
 }
 template <class S>
 static bool stream_fits(const cuda_call &s, const gemm_params &p)
@@ -281,28 +284,30 @@ static adze_status tile_launch(const cuda_call &s, const gemm_params &p)
     return launch(s, gemm_tile<T, S>, tokens * tiles * parts, dim3(S::THREADS),
                   launch_shape(S::SHARED, parts, p.batches), p, (int)tokens);
 }
-/* The choice among sliced tiles, by tokens: the first rule that a call is within, and whose tile the device has the
-   shared memory for. Not measured yet: `adze bench gemm --variants` compares them with the others. */
+/* The choice between sliced and plain tiles, by tokens and by rows that a multiprocessor has: the first rule that a
+   call is within. From a sweep on an H200 (2026-11-17) over 4096 x 4096 to 14336 x 4096. */
 static const struct {
-    int64_t tokens;
-    int variant, shared;
-} SLICED_RULES[] = {
-    {32, SLICED_FEW, SLICED_32X128::SHARED},
-    {32, SLICED_FEW_SMALL, SLICED_32X64::SHARED},
-    {64, SLICED, SLICED_64X128::SHARED},
-    {64, SLICED_SMALL, SLICED_64X64::SHARED},
+    int64_t tokens, rows;
+    int variant;
+} TILE_RULES[] = {
+    {32, 96, TILE_FEW},
+    {32, INT64_MAX, SLICED_FEW_SMALL},
+    {64, 48, SLICED_FEW_SMALL},
+    {64, 96, TILE_SMALL},
+    {64, INT64_MAX, SLICED_SMALL},
 };
-static int sliced_choice(const cuda_call &s, const gemm_params &p)
+static int tile_choice(const cuda_call &s, const gemm_params &p)
 {
-    for (const auto &rule : SLICED_RULES)
-        if (p.m <= rule.tokens && rule.shared <= s.gpu.block_shared)
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    for (const auto &rule : TILE_RULES)
+        if (p.m <= rule.tokens && rows <= rule.rows)
             return rule.variant;
     return -1;
 }
 template <typename T>
 static adze_status sliced_run(const cuda_call &s, const gemm_params &p, bool may)
 {
-    const int choice = sliced_choice(s, p);
+    const int choice = tile_choice(s, p);
     may = may && !p.batch_invariant; /* the slices have an order of their own */
     if (s.takes(SLICED_FEW, may && SLICED_32X128::SHARED <= s.gpu.block_shared, choice == SLICED_FEW))
         return tile_launch<T, SLICED_32X128>(s, p);

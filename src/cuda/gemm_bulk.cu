@@ -2,17 +2,9 @@
 #include "gemm_bulk.cuh"
 
 template <int M>
-using BULK_16X2048X2 = bulk_shape<M, 16, 2048, 2>;
-template <int M>
 using BULK_16X2048X3 = bulk_shape<M, 16, 2048, 3>;
 template <int M>
-using BULK_16X1024X4 = bulk_shape<M, 16, 1024, 4>;
-template <int M>
-using BULK_8X4096X2 = bulk_shape<M, 8, 4096, 2>;
-template <int M>
 using BULK_8X4096X3 = bulk_shape<M, 8, 4096, 3>;
-template <int M>
-using BULK_8X2048X4 = bulk_shape<M, 8, 2048, 4>;
 template <int M>
 using BULK_16X4096X2 = bulk_shape<M, 16, 4096, 2>;
 
@@ -31,12 +23,8 @@ template <typename T, int M>
 static adze_status bulk_run(const cuda_call &s, const gemm_params &p, int shape, bool ask)
 {
     switch (shape) {
-    case 0: return bulk_launch<T, BULK_16X2048X2<M>>(s, p, ask);
-    case 1: return bulk_launch<T, BULK_16X2048X3<M>>(s, p, ask);
-    case 2: return bulk_launch<T, BULK_16X1024X4<M>>(s, p, ask);
-    case 3: return bulk_launch<T, BULK_8X4096X2<M>>(s, p, ask);
-    case 4: return bulk_launch<T, BULK_8X4096X3<M>>(s, p, ask);
-    case 5: return bulk_launch<T, BULK_8X2048X4<M>>(s, p, ask);
+    case 0: return bulk_launch<T, BULK_16X2048X3<M>>(s, p, ask);
+    case 1: return bulk_launch<T, BULK_8X4096X3<M>>(s, p, ask);
     default: return bulk_launch<T, BULK_16X4096X2<M>>(s, p, ask);
     }
 }
