@@ -152,9 +152,8 @@ enum {
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
-    {"bulk16x2048x3", "one or two tokens by bulk copies: 16 warps, each with 3 copies of 2048 bytes under way"},
-    {"bulk8x4096x3", "the same, 8 warps with 3 copies of 4096 bytes"},
-    {"bulk16x4096x2", "the same, 16 warps with 2 copies of 4096 bytes"},
+    {"bulk-short", "one or two tokens, by bulk copies of 2048 bytes, on the CUDA cores"},
+    {"bulk-long", "the same with copies of 4096 bytes"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
@@ -185,15 +184,8 @@ constexpr adze_variant GEMM_VARIANTS[] = {
 template <typename T, class S>
 static adze_status stream_launch(const cuda_call &s, const gemm_params &p, int64_t blocks)
 {
-    blocks = std::min(blocks, p.n);
-    /* Sums of rows stay in shared memory where there is room for them beside as many blocks. */
-    const size_t bytes = stream_shared<S>(p.m, p.k), x_bytes = bytes - S::FIXED_BYTES;
-    const int64_t rows = stream_most_rows(p.n, blocks, p.glu ? S::ROWS / 2 : S::ROWS);
-    const size_t more = (size_t)(rows * p.m * (p.glu ? 2 : 1)) * sizeof(float);
-    const int64_t each = ceil_div(blocks, s.gpu.sm_count);
-    const bool deferred = (int64_t)(bytes + more + 1024) * each <= s.gpu.block_shared + 1024;
-    return launch(s, gemm_stream<T, S>, blocks, dim3(S::THREADS),
-                  launch_shape(bytes + (deferred ? more : 0), 1, p.batches), p, (int)x_bytes, deferred);
+    return launch(s, gemm_stream<T, S>, blocks < p.n ? blocks : p.n, dim3(S::THREADS),
+                  launch_shape(stream_shared<S>(p.m, p.k), 1, p.batches), p);
 }
 template <class S>
 static bool stream_fits(const cuda_call &s, const gemm_params &p)
@@ -213,6 +205,16 @@ static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
         return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
 }
+/* One or two tokens. Where they are faster, on an H200: normed, and where a multiprocessor has many rows. */
+static adze_status bulk_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    const bool faster = p.m == 1 && (p.format != OF_X || p.norm || rows > 96);
+    for (int shape = GEMM_BULK_SHAPES - 1; shape >= 0; shape--)
+        if (s.takes(BULK + shape, gemm_bulk_run(s, p, dtype, shape, 1) == ADZE_OK, faster))
+            return gemm_bulk_run(s, p, dtype, shape, 0);
+    return ADZE_NO_KERNEL;
+}
 /* Which shape, and how many blocks a multiprocessor has: from sweeps on an H200 (2026-11-16) over products from
    1024 x 4096 to 128256 x 4096. */
 template <typename T>
@@ -220,10 +222,6 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
 {
     const int64_t sm_count = s.gpu.sm_count, each = ceil_div(p.n * (p.glu ? 2 : 1), sm_count);
     const int64_t twice = sm_count * (each > 16 ? 2 : 1);
-    const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
-    for (int shape = 0; shape < GEMM_BULK_SHAPES; shape++)
-        if (s.takes(BULK + shape, gemm_bulk_run(s, p, dtype, shape, 1) == ADZE_OK, false))
-            return gemm_bulk_run(s, p, dtype, shape, 0);
     if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
         return stream_launch<T, STREAM_WHOLE>(s, p, twice);
     if (s.takes(WHOLE_16, stream_fits<STREAM_WIDE_WHOLE>(s, p), p.norm))
@@ -403,6 +401,11 @@ template <typename T>
 static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool vectors)
 {
     if constexpr (sizeof(T) == 2) {
+        if (vectors) {
+            const adze_status status = bulk_run(s, p, std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
         if (vectors && p.format != OF_X) {
             const adze_status status = quantised_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)

@@ -162,7 +162,7 @@ extern "C" adze_status gemm_direct_run(const cuda_call &s, const gemm_params &p,
 extern "C" int gemm_direct_choice(const cuda_call &s, const gemm_params &p);
 
 /* gemm_bulk.cu: one or two tokens. `ask`: only whether the shape takes the call. */
-enum { GEMM_BULK_SHAPES = 3 };
+enum { GEMM_BULK_SHORT, GEMM_BULK_LONG, GEMM_BULK_SHAPES };
 extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 
 #endif

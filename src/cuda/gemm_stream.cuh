@@ -1,7 +1,6 @@
 /* gemm_stream.cuh - products of few tokens: weights are streamed once, through rings in shared memory.
 
-   Blocks take tiles of the weights' rows in turn, so that all read from one part of memory at a time; a block's
-   warps have a part of k each. A warp keeps
+   A block has a range of the weights' rows and takes them in tiles; its warps have a part of k each. A warp keeps
    its ring of segments full: rows of the tile, SEGMENT bytes of each. The ring fills before the dependency wait,
    when the weights are constant. Weights are the 16-row operand of the tensor cores, tokens are the 8 columns. Which
    elements of k stand where in an operand does not matter as long as both operands agree, so lane 4 g + t takes 8
@@ -21,6 +20,7 @@ struct stream_shape {
     static constexpr bool WHOLE = WHOLE_; /* all of x is in shared memory; otherwise it is in the rings */
     static constexpr weight_format FORMAT = FORMAT_;
     static constexpr int UNITS = 4; /* of x that a warp loads at once */
+    static __device__ __forceinline__ int place(int vector) { return vector; } /* of a vector of x */
     static constexpr int VECTOR = weight_vector(FORMAT); /* weights in 16 bytes */
     static constexpr int GROUP = 4 * VECTOR;             /* of k in 64 bytes of a row: of one step of a warp */
     static_assert(FORMAT == OF_X || (WHOLE && SEGMENT == 256), "a lane has the scale of one step of a segment");
@@ -59,7 +59,10 @@ struct stream_x {
           token_units((vectors + 31) / 32), units(token_units * (int)params.m)
     {
     }
-    __device__ __forceinline__ T *at(int token, int vector) const { return (T *)(to + token * pitch) + vector * 8; }
+    __device__ __forceinline__ T *at(int token, int vector) const
+    {
+        return (T *)(to + token * pitch) + S::place(vector) * 8;
+    }
     __device__ __forceinline__ void put_vector(int token, int vector, packed<T> v) const
     {
         v.raw = weight_order<S::FORMAT>(v.raw);
@@ -184,67 +187,6 @@ struct stream_x {
     }
 };
 
-/* The rows of all weights that a block takes in one of its rounds. All rounds have about as many, `size` at most. */
-struct stream_rounds {
-    int count, each, rest; /* the first `rest` have one more */
-    __device__ __forceinline__ stream_rounds(int n, int size)
-    {
-        const int blocks = (int)gridDim.x;
-        count = ((n + blocks - 1) / blocks + size - 1) / size;
-        each = n / (count * blocks), rest = n - each * count * blocks;
-    }
-    __device__ __forceinline__ int begin(int round) const
-    {
-        const int at = round * (int)gridDim.x + (int)blockIdx.x;
-        return at * each + min(at, rest);
-    }
-    __device__ __forceinline__ int end(int round) const
-    {
-        return begin(round) + each + (round * (int)gridDim.x + (int)blockIdx.x < rest);
-    }
-    /* How many rows the block has in all, and row i of those. */
-    __device__ __forceinline__ int longer() const /* rounds with one more */
-    {
-        const int blocks = (int)gridDim.x, block = (int)blockIdx.x;
-        return min(count, max(rest - block + blocks - 1, 0) / blocks);
-    }
-    __device__ __forceinline__ int rows() const { return count * each + longer(); }
-    __device__ __forceinline__ int row(int i) const
-    {
-        const int long_rows = longer() * (each + 1);
-        if (i < long_rows)
-            return begin(i / (each + 1)) + i % (each + 1);
-        return begin(longer() + (i - long_rows) / each) + (i - long_rows) % each;
-    }
-};
-/* The same for all blocks: the most rows that one has. */
-static inline int64_t stream_most_rows(int64_t n, int64_t blocks, int size)
-{
-    const int64_t count = ceil_div(ceil_div(n, blocks), size);
-    return count * (n / (count * blocks)) + ceil_div(n % (count * blocks), blocks);
-}
-/* A row of a round, from the first one that the block has. */
-struct stream_row {
-    const stream_rounds &rounds;
-    int round, row, end;
-    __device__ __forceinline__ stream_row(const stream_rounds &all) : rounds(all), round(0)
-    {
-        row = rounds.begin(0), end = rounds.end(0);
-        skip();
-    }
-    __device__ __forceinline__ bool there() const { return round < rounds.count; }
-    __device__ __forceinline__ void skip() /* rounds without rows */
-    {
-        while (row >= end && ++round < rounds.count)
-            row = rounds.begin(round), end = rounds.end(round);
-    }
-    __device__ __forceinline__ void advance(int rows)
-    {
-        row += rows;
-        skip();
-    }
-};
-
 /* The tile that starts at a row of all weights, of `size` rows at most and before row `end`: rows of one weight. */
 __device__ __forceinline__ gemm_rows stream_rows(const gemm_params &p, int row, int end, int size)
 {
@@ -340,7 +282,7 @@ __device__ __forceinline__ void stream_step(const gemm_params &p, const char *st
 }
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p, int x_bytes, bool deferred)
+__global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p)
 {
     constexpr int SEGMENT = S::SEGMENT, STAGES = S::STAGES, ROWS = S::ROWS, PIECES = SEGMENT / 16;
     constexpr int GROUPS = SEGMENT / 64; /* steps of a segment */
@@ -348,20 +290,18 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
     extern __shared__ __align__(128) char shared[];
     float *const partial = (float *)(shared + S::WARPS * S::RING_BYTES);
     char *const xs = (char *)(partial + 2 * S::PARTIAL_FLOATS);
-    float *const finished = (float *)(xs + x_bytes); /* sums of rows, where they are finished at the end */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     char *const ring = shared + warp * S::RING_BYTES;
     const int64_t batch = blockIdx.y;
+    const int begin = (int)(p.n * blockIdx.x / gridDim.x), end = (int)(p.n * (blockIdx.x + 1) / gridDim.x);
     const int groups = ((int)p.k + S::GROUP - 1) / S::GROUP;
     const int first = groups * warp / S::WARPS, last = groups * (warp + 1) / S::WARPS;
     const int chunks = (last - first + GROUPS - 1) / GROUPS, size = p.glu ? ROWS / 2 : ROWS;
 
-    /* The next segment to fetch: a row and a chunk; the tile that it is of, and where this lane's
+    /* The next segment to fetch: a row of all weights and a chunk; the tile that it is of, and where this lane's
        pieces of that begin. A warp's time is mostly its own instructions, so what a tile needs is computed once for
        all of its chunks, and a segment without gaps is copied without a condition. */
-    const stream_rounds rounds((int)p.n, size);
-    stream_row to_fetch(rounds);
-    int fetch_chunk = 0;
+    int fetch_row = begin, fetch_chunk = 0;
     gemm_rows fetch_tile = {};
     const char *low = NULL, *high = NULL;
     int64_t low_step = 0, high_step = 0;
@@ -384,12 +324,11 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
                 copy_async(to + (uint32_t)(i * ROWS_AT_ONCE * SEGMENT), from, there);
     };
     auto fetch = [&](char *stage, bool with_x) {
-        stream_scales<S> scales = {};
-        if (to_fetch.there() && chunks) {
+        if (fetch_row < end && chunks) {
             if (!S::WHOLE && with_x)
                 fetch_x(stage, fetch_chunk);
             if (fetch_chunk == 0) {
-                fetch_tile = stream_rows(p, to_fetch.row, to_fetch.end, size);
+                fetch_tile = stream_rows(p, fetch_row, end, size);
                 const gemm_part &first_part = p.part[fetch_tile.part],
                                 &second_part = p.part[p.glu ? 1 : fetch_tile.part];
                 const int64_t row = fetch_tile.at + lane_row, in_row = (first * 4 + piece) * 16;
@@ -397,8 +336,6 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
                 low = first_part.w + batch * p.w_batch + row * first_part.w_stride + in_row;
                 high = p.glu ? second_part.w + row * second_part.w_stride + in_row : low + COPIES / 2 * low_step;
             }
-            if (S::FORMAT != OF_X && (p.group || gemm_has_zero(p)))
-                scales.load(p, fetch_tile, first + fetch_chunk * GROUPS);
             const uint32_t to = shared_address(stage) + lane_shared;
             const char *from_low = low + fetch_chunk * SEGMENT, *from_high = high + fetch_chunk * SEGMENT;
             if (fetch_tile.count == size && fetch_chunk < whole_chunks) {
@@ -422,20 +359,18 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
             }
             if (++fetch_chunk == chunks) {
                 fetch_chunk = 0;
-                to_fetch.advance(fetch_tile.count);
+                fetch_row += fetch_tile.count;
             }
         }
         copy_commit();
-        return scales;
     };
 
     if (!p.const_weights)
         pdl_wait();
     pdl_launch_next();
-    stream_scales<S> scales[STAGES]; /* of the segments in the ring, the next one first */
 #pragma unroll
     for (int i = 0; i < STAGES; i++)
-        scales[i] = fetch(ring + i * S::STAGE_BYTES, false);
+        fetch(ring + i * S::STAGE_BYTES, false);
     const stream_x<T, S> loader(p, x, xs, partial);
     if (p.const_weights) {
         if (S::WHOLE && p.norm)
@@ -459,21 +394,38 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
     const int odd = (g & 1) << 2;
     char *stage = ring;
     int turn = 0;
-    stream_row here(rounds);
-    int done = 0; /* rows */
-    for (; here.there(); turn++) {
-        const gemm_rows tile = stream_rows(p, here.row, here.end, size);
+    /* The scales and zeros of the chunk after this one are under way while this one is multiplied. */
+    auto next_scales = [&](int row, int chunk) {
+        stream_scales<S> next = {};
+        gemm_rows tile = stream_rows(p, row, end, size);
+        if (++chunk == chunks) {
+            chunk = 0;
+            row += tile.count;
+            tile = stream_rows(p, row, end, size);
+        }
+        if (row < end)
+            next.load(p, tile, first + chunk * GROUPS);
+        return next;
+    };
+    stream_scales<S> scales = {};
+    if (S::FORMAT != OF_X && (p.group || gemm_has_zero(p)) && chunks && begin < end)
+        scales.load(p, stream_rows(p, begin, end, size), first);
+    for (int row = begin; row < end; turn++) {
+        const gemm_rows tile = stream_rows(p, row, end, size);
         float sum[ROWS / 16][S::TOKENS / 8][4] = {};
         for (int chunk = 0; chunk < chunks; chunk++) {
             copy_wait<STAGES - 1>();
             __syncwarp();
             const int group = first + chunk * GROUPS;
             if constexpr (S::FORMAT != OF_X) {
+                const stream_scales<S> now = scales;
+                if (p.group || gemm_has_zero(p))
+                    scales = next_scales(row, chunk);
 #pragma unroll
                 for (int j = 0; j < GROUPS; j++) {
                     if (group + j >= last)
                         break;
-                    stream_step<T, S>(p, stage, xs + (group + j) * S::GROUP * 2, x_pitch, scales[0], j, sum);
+                    stream_step<T, S>(p, stage, xs + (group + j) * S::GROUP * 2, x_pitch, now, j, sum);
                 }
             } else {
 #pragma unroll
@@ -502,10 +454,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
                 }
             }
             __syncwarp();
-#pragma unroll
-            for (int i = 0; i + 1 < STAGES; i++)
-                scales[i] = scales[i + 1];
-            scales[STAGES - 1] = fetch(stage, true);
+            fetch(stage, true);
             stage = stage + S::STAGE_BYTES == ring + S::RING_BYTES ? ring : stage + S::STAGE_BYTES;
         }
         float *const mine = partial + (turn & 1) * S::PARTIAL_FLOATS,
@@ -532,24 +481,9 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
                 if (p.glu)
                     y2 += from[w * S::TOKENS * S::PARTIAL_PITCH + ROWS / 2];
             }
-            if (!deferred)
-                gemm_finish<T>(p, tile.part, batch, token, tile.at + column, y, y2);
-            else if (p.glu)
-                *(float2 *)(finished + ((done + column) * (int)p.m + token) * 2) = make_float2(y, y2);
-            else
-                finished[(done + column) * (int)p.m + token] = y;
+            gemm_finish<T>(p, tile.part, batch, token, tile.at + column, y, y2);
         }
-        done += tile.count;
-        here.advance(tile.count);
-    }
-    if (!deferred)
-        return;
-    /* What a row's result needs from memory, such as a residual, is read for all rows at once. */
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < done * (int)p.m; i += S::THREADS) {
-        const int local = i / (int)p.m, token = i - local * (int)p.m, row = rounds.row(local);
-        const gemm_rows of = stream_rows(p, row, row + 1, 1);
-        gemm_finish<T>(p, of.part, batch, token, of.at, finished[p.glu ? 2 * i : i], p.glu ? finished[2 * i + 1] : 0);
+        row += tile.count;
     }
 }
 
