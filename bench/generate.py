@@ -1,9 +1,9 @@
 """Language models as users run them, Qwen3-8B or Llama-2-7B: ms for a prompt, and ms for each token after it.
 
-    python3 bench/generate.py [--model llama-2-7b] [--context 512] [--tokens 32] [--batch 1] [--rounds 3] [--json FILE]
+    python3 bench/generate.py [--model llama-2-7b] [--context 512] [--tokens 32] [--batch 1] [--json FILE]
 
-Variants of transformers' own generate() are "eager", "adze" (patched), "adze fast" (patched with numerics="fast"), and
-with cache_implementation="static" "compile" and "adze + compile": there transformers itself compiles the decoding.
+Variants of transformers' own generate() are "eager", "adze" (patched), "adze fast" (with numerics="fast"), and with
+cache_implementation="static" "compile" and "adze + compile": there transformers itself compiles the decoding.
 "adze.generate" is adze's own loop with the model of "adze fast"; "adze.generate, int8" and so on have quantized
 weights. Weights are random. Tokens are chosen greedily, and each variant has the share of tokens that are equal to
 eager's. Variants take turns, so that all run at the same clocks. Times are taken as a user sees tokens arrive.
@@ -24,7 +24,15 @@ import models
 
 LOOP = "adze.generate"  # and with quantized weights "adze.generate, int8"
 QUANTIZED = ["int8", "int4-g128", "fp8"]
-VARIANTS = ["eager", "adze", "adze fast", "compile", "adze + compile", LOOP, *(f"{LOOP}, {kind}" for kind in QUANTIZED)]
+VARIANTS = [
+    "eager",
+    "adze",
+    "adze fast",
+    "compile",
+    "adze + compile",
+    LOOP,
+    *(f"{LOOP}, {kind}" for kind in QUANTIZED),
+]
 
 
 class Clock(BaseStreamer):
@@ -122,15 +130,18 @@ def measure(model, prompt, options):
                 found[variant].append(once(of[variant], prompt, variant, options, caches))
     rows, eager = [], found["eager"][0][0]
     for variant, runs in found.items():
-        equal = [a == b for tokens, *_ in runs for row in zip(tokens, eager, strict=True) for a, b in zip(*row)]
+        pairs = [pair for tokens, *_ in runs for pair in zip(tokens, eager, strict=True)]
+        equal = [a == b for own, other in pairs for a, b in zip(own, other, strict=True)]
         prompts, each = [ms for _, ms, _ in runs], [ms for *_, all_ms in runs for ms in all_ms]
         whole = [ms + sum(all_ms) for _, ms, all_ms in runs]
-        parts = {f"prompt of {options.context}": prompts, "a token": each, f"prompt and {options.tokens} tokens": whole}
+        parts = {
+            f"prompt of {options.context}": prompts,
+            "a token": each,
+            f"prompt and {options.tokens} tokens": whole,
+        }
         for what, ms in parts.items():
             what = f"generate(), {what}" + (f", batch {options.batch}" if options.batch > 1 else "")
-            rows.append(
-                {"what": what, "variant": variant, **models.summary(ms), "equal": statistics.mean(equal)}
-            )
+            rows.append({"what": what, "variant": variant, **models.summary(ms), "equal": statistics.mean(equal)})
     return rows
 
 
@@ -153,12 +164,15 @@ def main():
         options,
     )
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(model.config.vocab_size, (options.batch, options.context), generator=generator).to(options.device)
+    prompt = torch.randint(model.config.vocab_size, (options.batch, options.context), generator=generator).to(
+        options.device
+    )
     rows = measure(model, prompt, options)
     width = max(len(row["what"]) for row in rows)
     for row in sorted(rows, key=lambda row: row["what"]):
         times = f"{row['ms']:9.3f} ms, spread {100 * row['spread']:.1f} %"
-        print(f"{row['what']:{width}}  {row['variant']:24}  {times}, {100 * row['equal']:.1f} % of eager's tokens")
+        equal = f"{100 * row['equal']:.1f} % of eager's tokens"
+        print(f"{row['what']:{width}}  {row['variant']:24}  {times}, {equal}")
     models.write_json(options, {"script": "generate", "model": options.model, "left_out": [], "rows": rows})
     return 0
 
