@@ -67,10 +67,10 @@ __device__ __forceinline__ void attention_order_q(char *shared)
     for (int at = (int)threadIdx.x; at < S::ROWS * PIECES; at += S::THREADS) {
         uint4 *q = reinterpret_cast<uint4 *>(shared + at / PIECES * S::PITCH + at % PIECES * 32);
         const uint4 a = q[0], b = q[1];
-        q[0] = make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410),
-                          __byte_perm(b.x, b.y, 0x5410), __byte_perm(b.z, b.w, 0x5410));
-        q[1] = make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632),
-                          __byte_perm(b.x, b.y, 0x7632), __byte_perm(b.z, b.w, 0x7632));
+        q[0] = make_uint4(__byte_perm(a.x, a.y, 0x5410), __byte_perm(a.z, a.w, 0x5410), __byte_perm(b.x, b.y, 0x5410),
+                          __byte_perm(b.z, b.w, 0x5410));
+        q[1] = make_uint4(__byte_perm(a.x, a.y, 0x7632), __byte_perm(a.z, a.w, 0x7632), __byte_perm(b.x, b.y, 0x7632),
+                          __byte_perm(b.z, b.w, 0x7632));
     }
 }
 

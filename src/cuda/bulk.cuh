@@ -23,7 +23,8 @@ __device__ __forceinline__ void bulk_ready()
 #endif
 }
 
-/* Copies `bytes`, a multiple of 16, between 16-byte aligned addresses. The barrier's phase ends when they are there. */
+/* Copies `bytes`, a multiple of 16, between 16-byte aligned addresses. The barrier's phase ends when they are there.
+ */
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
 #if __CUDA_ARCH__ >= 900

@@ -124,14 +124,12 @@ using STREAM_WIDE_QUANTISED = stream_shape<1, 2, 8, 256, 2, true, F>;
 typedef tile_shape<128, 128, 64, 32, 3> TILE_128X128;
 typedef tile_shape<64, 64, 32, 32, 3> TILE_64X64;
 typedef tile_shape<32, 64, 32, 16, 5> TILE_32X64;
-typedef tile_shape<32, 128, 32, 64, 4, 4> SLICED_32X128;
 typedef tile_shape<32, 64, 32, 64, 4, 4> SLICED_32X64;
-typedef tile_shape<64, 128, 64, 64, 4, 4> SLICED_64X128;
 typedef tile_shape<64, 64, 64, 64, 3, 4> SLICED_64X64;
 
 enum {
-    BULK, /* and the other GEMM_BULK_SHAPES */
-    WHOLE_8 = BULK + GEMM_BULK_SHAPES,
+    BULK,
+    WHOLE_8,
     WHOLE_16,
     QUANTISED_8,
     QUANTISED_16,
@@ -145,15 +143,12 @@ enum {
     TILE_SMALL,
     TILE_LARGE,
     SLICED_FEW,
-    SLICED_FEW_SMALL,
     SLICED,
-    SLICED_SMALL,
     ANY_8,
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
-    {"bulk-short", "one or two tokens, by bulk copies of 2048 bytes, on the CUDA cores"},
-    {"bulk-long", "the same with copies of 4096 bytes"},
+    {"bulk", "one or two tokens, weights of x's dtype or i8, by bulk copies, on the CUDA cores (sm_90 and newer)"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
@@ -172,10 +167,8 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"tile32x64", "tiles of 32 tokens and 64 rows, without norm"},
     {"tile64x64", "tiles of 64 tokens and 64 rows, without norm"},
     {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
-    {"sliced32x128", "tiles of 32 tokens and 128 rows, of which 4 warps have a part of k each, without norm"},
-    {"sliced32x64", "the same with tiles of 32 tokens and 64 rows"},
-    {"sliced64x128", "the same with tiles of 64 tokens and 128 rows"},
-    {"sliced64x64", "the same with tiles of 64 tokens and 64 rows"},
+    {"sliced32x64", "tiles of 32 tokens and 64 rows, of which 4 warps have a part of k each, without norm"},
+    {"sliced64x64", "the same with tiles of 64 tokens"},
     {"any8", "every call without norm, 8 tokens at a time"},
     {"any64", "every call without norm, 64 tokens at a time"},
     {NULL, NULL},
@@ -184,8 +177,11 @@ constexpr adze_variant GEMM_VARIANTS[] = {
 template <typename T, class S>
 static adze_status stream_launch(const cuda_call &s, const gemm_params &p, int64_t blocks)
 {
+    const size_t bytes = stream_shared<S>(p.m, p.k);
     return launch(s, gemm_stream<T, S>, blocks < p.n ? blocks : p.n, dim3(S::THREADS),
-                  launch_shape(stream_shared<S>(p.m, p.k), 1, p.batches), p);
+                  launch_shape(S::FORMAT == OF_X ? bytes : gemm_alone(s, bytes, ceil_div(blocks, s.gpu.sm_count)), 1,
+                               p.batches),
+                  p);
 }
 template <class S>
 static bool stream_fits(const cuda_call &s, const gemm_params &p)
@@ -205,15 +201,13 @@ static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
         return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
 }
-/* One or two tokens. Where they are faster, on an H200: normed, and where a multiprocessor has many rows. */
+/* One or two tokens. It is faster, on an H200 (2026-11-17), for one that is normed, and where a multiprocessor has
+   many rows. */
 static adze_status bulk_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    const bool faster = p.m == 1 && (p.format != OF_X || p.norm || rows > 96);
-    for (int shape = GEMM_BULK_SHAPES - 1; shape >= 0; shape--)
-        if (s.takes(BULK + shape, gemm_bulk_run(s, p, dtype, shape, 1) == ADZE_OK, faster))
-            return gemm_bulk_run(s, p, dtype, shape, 0);
-    return ADZE_NO_KERNEL;
+    const bool can = gemm_bulk_run(s, p, dtype, 1) == ADZE_OK, faster = p.m == 1 && (p.norm || rows > 96);
+    return s.takes(BULK, can, faster) ? gemm_bulk_run(s, p, dtype, 0) : ADZE_NO_KERNEL;
 }
 /* Which shape, and how many blocks a multiprocessor has: from sweeps on an H200 (2026-11-16) over products from
    1024 x 4096 to 128256 x 4096. */
@@ -288,11 +282,8 @@ static const struct {
     int64_t tokens, rows;
     int variant;
 } TILE_RULES[] = {
-    {32, 96, TILE_FEW},
-    {32, INT64_MAX, SLICED_FEW_SMALL},
-    {64, 48, SLICED_FEW_SMALL},
-    {64, 96, TILE_SMALL},
-    {64, INT64_MAX, SLICED_SMALL},
+    {32, 96, TILE_FEW},   {32, INT64_MAX, SLICED_FEW}, {64, 48, SLICED_FEW},
+    {64, 96, TILE_SMALL}, {64, INT64_MAX, SLICED},
 };
 static int tile_choice(const cuda_call &s, const gemm_params &p)
 {
@@ -307,13 +298,9 @@ static adze_status sliced_run(const cuda_call &s, const gemm_params &p, bool may
 {
     const int choice = tile_choice(s, p);
     may = may && !p.batch_invariant; /* the slices have an order of their own */
-    if (s.takes(SLICED_FEW, may && SLICED_32X128::SHARED <= s.gpu.block_shared, choice == SLICED_FEW))
-        return tile_launch<T, SLICED_32X128>(s, p);
-    if (s.takes(SLICED_FEW_SMALL, may && SLICED_32X64::SHARED <= s.gpu.block_shared, choice == SLICED_FEW_SMALL))
+    if (s.takes(SLICED_FEW, may && SLICED_32X64::SHARED <= s.gpu.block_shared, choice == SLICED_FEW))
         return tile_launch<T, SLICED_32X64>(s, p);
-    if (s.takes(SLICED, may && SLICED_64X128::SHARED <= s.gpu.block_shared, choice == SLICED))
-        return tile_launch<T, SLICED_64X128>(s, p);
-    if (s.takes(SLICED_SMALL, may && SLICED_64X64::SHARED <= s.gpu.block_shared, choice == SLICED_SMALL))
+    if (s.takes(SLICED, may && SLICED_64X64::SHARED <= s.gpu.block_shared, choice == SLICED))
         return tile_launch<T, SLICED_64X64>(s, p);
     return ADZE_NO_KERNEL;
 }
@@ -356,7 +343,10 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
     const bool may = grouped && p.k % NARROW::VECTOR == 0 && !p.norm;
     const bool narrow = may && stream_shared<NARROW>(1, p.k) <= (size_t)s.gpu.block_shared;
     const bool wide = may && stream_shared<WIDE>(9, p.k) <= (size_t)s.gpu.block_shared;
-    const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16, choice = gemm_direct_choice(s, p);
+    /* Many rows of i8 are streamed faster through shared memory, on an H200 (2026-11-17). */
+    const bool streams = F == OF_I8 && p.m <= 8 && p.n * (p.glu ? 2 : 1) > 64 * (int64_t)s.gpu.sm_count;
+    const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+    const int choice = streams ? -1 : gemm_direct_choice(s, p);
     for (int shape = 0; shape < GEMM_DIRECT_SHAPES; shape++) {
         const bool can = gemm_direct_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(DIRECT + shape, can, shape == choice))

@@ -1,24 +1,24 @@
 /* gemm_bulk.cuh - products of one or two tokens: weights are streamed once, by bulk copies into rings in shared
    memory, and multiplied on the CUDA cores.
 
-   A block has rows of the weights, and its warps take chunks of them in turn. With glu a row of the gate is followed
-   by that of the value. The sums of chunks are kept in shared memory, and rows are finished at the end. When the
-   weights are constant, the rings fill before the dependency wait, and the chunks after those go to L2, so that memory
-   is not idle while the kernel before ends and x is read. */
+   A block has a multiprocessor to itself and rows of the weights, whose chunks its warps take in turn. With glu a row
+   of the gate is followed by that of the value. The sums of chunks are kept in shared memory, and rows are finished
+   at the end. When the weights are constant, the rings fill before the dependency wait, and the chunks after those go
+   to L2, so that memory is not idle while the kernel before ends and x is read. */
 #ifndef ADZE_CUDA_GEMM_BULK_CUH
 #define ADZE_CUDA_GEMM_BULK_CUH
 
 #include "bulk.cuh"
 #include "gemm_stream.cuh"
 
-template <int TOKENS_, int WARPS_, int CHUNK_, int STAGES_, weight_format WEIGHTS_ = OF_X>
+template <int TOKENS_, int WARPS_, int CHUNK_, int STAGES_, weight_format WEIGHTS_>
 struct bulk_shape {
     static constexpr int TOKENS = TOKENS_, WARPS = WARPS_, THREADS = 32 * WARPS, CHUNK = CHUNK_, STAGES = STAGES_;
     static constexpr weight_format WEIGHTS = WEIGHTS_;
     static constexpr int VECTOR = weight_vector(WEIGHTS); /* weights in 16 bytes */
     static constexpr weight_format FORMAT = OF_X;         /* these are stream_x's: elements in their own order */
     static constexpr int GROUP = 32, UNITS = 2;
-    /* Lanes that read vectors 1, 2 or 4 apart have banks of their own. */
+    /* Lanes that read vectors 1 or 2 apart have banks of their own. */
     static __device__ __forceinline__ int place(int vector) { return vector ^ (vector >> 3 & 3); }
     static constexpr int AHEAD = STAGES; /* copies of a warp that go to L2 beforehand */
     static constexpr int RING_BYTES = STAGES * CHUNK;
@@ -44,8 +44,7 @@ constexpr size_t bulk_shared(int64_t k, int64_t rows)
 
 /* Adds the products of one vector of weights with x, from its vector `at` on, for each token. */
 template <typename T, class S>
-__device__ __forceinline__ void bulk_multiply(uint4 w, float zero, const char *x, int x_pitch, int at,
-                                              float (&sum)[S::TOKENS])
+__device__ __forceinline__ void bulk_multiply(uint4 w, const char *x, int x_pitch, int at, float (&sum)[S::TOKENS])
 {
     constexpr int M = S::TOKENS;
     if constexpr (S::WEIGHTS == OF_X) {
@@ -64,21 +63,12 @@ __device__ __forceinline__ void bulk_multiply(uint4 w, float zero, const char *x
                 sum[t] = fmaf(fa[e], fb[e], sum[t]);
         }
     } else {
-        constexpr int EACH = S::VECTOR / 4; /* weights in 4 bytes */
         const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-        for (int v = 0; v < S::VECTOR / 8; v++) { /* vectors of x */
+        for (int v = 0; v < 2; v++) { /* vectors of x */
             float f[8];
-            if constexpr (EACH == 8) {
-                weight_floats<S::WEIGHTS>(words[v], zero, f);
-            } else {
-                float low[4], high[4];
-                weight_floats<S::WEIGHTS>(words[2 * v], zero, low);
-                weight_floats<S::WEIGHTS>(words[2 * v + 1], zero, high);
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    f[e] = low[e], f[4 + e] = high[e];
-            }
+            i8_floats(words[2 * v], f);
+            i8_floats(words[2 * v + 1], f + 4);
 #pragma unroll
             for (int t = 0; t < M; t++) {
                 packed<T> b;
@@ -94,7 +84,7 @@ __device__ __forceinline__ void bulk_multiply(uint4 w, float zero, const char *x
 }
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, 2) gemm_bulk(const gemm_params p)
+__global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
 {
     constexpr int M = S::TOKENS, WARPS = S::WARPS, CHUNK = S::CHUNK, STAGES = S::STAGES, VECTORS = CHUNK / 512;
     constexpr bool QUANTISED = S::WEIGHTS != OF_X;
@@ -172,17 +162,15 @@ __global__ void __launch_bounds__(S::THREADS, 2) gemm_bulk(const gemm_params p)
     for (int i = warp; i < all; i += WARPS) {
         const int row = i / chunks, at = (i - row * chunks) * CHUNK, bytes = min(CHUNK, row_bytes - at);
         const char *const w = shared + warp * S::RING_BYTES + stage * CHUNK;
-        float sum[M] = {}, scale[VECTORS] = {}, zero[VECTORS] = {};
+        float sum[M] = {}, scale[VECTORS] = {};
         if constexpr (QUANTISED)
-            if (p.group || S::WEIGHTS == OF_U4) {
+            if (p.group) {
                 const gemm_rows of = row_of(row);
 #pragma unroll
                 for (int v = 0; v < VECTORS; v++) {
                     const int column = (at / 16 + v * 32 + lane) * S::VECTOR;
-                    const int64_t group = p.group ? column / p.group : 0;
-                    const bool there = column < (int)p.k;
-                    scale[v] = there && p.group ? gemm_scale(p, of.part, of.at, group) : 1;
-                    zero[v] = there && S::WEIGHTS == OF_U4 ? gemm_zero(p, of.part, of.at, group) : 0;
+                    if (column < (int)p.k)
+                        scale[v] = gemm_scale(p, of.part, of.at, column / p.group);
                 }
             }
         bulk_wait(barrier + stage * 8, parity);
@@ -192,8 +180,8 @@ __global__ void __launch_bounds__(S::THREADS, 2) gemm_bulk(const gemm_params p)
             if (bytes < CHUNK && vector * 16 >= bytes)
                 break;
             float part[M] = {};
-            bulk_multiply<T, S>(load_shared(w + vector * 16), zero[v], xs, x_pitch,
-                                (at / 16 + vector) * (S::VECTOR / 8), part);
+            bulk_multiply<T, S>(load_shared(w + vector * 16), xs, x_pitch, (at / 16 + vector) * (S::VECTOR / 8),
+                                part);
 #pragma unroll
             for (int t = 0; t < M; t++)
                 sum[t] = QUANTISED && p.group ? fmaf(part[t], scale[v], sum[t]) : sum[t] + part[t];

@@ -148,6 +148,15 @@ static gemm_params gemm_tokens(const gemm_params &all, int64_t at, int64_t count
     return p;
 }
 
+/* `bytes` of shared memory, or as much as leaves room for `each` blocks on a multiprocessor and no more. In a chain
+   with PDL the blocks of later kernels would otherwise take places of this one's: some multiprocessors then have more
+   of its blocks than others, and it takes as long as those do. */
+static inline size_t gemm_alone(const cuda_call &s, size_t bytes, int64_t each)
+{
+    const size_t least = (size_t)(s.gpu.block_shared / (each + 1) / 128 * 128 + 128);
+    return adze_cuda_clusters(s.device) && bytes < least ? least : bytes;
+}
+
 /* gemm_direct.cu: quantised weights of 16-byte rows. `ask`: only whether the shape takes the call. */
 enum {
     GEMM_DIRECT_16X8,
@@ -161,8 +170,7 @@ enum {
 extern "C" adze_status gemm_direct_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 extern "C" int gemm_direct_choice(const cuda_call &s, const gemm_params &p);
 
-/* gemm_bulk.cu: one or two tokens. `ask`: only whether the shape takes the call. */
-enum { GEMM_BULK_SHORT, GEMM_BULK_LONG, GEMM_BULK_SHAPES };
-extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+/* gemm_bulk.cu: one or two tokens. `ask`: only whether it takes the call. */
+extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
 
 #endif

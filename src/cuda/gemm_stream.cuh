@@ -19,10 +19,10 @@ struct stream_shape {
     static constexpr int STAGES = STAGES_, THREADS = 32 * WARPS;
     static constexpr bool WHOLE = WHOLE_; /* all of x is in shared memory; otherwise it is in the rings */
     static constexpr weight_format FORMAT = FORMAT_;
-    static constexpr int UNITS = 4; /* of x that a warp loads at once */
+    static constexpr int UNITS = 4;                                            /* of x that a warp loads at once */
     static __device__ __forceinline__ int place(int vector) { return vector; } /* of a vector of x */
-    static constexpr int VECTOR = weight_vector(FORMAT); /* weights in 16 bytes */
-    static constexpr int GROUP = 4 * VECTOR;             /* of k in 64 bytes of a row: of one step of a warp */
+    static constexpr int VECTOR = weight_vector(FORMAT);                       /* weights in 16 bytes */
+    static constexpr int GROUP = 4 * VECTOR; /* of k in 64 bytes of a row: of one step of a warp */
     static_assert(FORMAT == OF_X || (WHOLE && SEGMENT == 256), "a lane has the scale of one step of a segment");
     static constexpr int STAGE_BYTES = (ROWS + (WHOLE ? 0 : TOKENS)) * SEGMENT, RING_BYTES = STAGES * STAGE_BYTES;
     static constexpr int PARTIAL_PITCH = ROWS + 4; /* floats of a token: lanes that store have banks of their own */

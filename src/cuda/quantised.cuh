@@ -77,29 +77,13 @@ __device__ __forceinline__ bool f8_nan(uint4 w)
     return (x | y | z | last) & 0x80808080u;
 }
 
-/* The floats of 4 bytes, in order: 4 of i8 and f8e4m3, 8 of u4, of which the zero is taken. All are exact: an
-   integer is put into the low bits of 2^23. */
-template <weight_format F, int N>
-__device__ __forceinline__ void weight_floats(uint32_t w, float zero, float (&f)[N])
+/* The floats of 4 bytes i8, in order: they are put into the low bits of 2^23, more by 128. */
+__device__ __forceinline__ void i8_floats(uint32_t w, float *f)
 {
-    constexpr uint32_t MAGIC = 0x4b000000u;
-    if constexpr (F == OF_I8) {
-        const uint32_t u = w ^ 0x80808080u; /* more by 128 */
+    const uint32_t u = w ^ 0x80808080u;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            f[i] = __uint_as_float(__byte_perm(u, MAGIC, 0x7540 + i)) - (8388608.0f + 128);
-    } else if constexpr (F == OF_U4) {
-        const uint32_t even = w & 0x0f0f0f0fu, odd = w >> 4 & 0x0f0f0f0fu;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            f[2 * i] = __uint_as_float(__byte_perm(even, MAGIC, 0x7540 + i)) - (8388608.0f + zero);
-            f[2 * i + 1] = __uint_as_float(__byte_perm(odd, MAGIC, 0x7540 + i)) - (8388608.0f + zero);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            f[i] = f8_to_float(w >> 8 * i & 0xff);
-    }
+    for (int i = 0; i < 4; i++)
+        f[i] = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7540 + i)) - (8388608.0f + 128);
 }
 
 /* Elements 0 and 2, 1 and 3 of 4 bytes f8e4m3: exponent and mantissa are put into those of T, where they are 2^-120
