@@ -1,11 +1,12 @@
-"""transformers' own generate() with Qwen3-8B or Llama-2-7B, batch 1: ms for a prompt, and ms for each token after it.
+"""Language models as users run them, Qwen3-8B or Llama-2-7B: ms for a prompt, and ms for each token after it.
 
-    python3 bench/generate.py [--model llama-2-7b] [--context 512] [--tokens 32] [--rounds 3] [--json FILE]
+    python3 bench/generate.py [--model llama-2-7b] [--context 512] [--tokens 32] [--batch 1] [--json FILE]
 
-Variants are "eager", "adze" (patched), and with cache_implementation="static" "compile" and "adze + compile": there
-transformers itself compiles the decoding. Weights are random. Tokens are chosen greedily, and each variant has the
-share of tokens that are equal to eager's. Variants take turns, so that all run at the same clocks. Times are taken in
-a streamer, as a user sees tokens arrive.
+Variants of transformers' own generate() are "eager", "adze" (patched), "adze fast" (with numerics="fast"), and with
+cache_implementation="static" "compile" and "adze + compile": there transformers itself compiles the decoding.
+"adze.generate" is adze's own loop with the model of "adze fast"; "adze.generate, int8" and so on have quantized
+weights. Weights are random. Tokens are chosen greedily, and each variant has the share of tokens that are equal to
+eager's. Variants take turns, so that all run at the same clocks. Times are taken as a user sees tokens arrive.
 """
 
 import copy
@@ -21,7 +22,17 @@ from transformers.generation.streamers import BaseStreamer
 import adze
 import models
 
-VARIANTS = ["eager", "adze", "compile", "adze + compile"]
+LOOP = "adze.generate"  # and with quantized weights "adze.generate, int8"
+QUANTIZED = ["int8", "int4-g128", "fp8"]
+VARIANTS = [
+    "eager",
+    "adze",
+    "adze fast",
+    "compile",
+    "adze + compile",
+    LOOP,
+    *(f"{LOOP}, {kind}" for kind in QUANTIZED),
+]
 
 
 class Clock(BaseStreamer):
@@ -55,14 +66,47 @@ def settings(variant, options):
     return made
 
 
-def once(model, prompt, variant, options):
+def looped(model, prompt, options, caches):
+    """The tokens of adze.generate, [batch][token], and when they arrived. A model's second run has its cache again,
+    and with it the captured graph."""
+    cache = caches.setdefault(model, adze.Cache(model, options.context + options.tokens))
+    cache.reset()
+    rows, times = [], [time.perf_counter()]
+    for row in adze.generate(model, prompt, options.tokens, stop=(), cache=cache):
+        times.append(time.perf_counter())
+        rows.append(row)
+    return [list(tokens) for tokens in zip(*rows, strict=True)], times
+
+
+def once(model, prompt, variant, options, caches):
     """Tokens, ms for the prompt, ms for each token after the first."""
-    clock = Clock()
     models.synchronize(options.device)
     with torch.no_grad():
-        tokens = model.generate(prompt, generation_config=settings(variant, options), streamer=clock)
-    ms = [(b - a) * 1000 for a, b in zip(clock.times, clock.times[1:], strict=False)]
-    return tokens[0, prompt.shape[1] :].tolist(), ms[0], ms[1:]
+        if variant.startswith(LOOP):
+            tokens, times = looped(model, prompt, options, caches)
+        else:
+            clock = Clock()
+            made = model.generate(prompt, generation_config=settings(variant, options), streamer=clock)
+            tokens, times = made[:, prompt.shape[1] :].tolist(), clock.times
+    ms = [(b - a) * 1000 for a, b in zip(times, times[1:], strict=False)]
+    return tokens, ms[0], ms[1:]
+
+
+def variants_of(model, names):
+    """A model for each variant; all share the parameters that are not quantized."""
+    made = {}
+    for variant in names:
+        kind = variant.partition(", ")[2]
+        way = "eager" if variant in ("eager", "compile") else kind or ("fast" if "+" not in variant else "match")
+        way = "match" if variant == "adze" else way
+        if way not in made:
+            made[way] = model if way == "eager" else sharing_weights(model)
+            if kind:
+                adze.quantize(made[way], kind, progress=False)
+            if way != "eager":
+                adze.patch(made[way], numerics="match" if way == "match" else "fast")
+        made[variant] = made[way]
+    return made
 
 
 def chosen(options):
@@ -74,23 +118,30 @@ def chosen(options):
 
 def measure(model, prompt, options):
     """Rows, as the other benchmarks of models have them."""
-    names, patched = chosen(options), sharing_weights(model)
-    adze.patch(patched)
-    of = {variant: patched if variant.startswith("adze") else model for variant in names}
+    names, caches = chosen(options), {}
+    of = variants_of(model, names)
     with models.turn(options.turn):
         for variant in models.progress(names, "first runs"):  # they compile, and record CUDA graphs
-            once(of[variant], prompt, variant, options)
-            once(of[variant], prompt, variant, options)
+            once(of[variant], prompt, variant, options, caches)
+            once(of[variant], prompt, variant, options, caches)
         found = {variant: [] for variant in names}
         for _ in models.progress([f"{i + 1}" for i in range(options.rounds)], "round"):
             for variant in names:
-                found[variant].append(once(of[variant], prompt, variant, options))
+                found[variant].append(once(of[variant], prompt, variant, options, caches))
     rows, eager = [], found["eager"][0][0]
     for variant, runs in found.items():
-        equal = statistics.mean(a == b for tokens, *_ in runs for a, b in zip(tokens, eager, strict=True))
+        pairs = [pair for tokens, *_ in runs for pair in zip(tokens, eager, strict=True)]
+        equal = [a == b for own, other in pairs for a, b in zip(own, other, strict=True)]
         prompts, each = [ms for _, ms, _ in runs], [ms for *_, all_ms in runs for ms in all_ms]
-        for what, ms in ((f"prompt of {options.context}", prompts), ("a token", each)):
-            rows.append({"what": f"generate(), {what}", "variant": variant, **models.summary(ms), "equal": equal})
+        whole = [ms + sum(all_ms) for _, ms, all_ms in runs]
+        parts = {
+            f"prompt of {options.context}": prompts,
+            "a token": each,
+            f"prompt and {options.tokens} tokens": whole,
+        }
+        for what, ms in parts.items():
+            what = f"generate(), {what}" + (f", batch {options.batch}" if options.batch > 1 else "")
+            rows.append({"what": what, "variant": variant, **models.summary(ms), "equal": statistics.mean(equal)})
     return rows
 
 
@@ -99,6 +150,7 @@ def main():
     parser.add_argument("--model", choices=qwen3.FULL, default="qwen3-8b")
     parser.add_argument("--context", type=int, help="tokens of the prompt (512)")
     parser.add_argument("--tokens", type=int, help="tokens that are generated (32)")
+    parser.add_argument("--batch", type=int, default=1, help="prompts at once (1)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each variant is timed (3)")
     options = parser.parse_args()
     options.context = options.context or (16 if options.tiny else 512)
@@ -112,12 +164,15 @@ def main():
         options,
     )
     generator = torch.Generator().manual_seed(0)
-    prompt = torch.randint(model.config.vocab_size, (1, options.context), generator=generator).to(options.device)
+    prompt = torch.randint(model.config.vocab_size, (options.batch, options.context), generator=generator).to(
+        options.device
+    )
     rows = measure(model, prompt, options)
     width = max(len(row["what"]) for row in rows)
     for row in sorted(rows, key=lambda row: row["what"]):
         times = f"{row['ms']:9.3f} ms, spread {100 * row['spread']:.1f} %"
-        print(f"{row['what']:{width}}  {row['variant']:14}  {times}, {100 * row['equal']:.1f} % of eager's tokens")
+        equal = f"{100 * row['equal']:.1f} % of eager's tokens"
+        print(f"{row['what']:{width}}  {row['variant']:24}  {times}, {equal}")
     models.write_json(options, {"script": "generate", "model": options.model, "left_out": [], "rows": rows})
     return 0
 

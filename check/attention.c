@@ -94,12 +94,22 @@ static const char *const good[] = {
     "q=$[1,4,29,40] k=$[3,2,16,40] v=$[3,2,16,40] q_offsets=i32[5] causal=1 " PAGED,
     "q=$[4,2,3,40] k=$[7,1,16,40] v=$[7,1,16,40] mask=f32[4,1,3,48] " PAGED,
     "q=$[4,2,1,128] k=$[2,1,256,128] v=$[2,1,256,128] " PAGED,
+    "q=$[2,4,1,64] k=$[20,1,64,64] v=$[20,1,64,64] lengths=i32[2] block_table=i32[2,12]",
+    "q=$[1,4,50,40] k=$[1,2,90,40] v=$[1,2,90,40] q_offsets=i32[41] k_offsets=i32[41] causal=1",
+    /* many keys for few queries, whose parts are merged */
+    "q=$[1,8,4,128] k=$[1,2,1500,128] v=$[1,2,1500,128] causal=1 sinks=f32[8]",
+    "q=$[1,2,20,72] k=$[1,1,1500,72] v=$[1,1,1500,72]",
+    "q=$[1,2,9,64] k=$[4,1,1300,64] v=$[4,1,1300,64] q_offsets=i32[5] lengths=i32[4]",
     /* quantised keys */
     "q=$[2,4,1,64] k=i8[2,2,37,64] v=i8[2,2,37,64] k_scale=f32[2,2,37] v_scale=f32[2,2,37]",
     "q=$[2,4,19,72] k=f8e4m3[2,2,37,72] v=f8e4m3[2,2,37,40] k_scale=f32[1] v_scale=f32[1] causal=1",
     "q=$[4,4,2,64] k=f8e4m3[7,2,16,64] v=f8e4m3[7,2,16,64] k_scale=f32[7:64,2:16,16:1] v_scale=f32[7,2,16] " PAGED,
     "q=$[1,2,21,40] k=i8[1,1,41,40]@+1 v=i8[1,1,41,40]@+3 k_scale=f32[1] v_scale=f32[1,1,41] q_offsets=i32[4] "
     "k_offsets=i32[4]",
+    "q=$[1,4,3,128] k=i8[1,1,1300,128] v=i8[1,1,1300,128] k_scale=f32[1,1,1300] v_scale=f32[1] causal=1",
+    "q=$[1,2,20,128] k=f8e4m3[1,1,150,128] v=f8e4m3[1,1,150,64] k_scale=f32[1,1,150] v_scale=f32[1,1,150] window=70",
+    "q=$[1,2,21,256] k=i8[1,1,80,256] v=i8[1,1,80,256] k_scale=f32[1] v_scale=f32[1,1,80] softcap=5 mask=f32[80]",
+    "q=$[2,2,1,160] k=f8e4m3[2,1,70,160] v=f8e4m3[2,1,70,160] k_scale=f32[1] v_scale=f32[1] lengths=i32[2]",
     /* other distributions */
     EACH("values:special"),
     EACH("values:special sinks=f32[4] causal=1"),

@@ -328,6 +328,7 @@ typedef struct adze_attention_args {
     int32_t window;                   /* 0: none */
 } adze_attention_args;
 ADZE_API adze_status adze_attention(adze_stream stream, const adze_attention_args *args);
+ADZE_API adze_status adze_attention_scratch(adze_stream stream, const adze_attention_args *args, size_t *bytes);
 
 /* attention_merge: two results of attention, of the same queries and different keys, as one. With w = exp(lse):
    out = (w_x * x + w_y * y) / (w_x + w_y), lse = log(w_x + w_y). A result whose lse is -inf has no share; where both

@@ -5,8 +5,14 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#    define ADZE_ON_BOTH __host__ __device__
+#else
+#    define ADZE_ON_BOTH
+#endif
+
 /* A uniform number of sample: 24 bits of the first word, from 0 to 1 - 2^-24. */
-static inline float adze_philox_uniform(uint64_t seed, uint64_t counter, uint64_t row)
+ADZE_ON_BOTH static inline float adze_philox_uniform(uint64_t seed, uint64_t counter, uint64_t row)
 {
     uint32_t word[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)row, (uint32_t)(row >> 32)};
     uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};

@@ -3,7 +3,7 @@
 import torch
 import transformers as hf
 
-from device import generator, here
+from device import default_device, generator, here
 
 _LM = dict(
     vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
@@ -74,20 +74,21 @@ OTHER = {
 
 
 def build(name, dtype=torch.float32, attention=None, layers=2):
-    """The model of this name, the same weights every time, in eval mode; vectors among them are not constant. Dynamo
-    traces a model of one layer in half the time."""
-    torch.manual_seed(0)
-    if name in LANGUAGE:
-        more, config = {"attn_implementation": attention} if attention else {}, LANGUAGE[name]()
-        config.num_hidden_layers = layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:layers]
-        model = hf.AutoModelForCausalLM.from_config(config, **more)
-    else:
-        model = OTHER[name]()
-    for parameter in model.parameters():
-        if parameter.dim() == 1:
-            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    """The model of this name, the same weights every time and on every device, in eval mode; vectors among them are
+    not constant. Dynamo traces a model of one layer in half the time."""
+    with default_device(None):
+        torch.manual_seed(0)
+        if name in LANGUAGE:
+            more, config = {"attn_implementation": attention} if attention else {}, LANGUAGE[name]()
+            config.num_hidden_layers = layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[:layers]
+            model = hf.AutoModelForCausalLM.from_config(config, **more)
+        else:
+            model = OTHER[name]()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.to(here(), dtype).eval()
 
 

@@ -56,13 +56,16 @@ def test_prefill_and_decode(run):
 
 
 def test_generate(run, bench):
-    status, result = run("generate", "--device", "cpu", "--tiny", "--rounds", "2", "--variants", "adze")
+    ways = ["eager", "adze", "adze fast", "adze.generate", "adze.generate, int8"]
+    options = ["--device", "cpu", "--tiny", "--rounds", "2", "--batch", "2"]
+    status, result = run("generate", *options, "--variants", *ways)
     assert status == 0 and result["script"] == "generate" and result["commit"] == "abc" and result["date"]
     found = {(row["what"], row["variant"]): row for row in result["rows"]}
-    whats = ("generate(), prompt of 16", "generate(), a token")
-    assert list(found) == [(what, variant) for variant in ("eager", "adze") for what in whats]
-    for (what, _), row in found.items():
-        assert row["ms"] > 0 and row["equal"] == 1 and row["steps"] == (2 if "prompt" in what else 2 * 5)
+    whats = [f"generate(), {what}, batch 2" for what in ("prompt of 16", "a token", "prompt and 6 tokens")]
+    assert list(found) == [(what, variant) for variant in ways for what in whats]
+    for (what, variant), row in found.items():
+        assert row["ms"] > 0 and row["steps"] == (2 * 5 if "a token" in what else 2)
+        assert row["equal"] == 1 or "int8" in variant
     with pytest.raises(SystemExit, match="no variant 'graph'"):
         run("generate", "--device", "cpu", "--tiny", "--variants", "graph")
 

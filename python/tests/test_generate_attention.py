@@ -272,9 +272,10 @@ def test_compiled():
 
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
+    whole = prompt(1)["input_ids"]
     with torch.no_grad(), default_device(None):
         for m in (9, 1):
-            ids = prompt(1)["input_ids"][:, :m]
+            ids = whole[:, :m]
             torch.testing.assert_close(
                 compiled(input_ids=ids, use_cache=False).logits, model(input_ids=ids, use_cache=False).logits
             )

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import adze
+from adze.operators import ops
 from adze.quantization.linear import ROWS
-from adze.quantization.weight import KINDS
+from adze.quantization.weight import KINDS, quantized
 from device import generator, here
 
 K = 200  # not a multiple of a group
@@ -78,6 +79,24 @@ def test_kinds(kind, dtype):
         eps = torch.finfo(dtype).eps
         assert ((layer(x).double() - want).abs() <= eps * (want.abs() + terms) + K * 2**-24 * terms).all()
         assert layer(x).dtype == dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_is_quantised_where_it_is(kind, monkeypatch):
+    """Bit for bit as on the CPU, to which it goes from a device without a kernel."""
+    weight, op, places = torch.randn(140, K, generator=generator(0)), ops.quantize, []
+
+    def quantize(x, *args, **options):
+        places.append(x.device.type)
+        return op(x, *args, **options)
+
+    monkeypatch.setattr(ops, "quantize", quantize)
+    made = [quantized(weight, kind)]
+    monkeypatch.setattr(ops, "has_kernel", lambda name, device: False)
+    made.append(quantized(weight, kind))
+    assert places == [here().type, "cpu"]
+    for own, other in zip(*made, strict=True):
+        assert own is other is None or torch.equal(own.view(torch.uint8), other.view(torch.uint8))
 
 
 def test_undone_and_again():

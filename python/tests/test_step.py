@@ -9,7 +9,6 @@ import adze  # noqa: E402
 from device import default_device, generator  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-assert default_device
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -36,11 +35,15 @@ def test_embed(dtype):
     out = torch.empty(3, 2, 40, dtype=dtype)[:, :, :37]
     assert adze.embed(table, ids.T.contiguous(), scale=scale.item(), out=out) is out
     assert torch.equal(out, want.transpose(0, 1))
-    for wrong in (50, -1):
-        with pytest.raises(RuntimeError, match=f"id {wrong}, of token 1, is no row of table, which has 50"):
-            adze.embed(table, torch.tensor([1, wrong]))
     with pytest.raises(ValueError, match="scale is 0"):
         adze.embed(table, ids, scale=0)
+
+
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_embed_of_an_id_that_is_no_row(wrong, on_the_cpu):
+    """test_step_cuda.py has what a GPU does, whose ids the host does not see."""
+    with pytest.raises(RuntimeError, match=f"id {wrong}, of token 1, is no row of table, which has 50"):
+        adze.embed(randn(50, 37), torch.tensor([1, wrong]))
 
 
 # ---- kv_append ----
@@ -52,6 +55,14 @@ def appended(cache, new, slots):
     for b, places in enumerate(slots):
         cache[b, :, places] = new[b]
     return cache
+
+
+def same(got, want):
+    """Bit for bit; but f32 on a GPU, where the two kernels may fuse a product into a sum each in its own way, and add
+    the squares of a norm in another order: an error of a few units in the last place of the largest element."""
+    if got.device.type == "cpu" or got.dtype != torch.float32:
+        return torch.equal(got, want)
+    return bool(((got - want).abs() <= 2**-20 * want.abs().amax(-1, keepdim=True)).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,13 +89,13 @@ def test_kv_append(dtype):
             ):
                 caches = k_cache.clone(), v_cache.clone()
                 got = adze.kv_append(k, v, *caches, q=q, **place, **table, **more)
-                assert all(map(torch.equal, (got, *caches), want))
+                assert same(got, want[0]) and same(caches[0], want[1]) and torch.equal(caches[1], want[2])
     caches = k_cache.clone(), v_cache.clone()
     assert adze.kv_append(k, v, *caches, positions=slots) is None
     assert torch.equal(caches[0], appended(k_cache, k, slots)) and torch.equal(caches[1], appended(v_cache, v, slots))
     own = q.clone()
     adze.kv_append(k, v, *caches, q=own, q_out=own, positions=slots, cos=cos, sin=sin, table_by_slot=True)
-    assert torch.equal(own, adze.rope(q, None, cos[slots], sin[slots], heads_first=True))
+    assert same(own, adze.rope(q, None, cos[slots], sin[slots], heads_first=True))
 
 
 def test_kv_append_in_pages_and_other_layouts():
@@ -124,7 +135,8 @@ def test_kv_append_in_fewer_bits(kind):
         assert torch.equal(scale, appended(torch.zeros(scale.shape), s, slots))
 
 
-def test_kv_append_refuses_before_it_writes():
+def test_kv_append_refuses_before_it_writes(on_the_cpu):
+    """test_step_cuda.py has what a GPU does, whose slots the host does not see."""
     k = randn(2, 2, 3, 16)
     cache, other = torch.zeros(2, 2, 9, 16), torch.zeros(2, 2, 9, 16)
     for slot in (7, -1):
@@ -138,6 +150,11 @@ def test_kv_append_refuses_before_it_writes():
         lengths = torch.tensor([1, 2], dtype=torch.int32)
         adze.kv_append(k, k, cache, other, lengths=lengths, cos=cos, sin=sin, table_by_slot=True)
     assert not cache.any() and not other.any()
+
+
+def test_kv_append_needs_memory_of_its_own():
+    k = randn(2, 2, 3, 16)
+    cache, other = torch.zeros(2, 2, 9, 16), torch.zeros(2, 2, 9, 16)
     lengths = torch.zeros(2, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="k_cache overlaps v_cache; it needs memory of its own"):
         adze.kv_append(k, k, cache, cache, lengths=lengths)
@@ -231,12 +248,18 @@ def test_sample_the_largest(dtype):
     counts, previous = torch.tensor([1, 0], dtype=torch.int32), torch.tensor([[1, 0], [1, 0]])
     scores = torch.tensor([[2.0, 3.0, 1.0], [2.0, 3.0, 1.0]], dtype=dtype)
     assert adze.sample(scores, previous=previous, previous_count=counts, penalty=2.0).tolist() == [0, 1]
-    with pytest.raises(RuntimeError, match="previous_count.0. is 3, it must be 0 to 2"):
-        adze.sample(scores, previous=previous, previous_count=counts + 2, penalty=2.0)
     with pytest.raises(RuntimeError, match="seed is absent, temperature 1 needs it"):
         adze.sample(scores, temperature=1.0)
     with pytest.raises(ValueError, match="dtype is 'float32', it must be one of int32, int64"):
         adze.sample(scores, dtype=torch.float32)
+
+
+def test_sample_refuses_a_count(on_the_cpu):
+    """test_step_cuda.py has what a GPU does, whose counts the host does not see."""
+    for wrong in (3, -1):
+        counts = torch.tensor([wrong, 0], dtype=torch.int32)
+        with pytest.raises(RuntimeError, match=f"previous_count.0. is {wrong}, it must be 0 to 2"):
+            adze.sample(randn(2, 3), previous=torch.zeros(2, 2).int(), previous_count=counts, penalty=2.0)
 
 
 # ---- A step ----
@@ -261,7 +284,9 @@ def test_compiled_step():
         tokens = []
         for length in range(3):
             lengths = torch.full((2,), length, dtype=torch.int32)
-            ids = function(ids, lengths, *caches, torch.tensor([7]))
+            seed = torch.tensor([7])
+            with default_device(None):
+                ids = function(ids, lengths, *caches, seed)
             tokens.append(ids.tolist())
         results.append((tokens, caches))
     (tokens, caches), (same, others) = results

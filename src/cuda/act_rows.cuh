@@ -2,23 +2,25 @@
 
    A block works on a piece of a row, or on several short rows: blockDim.x threads per row, blockDim.y rows. Each
    thread has UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are
-   16-byte vectors where rows are aligned, and narrower where they are not (unit.cuh). */
+   16-byte vectors where rows are aligned. Where they are not, vectors are shifted (shifted.cuh) or units are narrower
+   (unit.cuh). */
 #ifndef ADZE_CUDA_ACT_ROWS_CUH
 #define ADZE_CUDA_ACT_ROWS_CUH
 
 #include "act.cuh"
 #include "launch.cuh"
 #include "rows.cuh"
-#include "unit.cuh"
+#include "shifted.cuh"
 
 #include <algorithm>
 
 enum { GATE, OUT, VALUE, ACT_TENSORS, ACT_THREADS = 256 };
 
-enum { ACT_VECTOR1, ACT_VECTOR2, ACT_NARROW_SMALL, ACT_NARROW, ACT_SHORT, ACT_GENERAL };
+enum { ACT_VECTOR1, ACT_VECTOR2, ACT_SHIFTED, ACT_NARROW_SMALL, ACT_NARROW, ACT_SHORT, ACT_GENERAL };
 constexpr adze_variant ACT_VARIANTS[] = {
     {"vector1", "aligned rows, a 16-byte vector per thread"},
     {"vector2", "aligned rows, two 16-byte vectors per thread"},
+    {"shifted", "rows at any address, a 16-byte vector of the output per thread"},
     {"narrow-small", "rows at any address, two units of one or two elements per thread"},
     {"narrow", "rows at any address, as many units per thread as make one or two vectors"},
     {"short", "rows at any address, their units numbered through all rows"},
@@ -31,6 +33,7 @@ struct act_params {
     const void *gate, *value; /* value: NULL when there is none */
     void *out;
     int64_t units;   /* of a row */
+    int64_t dim;     /* elements of a row */
     int64_t rest;    /* elements after the units of the one row; 0 if there are more rows */
     uint32_t pieces; /* of a row */
     int32_t act;
@@ -167,6 +170,35 @@ __global__ void __launch_bounds__(ACT_THREADS) act_rows(const __grid_constant__ 
     }
 }
 
+/* Units are the vectors of the output, to which those of the inputs are shifted. */
+template <typename T, bool TIMES, bool SINGLE>
+__global__ void __launch_bounds__(ACT_THREADS) act_shifted(const __grid_constant__ act_simple p)
+{
+    constexpr int W = VEC<T>;
+    int64_t piece, start[ACT_TENSORS];
+    const bool valid = act_locate<1, SINGLE>(p, blockIdx.x, &piece, start) < p.rows.count;
+    T *const out = (T *)p.out + start[OUT];
+    const int dim = (int)p.dim, at = ((int)piece + (int)threadIdx.x) * W - shifted_head(out);
+    if (!p.launch_after_loads)
+        pdl_launch_next();
+    pdl_wait();
+    if (!valid || at >= dim)
+        return;
+    shifted<1> g, v[1];
+    g.fetch((const T *)p.gate + start[GATE], at, dim);
+    if constexpr (TIMES)
+        v[0].fetch((const T *)p.value + start[VALUE], at, dim);
+    if (p.launch_after_loads)
+        pdl_launch_next();
+    float y[W];
+    g.template get<T>(y);
+    act_all<W, sizeof(T) == 2>(p.act, y);
+    unit<T, W> factor[1] = {};
+    if constexpr (TIMES)
+        factor[0].v = v[0].template vector<T>(0);
+    store_shifted(out, at, dim, act_result<TIMES, 1>(y, factor, 0, p.steps).v);
+}
+
 /* Short rows: the units of all rows are numbered consecutively, so that no lane idles. */
 template <typename T, int W, bool TIMES, int UNITS>
 __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__ act_flat p)
@@ -222,6 +254,16 @@ static adze_status act_launch(const cuda_call &s, act_params<ROWS> p, int most)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
+template <typename T, bool TIMES>
+static adze_status act_launch_shifted(const cuda_call &s, act_simple p)
+{
+    const unit_split split = split_units(shifted_most<T>(p.dim), 1, p.rows.count, ACT_THREADS);
+    p.pieces = (uint32_t)split.pieces;
+    p.launch_after_loads = split.blocks > 2 * s.gpu.sm_count;
+    const auto kernel = split.rows == 1 ? act_shifted<T, TIMES, true> : act_shifted<T, TIMES, false>;
+    return launch(s, kernel, split.blocks, split.block, 0, p);
+}
+
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is
    little to do. */
 template <typename T, int W, bool TIMES>
@@ -267,6 +309,9 @@ static adze_status act_launch_as(const cuda_call &s, act_general g, int64_t dim,
         return p.rest ? act_launch<T, VEC<T>, TIMES, 1, true>(s, p, ACT_THREADS / 2)
                       : act_launch<T, VEC<T>, TIMES, 1, false>(s, p, ACT_THREADS / 2);
     p.rest = 0;
+    p.dim = dim;
+    if (s.takes(ACT_SHIFTED, dim < (1 << 28), dim >= VEC<T>))
+        return act_launch_shifted<T, TIMES>(s, p);
     if constexpr (sizeof(T) < 4)
         if (width > 1 && dim % 2 == 0) {
             p.units = dim / 2;

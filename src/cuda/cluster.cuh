@@ -80,5 +80,20 @@ __device__ __forceinline__ void cluster_store(void *p, int rank, float4 v)
     (void)p, (void)rank, (void)v;
 #endif
 }
+__device__ __forceinline__ float4 cluster_load4(const void *p, int rank)
+{
+    float4 v = {0, 0, 0, 0};
+#if __CUDA_ARCH__ >= 900
+    const uint32_t here = (uint32_t)__cvta_generic_to_shared(p);
+    asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(here), "r"(rank)
+                 : "memory");
+#else
+    (void)p, (void)rank;
+#endif
+    return v;
+}
 
 #endif

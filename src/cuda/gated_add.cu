@@ -2,19 +2,21 @@
 
    A block works on a piece of a row, or on several short rows: blockDim.x threads per row, blockDim.y rows. A thread
    has UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are 16-byte
-   vectors where rows are aligned, and narrower where they are not (unit.cuh). */
+   vectors where rows are aligned. Where they are not, vectors are shifted (shifted.cuh) or units are narrower
+   (unit.cuh). */
 #include "launch.cuh"
 #include "rows.cuh"
-#include "unit.cuh"
+#include "shifted.cuh"
 
 #include <algorithm>
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
 constexpr int THREADS = 128; /* of a block, at most */
 
-enum { VECTORS, NARROW_SMALL, NARROW, SHORT, GENERAL };
+enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL };
 constexpr adze_variant VARIANTS[] = {
     {"vector", "aligned rows, a 16-byte vector per thread"},
+    {"shifted", "rows at any address, a 16-byte vector of the output per thread"},
     {"narrow-small", "rows at any address, two units of one or two elements per thread"},
     {"narrow", "rows at any address, as many units per thread as make a vector"},
     {"short", "rows at any address, no table, their units numbered through all rows"},
@@ -27,6 +29,7 @@ struct gated_params {
     const void *x, *residual, *gate, *table; /* table: NULL when there is none */
     void *out;
     int64_t units;   /* of a row */
+    int64_t dim;     /* elements of a row */
     uint32_t pieces; /* of a row */
     bool gate_f32, table_f32, steps;
     ROWS rows;
@@ -113,6 +116,53 @@ __global__ void __launch_bounds__(THREADS) gated_rows(const __grid_constant__ ga
         result.set(gates);
         result.put(out + at * W);
     }
+}
+
+/* Units are the vectors of the output, to which those of the inputs are shifted. */
+template <typename T, bool TABLE, bool WIDE, bool SINGLE>
+__global__ void __launch_bounds__(THREADS) gated_shifted(const __grid_constant__ gated_simple p)
+{
+    constexpr int W = VEC<T>;
+    int64_t start[TENSORS];
+    const uint32_t group = p.rows.count == 1 ? 0 : blockIdx.x / p.pieces;
+    const int piece = (int)((blockIdx.x - group * p.pieces) * blockDim.x), dim = (int)p.dim;
+    const uint32_t r = SINGLE ? group : group * blockDim.y + threadIdx.y;
+    const bool valid = r < p.rows.count;
+    p.rows.locate(valid ? r : 0, start);
+    T *const out = (T *)p.out + start[OUT];
+    const T *const residual = (const T *)p.residual + start[RESIDUAL];
+    const int at = (piece + (int)threadIdx.x) * W - shifted_head(out);
+    pdl_launch_next();
+    if (threadIdx.x == 0 && max(at, 0) < dim)
+        prefetch_bytes(residual + max(at, 0), min(dim - max(at, 0), (int)blockDim.x * W) * (int)sizeof(T));
+    pdl_wait();
+    if (!valid || at >= dim)
+        return;
+    shifted<1> a, b;
+    shifted_param<T, WIDE> g, m;
+    a.fetch((const T *)p.x + start[X], at, dim);
+    b.fetch(residual, at, dim);
+    g.fetch(p.gate, WIDE && p.gate_f32, start[GATE], at, dim);
+    if constexpr (TABLE)
+        m.fetch(p.table, WIDE && p.table_f32, start[GATE_TABLE], at, dim);
+    float xs[W], residuals[W], gates[W], more[W] = {};
+    g.get(WIDE && p.gate_f32, gates);
+    if constexpr (TABLE)
+        m.get(WIDE && p.table_f32, more);
+    a.template get<T>(xs);
+    b.template get<T>(residuals);
+    gated<T, W>(p.steps, TABLE, xs, residuals, gates, more);
+    packed<T> result;
+    result.set(gates);
+    store_shifted(out, at, dim, result);
+}
+template <typename T, bool TABLE, bool WIDE>
+static adze_status gated_launch_shifted(const cuda_call &s, gated_simple p)
+{
+    const unit_split split = split_units(shifted_most<T>(p.dim), 1, p.rows.count, THREADS);
+    p.pieces = (uint32_t)split.pieces;
+    const auto kernel = split.rows == 1 ? gated_shifted<T, TABLE, WIDE, true> : gated_shifted<T, TABLE, WIDE, false>;
+    return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
 /* Short rows without a table: the units of all rows are numbered consecutively, so that no lane idles. */
@@ -206,6 +256,12 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
                            : gated_launch<T, VECTOR, 1, false, half>(s, p);
         return p.table ? gated_launch<T, VECTOR, 1, true, false>(s, p)
                        : gated_launch<T, VECTOR, 1, false, false>(s, p);
+    }
+    p.dim = dim;
+    if (s.takes(SHIFTED, dim < (1 << 28), dim >= VECTOR)) {
+        if (p.gate_f32 || p.table_f32)
+            return p.table ? gated_launch_shifted<T, true, half>(s, p) : gated_launch_shifted<T, false, half>(s, p);
+        return p.table ? gated_launch_shifted<T, true, false>(s, p) : gated_launch_shifted<T, false, false>(s, p);
     }
     if constexpr (half)
         if (width > 1) {

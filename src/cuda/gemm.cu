@@ -1,8 +1,8 @@
 /* gemm on CUDA: which kernel takes a call.
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
-   rows. Quantised weights are streamed for any number of tokens, 8 or 16 at a time. All other calls take
-   gemm_any.cuh. */
+   rows. Quantised weights are streamed for any number of tokens, 8 or 16 at a time (gemm_direct.cu). All other calls
+   take gemm_any.cuh. */
 #include "gemm_any.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
@@ -124,13 +124,17 @@ using STREAM_WIDE_QUANTISED = stream_shape<1, 2, 8, 256, 2, true, F>;
 typedef tile_shape<128, 128, 64, 32, 3> TILE_128X128;
 typedef tile_shape<64, 64, 32, 32, 3> TILE_64X64;
 typedef tile_shape<32, 64, 32, 16, 5> TILE_32X64;
+typedef tile_shape<32, 64, 32, 64, 4, 4> SLICED_32X64;
+typedef tile_shape<64, 64, 64, 64, 3, 4> SLICED_64X64;
 
 enum {
+    BULK,
     WHOLE_8,
     WHOLE_16,
     QUANTISED_8,
     QUANTISED_16,
-    STREAM_SHORT,
+    DIRECT, /* and the other GEMM_DIRECT_SHAPES */
+    STREAM_SHORT = DIRECT + GEMM_DIRECT_SHAPES,
     STREAM_LONG,
     STREAM_LEAST,
     WIDE_SHORT,
@@ -138,14 +142,23 @@ enum {
     TILE_FEW,
     TILE_SMALL,
     TILE_LARGE,
+    SLICED_FEW,
+    SLICED,
     ANY_8,
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
+    {"bulk", "one or two tokens, weights of x's dtype or i8, by bulk copies, on the CUDA cores (sm_90 and newer)"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
     {"quantised16", "the same, 16 tokens at a time"},
+    {"direct16x8", "the same, straight into registers, 8 tokens at a time, 16 rows and 8 warps"},
+    {"direct32x16", "the same with 32 rows and 16 warps"},
+    {"direct64x8", "the same with 64 rows and 8 warps"},
+    {"direct64x16", "the same with 64 rows and 16 warps"},
+    {"direct32x16-wide", "the same, 16 tokens at a time, 32 rows and 16 warps"},
+    {"direct64x8-wide", "the same, 16 tokens at a time, 64 rows and 8 warps"},
     {"stream16x16", "up to 8 tokens without norm, 16 rows and 16 warps"},
     {"stream32x8", "up to 8 tokens without norm, 32 rows and 8 warps"},
     {"stream16x8", "up to 8 tokens without norm, 16 rows and 8 warps, little shared memory"},
@@ -154,6 +167,8 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"tile32x64", "tiles of 32 tokens and 64 rows, without norm"},
     {"tile64x64", "tiles of 64 tokens and 64 rows, without norm"},
     {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
+    {"sliced32x64", "tiles of 32 tokens and 64 rows, of which 4 warps have a part of k each, without norm"},
+    {"sliced64x64", "the same with tiles of 64 tokens"},
     {"any8", "every call without norm, 8 tokens at a time"},
     {"any64", "every call without norm, 64 tokens at a time"},
     {NULL, NULL},
@@ -162,8 +177,11 @@ constexpr adze_variant GEMM_VARIANTS[] = {
 template <typename T, class S>
 static adze_status stream_launch(const cuda_call &s, const gemm_params &p, int64_t blocks)
 {
+    const size_t bytes = stream_shared<S>(p.m, p.k);
     return launch(s, gemm_stream<T, S>, blocks < p.n ? blocks : p.n, dim3(S::THREADS),
-                  launch_shape(stream_shared<S>(p.m, p.k), 1, p.batches), p);
+                  launch_shape(S::FORMAT == OF_X ? bytes : gemm_alone(s, bytes, ceil_div(blocks, s.gpu.sm_count)), 1,
+                               p.batches),
+                  p);
 }
 template <class S>
 static bool stream_fits(const cuda_call &s, const gemm_params &p)
@@ -182,6 +200,14 @@ static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
     if (p.format != OF_X) /* the kernels of quantised weights take x without a norm */
         return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
+}
+/* One or two tokens. It is faster, on an H200 (2026-11-17), for one that is normed, and where a multiprocessor has
+   many rows. */
+static adze_status bulk_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    const bool can = gemm_bulk_run(s, p, dtype, 1) == ADZE_OK, faster = p.m == 1 && (p.norm || rows > 96);
+    return s.takes(BULK, can, faster) ? gemm_bulk_run(s, p, dtype, 0) : ADZE_NO_KERNEL;
 }
 /* Which shape, and how many blocks a multiprocessor has: from sweeps on an H200 (2026-11-16) over products from
    1024 x 4096 to 128256 x 4096. */
@@ -223,19 +249,69 @@ static int tile_parts(const cuda_call &s, const gemm_params &p, int64_t blocks)
         parts *= 2;
     return parts;
 }
+/* The same for blocks that have a multiprocessor to themselves, or half of it: as few as leave little of the last
+   round of blocks empty. The weights are what takes the time, and most multiprocessors can read them as fast as all.
+ */
+static int sliced_parts(const cuda_call &s, int64_t blocks, int64_t at_once, int64_t steps)
+{
+    if (!adze_cuda_clusters(s.device))
+        return 1;
+    auto rounds = [&](int parts) { return (double)ceil_div(blocks * parts, at_once) / parts; };
+    double best = 1e30;
+    const int most = (int)std::min<int64_t>(8, std::max<int64_t>(1, steps / 4));
+    for (int parts = 1; parts <= most; parts++)
+        best = std::min(best, rounds(parts));
+    int parts = 1;
+    while (rounds(parts) > 1.25 * best)
+        parts++;
+    return parts;
+}
 template <typename T, class S>
 static adze_status tile_launch(const cuda_call &s, const gemm_params &p)
 {
     const int64_t tokens = ceil_div(p.m, S::TOKENS), tiles = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
-    const int parts = tile_parts(s, p, tokens * tiles * p.batches);
+    const int64_t blocks = tokens * tiles * p.batches, fit = std::max<int64_t>(1, s.gpu.block_shared / S::SHARED);
+    const int parts = S::SLICES == 1 ? tile_parts(s, p, blocks)
+                                     : sliced_parts(s, blocks, s.gpu.sm_count * fit, ceil_div(p.k * 2, S::DEPTH));
     return launch(s, gemm_tile<T, S>, tokens * tiles * parts, dim3(S::THREADS),
                   launch_shape(S::SHARED, parts, p.batches), p, (int)tokens);
+}
+/* The choice between sliced and plain tiles, by tokens and by rows that a multiprocessor has: the first rule that a
+   call is within. From a sweep on an H200 (2026-11-17) over 4096 x 4096 to 14336 x 4096. */
+static const struct {
+    int64_t tokens, rows;
+    int variant;
+} TILE_RULES[] = {
+    {32, 96, TILE_FEW},   {32, INT64_MAX, SLICED_FEW}, {64, 48, SLICED_FEW},
+    {64, 96, TILE_SMALL}, {64, INT64_MAX, SLICED},
+};
+static int tile_choice(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    for (const auto &rule : TILE_RULES)
+        if (p.m <= rule.tokens && rows <= rule.rows)
+            return rule.variant;
+    return -1;
+}
+template <typename T>
+static adze_status sliced_run(const cuda_call &s, const gemm_params &p, bool may)
+{
+    const int choice = tile_choice(s, p);
+    may = may && !p.batch_invariant; /* the slices have an order of their own */
+    if (s.takes(SLICED_FEW, may && SLICED_32X64::SHARED <= s.gpu.block_shared, choice == SLICED_FEW))
+        return tile_launch<T, SLICED_32X64>(s, p);
+    if (s.takes(SLICED, may && SLICED_64X64::SHARED <= s.gpu.block_shared, choice == SLICED))
+        return tile_launch<T, SLICED_64X64>(s, p);
+    return ADZE_NO_KERNEL;
 }
 template <typename T>
 static adze_status tile_run(const cuda_call &s, const gemm_params &p)
 {
     const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128) * p.batches;
     const bool may = !p.norm && ceil_div(p.m, 32) * gemm_tiles(p, 32) * 8 < 0x7fffffff;
+    const adze_status status = sliced_run<T>(s, p, may);
+    if (status != ADZE_NO_KERNEL)
+        return status;
     if (s.takes(TILE_FEW, may && TILE_32X64::SHARED <= s.gpu.block_shared, p.m <= 32))
         return tile_launch<T, TILE_32X64>(s, p);
     if (s.takes(TILE_SMALL, may && TILE_64X64::SHARED <= s.gpu.block_shared, p.m <= 64 || large < s.gpu.sm_count))
@@ -251,18 +327,8 @@ static adze_status quantised_launch(const cuda_call &s, const gemm_params &all)
 {
     const int64_t room = (s.gpu.block_shared - S::FIXED_BYTES) / stream_pitch<S>(all.k);
     const int64_t most = room < S::TOKENS ? room : S::TOKENS;
-    const int64_t out_size = all.out_f32 ? 4 : 2;
     for (int64_t at = 0; at < all.m; at += most) {
-        gemm_params p = all;
-        p.m = all.m - at < most ? all.m - at : most;
-        p.x += at * p.rows.stride[GEMM_X][0] * (int64_t)sizeof(T);
-        for (gemm_part &part : p.part)
-            if (part.out)
-                part.out = (char *)part.out + at * p.rows.stride[part.out_rows][0] * out_size;
-        if (p.residual)
-            p.residual = (const char *)p.residual + at * p.rows.stride[GEMM_RESIDUAL][0] * out_size;
-        if (p.gate)
-            p.gate = (const char *)p.gate + at * p.rows.stride[GEMM_GATE][0] * (p.gate_f32 ? 4 : 2);
+        const gemm_params p = gemm_tokens<T>(all, at, most);
         const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
         ADZE_CHECK((stream_launch<T, S>(s, p, (int64_t)s.gpu.sm_count * (each > 16 ? 2 : 1))));
     }
@@ -277,6 +343,15 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
     const bool may = grouped && p.k % NARROW::VECTOR == 0 && !p.norm;
     const bool narrow = may && stream_shared<NARROW>(1, p.k) <= (size_t)s.gpu.block_shared;
     const bool wide = may && stream_shared<WIDE>(9, p.k) <= (size_t)s.gpu.block_shared;
+    /* Many rows of i8 are streamed faster through shared memory, on an H200 (2026-11-17). */
+    const bool streams = F == OF_I8 && p.m <= 8 && p.n * (p.glu ? 2 : 1) > 64 * (int64_t)s.gpu.sm_count;
+    const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+    const int choice = streams ? -1 : gemm_direct_choice(s, p);
+    for (int shape = 0; shape < GEMM_DIRECT_SHAPES; shape++) {
+        const bool can = gemm_direct_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(DIRECT + shape, can, shape == choice))
+            return gemm_direct_run(s, p, dtype, shape, 0);
+    }
     if (s.takes(QUANTISED_16, wide, p.m > 8))
         return quantised_launch<T, WIDE>(s, p);
     return s.takes(QUANTISED_8, narrow) ? quantised_launch<T, NARROW>(s, p) : ADZE_NO_KERNEL;
@@ -316,6 +391,11 @@ template <typename T>
 static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool vectors)
 {
     if constexpr (sizeof(T) == 2) {
+        if (vectors) {
+            const adze_status status = bulk_run(s, p, std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
         if (vectors && p.format != OF_X) {
             const adze_status status = quantised_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)
@@ -395,7 +475,9 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
         p = gemm_params_of(&rest);
     }
     const bool vectors = gemm_vectors(s, p, a->x.dtype);
-    return s.tuned(a->x.dtype | p.glu << 8, p.m, p.n, p.k, p.batches, [&]() {
+    const int form =
+        a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20;
+    return s.tuned(form, p.m, p.n, p.k, p.batches, [&]() {
         switch (a->x.dtype) {
         case ADZE_F32: return gemm_launch<float>(s, p, vectors);
         case ADZE_F16: return gemm_launch<f16>(s, p, vectors);

@@ -54,6 +54,10 @@ __device__ __forceinline__ float gemm_zero(const gemm_params &p, int part, int64
     const gemm_part &w = p.part[part];
     return w.zero ? (float)((const uint8_t *)w.zero)[row * w.zero_stride + group] : 8;
 }
+__host__ __device__ inline bool gemm_has_zero(const gemm_params &p)
+{
+    return p.part[0].zero || p.part[1].zero || p.part[2].zero;
+}
 
 /* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. */
 template <typename T>
@@ -125,5 +129,48 @@ static inline int64_t gemm_tiles(const gemm_params &p, int64_t size)
         tiles += ceil_div(p.part[1].n, size) + ceil_div(p.part[2].n, size);
     return tiles;
 }
+
+/* `count` tokens of a call, or as many as it has, from token `at` on. */
+template <typename T>
+static gemm_params gemm_tokens(const gemm_params &all, int64_t at, int64_t count)
+{
+    const int64_t out_size = all.out_f32 ? 4 : 2;
+    gemm_params p = all;
+    p.m = all.m - at < count ? all.m - at : count;
+    p.x += at * p.rows.stride[GEMM_X][0] * (int64_t)sizeof(T);
+    for (gemm_part &part : p.part)
+        if (part.out)
+            part.out = (char *)part.out + at * p.rows.stride[part.out_rows][0] * out_size;
+    if (p.residual)
+        p.residual = (const char *)p.residual + at * p.rows.stride[GEMM_RESIDUAL][0] * out_size;
+    if (p.gate)
+        p.gate = (const char *)p.gate + at * p.rows.stride[GEMM_GATE][0] * (p.gate_f32 ? 4 : 2);
+    return p;
+}
+
+/* `bytes` of shared memory, or as much as leaves room for `each` blocks on a multiprocessor and no more. In a chain
+   with PDL the blocks of later kernels would otherwise take places of this one's: some multiprocessors then have more
+   of its blocks than others, and it takes as long as those do. */
+static inline size_t gemm_alone(const cuda_call &s, size_t bytes, int64_t each)
+{
+    const size_t least = (size_t)(s.gpu.block_shared / (each + 1) / 128 * 128 + 128);
+    return adze_cuda_clusters(s.device) && bytes < least ? least : bytes;
+}
+
+/* gemm_direct.cu: quantised weights of 16-byte rows. `ask`: only whether the shape takes the call. */
+enum {
+    GEMM_DIRECT_16X8,
+    GEMM_DIRECT_32X16,
+    GEMM_DIRECT_64X8,
+    GEMM_DIRECT_64X16,
+    GEMM_DIRECT_WIDE_32X16,
+    GEMM_DIRECT_WIDE_64X8,
+    GEMM_DIRECT_SHAPES
+};
+extern "C" adze_status gemm_direct_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+extern "C" int gemm_direct_choice(const cuda_call &s, const gemm_params &p);
+
+/* gemm_bulk.cu: one or two tokens. `ask`: only whether it takes the call. */
+extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
 
 #endif

@@ -19,8 +19,10 @@ struct stream_shape {
     static constexpr int STAGES = STAGES_, THREADS = 32 * WARPS;
     static constexpr bool WHOLE = WHOLE_; /* all of x is in shared memory; otherwise it is in the rings */
     static constexpr weight_format FORMAT = FORMAT_;
-    static constexpr int VECTOR = weight_vector(FORMAT); /* weights in 16 bytes */
-    static constexpr int GROUP = 4 * VECTOR;             /* of k in 64 bytes of a row: of one step of a warp */
+    static constexpr int UNITS = 4;                                            /* of x that a warp loads at once */
+    static __device__ __forceinline__ int place(int vector) { return vector; } /* of a vector of x */
+    static constexpr int VECTOR = weight_vector(FORMAT);                       /* weights in 16 bytes */
+    static constexpr int GROUP = 4 * VECTOR; /* of k in 64 bytes of a row: of one step of a warp */
     static_assert(FORMAT == OF_X || (WHOLE && SEGMENT == 256), "a lane has the scale of one step of a segment");
     static constexpr int STAGE_BYTES = (ROWS + (WHOLE ? 0 : TOKENS)) * SEGMENT, RING_BYTES = STAGES * STAGE_BYTES;
     static constexpr int PARTIAL_PITCH = ROWS + 4; /* floats of a token: lanes that store have banks of their own */
@@ -44,7 +46,7 @@ constexpr size_t stream_shared(int64_t m, int64_t k)
    a float of each unit. */
 template <typename T, class S>
 struct stream_x {
-    static constexpr int UNITS = 4;
+    static constexpr int UNITS = S::UNITS;
     const gemm_params &p;
     const char *x;
     char *to;
@@ -57,7 +59,10 @@ struct stream_x {
           token_units((vectors + 31) / 32), units(token_units * (int)params.m)
     {
     }
-    __device__ __forceinline__ T *at(int token, int vector) const { return (T *)(to + token * pitch) + vector * 8; }
+    __device__ __forceinline__ T *at(int token, int vector) const
+    {
+        return (T *)(to + token * pitch) + S::place(vector) * 8;
+    }
     __device__ __forceinline__ void put_vector(int token, int vector, packed<T> v) const
     {
         v.raw = weight_order<S::FORMAT>(v.raw);
@@ -240,7 +245,7 @@ __device__ __forceinline__ void stream_step(const gemm_params &p, const char *st
         const uint4 low = load_shared(at), high = load_shared(at + 8 * S::SEGMENT);
         const uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
         uint32_t zero[2] = {};
-        const bool has_zero = S::FORMAT == OF_U4 && p.part[0].zero;
+        const bool has_zero = S::FORMAT == OF_U4 && gemm_has_zero(p);
         if (has_zero)
 #pragma unroll
             for (int h = 0; h < 2; h++)
@@ -403,7 +408,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
         return next;
     };
     stream_scales<S> scales = {};
-    if (S::FORMAT != OF_X && (p.group || p.part[0].zero) && chunks && begin < end)
+    if (S::FORMAT != OF_X && (p.group || gemm_has_zero(p)) && chunks && begin < end)
         scales.load(p, stream_rows(p, begin, end, size), first);
     for (int row = begin; row < end; turn++) {
         const gemm_rows tile = stream_rows(p, row, end, size);
@@ -414,7 +419,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
             const int group = first + chunk * GROUPS;
             if constexpr (S::FORMAT != OF_X) {
                 const stream_scales<S> now = scales;
-                if (p.group || p.part[0].zero)
+                if (p.group || gemm_has_zero(p))
                     scales = next_scales(row, chunk);
 #pragma unroll
                 for (int j = 0; j < GROUPS; j++) {

@@ -1,8 +1,12 @@
 /* gemm_tile.cuh - products of many tokens on tensor cores: a block computes a tile of tokens and rows of the weights.
 
-   Both operands pass through stages in shared memory, 128 bytes of k at a time. As in gemm_stream.cuh, lane 4 g + t
+   Both operands pass through stages in shared memory, DEPTH bytes of k at a time. As in gemm_stream.cuh, lane 4 g + t
    takes 8 neighbouring elements of row g of either operand, which are two operands of 16. Where there are few tiles,
-   the blocks of a cluster have a part of k each, and add their sums in the order of the parts. */
+   the blocks of a cluster have a part of k each, and add their sums in the order of the parts.
+
+   With few tokens a block reads weights as fast as memory has them only if shared memory keeps up, which each warp
+   reads its rows and its tokens from. So warps have large tiles, and where those are few, SLICES warps have the same
+   tile: each takes its 64 bytes of every stage, and their sums are added at the end. */
 #ifndef ADZE_CUDA_GEMM_TILE_CUH
 #define ADZE_CUDA_GEMM_TILE_CUH
 
@@ -11,32 +15,36 @@
 #include "mma.cuh"
 
 /* Tokens and rows of a block and of a warp, both multiples of 16. */
-template <int TOKENS_, int ROWS_, int WARP_TOKENS_, int WARP_ROWS_, int STAGES_>
+template <int TOKENS_, int ROWS_, int WARP_TOKENS_, int WARP_ROWS_, int STAGES_, int SLICES_ = 1>
 struct tile_shape {
     static constexpr int TOKENS = TOKENS_, ROWS = ROWS_, WARP_TOKENS = WARP_TOKENS_, WARP_ROWS = WARP_ROWS_;
-    static constexpr int STAGES = STAGES_, ACROSS = ROWS / WARP_ROWS;
-    static constexpr int THREADS = TOKENS / WARP_TOKENS * ACROSS * 32;
-    static constexpr int STAGE_BYTES = (TOKENS + ROWS) * 128, SHARED = STAGES * STAGE_BYTES;
-    static constexpr int PITCH = ROWS + 4; /* floats of a token among the sums of a part */
-    static_assert(TOKENS * PITCH * 4 <= SHARED, "the sums take the place of the stages");
+    static constexpr int STAGES = STAGES_, SLICES = SLICES_, ACROSS = ROWS / WARP_ROWS;
+    static constexpr int TILE_WARPS = TOKENS / WARP_TOKENS * ACROSS, THREADS = TILE_WARPS * SLICES * 32;
+    static constexpr int DEPTH = SLICES == 1 ? 128 : SLICES * 64; /* bytes of a row in a stage */
+    static constexpr int STAGE_BYTES = (TOKENS + ROWS) * DEPTH, SHARED = STAGES * STAGE_BYTES;
+    static constexpr int PITCH = ROWS + 4; /* floats of a token among the sums of a slice */
+    static_assert(SLICES * TOKENS * PITCH * 4 <= SHARED, "the sums take the place of the stages");
 };
 
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int token_tiles)
 {
-    constexpr int MT = S::WARP_TOKENS / 16, NT = S::WARP_ROWS / 8, STEP = S::THREADS / 8;
+    constexpr int MT = S::WARP_TOKENS / 16, NT = S::WARP_ROWS / 8, DEPTH = S::DEPTH, PIECES = DEPTH / 16;
+    constexpr int STEP = S::THREADS / PIECES;
     static_assert(S::TOKENS % STEP == 0 && S::ROWS % STEP == 0, "each thread copies as many rows");
+    static_assert(STEP % 2 == 0, "the rows of a thread are all odd or all even");
     extern __shared__ __align__(128) char shared[];
     const uint32_t stages = shared_address(shared);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int warp_token = warp / S::ACROSS * S::WARP_TOKENS, warp_row = warp % S::ACROSS * S::WARP_ROWS;
+    const int slice = warp / S::TILE_WARPS, of_slice = warp % S::TILE_WARPS;
+    const int warp_token = of_slice / S::ACROSS * S::WARP_TOKENS, warp_row = of_slice % S::ACROSS * S::WARP_ROWS;
     const unsigned parts = (unsigned)cluster_size(), block = blockIdx.x / parts;
     const int rank = cluster_rank();
     const int64_t tile = block / (unsigned)token_tiles, batch = blockIdx.y;
     const int64_t first_token = (int64_t)(block % (unsigned)token_tiles) * S::TOKENS;
     const int size = p.glu ? S::ROWS / 2 : S::ROWS;
     const gemm_rows rows = gemm_tile_rows(p, tile, size);
-    const int all_steps = ((int)p.k + 63) / 64;
+    const int all_steps = ((int)p.k * 2 + DEPTH - 1) / DEPTH;
     const int first_step = (int)((int64_t)all_steps * rank / parts);
     const int steps = (int)((int64_t)all_steps * (rank + 1) / parts) - first_step;
     /* With glu half of a warp's rows are of the gate's weight, the other half are the same rows of the value's. */
@@ -45,9 +53,9 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
     /* A thread copies the same piece of every STEPth row of a stage. Where those rows are is computed once: with few
        warps, a step takes as long as its instructions. */
     constexpr int W_COPIES = S::ROWS / STEP, X_COPIES = S::TOKENS / STEP;
-    const int piece = (int)threadIdx.x % 8, first_row = (int)threadIdx.x / 8;
-    const uint32_t thread_shared = stages + (uint32_t)(first_row * 128 + (piece ^ (first_row & 1) << 2) * 16);
-    const int64_t in_row = (int64_t)(first_step * 8 + piece) * 16;
+    const int piece = (int)threadIdx.x % PIECES, first_row = (int)threadIdx.x / PIECES;
+    const uint32_t thread_shared = stages + (uint32_t)(first_row * DEPTH + (piece ^ (first_row & 1) << 2) * 16);
+    const int64_t in_row = (int64_t)(first_step * PIECES + piece) * 16;
     const char *w_from[W_COPIES], *x_from[X_COPIES];
     uint32_t w_there = 0, x_there = 0; /* a bit of each */
 #pragma unroll
@@ -73,18 +81,19 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
             p.x + batch * p.x_batch + (there ? token * p.rows.stride[GEMM_X][0] * (int)sizeof(T) : 0) + in_row;
     }
     auto fetch_weights = [&](int step) {
-        const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * 128);
-        const uint32_t there = ((first_step + step) * 8 + piece) * 8 < (int)p.k ? w_there : 0;
+        const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * DEPTH);
+        const uint32_t there = ((first_step + step) * PIECES + piece) * 8 < (int)p.k ? w_there : 0;
 #pragma unroll
         for (int i = 0; i < W_COPIES; i++)
-            copy_async(to + (uint32_t)(i * STEP * 128), there ? w_from[i] + step * 128 : p.part[0].w, there >> i & 1);
+            copy_async(to + (uint32_t)(i * STEP * DEPTH), there ? w_from[i] + step * DEPTH : p.part[0].w,
+                       there >> i & 1);
     };
     auto fetch_x = [&](int step) {
         const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
-        const uint32_t there = ((first_step + step) * 8 + piece) * 8 < (int)p.k ? x_there : 0;
+        const uint32_t there = ((first_step + step) * PIECES + piece) * 8 < (int)p.k ? x_there : 0;
 #pragma unroll
         for (int i = 0; i < X_COPIES; i++)
-            copy_async(to + (uint32_t)(i * STEP * 128), there ? x_from[i] + step * 128 : p.x, there >> i & 1);
+            copy_async(to + (uint32_t)(i * STEP * DEPTH), there ? x_from[i] + step * DEPTH : p.x, there >> i & 1);
     };
 
     if (!p.const_weights)
@@ -117,18 +126,18 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
         copy_commit();
         const char *const stage = shared + step % S::STAGES * S::STAGE_BYTES;
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const char *const at = stage + ((j * 4 + t) ^ odd) * 16 + g * 128;
+        for (int j = 0; j < (S::SLICES == 1 ? 2 : 1); j++) {
+            const char *const at = stage + (((slice + j) * 4 + t) ^ odd) * 16 + g * DEPTH;
             uint4 a[MT][2];
 #pragma unroll
             for (int i = 0; i < MT; i++) {
-                a[i][0] = load_shared(at + (warp_token + i * 16) * 128);
-                a[i][1] = load_shared(at + (warp_token + i * 16 + 8) * 128);
+                a[i][0] = load_shared(at + (warp_token + i * 16) * DEPTH);
+                a[i][1] = load_shared(at + (warp_token + i * 16 + 8) * DEPTH);
             }
             uint4 b[NT];
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                b[n] = load_shared(at + (S::TOKENS + warp_row + n * 8) * 128);
+                b[n] = load_shared(at + (S::TOKENS + warp_row + n * 8) * DEPTH);
 #pragma unroll
             for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -142,7 +151,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
         }
     }
     const int warp_column = p.glu ? warp_row / 2 : warp_row;
-    if (parts == 1) {
+    if (S::SLICES == 1 && parts == 1) {
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -158,7 +167,7 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
                 }
         return;
     }
-    float *const sums = (float *)shared;
+    float *const sums = (float *)shared, *const own = sums + slice * S::TOKENS * S::PITCH;
     copy_wait<0>();
     __syncthreads();
 #pragma unroll
@@ -170,10 +179,24 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
                 /* the value's rows come after all of the gate's */
                 const int column =
                     p.glu && n >= NT / 2 ? S::ROWS / 2 + warp_column + (n - NT / 2) * 8 : warp_column + n * 8;
-                sums[(warp_token + i * 16 + e / 2 * 8 + g) * S::PITCH + column + t * 2 + e % 2] = sum[i][n][e];
+                own[(warp_token + i * 16 + e / 2 * 8 + g) * S::PITCH + column + t * 2 + e % 2] = sum[i][n][e];
             }
-    cluster_arrive();
-    cluster_wait();
+    if constexpr (S::SLICES > 1) { /* the sums of all slices are the first one's */
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < S::TOKENS * S::ROWS; i += S::THREADS) {
+            float *const at = sums + i / S::ROWS * S::PITCH + i % S::ROWS;
+            float all = at[0];
+#pragma unroll
+            for (int v = 1; v < S::SLICES; v++)
+                all += at[v * S::TOKENS * S::PITCH];
+            at[0] = all;
+        }
+        __syncthreads();
+    }
+    if (parts > 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
     const int first = S::TOKENS * rank / (int)parts, last = S::TOKENS * (rank + 1) / (int)parts;
     for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS) {
         const int of_tile = i / size, column = i % size;
@@ -182,15 +205,16 @@ __global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int
         const float *at = sums + of_tile * S::PITCH + column;
         float y = 0, y2 = 0;
         for (int part = 0; part < (int)parts; part++) {
-            y += cluster_load(at, part);
+            y += parts > 1 ? cluster_load(at, part) : at[0];
             if (p.glu)
-                y2 += cluster_load(at + S::ROWS / 2, part);
+                y2 += parts > 1 ? cluster_load(at + S::ROWS / 2, part) : at[S::ROWS / 2];
         }
         gemm_finish<T>(p, rows.part, batch, first_token + of_tile, rows.at + column, y, y2);
     }
-    /* Other blocks read this one's sums. */
-    cluster_arrive();
-    cluster_wait();
+    if (parts > 1) { /* other blocks read this one's sums */
+        cluster_arrive();
+        cluster_wait();
+    }
 }
 
 #endif

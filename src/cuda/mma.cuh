@@ -1,4 +1,5 @@
-/* mma.cuh - tensor-core products of 16-bit elements, and asynchronous copies into shared memory (sm_80 and newer). */
+/* mma.cuh - tensor-core products of 16-bit elements, and how their operands come from memory: asynchronous copies
+   into shared memory (sm_80 and newer), and loads that stay in their place. */
 #ifndef ADZE_CUDA_MMA_CUH
 #define ADZE_CUDA_MMA_CUH
 
@@ -51,6 +52,15 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool t
     (void)to, (void)from, (void)there;
 #endif
 }
+/* The same with 4 bytes. */
+__device__ __forceinline__ void copy_async_4(uint32_t to, const void *from, bool there)
+{
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+#else
+    (void)to, (void)from, (void)there;
+#endif
+}
 __device__ __forceinline__ void copy_commit()
 {
 #if __CUDA_ARCH__ >= 800
@@ -64,6 +74,20 @@ __device__ __forceinline__ void copy_wait()
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(NEWER) : "memory");
 #endif
+}
+/* 16 bytes of memory that no kernel writes meanwhile, and that this one reads once. The load stays where it stands
+   among barriers and other such loads, so that several are under way while what came earlier is computed with. */
+__device__ __forceinline__ uint4 load_once(const char *from)
+{
+    uint4 v;
+#if __CUDA_ARCH__ >= 800
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+#else
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+#endif
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from));
+    return v;
 }
 /* 16 bytes of shared memory. The compiler must see that they are: then it may move the load up to the last barrier.
  */

@@ -162,13 +162,19 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     adze_rows_init(&p.rows, &a->x, NORM_TENSORS, tensors);
     if (p.dim == 0 || p.rows.count == 0)
         return ADZE_OK;
-    p.width = rows_width(&a->weight, p.dim);
-    p.width = std::min(p.width, rows_width(&a->bias, p.dim));
+    p.width = 16;
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
         p.width = std::min(p.width, rows_width(tensors[t], p.dim));
     }
+    /* The rows are far more than the weight: it need not be aligned, unless a modulation takes its registers. */
+    const int flat_width = std::min(rows_width(&a->weight, p.dim), rows_width(&a->bias, p.dim));
+    bool modulated = p.is_f32 >> OUT & 1;
+    for (int t = SCALE; t < NORM_TENSORS; t++)
+        modulated = modulated || p.data[t];
+    p.loose = !modulated && flat_width < p.width;
+    p.width = modulated ? std::min(p.width, flat_width) : p.width;
     p.weight = a->weight.dtype ? a->weight.data : NULL;
     p.bias = a->bias.dtype ? a->bias.data : NULL;
     p.weight_f32 = a->weight.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
@@ -181,12 +187,12 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     const auto registers = a->x.dtype == ADZE_F32   ? norm_in_registers<float, CENTRED>
                            : a->x.dtype == ADZE_F16 ? norm_in_registers<f16, CENTRED>
                                                     : norm_in_registers<bf16, CENTRED>;
-    int form = a->x.dtype | a->rounding << 4 | (p.width == 16) << 12 | (p.weight != NULL) << 13 |
+    int form = a->x.dtype | a->rounding << 4 | (p.width == 16 && !p.loose) << 12 | (p.weight != NULL) << 13 |
                (p.bias != NULL) << 14 | (p.is_f32 || p.weight_f32 || p.bias_f32) << 15;
     for (int t = RESIDUAL; t < NORM_TENSORS; t++)
         form |= (p.data[t] != NULL) << (14 + t);
     return s.tuned(form, p.rows.count, p.dim, 0, 0, [&] {
-        const adze_status status = p.width == 16 ? registers(s, p) : ADZE_NO_KERNEL;
+        const adze_status status = p.width == 16 && !p.loose ? registers(s, p) : ADZE_NO_KERNEL;
         return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED>) : status;
     });
 }

@@ -84,7 +84,8 @@ static norm_cut norm_cut_for(const norm_params &g, const cuda_call &s, int size,
         cut.rows = 128 / cut.threads;
         return cut;
     }
-    if (most_blocks > 1 && cut.units > (form == UNMODULATED && g.rows.count < sm_count ? part_few : alone)) {
+    const bool spread = g.rows.count < (form == UNMODULATED ? sm_count : sm_count / 4);
+    if (most_blocks > 1 && cut.units > (spread ? part_few : alone)) {
         /* in as many blocks as needed, or as a cluster can have */
         cut.cluster = 2;
         while (cut.cluster < most_blocks &&

@@ -208,13 +208,18 @@ struct norm_piece {
     template <int FROM>
     __device__ __forceinline__ void fetch_param(const char *from, bool f32, param (&to)[CHUNK]) const
     {
-        const auto fetch = [&](auto wide) {
+        const auto fetch = [&](auto wide, auto loose) {
             each<FROM, FROM + CHUNK>([&](int u) {
                 if (u < units)
-                    to[u - FROM].fetch(from, decltype(wide)::value, u * (LANES * W));
+                    to[u - FROM].template fetch<decltype(loose)::value>(from, decltype(wide)::value, u * (LANES * W));
             });
         };
-        f32 ? fetch(std::true_type()) : fetch(std::false_type());
+        if constexpr (FORM == UNMODULATED && W > 1)
+            if (p.g.loose) {
+                f32 ? fetch(std::true_type(), std::true_type()) : fetch(std::false_type(), std::true_type());
+                return;
+            }
+        f32 ? fetch(std::true_type(), std::false_type()) : fetch(std::false_type(), std::false_type());
     }
     /* work(c, f) with the values f of each. */
     template <typename F>

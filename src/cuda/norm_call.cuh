@@ -17,6 +17,7 @@ struct norm_params {
     bool weight_f32, bias_f32;
     bool centred; /* layer_norm */
     int width;    /* elements of one load that all tensors allow: 16 stands for 16-byte vectors */
+    bool loose;   /* but weight and bias, which are at any address */
     adze_rows rows;
 };
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */

@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(TRAITS::MOST, norm_room(TRAITS::BLOCKS, TRAITS
     }
     if constexpr (FUSION == MODULATED && EARLY) /* registers are too few to keep the address of out */
         norm_locate<T, S, FUSION>(p, opaque(r), row);
-    const float factor = rsqrtf(sum * p.inverse_dim + p.eps), start = -mean * factor;
+    const float factor = rsqrtf(sum * p.inverse_dim + p.eps);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         const int i = (thread + v * threads) * W;
@@ -320,9 +320,10 @@ __global__ void __launch_bounds__(TRAITS::MOST, norm_room(TRAITS::BLOCKS, TRAITS
         float y[W];
         packed<T> out;
         x[v].get(y);
+        /* The mean first: where it is large, x * factor - mean * factor is the difference of two rounded numbers. */
 #pragma unroll
         for (int j = 0; j < W; j++)
-            y[j] = CENTRED ? y[j] * factor + start : y[j] * factor;
+            y[j] = CENTRED ? (y[j] - mean) * factor : y[j] * factor;
         out.set(y);
         if constexpr (modulates<FUSION>) {
             param_vector<S, W> by = EARLY ? scale[v * EARLY] : param_load<S, W>(row[scale_at], i);

@@ -41,8 +41,80 @@ __device__ __forceinline__ uint32_t both(float v) /* v as T in both halves */
     return twice(from_float<T>(v));
 }
 
-/* Pairs of T of the 4 bytes w. OF_I8 and OF_F8: elements 0 and 1, 2 and 3. OF_U4: elements 0 and 4, 1 and 5, 2 and 6,
-   3 and 7, less the zero, of which `zero` has both halves. All are exact. */
+/* (w & MASK) | OTHER, and the same with an exclusive or: each one instruction, of which the compiler makes two. */
+template <uint32_t MASK, uint32_t OTHER>
+__device__ __forceinline__ uint32_t and_or(uint32_t w)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w), "n"(MASK), "n"(OTHER));
+    return v;
+#else
+    return (w & MASK) | OTHER;
+#endif
+}
+template <uint32_t MASK, uint32_t OTHER>
+__device__ __forceinline__ uint32_t and_xor(uint32_t w)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(v) : "r"(w), "n"(MASK), "n"(OTHER));
+    return v;
+#else
+    return (w & MASK) ^ OTHER;
+#endif
+}
+
+/* Whether one of 4 bytes, or of 16, is a NaN of f8e4m3. */
+__device__ __forceinline__ bool f8_nan(uint32_t w)
+{
+    return ((w & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+}
+__device__ __forceinline__ bool f8_nan(uint4 w)
+{
+    const uint32_t x = (w.x & 0x7f7f7f7fu) + 0x01010101u, y = (w.y & 0x7f7f7f7fu) + 0x01010101u;
+    const uint32_t z = (w.z & 0x7f7f7f7fu) + 0x01010101u, last = (w.w & 0x7f7f7f7fu) + 0x01010101u;
+    return (x | y | z | last) & 0x80808080u;
+}
+
+/* The floats of 4 bytes i8, in order: they are put into the low bits of 2^23, more by 128. */
+__device__ __forceinline__ void i8_floats(uint32_t w, float *f)
+{
+    const uint32_t u = w ^ 0x80808080u;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        f[i] = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7540 + i)) - (8388608.0f + 128);
+}
+
+/* Elements 0 and 2, 1 and 3 of 4 bytes f8e4m3: exponent and mantissa are put into those of T, where they are 2^-120
+   of the number in bf16, 2^-8 in f16. NaN comes out as 480. */
+template <typename T>
+__device__ __forceinline__ void f8_pairs(uint32_t w, uint32_t (&pair)[2])
+{
+    constexpr bool BF16 = std::is_same<T, bf16>::value;
+    constexpr int SHIFT = BF16 ? 4 : 1;
+    constexpr uint32_t MASK = (0x7f00u >> SHIFT) * 0x10001u;
+    const uint32_t factor = both<T>(BF16 ? 0x1p120f : 0x1p8f);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t v = w << (8 - 8 * i); /* each in the upper byte of a half */
+        pair[i] = pair_mul<T>((v >> SHIFT & MASK) | (v & 0x80008000u), factor);
+    }
+}
+/* Makes NaN of those that are. */
+__device__ __forceinline__ void f8_nan_pairs(uint32_t w, uint32_t (&pair)[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t v = w << (8 - 8 * i);
+        pair[i] |= (v & 0x7f00u) == 0x7f00u ? 0x7fffu : 0;
+        pair[i] |= (v & 0x7f000000u) == 0x7f000000u ? 0x7fff0000u : 0;
+    }
+}
+
+/* Pairs of T of the 4 bytes w. OF_I8 and OF_F8: elements 0 and 2, 1 and 3. OF_U4: elements 0 and 4, 1 and 5, 2 and 6,
+   3 and 7, less the zero, of which `zero` has both halves. All are exact. Elements so far apart lie in the two halves
+   of a word as they are stored, so that a shift and a mask for both halves take them out. */
 template <typename T, weight_format F, int N>
 __device__ __forceinline__ void weight_pairs(uint32_t w, uint32_t zero, bool has_zero, uint32_t (&pair)[N])
 {
@@ -53,37 +125,39 @@ __device__ __forceinline__ void weight_pairs(uint32_t w, uint32_t zero, bool has
         const uint32_t magic_zero = both<T>((BF16 ? 128.0f : 1024.0f) + 8), magic = MAGIC;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint32_t v = (w >> (4 * i) & 0x000f000fu) | MAGIC;
+            const uint32_t v = and_or<0x000f000fu, MAGIC>(w >> (4 * i));
             pair[i] = has_zero ? pair_sub<T>(pair_sub<T>(v, magic), zero) : pair_sub<T>(v, magic_zero);
         }
     } else if constexpr (F == OF_I8 && BF16) {
-        /* As the low bits of 2^23 in a float, whose upper half is the bf16: 8 bits are exact. */
-        const uint32_t u = w ^ 0x80808080u;
-        uint32_t f[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            f[i] = __float_as_uint(__uint_as_float(__byte_perm(u, 0x4b000000u, 0x7540 + i)) - (8388608.0f + 128));
-        pair[0] = __byte_perm(f[0], f[1], 0x7632);
-        pair[1] = __byte_perm(f[2], f[3], 0x7632);
-    } else if constexpr (F == OF_I8) {
-        const uint32_t u = w ^ 0x80808080u, offset = both<T>(1024.0f + 128);
-        pair[0] = pair_sub<T>(__byte_perm(u, 0x64646464u, 0x4140), offset);
-        pair[1] = pair_sub<T>(__byte_perm(u, 0x64646464u, 0x4342), offset);
-    } else if constexpr (F == OF_F8) {
-        /* Exponent and mantissa into those of T: 2^-120 of the number in bf16, 2^-8 in f16. */
-        constexpr int SHIFT = BF16 ? 4 : 1;
-        constexpr uint32_t MASK = (0x7f00u >> SHIFT) * 0x10001u;
-        const uint32_t factor = both<T>(BF16 ? 0x1p120f : 0x1p8f);
-        const bool nan = ((w & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+        /* The low 7 bits are those of 128. The sign is the lowest bit of the exponent: 128 becomes 256, which is less
+           by 128 when it is subtracted. */
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint32_t v = __byte_perm(w, 0, i ? 0x3424 : 0x1404); /* each in the upper byte of a half */
-            pair[i] = pair_mul<T>((v >> SHIFT & MASK) | (v & 0x80008000u), factor);
-            if (nan) {
-                pair[i] |= (v & 0x7f00u) == 0x7f00u ? 0x7fffu : 0;
-                pair[i] |= (v & 0x7f000000u) == 0x7f000000u ? 0x7fff0000u : 0;
-            }
+            const uint32_t v = w >> (8 * i);
+            pair[i] = pair_sub<T>(and_or<0x007f007fu, 0x43004300u>(v), and_or<0x00800080u, 0x43004300u>(v));
         }
+    } else if constexpr (F == OF_I8) {
+        /* As the low bits of 1024, more by 128. */
+        const uint32_t offset = both<T>(1024.0f + 128);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            pair[i] = pair_sub<T>(and_xor<0x00ff00ffu, 0x64806480u>(w >> (8 * i)), offset);
+    } else if constexpr (F == OF_F8) {
+        f8_pairs<T>(w, pair);
+        if (f8_nan(w))
+            f8_nan_pairs(w, pair);
+    }
+}
+/* The same with what is rare decided by the caller, for all lanes of a warp: NaN among f8e4m3, zeros of u4. */
+template <typename T, weight_format F, bool RARE, int N>
+__device__ __forceinline__ void weight_pairs(uint32_t w, uint32_t zero, uint32_t (&pair)[N])
+{
+    if constexpr (F == OF_F8) {
+        f8_pairs<T>(w, pair);
+        if constexpr (RARE)
+            f8_nan_pairs(w, pair);
+    } else {
+        weight_pairs<T, F>(w, zero, RARE, pair);
     }
 }
 
@@ -94,6 +168,9 @@ __device__ __forceinline__ uint4 weight_order(uint4 v)
     if constexpr (F == OF_U4)
         return make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632), __byte_perm(v.y, v.w, 0x5410),
                           __byte_perm(v.y, v.w, 0x7632));
+    else if constexpr (F == OF_I8 || F == OF_F8)
+        return make_uint4(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x5410),
+                          __byte_perm(v.z, v.w, 0x7632));
     else
         return v;
 }

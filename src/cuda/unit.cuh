@@ -102,19 +102,45 @@ struct unit<T, VEC<T>> {
     __device__ __forceinline__ void multiply(const unit &by) { v = packed_mul(v, by.v); }
 };
 
-/* W elements of a tensor whose dtype is T or f32, in the registers that floats take. */
+/* Bytes `shift` to `shift + 15` of two vectors; shift is a multiple of BYTES. */
+template <int BYTES>
+__device__ __forceinline__ uint4 shift_together(uint4 low, uint4 high, uint32_t shift)
+{
+    uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int i = 0; i < 6; i++)
+        w[i] = shift & 8 ? w[i + 2] : w[i];
+#pragma unroll
+    for (int i = 0; i < 5; i++)
+        w[i] = shift & 4 ? w[i + 1] : w[i];
+#pragma unroll
+    for (int i = 0; i < 4 && BYTES < 4; i++)
+        w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 2) * 8);
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+/* Sixteen bytes at the address of an element: of one or two aligned vectors, each of which has some of them. */
+template <typename T>
+__device__ __forceinline__ uint4 load_unaligned(const T *p)
+{
+    const uint32_t shift = (uint32_t)(uintptr_t)p & 15;
+    const uint4 *const at = reinterpret_cast<const uint4 *>((const char *)p - shift);
+    return shift_together<(int)sizeof(T)>(at[0], at[shift > 0], shift);
+}
+
+/* W elements of a tensor whose dtype is T or f32, in the registers that floats take. LOOSE: at any address. */
 template <typename T, int W>
 struct param_unit {
     static constexpr int PART = W < 4 ? W : 4; /* a load of 32 bytes is two of 16 */
     uint32_t word[W];
+    template <bool LOOSE = false>
     __device__ __forceinline__ void fetch(const void *p, bool is_f32, int64_t at)
     {
         if (sizeof(T) < 4 && is_f32) {
 #pragma unroll
             for (int i = 0; i < W; i += PART)
-                fetch_as<float, PART>((const float *)p + at + i, i);
+                fetch_as<LOOSE, float, PART>((const float *)p + at + i, i);
         } else {
-            fetch_as<T, W>((const T *)p + at, 0);
+            fetch_as<LOOSE, T, W>((const T *)p + at, 0);
         }
     }
     __device__ __forceinline__ void get(bool is_f32, float (&f)[W]) const
@@ -136,11 +162,22 @@ struct param_unit {
     }
 
   private:
-    template <typename S, int N>
+    template <bool LOOSE, typename S, int N>
     __device__ __forceinline__ void fetch_as(const S *p, int to)
     {
         unit<S, N> own;
-        own.fetch(p);
+        if constexpr (LOOSE && sizeof own == 16) {
+            own.v.raw = load_unaligned(p);
+        } else if constexpr (LOOSE && N == 2 && sizeof(S) == 4) {
+            own.v = make_uint2(__float_as_uint(p[0]), __float_as_uint(p[1]));
+        } else if constexpr (LOOSE && N > 1) {
+            static_assert(N == 2, "a pair of halves");
+            unit<S, 1> low, high;
+            low.fetch(p), high.fetch(p + 1);
+            own.v = low.v | (uint32_t)high.v << 16;
+        } else {
+            own.fetch(p);
+        }
         if constexpr (sizeof own == 16)
             word[to] = own.v.raw.x, word[to + 1] = own.v.raw.y, word[to + 2] = own.v.raw.z,
             word[to + 3] = own.v.raw.w;

@@ -423,6 +423,8 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
     free(d.v);
 }
 
+/* On CUDA f32, and calls that tensor cores cannot take, are summed key after key: no more than a tensor core may
+   lose. */
 static int sums_of(const adze_kernel *kernel)
 {
     return kernel && !kernel->on_cuda ? ADZE_SUMS_BLOCKS : ADZE_SUMS_TENSOR;
@@ -438,8 +440,10 @@ static void reference(const void *args, adze_value *const *out)
 
 static const adze_samples samples = {sums_of, reference_at};
 
-ADZE_CPU_DECLARE(attention)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(attention) ADZE_KERNELS_END};
+ADZE_KERNELS(attention)
+
+/* On CUDA, where few queries see many keys, parts of a row of out pass through scratch. */
+ADZE_CUDA_SCRATCH(attention)
 
 const adze_op adze_op_attention = {"attention",
                                    sizeof(adze_attention_args),
@@ -449,10 +453,15 @@ const adze_op adze_op_attention = {"attention",
                                    outputs,
                                    reference,
                                    kernels,
-                                   NULL,
+                                   scratch,
                                    &samples};
 
 adze_status adze_attention(adze_stream stream, const adze_attention_args *args)
 {
     return adze_dispatch(&adze_op_attention, stream, args);
+}
+
+adze_status adze_attention_scratch(adze_stream stream, const adze_attention_args *args, size_t *bytes)
+{
+    return adze_dispatch_scratch(&adze_op_attention, stream, args, bytes);
 }

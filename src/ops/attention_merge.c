@@ -97,8 +97,7 @@ static void reference(const void *args, adze_value *const *out)
     }
 }
 
-ADZE_CPU_DECLARE(attention_merge)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(attention_merge) ADZE_KERNELS_END};
+ADZE_KERNELS(attention_merge)
 
 const adze_op adze_op_attention_merge = {"attention_merge",
                                          sizeof(adze_attention_merge_args),

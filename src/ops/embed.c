@@ -64,8 +64,7 @@ static void reference(const void *args, adze_value *const *out)
 /* A table is so large that a whole call is verified at chosen elements. */
 static const adze_samples samples = {sums_of, reference_at};
 
-ADZE_CPU_DECLARE(embed)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(embed) ADZE_KERNELS_END};
+ADZE_KERNELS(embed)
 
 const adze_op adze_op_embed = {"embed",
                                sizeof(adze_embed_args),

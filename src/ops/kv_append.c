@@ -268,8 +268,7 @@ static void reference(const void *args, adze_value *const *out)
     free(rows);
 }
 
-ADZE_CPU_DECLARE(kv_append)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(kv_append) ADZE_KERNELS_END};
+ADZE_KERNELS(kv_append)
 
 const adze_op adze_op_kv_append = {"kv_append",
                                    sizeof(adze_kv_append_args),

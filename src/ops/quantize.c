@@ -155,8 +155,7 @@ static void reference(const void *args, adze_value *const *out)
         }
 }
 
-ADZE_CPU_DECLARE(quantize)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(quantize) ADZE_KERNELS_END};
+ADZE_KERNELS(quantize)
 
 const adze_op adze_op_quantize = {"quantize",
                                   sizeof(adze_quantize_args),

@@ -313,8 +313,7 @@ static void reference(const void *args, adze_value *const *out)
     }
 }
 
-ADZE_CPU_DECLARE(sample)
-static const adze_kernel kernels[] = {ADZE_CPU_ROWS(sample) ADZE_KERNELS_END};
+ADZE_KERNELS(sample)
 
 const adze_op adze_op_sample = {"sample",
                                 sizeof(adze_sample_args),

@@ -48,7 +48,8 @@ def attention(query, key, value, mask, scale, softcap, sinks, dropout, training)
 def _stored(x, dtype):
     """A row in fewer bits, and its scale."""
     x = x.float()
-    scale = x.abs().amax(-1) / _MOST[dtype]
+    scale = x.abs().amax(-1)
+    scale = scale / torch.full_like(scale, _MOST[dtype])  # by a number, CUDA multiplies by its rounded inverse
     q = torch.where(scale[..., None] > 0, x / scale[..., None], 0).clamp(-_MOST[dtype], _MOST[dtype])
     return (q.round() if dtype == torch.int8 else q).to(dtype), scale
 

@@ -23,7 +23,7 @@ def _call(op):
         if is_grad_enabled():
             fake.refuse_gradients(*args)
         if out is None and second is None and third is None:
-            return forms[more](*args)
+            return forms[int(more)](*args)  # Dynamo of torch 2.11 takes no bool for an index
         outs = given_outputs(op, out, second, third)
         into(*args, **outs)
         return out if len(outs) == 1 else tuple(outs.values())

@@ -90,12 +90,13 @@ def check_kind(kind, zero_points=False):
 
 
 def quantized(weight, kind, zero_points=False):
-    """A weight [n, k] in fewer bits, rounded to nearest. The op runs on the CPU: a weight on another device goes
-    there and back, once."""
+    """A weight [n, k] in fewer bits, rounded to nearest, where it is. From a device on which the op has no kernel it
+    goes to the CPU and back."""
     check_kind(kind, zero_points)
     op_kind, group, rows = KINDS[kind]
     given = weight.detach()
-    there = given.to("cpu", given.dtype if given.dtype in ops.DTYPES else torch.float32).contiguous()
+    where = given.device if ops.has_kernel("quantize", given.device) else "cpu"
+    there = given.to(where, given.dtype if given.dtype in ops.DTYPES else torch.float32).contiguous()
     # A scale of a group is one of many. As bfloat16 it has float32's range, and its error is far below a 4-bit step.
     dtype = torch.bfloat16 if op_kind == "u4" else torch.float32
     with torch.no_grad():

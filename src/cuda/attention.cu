@@ -1,0 +1,167 @@
+/* attention on CUDA: which kernel takes a call.
+
+   16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores (attention_tile.cuh):
+   few rows with warps along the keys, more rows with warps across them. k and v may be quantised
+   (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
+#include "attention_any.cuh"
+#include "attention_run.cuh"
+
+#include <math.h>
+
+static attention_params attention_params_of(const adze_attention_args *a)
+{
+    attention_params p = {};
+    p.q = (const char *)a->q.data, p.k = (const char *)a->k.data, p.v = (const char *)a->v.data;
+    p.out = a->out.data;
+    p.lse = a->lse.dtype ? (float *)a->lse.data : NULL;
+    p.part_values = (float *)a->call.scratch;
+    p.mask = (const char *)a->mask.data;
+    p.sinks = a->sinks.dtype ? a->sinks.data : NULL;
+    p.sinks_f32 = a->sinks.dtype == ADZE_F32;
+    p.lengths = a->lengths.dtype ? (const int32_t *)a->lengths.data : NULL;
+    p.block_table = a->block_table.dtype ? (const int32_t *)a->block_table.data : NULL;
+    p.q_offsets = a->q_offsets.dtype ? (const int32_t *)a->q_offsets.data : NULL;
+    p.k_offsets = a->k_offsets.dtype ? (const int32_t *)a->k_offsets.data : NULL;
+    p.k_scale = a->k_scale.dtype ? (const float *)a->k_scale.data : NULL;
+    p.v_scale = a->v_scale.dtype ? (const float *)a->v_scale.data : NULL;
+    for (int d = 0; d < 3; d++) {
+        p.q_stride[d] = a->q.stride[d], p.out_stride[d] = a->out.stride[d];
+        p.k_stride[d] = a->k.stride[d], p.v_stride[d] = a->v.stride[d];
+        p.lse_stride[d] = a->lse.dtype ? a->lse.stride[d] : 0;
+        p.k_scale_stride[d] = a->k_scale.rank == 3 ? a->k_scale.stride[d] : 0;
+        p.v_scale_stride[d] = a->v_scale.rank == 3 ? a->v_scale.stride[d] : 0;
+        const int own = d - (4 - a->mask.rank);
+        p.mask_stride[d] = !a->mask.dtype || own < 0 || a->mask.shape[own] == 1 ? 0 : a->mask.stride[own];
+    }
+    p.k_scale_each = a->k_scale.rank == 3, p.v_scale_each = a->v_scale.rank == 3;
+    p.parts = 1;
+    p.table_stride = p.block_table ? a->block_table.stride[0] : 0;
+    p.page = a->block_table.dtype ? (int)a->k.shape[2] : 0;
+    p.pages = a->block_table.dtype ? (int)a->k.shape[0] : 0;
+    p.packed = a->q_offsets.dtype != 0;
+    p.sequences = (int)(p.packed ? a->q_offsets.shape[0] - 1 : a->q.shape[0]);
+    p.heads = (int)a->q.shape[1], p.kv_heads = (int)a->k.shape[1], p.group = p.heads / p.kv_heads;
+    p.m = (int)a->q.shape[2], p.d = (int)a->q.shape[3], p.dv = (int)a->v.shape[3];
+    p.n = (int)(p.page ? a->block_table.shape[1] * p.page : a->k.shape[2]);
+    p.causal = a->causal, p.window = a->window, p.softcap = a->softcap, p.k_dtype = a->k.dtype;
+    const double scale = a->scale != 0 ? a->scale : 1 / sqrt((double)p.d);
+    p.scale = (float)(p.softcap != 0 ? scale : scale * 1.4426950408889634);
+    p.mask_kind = !a->mask.dtype                                           ? MASK_NONE
+                  : a->mask.dtype == ADZE_BOOL || a->mask.dtype == ADZE_U8 ? MASK_HIDES
+                  : a->mask.dtype == ADZE_F32                              ? MASK_F32
+                                                                           : MASK_OF_Q;
+    return p;
+}
+
+static bool vectors(const adze_tensor &t)
+{
+    const int64_t each = t.dtype == ADZE_I8 || t.dtype == ADZE_F8E4M3 ? 16 : 8; /* elements of a vector */
+    return (uintptr_t)t.data % 16 == 0 && t.shape[3] % each == 0 && t.stride[0] % each == 0 &&
+           t.stride[1] % each == 0 && t.stride[2] % each == 0;
+}
+
+constexpr adze_variant ATTENTION_VARIANTS[] = {
+    {"rows16", "f16 and bf16 in 16-byte vectors, heads up to 256; 16 rows (queries x heads of one of k) a block"},
+    {"rows16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"rows64", "as rows16, 64 rows; 32 where heads have more than 128 elements"},
+    {"rows64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"rows128", "as rows16, 128 rows, k and v not quantised"},
+    {"any", "every call"},
+    {NULL, NULL},
+};
+
+/* Few rows, with warps along the keys; some rows; many rows. */
+template <int D>
+using ATTENTION_FEW = attention_shape<D, 1, 1, 4, 64, (D > 128 ? 2 : 3)>;
+template <int D>
+using ATTENTION_SOME = attention_shape<D, 1, (D > 128 ? 2 : 4), (D > 128 ? 2 : 1), (D > 128 ? 32 : 64), 2>;
+template <int D>
+using ATTENTION_MANY =
+    attention_shape<D, (D > 128 ? 1 : 2), (D > 128 ? 8 : 4), 1, (D > 64 ? 32 : 64), (D > 64 && D <= 128 ? 3 : 2)>;
+
+template <typename T, int D>
+static adze_status tile_run(const cuda_call &s, const attention_params &p)
+{
+    const adze_status status =
+        attention_few<T, ATTENTION_FEW<D>, ATTENTION_SOME<D>>(s, p, attention_rows_of(p) <= 64);
+    if (status != ADZE_NO_KERNEL)
+        return status;
+    if (s.takes(MANY_ROWS, ATTENTION_MANY<D>::SHARED <= s.gpu.block_shared))
+        return tile_launch<T, ATTENTION_MANY<D>>(s, p, attention_clusters<ATTENTION_MANY<D>>(s, p));
+    return s.takes(SOME_ROWS, ATTENTION_SOME<D>::SHARED <= s.gpu.block_shared)
+               ? tile_launch<T, ATTENTION_SOME<D>>(s, p, attention_clusters<ATTENTION_SOME<D>>(s, p))
+               : ADZE_NO_KERNEL;
+}
+template <typename T>
+static adze_status tile_run(const cuda_call &s, const attention_params &p)
+{
+    const int widest = p.d > p.dv ? p.d : p.dv;
+    return widest <= 64    ? tile_run<T, 64>(s, p)
+           : widest <= 96  ? tile_run<T, 96>(s, p)
+           : widest <= 128 ? tile_run<T, 128>(s, p)
+                           : tile_run<T, 256>(s, p);
+}
+
+/* Whether tensor cores take the call. Queries without a sequence are left to attention_any. */
+static bool takes_tiles(const cuda_call &s, const adze_attention_args *a, const attention_params &p)
+{
+    return adze_cuda_tensor_cores(s.device) && a->q.dtype != ADZE_F32 && p.sequences > 0 && p.dv > 0 && p.d <= 256 &&
+           p.dv <= 256 && vectors(a->q) && vectors(a->k) && vectors(a->v) && vectors(a->out);
+}
+
+template <typename T>
+static adze_status attention_launch(const cuda_call &s, const attention_params &p, bool tiles, bool quantised)
+{
+    if constexpr (sizeof(T) == 2) {
+        const adze_status status = !tiles      ? ADZE_NO_KERNEL
+                                   : quantised ? attention_quantised(s, p, std::is_same<T, bf16>::value)
+                                               : tile_run<T>(s, p);
+        if (status != ADZE_NO_KERNEL)
+            return status;
+    }
+    const int64_t entries = p.packed ? 1 : p.sequences;
+    if (!s.takes(ANY_CALL, true))
+        return ADZE_NO_KERNEL;
+    return launch(s, attention_any<T>, p.m, dim3(ANY_THREADS), launch_shape(0, 1, entries * p.heads), p);
+}
+
+static adze_status attention_run(const cuda_call &s, const adze_attention_args *a)
+{
+    const int64_t most = 0x7fffffff, pairs = 65535;
+    const int64_t sequences = a->q_offsets.dtype ? a->q_offsets.shape[0] - 1 : a->q.shape[0];
+    const int64_t n = a->block_table.dtype ? a->block_table.shape[1] * a->k.shape[2] : a->k.shape[2];
+    const int64_t rows = a->q.shape[2] * a->q.shape[1] * a->q.shape[0], heads = a->q.shape[0] * a->q.shape[1];
+    if (rows + sequences * 128 > most / CLUSTER_MAX || n > most / 2 || heads > pairs || sequences > most / 128 ||
+        (a->block_table.dtype && a->k.shape[0] > most))
+        return adze_fail(ADZE_NO_KERNEL,
+                         "attention: %lld sequences of %lld heads, %lld queries and %lld keys are too many",
+                         (long long)sequences, (long long)a->q.shape[1], (long long)a->q.shape[2], (long long)n);
+    const attention_params p = attention_params_of(a);
+    if (p.m == 0 || heads == 0 || (p.dv == 0 && !p.lse))
+        return ADZE_OK;
+    const bool tiles = takes_tiles(s, a, p), quantised = a->k.dtype != a->q.dtype;
+    return s.tuned(a->q.dtype | a->k.dtype << 8 | p.causal << 16 | (p.page != 0) << 17, attention_rows_of(p), p.n,
+                   p.d, (int64_t)p.sequences * p.kv_heads, [&]() {
+                       switch (a->q.dtype) {
+                       case ADZE_F32: return attention_launch<float>(s, p, false, false);
+                       case ADZE_F16: return attention_launch<f16>(s, p, tiles, quantised);
+                       default: return attention_launch<bf16>(s, p, tiles, quantised);
+                       }
+                   });
+}
+CUDA_ENTRIES(attention, ATTENTION_VARIANTS, attention_run)
+
+/* What the calls that may take a split variant need. */
+extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_attention_args *a)
+{
+    adze_choice choice = {};
+    choice.want = choice.ran = -1;
+    const cuda_call s(stream, adze_op_attention, &choice);
+    const attention_params p = attention_params_of(a);
+    if (p.m == 0 || p.heads == 0 || !takes_tiles(s, a, p))
+        return 0;
+    const int widest = p.d > p.dv ? p.d : p.dv;
+    const int64_t few = split_parts(s, p, 16), some = split_parts(s, p, widest > 128 ? 32 : 64);
+    const int64_t parts = few > some ? few : some;
+    return parts > 1 ? (size_t)(attention_out_rows(p) * parts * (p.dv + 2)) * sizeof(float) : 0;
+}

@@ -1,0 +1,215 @@
+/* gemm_bulk.cuh - products of one or two tokens: weights are streamed once, by bulk copies into rings in shared
+   memory, and multiplied on the CUDA cores.
+
+   A block has a multiprocessor to itself and rows of the weights, whose chunks its warps take in turn. With glu a row
+   of the gate is followed by that of the value. The sums of chunks are kept in shared memory, and rows are finished
+   at the end. When the weights are constant, the rings fill before the dependency wait, and the chunks after those go
+   to L2, so that memory is not idle while the kernel before ends and x is read. */
+#ifndef ADZE_CUDA_GEMM_BULK_CUH
+#define ADZE_CUDA_GEMM_BULK_CUH
+
+#include "bulk.cuh"
+#include "gemm_stream.cuh"
+
+template <int TOKENS_, int WARPS_, int CHUNK_, int STAGES_, weight_format WEIGHTS_>
+struct bulk_shape {
+    static constexpr int TOKENS = TOKENS_, WARPS = WARPS_, THREADS = 32 * WARPS, CHUNK = CHUNK_, STAGES = STAGES_;
+    static constexpr weight_format WEIGHTS = WEIGHTS_;
+    static constexpr int VECTOR = weight_vector(WEIGHTS); /* weights in 16 bytes */
+    static constexpr weight_format FORMAT = OF_X;         /* these are stream_x's: elements in their own order */
+    static constexpr int GROUP = 32, UNITS = 2;
+    /* Lanes that read vectors 1 or 2 apart have banks of their own. */
+    static __device__ __forceinline__ int place(int vector) { return vector ^ (vector >> 3 & 3); }
+    static constexpr int AHEAD = STAGES; /* copies of a warp that go to L2 beforehand */
+    static constexpr int RING_BYTES = STAGES * CHUNK;
+    static constexpr int FIXED_BYTES = WARPS * RING_BYTES + WARPS * STAGES * 8;
+};
+template <class S>
+__host__ __device__ constexpr int64_t bulk_row_bytes(int64_t k)
+{
+    return k * 16 / S::VECTOR;
+}
+template <class S>
+__host__ __device__ constexpr int bulk_chunks(int64_t k) /* of a row */
+{
+    return (int)((bulk_row_bytes<S>(k) + S::CHUNK - 1) / S::CHUNK);
+}
+/* x, the sums of its units, and for each token those of the chunks of `rows` rows. */
+template <class S>
+constexpr size_t bulk_shared(int64_t k, int64_t rows)
+{
+    return (size_t)(S::FIXED_BYTES +
+                    S::TOKENS * (stream_pitch<S>(k) + (k + 255) / 256 * 8 + rows * bulk_chunks<S>(k) * 4));
+}
+
+/* Adds the products of one vector of weights with x, from its vector `at` on, for each token. */
+template <typename T, class S>
+__device__ __forceinline__ void bulk_multiply(uint4 w, const char *x, int x_pitch, int at, float (&sum)[S::TOKENS])
+{
+    constexpr int M = S::TOKENS;
+    if constexpr (S::WEIGHTS == OF_X) {
+        packed<T> a;
+        float fa[8];
+        a.raw = w;
+        a.get(fa);
+#pragma unroll
+        for (int t = 0; t < M; t++) {
+            packed<T> b;
+            float fb[8];
+            b.raw = load_shared(x + t * x_pitch + S::place(at) * 16);
+            b.get(fb);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[t] = fmaf(fa[e], fb[e], sum[t]);
+        }
+    } else {
+        const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int v = 0; v < 2; v++) { /* vectors of x */
+            float f[8];
+            i8_floats(words[2 * v], f);
+            i8_floats(words[2 * v + 1], f + 4);
+#pragma unroll
+            for (int t = 0; t < M; t++) {
+                packed<T> b;
+                float fb[8];
+                b.raw = load_shared(x + t * x_pitch + S::place(at + v) * 16);
+                b.get(fb);
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    sum[t] = fmaf(f[e], fb[e], sum[t]);
+            }
+        }
+    }
+}
+
+template <typename T, class S>
+__global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
+{
+    constexpr int M = S::TOKENS, WARPS = S::WARPS, CHUNK = S::CHUNK, STAGES = S::STAGES, VECTORS = CHUNK / 512;
+    constexpr bool QUANTISED = S::WEIGHTS != OF_X;
+    extern __shared__ __align__(128) char shared[];
+    char *const barriers = shared + WARPS * S::RING_BYTES, *const xs = barriers + WARPS * STAGES * 8;
+    const int x_pitch = stream_pitch<S>(p.k);
+    float *const units = (float *)(xs + M * x_pitch), *const sums = units + M * (((int)p.k + 255) / 256) * 2;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, halves = p.glu ? 2 : 1;
+    const int64_t batch = blockIdx.y;
+    const int begin = (int)(p.n * blockIdx.x / gridDim.x), rows = (int)(p.n * (blockIdx.x + 1) / gridDim.x) - begin;
+    const int row_bytes = (int)bulk_row_bytes<S>(p.k), chunks = bulk_chunks<S>(p.k), all = rows * halves * chunks;
+    const uint32_t ring = shared_address(shared + warp * S::RING_BYTES);
+    const uint32_t barrier = shared_address(barriers + warp * STAGES * 8);
+    /* Which row of which weight row i of the block's is. */
+    auto row_of = [&](int i) {
+        gemm_rows of = stream_rows(p, begin + i / halves, begin + rows, 1);
+        of.part = i % halves ? 1 : of.part;
+        return of;
+    };
+
+    /* Lane 0 fetches. */
+    struct source {
+        const char *from;
+        uint32_t bytes;
+    };
+    auto source_of = [&](int i) {
+        const int row = i / chunks, at = (i - row * chunks) * CHUNK;
+        const gemm_rows of = row_of(row);
+        const gemm_part &part = p.part[of.part];
+        if (QUANTISED && p.group) { /* its scales, for when it has arrived */
+            const int size = part.scale_dtype == ADZE_F32 ? 4 : 2;
+            const int64_t scale_row = (p.group_rows > 1 ? of.at / p.group_rows : of.at) * part.scale_stride;
+            prefetch((const char *)part.scale + (scale_row + at * (S::VECTOR / 16) / p.group) * size);
+        }
+        return source{part.w + batch * p.w_batch + of.at * part.w_stride + at, (uint32_t)min(CHUNK, row_bytes - at)};
+    };
+    int fetched = warp;
+    auto fetch = [&](int stage) {
+        if (fetched >= all)
+            return;
+        const source s = source_of(fetched);
+        bulk_copy(ring + stage * CHUNK, s.from, s.bytes, barrier + stage * 8);
+        fetched += WARPS;
+    };
+
+    if (lane == 0) {
+        for (int i = 0; i < STAGES; i++)
+            bulk_barrier(barrier + i * 8);
+        bulk_ready();
+    }
+    if (!p.const_weights)
+        pdl_wait();
+    pdl_launch_next();
+    if (lane == 0) {
+        for (int i = 0; i < STAGES; i++)
+            fetch(i);
+        for (int i = 0; i < S::AHEAD && p.const_weights && fetched + i * WARPS < all; i++) {
+            const source s = source_of(fetched + i * WARPS);
+            bulk_prefetch(s.from, s.bytes);
+        }
+    }
+    {
+        const stream_x<T, S> loader(p, p.x + batch * p.x_batch, xs, units);
+        if (p.const_weights) {
+            if (p.norm)
+                loader.prefetch_params();
+            pdl_wait();
+        }
+        loader.load();
+    }
+    __syncthreads();
+
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int i = warp; i < all; i += WARPS) {
+        const int row = i / chunks, at = (i - row * chunks) * CHUNK, bytes = min(CHUNK, row_bytes - at);
+        const char *const w = shared + warp * S::RING_BYTES + stage * CHUNK;
+        float sum[M] = {}, scale[VECTORS] = {};
+        if constexpr (QUANTISED)
+            if (p.group) {
+                const gemm_rows of = row_of(row);
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++) {
+                    const int column = (at / 16 + v * 32 + lane) * S::VECTOR;
+                    if (column < (int)p.k)
+                        scale[v] = gemm_scale(p, of.part, of.at, column / p.group);
+                }
+            }
+        bulk_wait(barrier + stage * 8, parity);
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const int vector = v * 32 + lane;
+            if (bytes < CHUNK && vector * 16 >= bytes)
+                break;
+            float part[M] = {};
+            bulk_multiply<T, S>(load_shared(w + vector * 16), xs, x_pitch, (at / 16 + vector) * (S::VECTOR / 8),
+                                part);
+#pragma unroll
+            for (int t = 0; t < M; t++)
+                sum[t] = QUANTISED && p.group ? fmaf(part[t], scale[v], sum[t]) : sum[t] + part[t];
+        }
+        __syncwarp();
+        if (lane == 0)
+            fetch(stage);
+        if (++stage == STAGES)
+            stage = 0, parity ^= 1;
+#pragma unroll
+        for (int t = 0; t < M; t++) {
+            const float y = warp_sum<32>(sum[t]);
+            if (lane == 0)
+                sums[i * M + t] = y;
+        }
+    }
+    __syncthreads();
+
+    for (int i = (int)threadIdx.x; i < rows * (int)p.m; i += S::THREADS) {
+        const int row = i / (int)p.m, token = i - row * (int)p.m;
+        float y[2] = {};
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            for (int c = 0; c < chunks && h < halves; c++)
+                y[h] += sums[((row * halves + h) * chunks + c) * M + token];
+        const gemm_rows of = row_of(row * halves);
+        gemm_finish<T>(p, of.part, batch, token, of.at, y[0], y[1]);
+    }
+}
+
+#endif
