@@ -277,13 +277,15 @@ static adze_status tile_launch(const cuda_call &s, const gemm_params &p)
                   launch_shape(S::SHARED, parts, p.batches), p, (int)tokens);
 }
 /* The choice between sliced and plain tiles, by tokens and by rows that a multiprocessor has: the first rule that a
-   call is within. From a sweep on an H200 (2026-11-17) over 4096 x 4096 to 14336 x 4096. */
+   call is within. From sweeps on an H200 (2026-11-17) over 4096 x 4096, 11008 x 4096, 14336 x 4096, 22016 x 4096 and
+   128256 x 4096. What is faster changes with how full the last round of tiles is. */
 static const struct {
     int64_t tokens, rows;
     int variant;
 } TILE_RULES[] = {
-    {32, 96, TILE_FEW},   {32, INT64_MAX, SLICED_FEW}, {64, 48, SLICED_FEW},
-    {64, 96, TILE_SMALL}, {64, INT64_MAX, SLICED},
+    {32, 96, TILE_FEW},          {32, 128, SLICED_FEW}, {32, 256, TILE_FEW},
+    {32, INT64_MAX, SLICED_FEW}, {64, 48, SLICED_FEW},  {64, 96, TILE_SMALL},
+    {64, 128, SLICED},           {64, 256, TILE_SMALL}, {64, INT64_MAX, SLICED},
 };
 static int tile_choice(const cuda_call &s, const gemm_params &p)
 {
