@@ -7,7 +7,7 @@
 #include "quantised.cuh"
 #include "reduce.cuh"
 
-enum { ANY_THREADS = 256, ANY_KEYS = 64, ANY_DIM = 1024 };
+enum { ANY_THREADS = 256, ANY_BLOCKS = 4, ANY_KEYS = 64, ANY_DIM = 1024 }; /* blocks: bounds the registers */
 
 /* Element `at` of k or v, which are of q's dtype T or quantised. */
 template <typename T>
@@ -21,7 +21,7 @@ __device__ __forceinline__ float attention_element(const char *data, int dtype, 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(ANY_THREADS) attention_any(const __grid_constant__ attention_params p)
+__global__ void __launch_bounds__(ANY_THREADS, ANY_BLOCKS) attention_any(const __grid_constant__ attention_params p)
 {
     constexpr int WARPS = ANY_THREADS / 32, COLUMNS = ANY_DIM / ANY_THREADS;
     __shared__ float q[ANY_DIM], score[ANY_KEYS], weight[ANY_KEYS];
