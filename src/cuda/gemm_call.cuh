@@ -11,6 +11,13 @@
 enum { GEMM_X, GEMM_OUT, GEMM_OUT2, GEMM_OUT3, GEMM_RESIDUAL, GEMM_GATE, GEMM_TENSORS };
 enum { GEMM_PARTS = 3 };
 
+/* On targets other than sm_90 the launch bounds must allow one block all registers, or the compiler spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int GEMM_ONE_BLOCK = 1;
+#else
+constexpr int GEMM_ONE_BLOCK = 0;
+#endif
+
 struct gemm_part { /* one weight, and where its product goes */
     const char *w;
     int64_t w_stride; /* bytes from row to row */

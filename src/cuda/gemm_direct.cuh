@@ -121,7 +121,7 @@ __device__ __forceinline__ void direct_unit(uint4 low, uint4 high, const uint32_
 }
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, S::BLOCKS) gemm_direct(const gemm_params p)
+__global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS) gemm_direct(const gemm_params p)
 {
     constexpr int TILES = S::ROW_TILES, AHEAD = S::AHEAD, PIECES = S::PIECES, COLUMNS = S::TOKEN_TILES;
     extern __shared__ __align__(128) char shared[];

@@ -27,7 +27,7 @@ struct tile_shape {
 };
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS) gemm_tile(const gemm_params p, int token_tiles)
+__global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const gemm_params p, int token_tiles)
 {
     constexpr int MT = S::WARP_TOKENS / 16, NT = S::WARP_ROWS / 8, DEPTH = S::DEPTH, PIECES = DEPTH / 16;
     constexpr int STEP = S::THREADS / PIECES;
