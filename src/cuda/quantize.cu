@@ -19,6 +19,12 @@
 
 enum { X, OUT, SCALE, ZERO, TENSORS };
 constexpr int THREADS = 256, ROW_THREADS = 512, HELD_UNITS = 4, TILE = 128, LINE = 128;
+/* On targets other than sm_90 the launch bounds must allow one block all registers, or the compiler spills. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+constexpr int ROW_BLOCKS = 1;
+#else
+constexpr int ROW_BLOCKS = 2;
+#endif
 
 /* What is stored: of 4 bits, around 8 or from a zero point on. */
 enum { TO_F8, TO_I8, TO_U4, TO_U4_POINTS };
@@ -327,7 +333,7 @@ __global__ void __launch_bounds__(THREADS, 4) quantize_group(const __grid_consta
 }
 
 template <typename T, int U, int KIND, bool HELD>
-__global__ void __launch_bounds__(ROW_THREADS, 2) quantize_row(const __grid_constant__ quantize_params p)
+__global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) quantize_row(const __grid_constant__ quantize_params p)
 {
     __shared__ range part[32];
     const int64_t first = (int64_t)threadIdx.x * U, step = (int64_t)blockDim.x * U;
