@@ -92,21 +92,24 @@ def once(model, prompt, variant, options, caches):
     return tokens, ms[0], ms[1:]
 
 
+def way_of(variant):
+    """What is done to the model of a variant: nothing, a patch by its numerics, or quantization by its kind."""
+    if variant in ("eager", "compile"):
+        return "eager"
+    if variant in ("adze", "adze + compile"):
+        return "match"
+    return variant.partition(", ")[2] or "fast"
+
+
 def variants_of(model, names):
     """A model for each variant; all share the parameters that are not quantized."""
-    made = {}
-    for variant in names:
-        kind = variant.partition(", ")[2]
-        way = "eager" if variant in ("eager", "compile") else kind or ("fast" if "+" not in variant else "match")
-        way = "match" if variant == "adze" else way
-        if way not in made:
-            made[way] = model if way == "eager" else sharing_weights(model)
-            if kind:
-                adze.quantize(made[way], kind, progress=False)
-            if way != "eager":
-                adze.patch(made[way], numerics="match" if way == "match" else "fast")
-        made[variant] = made[way]
-    return made
+    made = {"eager": model}
+    for way in {way_of(variant): None for variant in names if way_of(variant) != "eager"}:
+        made[way] = sharing_weights(model)
+        if way in QUANTIZED:
+            adze.quantize(made[way], way, progress=False)
+        adze.patch(made[way], numerics="match" if way == "match" else "fast")
+    return {variant: made[way_of(variant)] for variant in names}
 
 
 def chosen(options):

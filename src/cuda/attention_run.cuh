@@ -74,9 +74,8 @@ static adze_status attention_few(const cuda_call &s, const attention_params &p, 
 {
     const int64_t rows = attention_rows_of(p), room = s.gpu.block_shared;
     const int64_t enough = adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1;
-    const bool few_split = split_parts(s, p, FEW::ROWS) > enough; /* on an H200 faster from there on */
     const bool some_split = key_parts(s, p, SOME::ROWS, PART_LEAST, PARTS_MAX) > enough;
-    if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, rows <= FEW::ROWS && few_split))
+    if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, rows <= FEW::ROWS))
         return split_launch<T, FEW>(s, p);
     if (s.takes(FEW_ROWS, FEW::SHARED <= room, rows <= FEW::ROWS))
         return tile_launch<T, FEW>(s, p, attention_clusters<FEW>(s, p));

@@ -46,39 +46,27 @@ constexpr size_t bulk_shared(int64_t k, int64_t rows)
 template <typename T, class S>
 __device__ __forceinline__ void bulk_multiply(uint4 w, const char *x, int x_pitch, int at, float (&sum)[S::TOKENS])
 {
-    constexpr int M = S::TOKENS;
-    if constexpr (S::WEIGHTS == OF_X) {
-        packed<T> a;
-        float fa[8];
-        a.raw = w;
-        a.get(fa);
+    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
-        for (int t = 0; t < M; t++) {
+    for (int v = 0; v < S::VECTOR / 8; v++) { /* vectors of x */
+        float f[8];
+        if constexpr (S::WEIGHTS == OF_X) {
+            packed<T> a;
+            a.raw = w;
+            a.get(f);
+        } else {
+            i8_floats(words[2 * v], f);
+            i8_floats(words[2 * v + 1], f + 4);
+        }
+#pragma unroll
+        for (int t = 0; t < S::TOKENS; t++) {
             packed<T> b;
             float fb[8];
-            b.raw = load_shared(x + t * x_pitch + S::place(at) * 16);
+            b.raw = load_shared(x + t * x_pitch + S::place(at + v) * 16);
             b.get(fb);
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                sum[t] = fmaf(fa[e], fb[e], sum[t]);
-        }
-    } else {
-        const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int v = 0; v < 2; v++) { /* vectors of x */
-            float f[8];
-            i8_floats(words[2 * v], f);
-            i8_floats(words[2 * v + 1], f + 4);
-#pragma unroll
-            for (int t = 0; t < M; t++) {
-                packed<T> b;
-                float fb[8];
-                b.raw = load_shared(x + t * x_pitch + S::place(at + v) * 16);
-                b.get(fb);
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    sum[t] = fmaf(f[e], fb[e], sum[t]);
-            }
+                sum[t] = fmaf(f[e], fb[e], sum[t]);
         }
     }
 }
