@@ -1,11 +1,12 @@
 /* attention on CUDA: which kernel takes a call.
 
-   16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores (attention_tile.cuh):
-   few rows with warps along the keys, more rows with warps across them. k and v may be quantised
-   (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
+   16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
+   shared memory (attention_direct.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
+   more rows with warps across them. k and v may be quantised (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
+#include <algorithm>
 #include <math.h>
 
 static attention_params attention_params_of(const adze_attention_args *a)
@@ -61,7 +62,12 @@ static bool vectors(const adze_tensor &t)
 }
 
 constexpr adze_variant ATTENTION_VARIANTS[] = {
-    {"rows16", "f16 and bf16 in 16-byte vectors, heads up to 256; 16 rows (queries x heads of one of k) a block"},
+    {"direct8", "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
+                "(queries x heads of one of k), keys straight into registers"},
+    {"direct8-split", "the same, keys in any number of parts, merged by a second launch"},
+    {"direct16", "as direct8, up to 16 rows"},
+    {"direct16-split", "the same, keys in any number of parts, merged by a second launch"},
+    {"rows16", "f16 and bf16 in 16-byte vectors, heads up to 256; 16 rows a block"},
     {"rows16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows64", "as rows16, 64 rows; 32 where heads have more than 128 elements"},
     {"rows64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
@@ -70,6 +76,8 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {NULL, NULL},
 };
 
+template <int D, int TILES>
+using ATTENTION_DIRECT = direct_attention<D, TILES, (D > 64 ? 2 : 4) / TILES, 4, DIRECT_BLOCKS>;
 /* Few rows, with warps along the keys; some rows; many rows. */
 template <int D>
 using ATTENTION_FEW = attention_shape<D, 1, 1, 4, 64, (D > 128 ? 2 : 3)>;
@@ -82,6 +90,12 @@ using ATTENTION_MANY =
 template <typename T, int D>
 static adze_status tile_run(const cuda_call &s, const attention_params &p)
 {
+    if constexpr (D <= 128) {
+        constexpr int WIDE = D > 64 ? 128 : 64;
+        const adze_status direct = direct_run<T, ATTENTION_DIRECT<WIDE, 1>, ATTENTION_DIRECT<WIDE, 2>>(s, p);
+        if (direct != ADZE_NO_KERNEL)
+            return direct;
+    }
     const adze_status status =
         attention_few<T, ATTENTION_FEW<D>, ATTENTION_SOME<D>>(s, p, attention_rows_of(p) <= 64);
     if (status != ADZE_NO_KERNEL)
@@ -162,6 +176,7 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
         return 0;
     const int widest = p.d > p.dv ? p.d : p.dv;
     const int64_t few = split_parts(s, p, 16), some = split_parts(s, p, widest > 128 ? 32 : 64);
-    const int64_t parts = few > some ? few : some;
+    const int64_t direct = std::max(direct_parts(s, p, 8), direct_parts(s, p, 16));
+    const int64_t parts = std::max(direct, std::max(few, some));
     return parts > 1 ? (size_t)(attention_out_rows(p) * parts * (p.dv + 2)) * sizeof(float) : 0;
 }

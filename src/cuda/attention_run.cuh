@@ -1,10 +1,11 @@
-/* attention_run.cuh - host: how many parts the keys of a call have, and the launch of attention_tile.cuh. */
+/* attention_run.cuh - host: how many parts the keys of a call have, and the launches of attention_tile.cuh
+   and attention_direct.cuh. */
 #ifndef ADZE_CUDA_ATTENTION_RUN_CUH
 #define ADZE_CUDA_ATTENTION_RUN_CUH
 
-#include "attention_tile.cuh"
+#include "attention_direct.cuh"
 
-enum { FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, ANY_CALL };
+enum { DIRECT_8, DIRECT_8_SPLIT, DIRECT_16, DIRECT_16_SPLIT, FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, ANY_CALL };
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
 adze_status attention_quantised(const cuda_call &s, const attention_params &p, bool is_bf16);
@@ -58,14 +59,54 @@ static adze_status tile_launch(const cuda_call &s, attention_params p, int64_t p
     return launch(s, attention_tile<T, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
                   launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
 }
-template <typename T, class S>
-static adze_status split_launch(const cuda_call &s, attention_params p)
+/* The same with parts in scratch, and a second launch that merges them. */
+template <typename T, typename LAUNCH>
+static adze_status split_launch(const cuda_call &s, attention_params p, int64_t parts, LAUNCH tiles)
 {
-    const int64_t parts = split_parts(s, p, S::ROWS), rows = attention_out_rows(p);
+    const int64_t rows = attention_out_rows(p);
     p.part_sums = reinterpret_cast<float2 *>(p.part_values + rows * parts * p.dv);
-    ADZE_CHECK((tile_launch<T, S>(s, p, parts, true)));
+    ADZE_CHECK(tiles(s, p, parts, true));
     p.parts = (int)parts;
     return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
+}
+
+/* The parts of a call of few rows: as few as leave little of the last round of blocks empty. */
+enum { DIRECT_LEAST = 64, DIRECT_BLOCKS = 2, CLUSTERED_KEYS = 256 }; /* keys of a part; blocks of a multiprocessor */
+static inline int64_t direct_parts(const cuda_call &s, const attention_params &p, int64_t rows)
+{
+    const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p), at_once = s.gpu.sm_count * DIRECT_BLOCKS;
+    const int64_t enough = p.n / DIRECT_LEAST, most = enough < PARTS_MAX ? enough : (int64_t)PARTS_MAX;
+    auto rounds = [&](int64_t parts) { return (double)ceil_div(blocks * parts, at_once) / (double)parts; };
+    double best = rounds(1);
+    for (int64_t parts = 2; parts <= most; parts++)
+        best = rounds(parts) < best ? rounds(parts) : best;
+    int64_t parts = 1;
+    while (rounds(parts) > 1.05 * best)
+        parts++;
+    return parts;
+}
+template <typename T, class S>
+static adze_status direct_launch(const cuda_call &s, attention_params p, int64_t parts, bool split = false)
+{
+    p.parts = (int)parts, p.clustered = !split && parts > 1;
+    return launch(s, attention_direct<T, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
+}
+/* Calls whose rows are at most those of S: the parts of the keys are the blocks of a cluster where those are few. */
+template <typename T, class S>
+static adze_status direct_run(const cuda_call &s, const attention_params &p, int variant, int variant_split)
+{
+    const int64_t parts = direct_parts(s, p, S::ROWS), most = adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1;
+    const bool takes = !p.packed && p.page % 16 == 0 && attention_rows_of(p) <= S::ROWS;
+    if (s.takes(variant_split, takes && parts > 1, parts > most || p.n > parts * CLUSTERED_KEYS))
+        return split_launch<T>(s, p, parts, direct_launch<T, S>);
+    return s.takes(variant, takes) ? direct_launch<T, S>(s, p, parts < most ? parts : most) : ADZE_NO_KERNEL;
+}
+template <typename T, class S8, class S16>
+static adze_status direct_run(const cuda_call &s, const attention_params &p)
+{
+    const adze_status status = direct_run<T, S8>(s, p, DIRECT_8, DIRECT_8_SPLIT);
+    return status != ADZE_NO_KERNEL ? status : direct_run<T, S16>(s, p, DIRECT_16, DIRECT_16_SPLIT);
 }
 
 /* Calls of few rows, and if `some` those of some more. */
@@ -76,11 +117,11 @@ static adze_status attention_few(const cuda_call &s, const attention_params &p, 
     const int64_t enough = adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1;
     const bool some_split = key_parts(s, p, SOME::ROWS, PART_LEAST, PARTS_MAX) > enough;
     if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, rows <= FEW::ROWS))
-        return split_launch<T, FEW>(s, p);
+        return split_launch<T>(s, p, split_parts(s, p, FEW::ROWS), tile_launch<T, FEW>);
     if (s.takes(FEW_ROWS, FEW::SHARED <= room, rows <= FEW::ROWS))
         return tile_launch<T, FEW>(s, p, attention_clusters<FEW>(s, p));
     if (s.takes(SOME_SPLIT, SOME::SHARED <= room && split_parts(s, p, SOME::ROWS) > 1, some && some_split))
-        return split_launch<T, SOME>(s, p);
+        return split_launch<T>(s, p, split_parts(s, p, SOME::ROWS), tile_launch<T, SOME>);
     if (s.takes(SOME_ROWS, SOME::SHARED <= room, some))
         return tile_launch<T, SOME>(s, p, attention_clusters<SOME>(s, p));
     return ADZE_NO_KERNEL;

@@ -77,11 +77,9 @@ __device__ __forceinline__ void attention_store(const attention_params &p, const
         }
 }
 
-/* Rows of which several warps, or several blocks, have a part. The parts of a block are added up by the block, those
-   of a cluster by the block whose turn a piece of a row is; other blocks leave theirs in scratch. */
-template <typename T, class S>
-__device__ __forceinline__ void attention_merge(const attention_params &p, const attention_block &b, float *parts,
-                                                int warp_row, int along, int rank, attention_rows<S> &r)
+/* A warp's part of its rows into shared memory: of each a row of floats, its maximum and its sum. */
+template <class S>
+__device__ __forceinline__ void attention_put(float *parts, int warp_row, int along, const attention_rows<S> &r)
 {
     constexpr int PITCH = S::MERGE_PITCH, PART = S::ROWS * PITCH;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -99,7 +97,16 @@ __device__ __forceinline__ void attention_merge(const attention_params &p, const
             if (t == 0)
                 row[S::D] = r.top[f][half], row[S::D + 1] = r.sum[f][half];
         }
-    __syncthreads();
+}
+
+/* Rows of which several warps, or several blocks, have a part, the warps' in shared memory. The parts of a block are
+   added up by the block, those of a cluster by the block whose turn a piece of a row is; other blocks leave theirs in
+   scratch. */
+template <typename T, class S>
+__device__ __forceinline__ void attention_merge(const attention_params &p, const attention_block &b, float *parts,
+                                                int rank)
+{
+    constexpr int PITCH = S::MERGE_PITCH, PART = S::ROWS * PITCH;
     constexpr int PIECES = S::D / 4, ALL = S::ROWS * PIECES;
     if constexpr (S::ALONG > 1) {
         static_assert(ALL % S::THREADS == 0, "");
@@ -382,7 +389,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_tile(const __
         return;
     }
     __syncthreads();
-    attention_merge<T, S>(p, b, reinterpret_cast<float *>(shared), w.row, along, rank, r);
+    attention_put<S>(reinterpret_cast<float *>(shared), w.row, along, r);
+    __syncthreads();
+    attention_merge<T, S>(p, b, reinterpret_cast<float *>(shared), rank);
 #endif
 }
 
