@@ -4,6 +4,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+_Thread_local uint32_t bind_flags;
+
 void bind_fail(bind_call *call, const char *format, ...)
 {
     if (call->status != ADZE_OK)

@@ -20,6 +20,9 @@ typedef struct bind_call { /* the fields that every call uses come first */
     char error[BIND_ERROR];
 } bind_call;
 
+/* Flags of the calls of this thread: see adze_call_flags(). */
+extern _Thread_local uint32_t bind_flags;
+
 static inline void bind_begin(bind_call *call, const adze_op *op)
 {
     memset(call->args, 0, op->args_size);
@@ -27,6 +30,7 @@ static inline void bind_begin(bind_call *call, const adze_op *op)
     call->stream = (adze_stream){ADZE_CPU, NULL};
     call->status = ADZE_OK;
     ((adze_call *)(void *)call->args)->size = (uint32_t)op->args_size;
+    ((adze_call *)(void *)call->args)->flags = bind_flags;
 }
 
 static inline adze_tensor *bind_tensor(bind_call *call, const adze_field *f)

@@ -17,6 +17,12 @@ def rounding(text):
     return {name: int(value) for name, value in re.findall(r"^#define ADZE_(\w+) +(\d+)", block, re.M)}
 
 
+def flags(text):
+    """The bits of .call.flags: the block of defines that holds ADZE_CONST_WEIGHTS."""
+    block = next(block for block in re.findall(r"(?:^#define .*\n)+", text, re.M) if "ADZE_CONST_WEIGHTS" in block)
+    return {name: int(value) for name, value in re.findall(r"^#define ADZE_(\w+) +(\d+)u", block, re.M)}
+
+
 def dtypes(text):
     """The values of adze_dtype, by the names that NumPy and PyTorch have for them; they have none for 4 bits."""
     body = re.search(r"typedef enum adze_dtype \{(.*?)\}", text, re.S)[1]
@@ -43,7 +49,7 @@ def main():
     text = HEADER.read_text() + "".join(pathlib.Path(path).read_text() for path in sys.argv[1:])
     ops = re.findall(r"^ADZE_API adze_status adze_(\w+)\(adze_stream \w+, const adze_\1_args \*args\);", text, re.M)
     print('"""include/adze.h for Python: constants, and what it says of each op. `make docs` writes this file."""\n')
-    for name, values in (("ROUNDING", rounding(text)), ("DTYPES", dtypes(text))):
+    for name, values in (("ROUNDING", rounding(text)), ("FLAGS", flags(text)), ("DTYPES", dtypes(text))):
         print(f"{name} = {{", *(f'    "{key}": {value},' for key, value in values.items()), "}", sep="\n")
     print("OPS = {", *(f'    "{op}": """\\\n{comment(text, op)}""",' for op in ops), "}", sep="\n")
 

@@ -53,3 +53,10 @@ int adze_has_kernel(int index, int device)
 {
     return bind_has_kernel(index, device);
 }
+
+/* The flags of the calls that this thread makes from now on. */
+ADZE_API void adze_call_flags(uint32_t flags);
+void adze_call_flags(uint32_t flags)
+{
+    bind_flags = flags;
+}

@@ -1,5 +1,9 @@
 """adze.patch(numerics="fast"): products of few rows by gemm, with the norm before and the sum after them."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -41,6 +45,26 @@ def test_four_launches_per_layer(name):
     tokens = models.generate(model, inputs, 4)
     handle.remove()
     assert torch.equal(models.generate(model, inputs, 4), tokens)
+
+
+CAPTURED = """
+import torch
+from adze.graphs import constant, cuda_graph
+x, w = torch.ones(1, 8), torch.ones(4, 8)
+for kept in (None, [], None):
+    cuda_graph._capturing.kept = kept
+    constant.gemm(x, w=w)
+"""
+
+
+def test_weights_are_constant_in_a_graph():
+    """Kernels of a graph may read their weights before the kernel before them has ended; others may not."""
+    environment = os.environ | {"ADZE_TRACE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CAPTURED], env=environment, capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stderr.splitlines() if "gemm" in line]
+    assert ["flags=const_weights" in line for line in lines] == [False, True, False], done.stderr
 
 
 def test_match_leaves_products_to_torch():

@@ -2,7 +2,8 @@
 
    16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
    shared memory (attention_direct.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
-   more rows with warps across them. k and v may be quantised (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
+   more rows with warps across them. k and v may be quantised (attention_quantised.cu). All other calls, and GPUs
+   without such tensor cores, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -62,11 +63,10 @@ static bool vectors(const adze_tensor &t)
 }
 
 constexpr adze_variant ATTENTION_VARIANTS[] = {
-    {"direct8", "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
-                "(queries x heads of one of k), keys straight into registers"},
-    {"direct8-split", "the same, keys in any number of parts, merged by a second launch"},
+    {"direct8",
+     "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
+     "(queries x heads of one of k), keys straight into registers; a second launch merges parts of them"},
     {"direct16", "as direct8, up to 16 rows"},
-    {"direct16-split", "the same, keys in any number of parts, merged by a second launch"},
     {"rows16", "f16 and bf16 in 16-byte vectors, heads up to 256; 16 rows a block"},
     {"rows16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows64", "as rows16, 64 rows; 32 where heads have more than 128 elements"},
@@ -76,8 +76,9 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {NULL, NULL},
 };
 
+/* Up to 16 rows. */
 template <int D, int TILES>
-using ATTENTION_DIRECT = direct_attention<D, TILES, (D > 64 ? 2 : 4) / TILES, 4, DIRECT_BLOCKS>;
+using ATTENTION_DIRECT = direct_attention<D, TILES, (D > 64 ? 2 : 4) / TILES, 4>;
 /* Few rows, with warps along the keys; some rows; many rows. */
 template <int D>
 using ATTENTION_FEW = attention_shape<D, 1, 1, 4, 64, (D > 128 ? 2 : 3)>;

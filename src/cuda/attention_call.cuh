@@ -110,8 +110,8 @@ __device__ __forceinline__ float attention_score(const attention_params &p, floa
     constexpr float LOG2_E = 1.4426950408889634f;
     if (p.softcap == 0)
         return x * scale;
-    const float y = x * scale / p.softcap, e = power_of_2(fabsf(y) * (2 * LOG2_E));
-    return p.softcap * copysignf(1 - 2 / (e + 1), y) * LOG2_E;
+    const float y = __fdividef(x * scale, p.softcap), e = power_of_2(fabsf(y) * (2 * LOG2_E));
+    return p.softcap * copysignf(1 - 2 * __frcp_rn(e + 1), y) * LOG2_E;
 }
 template <typename T>
 __device__ __forceinline__ float attention_masked(const attention_params &p, int64_t at, float score)

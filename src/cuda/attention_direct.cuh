@@ -13,10 +13,9 @@
 
 #include "attention_tile.cuh"
 
-template <int D_, int TILES_, int UNITS_, int WARPS, int BLOCKS_, weight_format FORMAT_ = OF_X>
+template <int D_, int TILES_, int UNITS_, int WARPS, weight_format FORMAT_ = OF_X>
 struct direct_attention {
     static constexpr int D = D_, TILES = TILES_, UNITS = UNITS_, ALONG = WARPS, THREADS = 32 * WARPS;
-    static constexpr int BLOCKS = BLOCKS_; /* of a multiprocessor */
     static constexpr weight_format FORMAT = FORMAT_;
     static constexpr bool QUANTISED = FORMAT != OF_X;
     static constexpr int ELEMENT = QUANTISED ? 1 : 2, VECTOR = 16 / ELEMENT; /* bytes of one; elements of a vector */
@@ -41,7 +40,8 @@ __device__ __forceinline__ uint4 load_passing(const char *from, bool there)
 #endif
     return v;
 }
-/* Lane 4 g + t gives columns 2 t and 2 t + 1 of row g of an 8 x 8 matrix, and gets rows 2 t and 2 t + 1 of column g. */
+/* Lane 4 g + t gives columns 2 t and 2 t + 1 of row g of an 8 x 8 matrix, and gets rows 2 t and 2 t + 1 of column g.
+ */
 __device__ __forceinline__ uint32_t transposed(uint32_t v)
 {
 #if __CUDA_ARCH__ >= 750
@@ -171,7 +171,21 @@ __device__ __forceinline__ int direct_column(int tile)
     return tile / EACH * 8 * S::VECTOR + g * S::VECTOR + tile % EACH * 2;
 }
 
-template <typename T, class S>
+/* Whether a vector of the step's has a NaN of f8e4m3, in any lane. */
+template <class S, int A, int B, int C>
+__device__ __forceinline__ bool direct_rare(const uint4 (&v)[A][B][C])
+{
+    bool rare = false;
+    if constexpr (S::FORMAT == OF_F8) {
+#pragma unroll
+        for (int i = 0; i < A * B * C; i++)
+            rare |= f8_nan(v[i / (B * C)][i / C % B][i % C]);
+        rare = __any_sync(~0u, rare);
+    }
+    return rare;
+}
+
+template <typename T, class S, bool RARE>
 __device__ __forceinline__ void direct_scores(const direct_keys<S> &keys, const direct_rows<S> &r,
                                               float (&score)[S::UNITS][S::TILES][4])
 {
@@ -190,13 +204,14 @@ __device__ __forceinline__ void direct_scores(const direct_keys<S> &keys, const 
                 uint32_t a[2][2] = {{word(low, 2 * w % 4), word(low, (2 * w + 1) % 4)},
                                     {word(high, 2 * w % 4), word(high, (2 * w + 1) % 4)}};
                 if constexpr (S::QUANTISED) {
-                    weight_pairs<T, S::FORMAT>(word(low, w), 0, false, a[0]);
-                    weight_pairs<T, S::FORMAT>(word(high, w), 0, false, a[1]);
+                    weight_pairs<T, S::FORMAT, RARE>(word(low, w), 0, a[0]);
+                    weight_pairs<T, S::FORMAT, RARE>(word(high, w), 0, a[1]);
                 }
 #pragma unroll
                 for (int i = 0; i < S::TILES; i++) {
                     const uint4 &q = r.q[i][c * (S::VECTOR / 8) + w / 2];
-                    mma<T>(score[u][i], a[0][0], a[1][0], a[0][1], a[1][1], word(q, w % 2 * 2), word(q, w % 2 * 2 + 1));
+                    mma<T>(score[u][i], a[0][0], a[1][0], a[0][1], a[1][1], word(q, w % 2 * 2),
+                           word(q, w % 2 * 2 + 1));
                 }
             }
 }
@@ -310,7 +325,7 @@ __device__ __forceinline__ void direct_scale_weights(const float (&scale)[S::UNI
                 score[u][i][e] *= scale[u][e / 2] * inverse;
 }
 
-template <typename T, class S>
+template <typename T, class S, bool RARE>
 __device__ __forceinline__ void direct_values(const direct_keys<S> &keys, float (&score)[S::UNITS][S::TILES][4],
                                               direct_rows<S> &r)
 {
@@ -331,7 +346,7 @@ __device__ __forceinline__ void direct_values(const direct_keys<S> &keys, float 
             for (int h = 0; h < 2; h++) {
                 const uint32_t x = word(keys.v[u][2 * h][span], w), y = word(keys.v[u][2 * h + 1][span], w);
                 if constexpr (S::QUANTISED) {
-                    weight_pairs<T, S::FORMAT>(__byte_perm(x, y, c % 2 ? 0x7632 : 0x5410), 0, false, a[h]);
+                    weight_pairs<T, S::FORMAT, RARE>(__byte_perm(x, y, c % 2 ? 0x7632 : 0x5410), 0, a[h]);
                 } else {
                     a[h][0] = __byte_perm(x, y, 0x5410);
                     a[h][1] = __byte_perm(x, y, 0x7632);
@@ -385,25 +400,29 @@ __device__ __forceinline__ void direct_prefetch(const attention_params &p, const
 
 /* Blocks: the parts of the keys, then tiles of rows; blockIdx.y has the sequence and the head of k. */
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_direct(const __grid_constant__ attention_params p)
+__global__ void __launch_bounds__(S::THREADS, 2) attention_direct(const __grid_constant__ attention_params p)
 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* older GPUs are never given it: adze_cuda_tensor_cores() */
     extern __shared__ __align__(128) char shared[];
+    __shared__ attention_block b; /* the same for all threads: not in registers, of which a warp needs all */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int rank = (int)blockIdx.x % p.parts;
-    attention_block b;
-    b.kv_head = (int)blockIdx.y % p.kv_heads, b.sequence = (int)blockIdx.y / p.kv_heads;
+    attention_block own;
+    own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
     pdl_launch_next();
-    direct_prefetch<S>(p, b, rank);
+    direct_prefetch<S>(p, own, rank);
     pdl_wait();
-    b.s = attention_sequence_of(p, b.sequence);
-    b.rows = b.s.m * p.group;
-    b.first = (int)blockIdx.x / p.parts * S::ROWS;
-    const int first_query = b.first / p.group, last_query = (min(b.first + S::ROWS, b.rows) - 1) / p.group;
-    b.high = attention_high(p, b.s, last_query);
-    const direct_part part = direct_part_of<S>(p, attention_low(p, b.s, first_query), b.high, rank);
+    own.s = attention_sequence_of(p, own.sequence);
+    own.rows = own.s.m * p.group;
+    own.first = (int)blockIdx.x / p.parts * S::ROWS;
+    const int first_query = own.first / p.group, last_query = (min(own.first + S::ROWS, own.rows) - 1) / p.group;
+    own.high = attention_high(p, own.s, last_query);
+    const direct_part part = direct_part_of<S>(p, attention_low(p, own.s, first_query), own.high, rank);
     /* The keys that all rows see, before the mask. */
-    const int inner_low = attention_low(p, b.s, last_query), inner_high = attention_high(p, b.s, first_query);
+    const int inner_low = attention_low(p, own.s, last_query), inner_high = attention_high(p, own.s, first_query);
+    if (threadIdx.x == 0)
+        b = own;
+    __syncthreads();
     const float scale = S::QUANTISED && !p.k_scale_each ? p.scale * *p.k_scale : p.scale;
     const bool plain = p.softcap == 0 && !p.mask_kind;
 
@@ -420,7 +439,10 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_direct(const 
         const int key = part.first + step * S::KEYS, next = key + S::ALONG * S::KEYS;
         const bool more = step + S::ALONG < part.steps;
         float score[S::UNITS][S::TILES][4], v_scale[S::QUANTISED ? S::UNITS : 1][2];
-        direct_scores<T, S>(keys, r, score);
+        if (direct_rare<S>(keys.k))
+            direct_scores<T, S, true>(keys, r, score);
+        else
+            direct_scores<T, S, false>(keys, r, score);
         const unsigned missing = keys.missing;
         if constexpr (S::QUANTISED) {
 #    pragma unroll
@@ -433,8 +455,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_direct(const 
                     v_scale[u][e / 2] = keys.v_scale[u][e / 2];
                 }
         }
-        if (more)
-            direct_load_keys<S>(p, b, next, keys);
         if (!plain || missing || key < inner_low || key + S::KEYS > inner_high) {
             direct_edge<T, S>(p, b, key, missing, scale, score);
         } else {
@@ -446,11 +466,16 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_direct(const 
                     for (int e = 0; e < 4; e++)
                         score[u][i][e] *= scale;
         }
+        if (more)
+            direct_load_keys<S>(p, b, next, keys);
         direct_weigh<S>(r, score);
         if constexpr (S::QUANTISED)
             if (p.v_scale_each)
                 direct_scale_weights<S>(v_scale, r, score);
-        direct_values<T, S>(keys, score, r);
+        if (direct_rare<S>(keys.v))
+            direct_values<T, S, true>(keys, score, r);
+        else
+            direct_values<T, S, false>(keys, score, r);
         if (more)
             direct_load_values<S>(p, b, next, keys);
     }

@@ -9,7 +9,7 @@ template <int D, weight_format F>
 using QUANTISED_SOME = attention_shape<D, (D > 128 ? 1 : 2), 2, 2, (D > 128 ? 64 : 32), (D > 128 ? 3 : 6), F>;
 
 template <int TILES, weight_format F>
-using QUANTISED_DIRECT = direct_attention<128, TILES, 2 / TILES, 4, DIRECT_BLOCKS, F>;
+using QUANTISED_DIRECT = direct_attention<128, TILES, 2 / TILES, 4, F>;
 
 template <typename T, weight_format F>
 static adze_status quantised_run(const cuda_call &s, const attention_params &p)

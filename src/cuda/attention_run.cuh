@@ -5,7 +5,18 @@
 
 #include "attention_direct.cuh"
 
-enum { DIRECT_8, DIRECT_8_SPLIT, DIRECT_16, DIRECT_16_SPLIT, FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, ANY_CALL };
+enum {
+    DIRECT_8,
+    DIRECT_8_CLUSTER,
+    DIRECT_16,
+    DIRECT_16_CLUSTER,
+    FEW_ROWS,
+    FEW_SPLIT,
+    SOME_ROWS,
+    SOME_SPLIT,
+    MANY_ROWS,
+    ANY_CALL
+};
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
 adze_status attention_quantised(const cuda_call &s, const attention_params &p, bool is_bf16);
@@ -70,11 +81,17 @@ static adze_status split_launch(const cuda_call &s, attention_params p, int64_t 
     return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
 }
 
-/* The parts of a call of few rows: as few as leave little of the last round of blocks empty. */
-enum { DIRECT_LEAST = 64, DIRECT_BLOCKS = 2, CLUSTERED_KEYS = 256 }; /* keys of a part; blocks of a multiprocessor */
+/* The parts of a call of few rows: as few as leave little of the last round of blocks empty. A multiprocessor has one
+   block at once where each has little to read, so that the kernels after it can start beside it. Clusters in place of
+   the second launch were slower: on an H200 (2026-11-17) 32 clusters of 4 blocks, of which each has a multiprocessor
+   to itself, did not run at once. */
+enum { DIRECT_LEAST = 64, DIRECT_LITTLE = 128 << 10 }; /* keys of a part; bytes of a multiprocessor */
 static inline int64_t direct_parts(const cuda_call &s, const attention_params &p, int64_t rows)
 {
-    const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p), at_once = s.gpu.sm_count * DIRECT_BLOCKS;
+    const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p), sm_count = s.gpu.sm_count;
+    const int64_t element = p.k_dtype == ADZE_I8 || p.k_dtype == ADZE_F8E4M3 ? 1 : 2;
+    const bool little = blocks * p.n * (p.d + p.dv) * element <= sm_count * DIRECT_LITTLE;
+    const int64_t at_once = sm_count * (little ? 1 : 2);
     const int64_t enough = p.n / DIRECT_LEAST, most = enough < PARTS_MAX ? enough : (int64_t)PARTS_MAX;
     auto rounds = [&](int64_t parts) { return (double)ceil_div(blocks * parts, at_once) / (double)parts; };
     double best = rounds(1);
@@ -86,27 +103,26 @@ static inline int64_t direct_parts(const cuda_call &s, const attention_params &p
     return parts;
 }
 template <typename T, class S>
-static adze_status direct_launch(const cuda_call &s, attention_params p, int64_t parts, bool split = false)
+static adze_status direct_launch(const cuda_call &s, attention_params p, int64_t parts, bool)
 {
-    p.parts = (int)parts, p.clustered = !split && parts > 1;
+    p.parts = (int)parts;
     return launch(s, attention_direct<T, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
-                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
+                  launch_shape(S::SHARED, 1, attention_pairs(p)), p);
 }
-/* Calls whose rows are at most those of S: the parts of the keys are the blocks of a cluster where those are few. */
 template <typename T, class S>
-static adze_status direct_run(const cuda_call &s, const attention_params &p, int variant, int variant_split)
+static adze_status direct_run(const cuda_call &s, const attention_params &p, int variant)
 {
-    const int64_t parts = direct_parts(s, p, S::ROWS), most = adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1;
-    const bool takes = !p.packed && p.page % 16 == 0 && attention_rows_of(p) <= S::ROWS;
-    if (s.takes(variant_split, takes && parts > 1, parts > most || p.n > parts * CLUSTERED_KEYS))
-        return split_launch<T>(s, p, parts, direct_launch<T, S>);
-    return s.takes(variant, takes) ? direct_launch<T, S>(s, p, parts < most ? parts : most) : ADZE_NO_KERNEL;
+    const int64_t parts = direct_parts(s, p, S::ROWS);
+    if (!s.takes(variant, !p.packed && p.page % 16 == 0 && attention_rows_of(p) <= S::ROWS))
+        return ADZE_NO_KERNEL;
+    return parts > 1 ? split_launch<T>(s, p, parts, direct_launch<T, S>) : direct_launch<T, S>(s, p, 1, false);
 }
+/* Calls of up to 8 rows, and up to 16. */
 template <typename T, class S8, class S16>
 static adze_status direct_run(const cuda_call &s, const attention_params &p)
 {
-    const adze_status status = direct_run<T, S8>(s, p, DIRECT_8, DIRECT_8_SPLIT);
-    return status != ADZE_NO_KERNEL ? status : direct_run<T, S16>(s, p, DIRECT_16, DIRECT_16_SPLIT);
+    const adze_status status = direct_run<T, S8>(s, p, DIRECT_8);
+    return status != ADZE_NO_KERNEL ? status : direct_run<T, S16>(s, p, DIRECT_16);
 }
 
 /* Calls of few rows, and if `some` those of some more. */

@@ -395,12 +395,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_tile(const __
 #endif
 }
 
-/* Merges the parts that blocks left in scratch. A block has a row of out, and its warps take the parts in turn. */
-enum { COMBINE_THREADS = 256, COMBINE_COLUMNS = 256 };
+/* Merges the parts that blocks left in scratch. A block has a row of out, and its warps take the parts in turn, AHEAD
+   of them at a time: their first loads do not wait for the sums. */
+enum { COMBINE_THREADS = 128, COMBINE_COLUMNS = 256 };
 template <typename T>
 __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __grid_constant__ attention_params p)
 {
-    constexpr int WARPS = COMBINE_THREADS / 32, EACH = COMBINE_COLUMNS / 4 / 32;
+    constexpr int WARPS = COMBINE_THREADS / 32, EACH = COMBINE_COLUMNS / 4 / 32, AHEAD = 4;
     __shared__ float4 values[WARPS][COMBINE_COLUMNS / 4];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int64_t row = blockIdx.x, query = row % p.m, head = row / p.m % p.heads, entry = row / p.m / p.heads;
@@ -410,6 +411,19 @@ __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __gri
         return;
     const float2 none = make_float2(-INFINITY, 0), *const sums = p.part_sums + row * p.parts;
     const float2 first = lane < p.parts ? sums[lane] : none, second = lane + 32 < p.parts ? sums[lane + 32] : none;
+    float4 loaded[AHEAD][EACH];
+    auto load = [&](int from) {
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+            for (int c = 0; c < EACH; c++)
+                if (from + a * WARPS < p.parts && (lane + c * 32) * 4 < p.dv)
+                    loaded[a][c] = reinterpret_cast<const float4 *>(
+                        p.part_values + (row * p.parts + from + a * WARPS) * p.dv)[lane + c * 32];
+                else
+                    loaded[a][c] = make_float4(0, 0, 0, 0);
+    };
+    load(warp);
     float top = fmaxf(first.x, second.x);
 #pragma unroll
     for (int d = 16; d; d /= 2)
@@ -421,17 +435,22 @@ __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __gri
     for (int d = 16; d; d /= 2)
         sum += __shfl_xor_sync(~0u, sum, d);
     float4 value[EACH] = {};
-#pragma unroll 2
-    for (int part = warp; part < p.parts; part += WARPS) {
-        const float of_first = __shfl_sync(~0u, weight[0], part % 32);
-        const float of_second = __shfl_sync(~0u, weight[1], part % 32), by = part < 32 ? of_first : of_second;
-        const float4 *from = reinterpret_cast<const float4 *>(p.part_values + (row * p.parts + part) * p.dv);
+    for (int from = warp; from < p.parts; from += AHEAD * WARPS) {
 #pragma unroll
-        for (int c = 0; c < EACH; c++)
-            if ((lane + c * 32) * 4 < p.dv) {
-                const float4 v = from[lane + c * 32];
+        for (int a = 0; a < AHEAD; a++) {
+            const int part = from + a * WARPS;
+            const float of_first = __shfl_sync(~0u, weight[0], part % 32);
+            const float of_second = __shfl_sync(~0u, weight[1], part % 32);
+            if (part >= p.parts)
+                break;
+            const float by = part < 32 ? of_first : of_second;
+#pragma unroll
+            for (int c = 0; c < EACH; c++) {
+                const float4 v = loaded[a][c];
                 value[c].x += v.x * by, value[c].y += v.y * by, value[c].z += v.z * by, value[c].w += v.w * by;
             }
+        }
+        load(from + AHEAD * WARPS);
     }
 #pragma unroll
     for (int c = 0; c < EACH; c++)

@@ -26,6 +26,11 @@ def keep(*tensors):
     return True
 
 
+def capturing():
+    """Whether this thread captures a graph of adze.graph."""
+    return getattr(_capturing, "kept", None) is not None
+
+
 def capture():
     """An object that identifies the capture under way: None without one, False when it is not adze.graph's."""
     if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():

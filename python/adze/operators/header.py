@@ -6,6 +6,10 @@ ROUNDING = {
     "ROUND_VALUE": 4,
     "FLOAT_SUM": 8,
 }
+FLAGS = {
+    "CONST_WEIGHTS": 1,
+    "BATCH_INVARIANT": 2,
+}
 DTYPES = {
     "float32": 1,
     "float16": 2,

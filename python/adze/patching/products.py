@@ -9,7 +9,7 @@ gemm's (`few_rows`), and runs its usual forward otherwise."""
 import torch
 from torch import nn
 
-from ..operators import ops
+from ..graphs.constant import gemm
 from ..quantization.linear import ROWS as QUANTIZED_ROWS
 from ..quantization.linear import QuantizedLinear
 from .forwards import is_adze
@@ -101,14 +101,14 @@ def normed_linears(x, child, norm, linears):
     """linear(child(x)) of each Linear, in one launch; None where gemm cannot take them."""
     made = _normed(x, child, norm, linears)
     if made is None or len(linears) == 1:
-        return made and (ops.gemm(x, **made),)
-    return ops.gemm(x, **made, separate=True)
+        return made and (gemm(x, **made),)
+    return gemm(x, **made, separate=True)
 
 
 def normed_glu(x, child, norm, gate, value, act):
     """act(gate(child(x))) * value(child(x)), in one launch; None where gemm cannot take them."""
     made = _normed(x, child, norm, (gate, value))
-    return made and ops.gemm(x, **made, act=act, glu=True)
+    return made and gemm(x, **made, act=act, glu=True)
 
 
 def _normed(x, child, norm, linears):
@@ -127,7 +127,7 @@ def linear_add(linear, x, residual):
     if few_rows(x, linear) and residual.dtype == x.dtype and usable(residual):
         made = _operands((linear,))
         if made is not None:
-            return ops.gemm(x, **made, residual=residual)
+            return gemm(x, **made, residual=residual)
     return residual + linear(x)
 
 

@@ -1,0 +1,18 @@
+"""Products whose weights nothing writes meanwhile: those that adze.graph captures. A graph starts when all work before
+it has ended, and no forward writes its own Linears, so a kernel may read its weights while the one before still
+runs."""
+
+from ..operators import description, ops
+from ..operators.header import FLAGS
+from . import cuda_graph
+
+
+def gemm(x, **operands):
+    """ops.gemm with parameters and buffers of a module for weights."""
+    if not cuda_graph.capturing():
+        return ops.gemm(x, **operands)
+    description.library.adze_call_flags(FLAGS["CONST_WEIGHTS"])
+    try:
+        return ops.gemm(x, **operands)
+    finally:
+        description.library.adze_call_flags(0)
