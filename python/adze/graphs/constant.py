@@ -1,6 +1,6 @@
-"""Products whose weights nothing writes meanwhile: those that adze.graph captures. A graph starts when all work before
-it has ended, and no forward writes its own Linears, so a kernel may read its weights while the one before still
-runs."""
+"""Products whose weights nothing writes meanwhile: those that adze.graph captures. A graph starts when all work that
+came before has ended, and no forward writes its own Linears. So a kernel may read its weights while the one before it
+still runs."""
 
 from ..operators import description, ops
 from ..operators.header import FLAGS
