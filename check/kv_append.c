@@ -42,12 +42,18 @@ static const char *const good[] = {
     "lengths=i32[2] cos=f32[1:0,3:70,64:1] sin=f32[1,3,64]",
     CACHE("2", "2", "9", "64") TOKENS("2", "4", "2", "0", "64") "lengths=i32[2]",
     CACHE("2", "8", "200", "64") TOKENS("2", "8", "8", "90", "64") "lengths=i32[2] cos=$[2,90,64] sin=$[2,90,64]",
+    /* long heads, of which a part rotates */
+    CACHE("3", "2", "40", "256")
+        TOKENS("3", "3", "2", "31", "256") "positions=i32[3,31] q_weight=f32[256] k_weight=f32[256] cos=f32[31,32] "
+                                           "sin=f32[31,32] rotary_dim=64 norm=1 eps=1e-6 weight_offset=1",
     /* fewer bits */
     STORED("i8", "2", "2", "9", "64") TOKENS("2", "4", "2", "3", "64") "lengths=i32[2] cos=$[2,3,64] sin=$[2,3,64] "
                                                                        "rounding=2",
     STORED("f8e4m3", "7", "3", "4", "40")
         TOKENS("2", "3", "3", "5", "40") "lengths=i32[2] block_table=i32[2,3] cos=f32[30,20] sin=f32[30,20] norm=1 "
                                          "eps=1e-6 k_weight=$[40] table_by_slot=1 rounding=1",
+    STORED("i8", "1", "2", "99", "128")
+        TOKENS("1", "30", "2", "70", "128") "lengths=i32[1] cos=$[1,70,96] sin=$[1,70,96] rotary_dim=96",
     "k_cache=i8[2:999,3:37,9:111,37:1]@+1 v_cache=i8[2,3,9,200] k_scale=f32[2:99,3:21,9:1] "
     "v_scale=f32[2:99,3:11,9:1]@+1 "
     "k=$[2,3,5,37] v=$[2,3,5,200] positions=i32[2,5]",
@@ -111,6 +117,7 @@ static const adze_bad_case bad[] = {
     "lengths=i32[" batch "] q_weight=$[128] k_weight=$[128] cos=$[128,128] "                                         \
     "sin=$[128,128] norm=1 eps=1e-6 table_by_slot=1 rounding=3"
 static const char *const bench[] = {
+    CACHE("1", "8", "256", "128") TOKENS("1", "32", "8", "1", "128") "lengths=i32[1] cos=$[1,1,128] sin=$[1,1,128]",
     QWEN("1", "256"),
     QWEN("8", "32"),
     CACHE("128", "8", "4", "128") TOKENS("8", "32", "8", "1", "128") "lengths=i32[8] block_table=i32[8,16] "

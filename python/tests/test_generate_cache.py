@@ -19,6 +19,14 @@ def name_of(form):
     return "-".join(map(str, form.values())) or "plain"
 
 
+def alike(got, want):
+    """Bit for bit on the CPU. On a GPU two kernels may fuse a product into a sum each in its own way."""
+    if got.device.type == "cpu":
+        return torch.equal(got, want)
+    got, want = got.double(), want.double()
+    return bool((got - want).square().mean().sqrt() <= 0.02 * want.std())
+
+
 def tokens_of(model, cache, tokens=12, **options):
     arguments = prompt() | {"past_key_values": cache, "max_new_tokens": tokens, "do_sample": False}
     with torch.no_grad():
@@ -74,6 +82,49 @@ def test_torch_writes_what_kv_append_writes(form, monkeypatch):
             assert bool(watch.seen["adze.kv_append"]) == own
         written.append([in_torch.bits(x) for x in cache.layers[1].tensors()] + [cache.lengths, *read])
     assert all(map(torch.equal, *written))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_rotated_where_it_is_appended(name, dtype, form, monkeypatch):
+    """A patched model leaves the rotation to the cache. Keys and logits are those of rotating before, in any layout
+    of the cache, and with an attention that reads a tensor of keys."""
+    model, found = lively(name, attention="sdpa").to(dtype), []
+    adze.patch(model, numerics="fast")
+    for turns in (True, False):
+        if not turns:
+            monkeypatch.setattr(adze.Cache, "can_turn", lambda cache, query: False)
+        for attention in ("adze", "sdpa"):
+            model.set_attn_implementation(attention)
+            cache = adze.Cache(model, 50, **form)
+            with Watch() as watch:
+                logits = models.output(model, prompt() | {"past_key_values": cache})
+                step = {"input_ids": torch.tensor([[5], [6]]), "past_key_values": cache}
+                logits = [logits, models.output(model, step)]
+            rotations = watch.seen["adze.rope"] + watch.seen["adze.qk_norm_rope"]
+            assert watch.seen["adze.kv_append"] == 4 and rotations == (0 if turns else 4)
+            found.append(logits + [in_torch.bits(x) for layer in cache.layers for x in layer.tensors()])
+    half = len(found) // 2
+    for turned, rotated in zip(found[:half], found[half:], strict=True):
+        assert all(map(alike, turned, rotated))
+
+
+class _Seen(adze.Cache):
+    def update(self, key_states, *args, **kwargs):
+        self.seen = key_states
+        return super().update(key_states, *args, **kwargs)
+
+
+@needs_kernels
+def test_a_cache_with_an_update_of_its_own_gets_rotated_keys():
+    model = lively("llama", attention="adze")
+    adze.patch(model, numerics="fast")
+    cache = _Seen(model, 50)
+    want = tokens_of(model, adze.Cache(model, 50))
+    assert torch.equal(tokens_of(model, cache), want)
+    assert torch.equal(cache.seen[:, :, 0], cache.layers[1].keys[:, :, cache.count - 1])
 
 
 def test_pages_come_from_a_pool():

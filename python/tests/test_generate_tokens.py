@@ -333,3 +333,19 @@ def test_patched_models_generate(name):
     want = greedy(model, arguments, 16)
     adze.patch(model)
     assert own(model, arguments, 16) == want == greedy(model, arguments, 16)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_a_patched_step_rotates_where_it_appends(name):
+    """kv_append rotates, and norms, what it writes, and queries with it: no other op does in the whole generation."""
+    model, arguments = lively(name, attention="eager"), prompt()
+    want = greedy(model, arguments, 16)
+    adze.patch(model, numerics="fast")
+    with Watch() as watch:
+        assert own(model, arguments, 16) == want
+    assert watch.seen["adze.kv_append"] == 2 * passes(16)
+    assert not watch.seen["adze.rope"] and not watch.seen["adze.qk_norm_rope"] and not watch.seen["aten.neg"]
+    with Watch() as watch:
+        assert greedy(model, arguments, 16) == want  # a cache of transformers rotates nothing
+    assert watch.seen["adze.rope"] + watch.seen["adze.qk_norm_rope"] == 2 * 16 and not watch.seen["adze.kv_append"]

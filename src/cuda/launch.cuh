@@ -143,6 +143,11 @@ __device__ __forceinline__ const char *opaque(const char *v)
     asm volatile("" : "+l"(v));
     return v;
 }
+__device__ __forceinline__ int64_t opaque(int64_t v)
+{
+    asm volatile("" : "+l"(v));
+    return v;
+}
 
 constexpr int64_t PREFETCH_MIN = 8 * 1024 / 16; /* vectors per SM: a call with no more prefetches all of them */
 

@@ -82,15 +82,16 @@ class _Layer(CacheLayerMixin):
     def tensors(self):
         return [x for x in (self.keys, self.values, self.k_scale, self.v_scale) if x is not None]
 
-    def append(self, k, v, before, after, width):
-        """Writes tokens after those of `before`, and is then read up to `width`, of which `after` are there."""
+    def append(self, k, v, before, after, width, **turn):
+        """Writes tokens after those of `before`, and is then read up to `width`, of which `after` are there. turn: q,
+        q_out, and how kv_append, which must have a kernel, is to norm and rotate q and k."""
         refuse_gradients(k, v)
         self.after, self.width = after.to(self.device), width
         before, table = before.to(self.device), self._table()
         if in_torch.has_kernel("kv_append", self.device):
             scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
             k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-            ops.kv_append(k, v, self.keys, self.values, lengths=before, block_table=table, **scales)
+            ops.kv_append(k, v, self.keys, self.values, lengths=before, block_table=table, **scales, **turn)
         else:
             in_torch.append(k, self.keys, self.k_scale, before, table)
             in_torch.append(v, self.values, self.v_scale, before, table)
@@ -269,6 +270,22 @@ class Cache(transformers.Cache):
         return self._before, self._after, self.read_up_to(layer.count)
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        return self._update(key_states, value_states, layer_idx)
+
+    def can_turn(self, query):
+        """Whether turn_and_update() takes such queries. A class with an update of its own must see keys as they are
+        to be stored."""
+        own = type(self).update is Cache.update and not torch.compiler.is_compiling()
+        return own and in_torch.has_kernel("kv_append", query.device)
+
+    def turn_and_update(self, query, key, value, layer_idx, **turn):
+        """update() of keys that are not rotated yet, in one launch with their rotation and that of the queries. turn:
+        cos, sin, and how kv_append is to rotate, and to norm before. Returns the queries in the layout that they
+        have, and what update() returns."""
+        turned = torch.empty_like(query)
+        return turned, *self._update(key, value, layer_idx, q=query, q_out=turned, **turn)
+
+    def _update(self, key_states, value_states, layer_idx, **turn):
         layer, m = self.layers[layer_idx], key_states.shape[2]
         if not layer.is_initialized:
             layer.lazy_initialization(key_states, value_states)
@@ -277,7 +294,7 @@ class Cache(transformers.Cache):
         else:
             self._after = self._at + m if self._after is None else self._after
             place = self._at, self._after, self.capacity
-        layer.append(key_states, value_states, *place)
+        layer.append(key_states, value_states, *place, **turn)
         if not self.is_read_in_place:
             return layer.read()
         rows = (*key_states.shape[:2], layer.width)

@@ -36,19 +36,28 @@ def _rotation(interleaved=False, columns="all", steps=True, casts=False):
     has q's dtype. casts: it casts the result to q's dtype if the table has another."""
 
     def make(fallback, match):
-        def rotate(q, k, cos, sin, unsqueeze_dim):
+        def turn(q, k, cos, sin, unsqueeze_dim=1):
+            """What rope and kv_append are to do, as their arguments; None where they cannot."""
             if (steps and not casts and cos.dtype != q.dtype) or not _rotatable(q, k, cos, sin, unsqueeze_dim):
                 return None
             width = cos.shape[-1]
             rounding = ROUND_STEPS if match and steps and cos.dtype == q.dtype else 0
             if columns == "first":
                 cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-            options = {"rotary_dim": 2 * width if columns == "half" else width, "rounding": rounding}
+            rotary_dim = 2 * width if columns == "half" else width
+            return {
+                "cos": cos, "sin": sin, "interleaved": interleaved, "rotary_dim": rotary_dim, "rounding": rounding
+            }  # fmt: skip
+
+        def rotate(q, k, cos, sin, unsqueeze_dim):
+            how = turn(q, k, cos, sin, unsqueeze_dim)
+            if how is None:
+                return None
             tokens_first = unsqueeze_dim == 1 and _tokens_first(q) and (k is None or _tokens_first(k))
             if not tokens_first:
-                return ops.rope(q, k, cos, sin, interleaved=interleaved, heads_first=unsqueeze_dim == 1, **options)
+                return ops.rope(q, k, heads_first=unsqueeze_dim == 1, **how)
             k = None if k is None else k.transpose(1, 2)
-            turned = ops.rope(q.transpose(1, 2), k, cos, sin, interleaved=interleaved, **options)
+            turned = ops.rope(q.transpose(1, 2), k, **how)
             return turned.transpose(1, 2) if k is None else tuple(x.transpose(1, 2) for x in turned)
 
         def of_two(q, k, cos, sin, unsqueeze_dim=1):
@@ -59,14 +68,24 @@ def _rotation(interleaved=False, columns="all", steps=True, casts=False):
             rotated = rotate(x, None, cos, sin, unsqueeze_dim)
             return fallback(x, cos, sin, unsqueeze_dim) if rotated is None else rotated
 
+        of_two.turn = turn
         return of_one if fallback.__code__.co_argcount == 4 else of_two
 
     return make
 
 
-def _attended(self, q, k, v, mask, cache, eager, tokens, residual=None, **kwargs):
-    """What the attentions of transformers do after the rotation; with a residual, their output is added to it."""
-    if cache is not None:
+def _can_turn(cache, q):
+    """Whether a cache rotates what it appends: an adze.Cache does, with queries in one launch."""
+    can = getattr(cache, "can_turn", None)
+    return can is not None and can(q)
+
+
+def _attended(self, q, k, v, mask, cache, eager, tokens, residual=None, turn=None, **kwargs):
+    """What the attentions of transformers do after the rotation; with a residual, their output is added to it. turn:
+    the rotation, where it is left to the cache."""
+    if turn is not None:
+        q, k, v = cache.turn_and_update(q, k, v, self.layer_idx, **turn)
+    elif cache is not None:
         k, v = cache.update(k, v, self.layer_idx)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
     dropout = self.attention_dropout if self.training else 0.0
@@ -114,8 +133,10 @@ def _with_fused_qkv(module, ctx, rotate, windows):
 
     def attend(self, projected, tokens, position_embeddings, mask, cache, **kwargs):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in projected)
-        q, k = rotate(q, k, *position_embeddings)
-        return _attended(self, q, k, v, mask, cache, eager, tokens, **windows(self), **kwargs)
+        turn = rotate.turn(q, k, *position_embeddings) if _can_turn(cache, q) else None
+        if turn is None:
+            q, k = rotate(q, k, *position_embeddings)
+        return _attended(self, q, k, v, mask, cache, eager, tokens, turn=turn, **windows(self), **kwargs)
 
     return _with_projections(ctx, module, attend)
 
@@ -160,7 +181,7 @@ def _qk_norm_rope(heads_first):
         def attend(self, projected, tokens, position_embeddings, mask, cache, **kwargs):
             q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
             cos, sin = position_embeddings
-            q_norm, k_norm = self.q_norm, self.k_norm
+            q_norm, k_norm, turn = self.q_norm, self.k_norm, None
             if (
                 plain(q_norm, norm.cls)
                 and plain(k_norm, norm.cls)
@@ -171,10 +192,15 @@ def _qk_norm_rope(heads_first):
                 and norm.eps_of(q_norm) == norm.eps_of(k_norm)
                 and (norm.dtype == "x" or q_norm.weight.dtype == q.dtype)
             ):
-                q, k = ops.qk_norm_rope(
-                    q, k, q_norm.weight, k_norm.weight, cos, sin, eps=norm.eps_of(q_norm),
-                    weight_offset=norm.weight_offset, rotary_dim=cos.shape[-1], rounding=rounding,
-                )  # fmt: skip
+                how = {
+                    "q_weight": q_norm.weight, "k_weight": k_norm.weight, "cos": cos, "sin": sin,
+                    "eps": norm.eps_of(q_norm), "weight_offset": norm.weight_offset, "rotary_dim": cos.shape[-1],
+                    "rounding": rounding,
+                }  # fmt: skip
+                if _can_turn(cache, q):
+                    turn = {"norm": True, **how}
+                else:
+                    q, k = ops.qk_norm_rope(q, k, **how)
                 q, k = q.transpose(1, 2), k.transpose(1, 2)
             else:
                 if heads_first:
@@ -184,7 +210,8 @@ def _qk_norm_rope(heads_first):
                 q, k = rotate(q, k, cos, sin)
             window = self.sliding_window
             v = v.transpose(1, 2)
-            return _attended(self, q, k, v, mask, cache, eager, tokens, sliding_window=window, **kwargs)
+            options = {"turn": turn, "sliding_window": window, **kwargs}
+            return _attended(self, q, k, v, mask, cache, eager, tokens, **options)
 
         return _with_projections(ctx, module, attend)
 
