@@ -34,7 +34,7 @@ static adze_status wgmma_launch(const cuda_call &s, const attention_params &p)
 template <typename T>
 static adze_status wgmma_run(const cuda_call &s, const attention_params &p)
 {
-    return p.d <= 64 && p.dv <= 64 ? wgmma_launch<T, wgmma_shape<64, 2, 128, 3>>(s, p)
+    return p.d <= 64 && p.dv <= 64 ? wgmma_launch<T, wgmma_shape<64, 2, 128, 4>>(s, p)
                                    : wgmma_launch<T, wgmma_shape<128, 2, 128, 2>>(s, p);
 }
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16)

@@ -12,8 +12,9 @@
 #include "wgmma.cuh"
 
 /* Rows have up to D elements, in panels of 64. GROUPS warpgroups have 64 rows each; a step has KEYS keys. */
-template <int D_, int GROUPS_, int KEYS_, int STAGES_>
+template <int D_, int GROUPS_, int KEYS_, int STAGES_, bool TURNS_ = true>
 struct wgmma_shape {
+    static constexpr bool TURNS = TURNS_;
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_, PANELS = D / PANEL;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1);
     static constexpr int Q_PANEL = ROWS * PANEL_ROW, KEY_PANEL = KEYS * PANEL_ROW;
@@ -24,7 +25,7 @@ struct wgmma_shape {
     /* Of a thread that copies, and of one that computes: together what a multiprocessor has. */
     static constexpr int COPY_REGISTERS = GROUPS == 2 ? 24 : 32, REGISTERS = GROUPS == 2 ? 240 : 160;
     static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= 512 && D % PANEL == 0 && KEYS % 16 == 0, "");
-    static_assert(Q_BYTES % PANEL_ALIGN == 0 && KEY_PANEL % PANEL_ALIGN == 0, "");
+    static_assert((STAGES & (STAGES - 1)) == 0 && Q_BYTES % PANEL_ALIGN == 0 && KEY_PANEL % PANEL_ALIGN == 0, "");
 };
 
 struct attention_maps { /* of panels of KEYS keys, and of ROWS queries */
@@ -60,17 +61,17 @@ __device__ __forceinline__ int attention_item_at(int round)
     return round * blocks + (round % 2 ? blocks - 1 - block : block);
 }
 
-/* Where a ring of stages stands. */
-template <int STAGES>
-struct stage_ring {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next()
-    {
-        if (++stage == STAGES)
-            stage = 0, parity ^= 1;
-    }
-};
+/* Step i of all that a block does is in stage i % STAGES, whose barriers end a phase each time: of this parity. */
+template <class S>
+__device__ __forceinline__ int stage_of(int step)
+{
+    return step & (S::STAGES - 1);
+}
+template <class S>
+__device__ __forceinline__ uint32_t parity_of(int step)
+{
+    return (uint32_t)step / S::STAGES & 1;
+}
 template <class S>
 struct wgmma_barriers {
     uint32_t at;
@@ -88,20 +89,21 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
                                              const attention_sequence &s, const attention_tiles_of &of,
                                              uint32_t shared, const wgmma_barriers<S> &barriers)
 {
-    stage_ring<S::STAGES> ring;
+    int step = 0;
     uint32_t q_parity = 0;
     for (int round = 0, at; (at = attention_item_at(round)) < of.tiles * of.heads; round++) {
         const attention_item item = attention_item_of<S>(p, s, of, at);
-        for (int i = 0; i < item.steps; i++, ring.next()) {
-            const uint32_t stage = (uint32_t)(ring.stage * S::KEY_BYTES);
+        for (int i = 0; i < item.steps; i++, step++) {
+            const int stage = stage_of<S>(step);
+            const uint32_t free = parity_of<S>(step) ^ 1, to = shared + (uint32_t)(stage * S::KEY_BYTES);
             const int key = item.key + i * S::KEYS;
-            const uint32_t k = barriers.k_there(ring.stage), v = barriers.v_there(ring.stage);
-            bulk_wait(barriers.k_free(ring.stage), ring.parity ^ 1);
+            const uint32_t k = barriers.k_there(stage), v = barriers.v_there(stage);
+            bulk_wait(barriers.k_free(stage), free);
             bulk_expect(k, S::KEY_BYTES);
 #pragma unroll
             for (int c = 0; c < S::PANELS; c++)
-                panel_copy(shared + S::K_AT + stage + (uint32_t)(c * S::KEY_PANEL), maps.k, c * PANEL, key,
-                           item.kv_head, item.sequence, k);
+                panel_copy(to + S::K_AT + (uint32_t)(c * S::KEY_PANEL), maps.k, c * PANEL, key, item.kv_head,
+                           item.sequence, k);
             if (i == 0) {
                 bulk_wait(barriers.q_free(), q_parity ^ 1);
                 bulk_expect(barriers.q_there(), S::Q_BYTES);
@@ -111,12 +113,12 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
                                item.sequence, barriers.q_there());
                 q_parity ^= 1;
             }
-            bulk_wait(barriers.v_free(ring.stage), ring.parity ^ 1);
+            bulk_wait(barriers.v_free(stage), free);
             bulk_expect(v, S::KEY_BYTES);
 #pragma unroll
             for (int c = 0; c < S::PANELS; c++)
-                panel_copy(shared + S::V_AT + stage + (uint32_t)(c * S::KEY_PANEL), maps.v, c * PANEL, key,
-                           item.kv_head, item.sequence, v);
+                panel_copy(to + S::V_AT + (uint32_t)(c * S::KEY_PANEL), maps.v, c * PANEL, key, item.kv_head,
+                           item.sequence, v);
         }
     }
 }
@@ -135,12 +137,14 @@ struct wgmma_rows {
 template <class S>
 __device__ __forceinline__ void wgmma_turn(int group)
 {
-    asm volatile("bar.sync %0, 256;" ::"r"(group + 1) : "memory");
+    if (S::TURNS)
+        asm volatile("bar.sync %0, 256;" ::"r"(group + 1) : "memory");
 }
 template <class S>
 __device__ __forceinline__ void wgmma_pass(int group)
 {
-    asm volatile("bar.arrive %0, 256;" ::"r"(group + 1 < S::GROUPS ? group + 2 : 1) : "memory");
+    if (S::TURNS)
+        asm volatile("bar.arrive %0, 256;" ::"r"(group + 1 < S::GROUPS ? group + 2 : 1) : "memory");
 }
 
 /* Issues the scores of a stage of keys. */
@@ -292,12 +296,18 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
     const uint64_t q = wgmma_operand(shared + (uint32_t)(group * 64 * PANEL_ROW), 16);
     const uint64_t k = wgmma_operand(shared + S::K_AT, 16), v = wgmma_operand(shared + S::V_AT, S::KEY_PANEL);
     const float unit = p.scale;
-    stage_ring<S::STAGES> k_ring, v_ring;
+    int step = 0; /* of k; that of v may be one behind */
     uint32_t q_parity = 0;
     wgmma_rows<S> r;
 #pragma unroll
     for (int i = 0; i < S::KEYS / 2; i++)
         r.score[i] = 0;
+    auto wait_k = [&]() { bulk_wait(barriers.k_there(stage_of<S>(step)), parity_of<S>(step)); };
+    auto wait_v = [&](int i) { bulk_wait(barriers.v_there(stage_of<S>(i)), parity_of<S>(i)); };
+    auto done = [&](uint32_t barrier) {
+        if (lane == 0)
+            bulk_arrive(barrier);
+    };
     if (group == S::GROUPS - 1)
         wgmma_pass<S>(group); /* the first warpgroup begins */
     for (int round = 0, at; (at = attention_item_at(round)) < of.tiles * of.heads; round++) {
@@ -309,16 +319,6 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
             if (key < inner_low || key + S::KEYS > inner_high)
                 wgmma_hide<S>(p, s, first + lane / 4, key, r);
         };
-        auto k_done = [&]() {
-            if (lane == 0)
-                bulk_arrive(barriers.k_free(k_ring.stage));
-            k_ring.next();
-        };
-        auto v_done = [&]() {
-            if (lane == 0)
-                bulk_arrive(barriers.v_free(v_ring.stage));
-            v_ring.next();
-        };
         r.top[0] = r.top[1] = -INFINITY, r.sum[0] = r.sum[1] = 0;
 #pragma unroll
         for (int i = 0; i < S::D / 2; i++)
@@ -326,48 +326,47 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
         if (item.steps > 0) {
             bulk_wait(barriers.q_there(), q_parity);
             q_parity ^= 1;
-            bulk_wait(barriers.k_there(k_ring.stage), k_ring.parity);
+            wait_k();
             wgmma_fence();
-            wgmma_scores<T, S>(q, wgmma_later(k, k_ring.stage * S::KEY_BYTES), r);
+            wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
             wgmma_wait<0>(r.score);
-            k_done();
+            done(barriers.k_free(stage_of<S>(step++)));
             hide();
             wgmma_weigh<S>(unit, r);
             wgmma_round<T, S>(r);
             if (item.steps > 1)
-                bulk_wait(barriers.k_there(k_ring.stage), k_ring.parity);
+                wait_k();
 #pragma unroll 1
             for (int left = item.steps; --left > 0;) {
                 key += S::KEYS;
                 wgmma_turn<S>(group);
                 wgmma_fence();
-                wgmma_scores<T, S>(q, wgmma_later(k, k_ring.stage * S::KEY_BYTES), r);
-                bulk_wait(barriers.v_there(v_ring.stage), v_ring.parity);
+                wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
+                wait_v(step - 1);
                 wgmma_fence();
-                wgmma_values<T, S>(wgmma_later(v, v_ring.stage * S::KEY_BYTES), r);
+                wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
                 wgmma_pass<S>(group);
                 wgmma_wait<1>(r.score);
-                k_done();
+                done(barriers.k_free(stage_of<S>(step++)));
                 hide();
                 const bool grows = wgmma_weigh<S>(unit, r);
                 wgmma_here(r.score), wgmma_here(r.sum);
                 if (left > 1) /* a branch, too, which no instruction passes: the weights come before the wait */
-                    bulk_wait(barriers.k_there(k_ring.stage), k_ring.parity);
+                    wait_k();
                 wgmma_wait<0>(r.out);
-                v_done();
+                done(barriers.v_free(stage_of<S>(step - 2)));
                 if (grows)
 #pragma unroll
                     for (int j = 0; j < S::D / 2; j++)
                         r.out[j] *= r.less[j / 2 % 2];
                 wgmma_round<T, S>(r);
             }
-            if (lane == 0)
-                bulk_arrive(barriers.q_free());
-            bulk_wait(barriers.v_there(v_ring.stage), v_ring.parity);
+            done(barriers.q_free());
+            wait_v(step - 1);
             wgmma_fence();
-            wgmma_values<T, S>(wgmma_later(v, v_ring.stage * S::KEY_BYTES), r);
+            wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
             wgmma_wait<0>(r.out);
-            v_done();
+            done(barriers.v_free(stage_of<S>(step - 1)));
         }
         /* Computed again: it would take registers while the warps compute. */
         const attention_item to = attention_item_of<S>(p, s, of, (int)opaque((uint32_t)at));
