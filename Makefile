@@ -97,6 +97,8 @@ COMPRESS   := $(if $(findstring --compress-mode,$(shell $(NVCC) --help)),--compr
 # CUDA_OPT=0 compiles in a third of the time, for tests on a machine that has no GPU. Spills are then no error.
 CUDA_OPT   ?= 1
 OPTIMISED  := $(if $(and $(filter 0,$(CUDA_OPT)),$(findstring --Ofast-compile,$(shell $(NVCC) --help))),,1)
+# ptxas has much to say about wgmma that is not inlined.
+$(B)/%_sm90.cu.o: OPTIMISED := 1
 # A spill is an error where kernels are tuned, on sm_90. For other GPUs it costs some time, and must not stop a build.
 SPILLS      = $(if $(filter-out 90a,$(CUDA_ARCHS)),,-Xptxas -warn-spills$(comma)-warn-lmem-usage)
 NVFLAGS    += -std=c++17 -O3 $(if $(OPTIMISED),$(SPILLS),--Ofast-compile max) \

@@ -2,8 +2,8 @@
 
    16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
    shared memory (attention_direct.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
-   more rows with warps across them. k and v may be quantised (attention_quantised.cu). All other calls, and GPUs
-   without such tensor cores, take attention_any.cuh. */
+   more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
+   (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -72,6 +72,7 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"rows64", "as rows16, 64 rows; 32 where heads have more than 128 elements"},
     {"rows64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows128", "as rows16, 128 rows, k and v not quantised"},
+    {"wgmma128", "Hopper: as rows128, heads up to 128; without mask, softcap, lengths, offsets and pages"},
     {"any", "every call"},
     {NULL, NULL},
 };
@@ -128,9 +129,12 @@ template <typename T>
 static adze_status attention_launch(const cuda_call &s, const attention_params &p, bool tiles, bool quantised)
 {
     if constexpr (sizeof(T) == 2) {
-        const adze_status status = !tiles      ? ADZE_NO_KERNEL
-                                   : quantised ? attention_quantised(s, p, std::is_same<T, bf16>::value)
-                                               : tile_run<T>(s, p);
+        constexpr bool BF16 = std::is_same<T, bf16>::value;
+        adze_status status = !tiles      ? ADZE_NO_KERNEL
+                             : quantised ? attention_quantised(s, p, BF16)
+                                         : attention_many(s, p, BF16);
+        if (tiles && !quantised && status == ADZE_NO_KERNEL)
+            status = tile_run<T>(s, p);
         if (status != ADZE_NO_KERNEL)
             return status;
     }

@@ -5,21 +5,12 @@
 
 #include "attention_direct.cuh"
 
-enum {
-    DIRECT_8,
-    DIRECT_8_CLUSTER,
-    DIRECT_16,
-    DIRECT_16_CLUSTER,
-    FEW_ROWS,
-    FEW_SPLIT,
-    SOME_ROWS,
-    SOME_SPLIT,
-    MANY_ROWS,
-    ANY_CALL
-};
+enum { DIRECT_8, DIRECT_16, FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, WGMMA_ROWS, ANY_CALL };
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
 adze_status attention_quantised(const cuda_call &s, const attention_params &p, bool is_bf16);
+/* attention_sm90.cu: calls of f16 or bf16 with many rows, on Hopper. */
+adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16);
 
 /* Rows that a sequence has for one head of k: of packed sequences, on average. */
 static inline int64_t attention_rows_of(const attention_params &p)

@@ -5,14 +5,14 @@
 
 #include "mma.cuh"
 
-/* A barrier, 8 bytes of shared memory, that one thread arrives at. The thread that makes barriers calls bulk_ready()
-   after the last one. */
-__device__ __forceinline__ void bulk_barrier(uint32_t barrier)
+/* A barrier, 8 bytes of shared memory, that one thread arrives at, or several do. The thread that makes barriers
+   calls bulk_ready() after the last one. */
+__device__ __forceinline__ void bulk_barrier(uint32_t barrier, uint32_t arrivals = 1)
 {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 #else
-    (void)barrier;
+    (void)barrier, (void)arrivals;
 #endif
 }
 __device__ __forceinline__ void bulk_ready()
@@ -23,12 +23,30 @@ __device__ __forceinline__ void bulk_ready()
 #endif
 }
 
+/* Arrives at a barrier; the second one says how many bytes of copies its phase has to wait for. */
+__device__ __forceinline__ void bulk_arrive(uint32_t barrier)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+#else
+    (void)barrier;
+#endif
+}
+__device__ __forceinline__ void bulk_expect(uint32_t barrier, uint32_t bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+#else
+    (void)barrier, (void)bytes;
+#endif
+}
+
 /* Copies `bytes`, a multiple of 16, between 16-byte aligned addresses. The barrier's phase ends when they are there.
  */
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
+    bulk_expect(barrier, bytes);
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
