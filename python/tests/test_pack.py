@@ -139,7 +139,7 @@ def test_benchmark(project):
     assert [row["op"] for row in found["rows"]] == ["activation", "gemm", "quantize", "attention", "attention"]
     assert set(found["rows"][0]["us"]) == {"eager", "kernel"} and "torch" in found["rows"][-1]["us"]
     taken = {"activation": 2, "gemm": 0, "quantize": 0, "attention": 0}
-    assert found["model"]["taken"] == taken and "ltx-video:  eager" in said
+    assert found["end_to_end"]["taken"] == taken and "ltx-video:  eager" in said
     assert found["adze_project"] == "ltx-kernels" and found["date"] and found["commit"]
 
 
@@ -151,8 +151,8 @@ def test_a_language_model_generates(adze, tmp_path):
     words = ["benchmark.py", "--tiny", "--installed", "--json", "out.json"]
     run(sys.executable, *words, folder=tmp_path / "q-kernels", PYTHONPATH=str(ROOT / "python"))
     found = json.loads((tmp_path / "q-kernels/out.json").read_text())
-    assert found["kernels"] == "installed adze" and found["model"]["taken"] == {"rms_norm": 9, "attention": 2}
-    ways = found["model"]["generate"]["ways"]
+    assert found["kernels"] == "installed adze" and found["end_to_end"]["taken"] == {"rms_norm": 9, "attention": 2}
+    ways = found["end_to_end"]["generate"]["ways"]
     assert list(ways) == ["generate()", "generate(), kernel", "adze.generate"]
     assert all(way["equal"] == 1 and way["prompt"] > 0 < way["token"] for way in ways.values())
 

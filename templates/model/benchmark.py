@@ -374,7 +374,7 @@ def main():
     kernel = kernel_of(options)
     results = where(device, options) | {"rows": list(alone(kernel, options, device, dtype))}
     if not options.skip_model:
-        results["model"] = end_to_end(kernel, options, device, dtype)
+        results["end_to_end"] = end_to_end(kernel, options, device, dtype)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 
