@@ -148,10 +148,10 @@ def test_a_language_model_generates(adze, tmp_path):
     pytest.importorskip("transformers")
     made = run(adze, "new", "project", "q-kernels", "--model=qwen3", "--op=rms_norm,attention", folder=tmp_path)
     assert "attention.py" in made
-    words = ["benchmark.py", "--tiny", "--installed", "--json", "out.json"]
+    words = ["benchmark.py", "--tiny", "--installed", "adze", "--json", "out.json"]
     run(sys.executable, *words, folder=tmp_path / "q-kernels", PYTHONPATH=str(ROOT / "python"))
     found = json.loads((tmp_path / "q-kernels/out.json").read_text())
-    assert found["kernels"] == "installed adze" and found["end_to_end"]["taken"] == {"rms_norm": 9, "attention": 2}
+    assert found["kernels"] == "adze" and found["end_to_end"]["taken"] == {"rms_norm": 9, "attention": 2}
     ways = found["end_to_end"]["generate"]["ways"]
     assert list(ways) == ["generate()", "generate(), kernel", "adze.generate"]
     assert all(way["equal"] == 1 and way["prompt"] > 0 < way["token"] for way in ways.values())

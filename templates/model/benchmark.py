@@ -5,12 +5,15 @@
 Each kernel is compared with the formula in double before it is timed. On a GPU the calls rotate through more memory
 than the cache holds, in a CUDA graph. attention is compared with torch's own, also with each of its backends that
 takes the call. Weights of the model are random. A language model also generates tokens, with generate() of
-transformers and with adze.generate where the Python package adze is installed. --installed times that package's
-functions, which this project began with, in the place of the project's.
+transformers and with adze.generate where the Python package adze is installed.
+
+--installed takes the functions from an installed Python package in the place of package/: {{module}} is this
+project's (pip install -e .), adze has those that it began with.
 """
 
 import argparse
 import functools
+import importlib
 import json
 import pathlib
 import statistics
@@ -326,9 +329,7 @@ def generated(kernel, model, options):
 
 def kernel_of(options):
     if options.installed:
-        import adze
-
-        return adze
+        return importlib.import_module(options.installed)
     from kernels import get_local_kernel
 
     return get_local_kernel(options.package)
@@ -350,13 +351,18 @@ def where(device, options):
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {
         "adze_project": "{{name}}",
-        "kernels": "installed adze" if options.installed else "package",
+        "kernels": options.installed or "package/",
         "machine": {"gpu" if device == "cuda" else "cpu": name, "torch": torch.__version__},
         "driver": said_by(*ask, "--query-gpu=driver_version") if device == "cuda" else "",
         "clocks": said_by(*ask, clocks) if device == "cuda" else "",
         "commit": options.commit or said_by("git", "describe", "--always", "--dirty"),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def record(options, results):
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 @torch.no_grad()
@@ -366,17 +372,16 @@ def main():
     parser.add_argument("--package", type=pathlib.Path, default=pathlib.Path(__file__).with_name("package"))
     parser.add_argument("--json", type=pathlib.Path, help="record the results")
     parser.add_argument("--skip-model", action="store_true", help="the kernels alone")
-    parser.add_argument("--installed", action="store_true", help="the functions of the Python package adze instead")
+    parser.add_argument("--installed", metavar="MODULE", help="an installed Python package instead of package/")
     parser.add_argument("--commit", help="what the kernels were built from, where git cannot say")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     kernel = kernel_of(options)
     results = where(device, options) | {"rows": list(alone(kernel, options, device, dtype))}
+    record(options, results)  # kept, should the model not fit this machine
     if not options.skip_model:
-        results["end_to_end"] = end_to_end(kernel, options, device, dtype)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        record(options, results | {"end_to_end": end_to_end(kernel, options, device, dtype)})
 
 
 if __name__ == "__main__":
