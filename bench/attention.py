@@ -151,8 +151,7 @@ def variants_of(case):
     def from_fp8(q, k, v, k8, v8, scale):
         return adze.attention(q, k8, v8, k_scale=scale, v_scale=scale)
 
-    found = {"adze": by_adze, "torch": by_torch}
-    found |= {FP8: from_fp8} if case.queries == 1 else {}
+    found = {"adze": by_adze} | ({FP8: from_fp8} if case.queries == 1 else {}) | {"torch": by_torch}
     return found | {name: functools.partial(by_torch, backend=backend) for name, backend in BACKENDS.items()}
 
 

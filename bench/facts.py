@@ -134,7 +134,9 @@ def project_tables(project):
     for path, run in newest("adze_project"):
         if run["adze_project"] != project:
             continue
-        yield "The project's own benchmark.py, its kernels alone, then the model with those kernels in it:"
+        began = run["kernels"] == "adze"
+        which = "as `--installed adze` has them, from the same sources" if began else f"from {run['kernels']}"
+        yield f"The project's own benchmark.py, kernels alone, then in the model ({which}):"
         yield times(path, [(row["case"], row["us"]) for row in run["rows"]], "us")
         if "end_to_end" in run:
             whole = run["end_to_end"]

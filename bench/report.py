@@ -224,7 +224,8 @@ def project_section(run):
     """A project that `adze new project` made: what its benchmark.py says."""
     machine = run["machine"]
     where = machine.get("gpu") or machine["cpu"]
-    text = f"### {run['adze_project']}, benchmark.py: {where}\n\n{source(run)}, PyTorch {machine['torch']}.\n\n"
+    text = f"### {run['adze_project']}, benchmark.py: {where}\n\n{source(run)}, PyTorch {machine['torch']}, "
+    text += f"kernels from {run['kernels']}.\n\n"
     names = list(dict.fromkeys(name for row in run["rows"] for name in row["us"]))
     cells = [[row["case"], *(number(row["us"].get(name)) for name in names)] for row in run["rows"]]
     text += table(["us", *names], cells) + "\n"

@@ -24,6 +24,7 @@ WAYS = {
 PROJECT = {
     "adze_project": "qwen3-8b-kernels",
     "date": "2026-01-03",
+    "kernels": "package/",
     "rows": [{"case": "rms_norm", "us": {"kernel": 1.5, "eager": 26.0}}, {"case": "b", "us": {"kernel": 2.0}}],
     "end_to_end": {
         "model": "qwen3",
@@ -59,6 +60,7 @@ def test_attention_and_the_project(bench, results):
     assert "| attention 1 x 32/8 heads d128, 1 of 1024 | 4.50 us | 9.00 us | 10.00 us |" in text
     assert "| attention a prompt | 400.25 TFLOP/s | 300.00 TFLOP/s |" in text
     assert "| rms_norm | 1.50 us | 26.00 us |" in text and "| b | 2.00 us | - |" in text
+    assert "(from package/):" in text
     assert "| a token | 30.25 ms | 4.00 ms |" in text and "| prompt of 512 | 20.50 ms |" in text
     assert "qwen3-8b-kernels" not in bench["facts"].example(*bench["facts"].EXAMPLES["examples/ltx_video/README.md"])
 
@@ -80,7 +82,7 @@ def test_performance_shows_both(bench, results):
     text = bench["report"].performance(bench["report"].runs())
     assert "### Attention compared with PyTorch 2.11: a GPU" in text and "Driver 1, clocks: 2." in text
     assert "| 1 x 32/8 heads d128, 1 of 1024 (Qwen3-8B) | 4.50 | 9.00 | 10.00 | 1.00 | 2.00 |" in text
-    assert "### qwen3-8b-kernels, benchmark.py: a GPU" in text and "| adze.generate | 20.50 | 4.00 | 100 % |" in text
+    assert "PyTorch 2.11, kernels from package/." in text and "| adze.generate | 20.50 | 4.00 | 100 % |" in text
     assert "| generate(), a token, adze.generate | 4.00 | 10.0 % | 7.50 |" in text
 
 
