@@ -79,3 +79,13 @@ def test_a_wrong_result_is_left_out(record, monkeypatch):
     assert script.main() == 1
     run = json.loads(path.read_text())
     assert len(run["rows"]) == 2 and "the error of adze is" in run["left_out"][-1]["reason"]
+
+
+def test_a_wrong_cache_leaves_the_rest(record, monkeypatch):
+    script, path = record
+    right = script.adze.attention
+    wrong = lambda q, k, v, **more: right(q, k, v, **more) * ("k_scale" not in more)  # noqa: E731
+    monkeypatch.setattr(script.adze, "attention", wrong)
+    assert script.main() == 1
+    run = json.loads(path.read_text())
+    assert len(run["rows"]) == 3 and not any(script.FP8 in row["us"] for row in run["rows"])
