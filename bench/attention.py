@@ -237,8 +237,9 @@ def show(row):
           f"{'TFLOP/s' if row['what'] == 'prefill' else 'us'}: {values}", flush=True)  # fmt: skip
 
 
-def of_models(options):
-    """A case that fails is left out; the others are still timed."""
+def of_models(options, save):
+    """A case that fails is left out; the others are still timed. What there is is saved after each: the largest cases
+    are the last, and a machine may stop there."""
     rows, left_out = [], []
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -250,6 +251,7 @@ def of_models(options):
                     show(rows[-1])
                 except (Wrong, RuntimeError) as reason:
                     left_out.append({"case": case.name, "variant": "adze", "reason": str(reason)[:300]})
+                save({"rows": rows, "left_out": left_out})
     for variant, reason in dict.fromkeys((gone["variant"], gone["reason"]) for gone in left_out):
         cases = [gone["case"] for gone in left_out if (gone["variant"], gone["reason"]) == (variant, reason)]
         print(f"left out: {variant} in {len(cases)} cases, the first {cases[0]}: {reason}")
@@ -324,21 +326,26 @@ def main():
     if gpu and options.call:
         parser.error("--call is for the CPU; on a GPU --what chooses")
     options.what = options.what or (list(CASES) if gpu else None)
+    about = {
+        "adze_attention": 1,
+        "machine": machine(options.device),
+        "driver": ask_gpu("driver_version") if gpu else "",
+        "commit": options.commit or commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "settings": {"rounds": options.rounds, "what": options.what, "tiny": options.tiny},
+    }
+
+    def save(found):
+        if options.json:
+            if "clocks" not in about:  # once, after a case: an idle GPU has others
+                about["clocks"] = ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else ""
+            pathlib.Path(options.json).write_text(json.dumps(about | found, indent=1) + "\n")
+
     try:
-        found = of_models(options) if options.what else of_diffusers(options)
+        found = of_models(options, save) if options.what else of_diffusers(options)
     except Wrong as reason:
         raise SystemExit(str(reason)) from None
-    if options.json:
-        whole = {
-            "adze_attention": 1,
-            "machine": machine(options.device),
-            "driver": ask_gpu("driver_version") if gpu else "",
-            "clocks": ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else "",
-            "commit": options.commit or commit(),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "settings": {"rounds": options.rounds, "what": options.what, "tiny": options.tiny},
-        }
-        pathlib.Path(options.json).write_text(json.dumps(whole | found, indent=1) + "\n")
+    save(found)
     return 1 if any(gone["variant"].startswith("adze") for gone in found["left_out"]) else 0
 
 
