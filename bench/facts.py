@@ -73,6 +73,17 @@ def model_facts(path, run):
             )
 
 
+def attention_facts(path, run):
+    how = "`bench/attention.py`: cold, in CUDA graphs, variants take turns, verified first"
+    for row in run["rows"]:
+        if row["what"] == "prefill":
+            rates = ", ".join(f"{name} {rate:.0f}" for name, rate in row["tflops"].items())
+            yield f"attention prefill bf16, {row['case']}", f"{rates} TFLOP/s", how
+        else:
+            times = ", ".join(f"{name} {us:.2f} us" for name, us in row["us"].items())
+            yield f"attention decode bf16, {row['case']}", times, how
+
+
 def sweep_facts(path, run):
     summary = run["summary"]
     how = "`bench/compare_torch.py --sweep`: calls drawn at random from a seed"
@@ -82,6 +93,7 @@ def sweep_facts(path, run):
 KINDS = {
     "adze_bench": bench_facts,
     "adze_compare": compare_facts,
+    "adze_attention": attention_facts,
     "adze_models": model_facts,
     "adze_sweep": sweep_facts,
 }
@@ -107,13 +119,43 @@ def times(path, rows, unit):
     return "\n".join(lines)
 
 
-def example(model, ops, script):
-    """The kernels alone and the model end to end, as the newest runs have them."""
+def attention_tables(models):
+    """Prompts in TFLOP/s and decode steps in us, of these models."""
+    for path, run in newest("adze_attention"):
+        rows = [row for row in run["rows"] if row["model"] in models]
+        for what, key, unit in ("prefill", "tflops", "TFLOP/s"), ("decode", "us", "us"):
+            found = [(f"attention {row['case']}", row[key]) for row in rows if row["what"] == what]
+            if found:
+                yield times(path, found, unit)
+
+
+def project_tables(project):
+    """What the project's own benchmark.py recorded: kernels alone, then the model and generate()."""
+    for path, run in newest("adze_project"):
+        if run["adze_project"] != project:
+            continue
+        began = run["kernels"] == "adze"
+        which = "as `--installed adze` has them, from the same sources" if began else f"from {run['kernels']}"
+        yield f"The project's own benchmark.py, kernels alone, then in the model ({which}):"
+        yield times(path, [(row["case"], row["us"]) for row in run["rows"]], "us")
+        if "end_to_end" in run:
+            whole = run["end_to_end"]
+            yield times(path, [(f"{whole['model']}, a step", whole["ms"])], "ms")
+            made = whole.get("generate")
+            parts = {f"prompt of {made['prompt']}": "prompt", "a token": "token"} if made else {}
+            rows = [(what, {name: way[key] for name, way in made["ways"].items()}) for what, key in parts.items()]
+            if rows:
+                yield times(path, rows, "ms")
+
+
+def example(model, ops, script, attention, project):
+    """The kernels alone and the model end to end, as the newest runs have them. What has no run yet has no table."""
     parts = ["Kernels alone, bf16, cold, in a CUDA graph:"]
     for path, run in newest("adze_compare"):
         rows = [(f"{r['op']} {r['case']}", r["us"]) for r in run["rows"] if (r["op"], r["case"]) in ops]
         if rows:
             parts.append(times(path, rows, "us"))
+    parts += attention_tables(attention)
     parts.append("End to end, patched by `adze.patch` (random weights):")
     for path, run in newest("adze_models"):
         if run["model"] == model and run["script"] in script and run["settings"].get("batch_size") in (None, 1):
@@ -121,6 +163,7 @@ def example(model, ops, script):
             for row in run["rows"]:
                 found.setdefault(row["what"], {})[row["variant"]] = row["ms"]
             parts.append(times(path, list(found.items()), "ms"))
+    parts += project_tables(project)
     return "\n\n".join(parts)
 
 
@@ -134,6 +177,8 @@ EXAMPLES = {
             ("rope", "512x128"),
         ],
         ["generate_video"],
+        ["LTX-Video"],
+        "ltx-video-kernels",
     ),
     "examples/qwen3_8b/README.md": (
         "qwen3-8b",
@@ -146,6 +191,8 @@ EXAMPLES = {
             ("gemm", "16x4096x4096"),
         ],
         ["qwen3", "generate"],
+        ["Llama", "Qwen3-8B"],
+        "qwen3-8b-kernels",
     ),
 }
 

@@ -193,6 +193,57 @@ def models_section(run):
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
 
 
+ATTENTION_INTRO = """\
+Both are verified against float64 first. The calls are cold and in captured graphs. *torch* is the backend that
+PyTorch chooses by itself. A backend that does not take a call has no value. *fp8 cache*: keys and values of 8 bits.
+"""
+
+
+def attention_section(run):
+    """Prompts and decode steps, against the backends of torch's attention."""
+    machine = run["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    text = f"### Attention compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}."
+    text += f" Driver {run['driver']}, clocks: {run['clocks']}." if run["clocks"] else ""
+    text += f"\n\n{ATTENTION_INTRO}\n"
+    for what, key, unit in ("prefill", "tflops", "TFLOP/s"), ("decode", "us", "us"):
+        rows = [row for row in run["rows"] if row["what"] == what]
+        names = list(dict.fromkeys(name for row in rows for name in row[key]))
+        cells = [
+            [f"{row['case']} ({row['model']})", *(number(row[key].get(name)) for name in names)]
+            + ([number(row["gbps"])] if what == "decode" else [])
+            + [f"{row['ratio']:.2f}"]
+            for row in rows
+        ]
+        head = [f"{unit}, {what}", *names, *(["adze, GB/s"] if what == "decode" else []), "best peer / adze, time"]
+        text += table(head, cells) + "\n" if cells else ""
+    return text
+
+
+def project_section(run):
+    """A project that `adze new project` made: what its benchmark.py says."""
+    machine = run["machine"]
+    where = machine.get("gpu") or machine["cpu"]
+    text = f"### {run['adze_project']}, benchmark.py: {where}\n\n{source(run)}, PyTorch {machine['torch']}, "
+    text += f"kernels from {run['kernels']}.\n\n"
+    names = list(dict.fromkeys(name for row in run["rows"] for name in row["us"]))
+    cells = [[row["case"], *(number(row["us"].get(name)) for name in names)] for row in run["rows"]]
+    text += table(["us", *names], cells) + "\n"
+    whole = run.get("end_to_end")
+    if whole:
+        text += (
+            table(["ms", *whole["ms"]], [[f"{whole['model']}, a step", *map(number, whole["ms"].values())]]) + "\n"
+        )
+    if whole and "generate" in whole:
+        made = whole["generate"]
+        cells = [
+            [name, number(way["prompt"]), number(way["token"]), percent(way["equal"])]
+            for name, way in made["ways"].items()
+        ]
+        text += table(["ms", f"prompt of {made['prompt']}", "a token", "tokens equal"], cells) + "\n"
+    return text
+
+
 def sweep_section(run):
     """The slowest of the random calls, relative to their peers, and how many miss the targets."""
     machine, settings = run["machine"], run["settings"]
@@ -298,6 +349,10 @@ def performance(found):
                 text += sweep_section(run)
             elif "adze_accuracy" in run:
                 text += accuracy_section(run)
+            elif "adze_attention" in run:
+                text += attention_section(run) if "what" in run["rows"][0] else ""
+            elif "adze_project" in run:
+                text += project_section(run)
             elif "adze_models" in run:
                 text += models_section(run) if "ms" in run["rows"][0] else ""
             else:

@@ -81,8 +81,30 @@ static const char *definition_at(const char *text, const char *end)
     return end - text >= 3 ? end : text;
 }
 
-/* The op's Python function, with its decorators. A project also needs the functions before it that describe its
-   outputs, such as _gemm_shape; the tree has them. */
+/* Adds the functions that a text names and that begin with an underscore, such as _gemm_shape, from the file it is
+ * of. */
+static int helpers_of(const char *source, const char *begin, const char *end, const char *like, const char *name,
+                      adze_text *to)
+{
+    static const char def[] = "\n\n\ndef _";
+    const size_t size = (size_t)(end - begin);
+    int ok = 1;
+    for (const char *at = source; ok && (at = strstr(at, def)) && at < begin;) {
+        const char *const from = at + 3, *const word = from + 4;
+        const size_t length = strcspn(word, "(");
+        const char *const after = strstr(from, "\n\n\n");
+        int named = 0;
+        for (const char *use = begin; (size_t)(use - begin) + length <= size && !named; use++)
+            named = strncmp(use, word, length) == 0 && strspn(use + length, "(),\n") > 0;
+        if (named && after)
+            ok = adze_text_renamed(to, from, (size_t)(after - from) + 3, like, name);
+        at = after ? after : end;
+    }
+    return ok;
+}
+
+/* The op's Python function, with its decorators. A project also needs the functions that describe its outputs; the
+   tree has them. */
 static int function_of(new_files *files, const char *name, const char *like, int is_template, adze_text *to)
 {
     char path[NEW_PATH], def[NEW_PATH];
@@ -98,10 +120,7 @@ static int function_of(new_files *files, const char *name, const char *like, int
         if (begin && end) {
             end++;
             begin = definition_at(source.data, begin + 1);
-            filled(def, sizeof def, "def _%s_", like);
-            while (!files->in_tree && begin - source.data > 3 &&
-                   strncmp(definition_at(source.data, begin - 3), def, strlen(def)) == 0)
-                begin = definition_at(source.data, begin - 3);
+            ok = files->in_tree || helpers_of(source.data, begin, end, like, name, to);
         }
     }
     ok = ok && (!begin || !end || adze_text_renamed(to, begin, (size_t)(end - begin), like, name));

@@ -13,14 +13,15 @@ static const char help[] =
     "repository of the Hugging Face Hub needs (`adze pack`). It builds against the installed\n"
     "adze and works at once.\n\n"
     "  --model M   llama, qwen3, ltx-video or flux\n"
-    "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, gemm and\n"
-    "              quantize, with commas between them; modulation (AdaLN) is a part of the norms\n"
+    "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, gemm,\n"
+    "              attention and quantize, with commas between them; modulation (AdaLN) is a\n"
+    "              part of the norms\n"
     "  --dir DIR   where (default: a new folder NAME)\n\n"
     "Nothing that exists is overwritten. NAME has a-z, 0-9 and -, as the Hub demands.\n";
 
 static const char models[] = "llama|qwen3|ltx-video|flux";
 static const char *const ops_known[] = {"rms_norm",  "layer_norm", "glu",  "activation", "softmax",
-                                        "gated_add", "rope",       "gemm", "quantize"};
+                                        "gated_add", "rope",       "gemm", "attention",  "quantize"};
 
 typedef struct names {
     char module[64];   /* of the Python package */
@@ -42,7 +43,7 @@ static int add_ops(new_files *files, const char *ops, names *n)
         if (!known) {
             new_fail(files,
                      "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, "
-                     "gemm, quantize",
+                     "gemm, attention, quantize",
                      op);
             return 0;
         }
@@ -77,6 +78,9 @@ static int add_files(new_files *files, const char *name, const char *model, cons
     int ok = new_project_file(files, n->of_model, "model.py", "the model, and the places of the kernels", pairs);
     for (size_t i = 0; i < sizeof own / sizeof *own && ok; i++)
         ok = new_project_file(files, own[i].template, own[i].path, own[i].what, pairs);
+    if (ok && strstr(n->list, "\"attention\"") && (strcmp(model, "llama") == 0 || strcmp(model, "qwen3") == 0))
+        ok = new_project_file(files, "templates/model/attention.py", "attention.py",
+                              "the kernel in transformers' list of attentions", pairs);
     return ok;
 }
 

@@ -47,7 +47,7 @@ def adze(tmp_path_factory):
 def project(adze, tmp_path_factory):
     """Packed once. The CPU's kernels are those of this build: their sources are the same."""
     folder = tmp_path_factory.mktemp("work")
-    ops = ("activation", "gemm", "quantize")
+    ops = ("activation", "gemm", "quantize", "attention")
     said = run(adze, "new", "project", "ltx-kernels", "--model", "ltx-video", "--op", ",".join(ops), folder=folder)
     assert "src/cuda/activation.cu" in said and "python benchmark.py" in said
     project = folder / "ltx-kernels"
@@ -92,7 +92,7 @@ def test_metadata(project):
 
 def test_it_has_the_ops_of_the_project_alone(project):
     kernel = kernels.get_local_kernel(project / "package")
-    assert [name for name in kernel.__all__ if name.islower()] == ["activation", "gemm", "quantize"]
+    assert [name for name in kernel.__all__ if name.islower()] == ["activation", "attention", "gemm", "quantize"]
     x = torch.randn(3, 100)
     with torch.no_grad():
         torch.testing.assert_close(kernel.activation(x, "silu"), torch.nn.functional.silu(x))
@@ -102,6 +102,8 @@ def test_it_has_the_ops_of_the_project_alone(project):
         numbers, scale = kernel.quantize(torch.randn(64, 100), "i8")
         product = kernel.gemm(x, numbers, w_scale=scale)
         torch.testing.assert_close(product, x @ (numbers * scale[:, None]).T, rtol=1e-4, atol=1e-4)
+        out, lse = kernel.attention(*(torch.randn(1, 2, 3, 8) for _ in range(3)), need_lse=True)
+        assert out.shape == (1, 2, 3, 8) and lse.shape == (1, 2, 3) and lse.dtype == torch.float32
 
 
 def test_a_changed_file_is_found(project, tmp_path):
@@ -134,9 +136,25 @@ def test_benchmark(project):
     pytest.importorskip("diffusers")
     said = run(sys.executable, "benchmark.py", "--tiny", "--json", "out.json", folder=project)
     found = json.loads((project / "out.json").read_text())
-    assert [row["op"] for row in found["rows"]] == ["activation", "gemm", "quantize"]
-    assert set(found["rows"][0]["us"]) == {"eager", "kernel"}
-    assert found["model"]["taken"] == {"activation": 2, "gemm": 0, "quantize": 0} and "ltx-video:  eager" in said
+    assert [row["op"] for row in found["rows"]] == ["activation", "gemm", "quantize", "attention", "attention"]
+    assert set(found["rows"][0]["us"]) == {"eager", "kernel"} and "torch" in found["rows"][-1]["us"]
+    taken = {"activation": 2, "gemm": 0, "quantize": 0, "attention": 0}
+    assert found["end_to_end"]["taken"] == taken and "ltx-video:  eager" in said
+    assert found["adze_project"] == "ltx-kernels" and found["date"] and found["commit"]
+
+
+def test_a_language_model_generates(adze, tmp_path):
+    """With the functions of the Python package, so that nothing is built."""
+    pytest.importorskip("transformers")
+    made = run(adze, "new", "project", "q-kernels", "--model=qwen3", "--op=rms_norm,attention", folder=tmp_path)
+    assert "attention.py" in made
+    words = ["benchmark.py", "--tiny", "--installed", "adze", "--json", "out.json"]
+    run(sys.executable, *words, folder=tmp_path / "q-kernels", PYTHONPATH=str(ROOT / "python"))
+    found = json.loads((tmp_path / "q-kernels/out.json").read_text())
+    assert found["kernels"] == "adze" and found["end_to_end"]["taken"] == {"rms_norm": 9, "attention": 2}
+    ways = found["end_to_end"]["generate"]["ways"]
+    assert list(ways) == ["generate()", "generate(), kernel", "adze.generate"]
+    assert all(way["equal"] == 1 and way["prompt"] > 0 < way["token"] for way in ways.values())
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -149,11 +167,15 @@ def test_places_of_the_kernels(model, monkeypatch):
     inject = load(ROOT / "templates/model/inject.py", "inject")
     module, step = place.build(True, "cpu", torch.float32)
     ops = list(place.forwards(kernel))
+    if hasattr(place, "ATTENTION"):
+        ops.append("attention")
+        called = load(ROOT / "templates/model/attention.py", "attention").NAME
     with torch.no_grad():
         expected = step()
         taken = inject.inject(module, kernel, ops)
         assert all(taken.values()), taken
         torch.testing.assert_close(step(), expected, rtol=1e-4, atol=1e-4)
+        assert "attention" not in ops or module.config._attn_implementation == called
         inject.remove(module)
         assert torch.equal(step(), expected)
 
@@ -161,7 +183,7 @@ def test_places_of_the_kernels(model, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, why",
     [
-        (["x-y", "--model", "llama", "--op", "attention"], "--op has 'attention', it must be of"),
+        (["x-y", "--model", "llama", "--op", "embed"], "--op has 'embed', it must be of"),
         (["x-y", "--model", "gpt", "--op", "glu"], "--model is 'gpt', it must be llama|qwen3"),
         (["x_y", "--model", "llama", "--op", "glu"], "is no name for a project"),
         (["x-y", "--op", "glu"], "--model is missing"),

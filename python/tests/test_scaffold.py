@@ -1,5 +1,6 @@
 """`adze new op` outside the tree: a project that builds against an installed adze, and its own program."""
 
+import ast
 import os
 import pathlib
 import platform
@@ -116,6 +117,10 @@ def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
     texts = [path.read_text() for path in (folder / "src").rglob("other.c*")]
     mentioned = re.findall(rf"\badze_(?:op_|suite_)?{like}(?:_cuda|_cpu\w*)?\b", "".join(texts))
     assert not mentioned, f"names of {like} are left: {mentioned}"
+    tree = ast.parse((folder / "functions.py").read_text())
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id.startswith("_")}
+    assert "other" in defined and used <= defined, "a function that it calls is not in functions.py"
 
 
 @pytest.mark.parametrize("op", ["scale_add", "l2_norm", "rms_norm_i8"])

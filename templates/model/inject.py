@@ -25,9 +25,17 @@ def inject(model, kernel, ops):
                 if type(module) is kind:
                     module.forward = guarded(forward, module)
                     taken[op] += 1
+    if "attention" in ops and hasattr(place, "ATTENTION"):
+        import attention
+
+        taken["attention"] = attention.inject(model, kernel, place.ATTENTION)
     return taken
 
 
 def remove(model):
+    if "attention_before" in model.__dict__:
+        import attention
+
+        attention.remove(model)
     for module in model.modules():
         module.__dict__.pop("forward", None)

@@ -3,9 +3,10 @@
 import torch
 import transformers
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 NAME = "llama"
+ATTENTION = LlamaAttention  # calls the attention that the config names
 SHAPES = {"tokens": (1, 128, 4096), "dim": 4096, "hidden": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128}
 TINY = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -13,12 +14,17 @@ TINY = {
 }  # fmt: skip
 
 
+def prompt(model, tiny):
+    return torch.randint(0, model.config.vocab_size, (1, 16 if tiny else 512), device=model.device)
+
+
 def build(tiny, device, dtype):
-    """The model, and a function that runs it on a prompt."""
+    """The model, made on the device, and a function that runs it on a prompt."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**(TINY if tiny else {}))
-    model = transformers.LlamaForCausalLM(config).eval().to(device, dtype)
-    ids = torch.randint(0, config.vocab_size, (1, 16 if tiny else 512), device=device)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    ids = prompt(model, tiny)
     return model, lambda: model(ids).logits
 
 

@@ -16,7 +16,8 @@ TINY = {
 def build(tiny, device, dtype):
     """The transformer, and a function that runs one denoising step: 49 frames of 512 x 768."""
     torch.manual_seed(0)
-    model = diffusers.LTXVideoTransformer3DModel(**(TINY if tiny else {})).eval().to(device, dtype)
+    with torch.device(device):
+        model = diffusers.LTXVideoTransformer3DModel(**(TINY if tiny else {})).eval().to(dtype)
     frames, height, width = (2, 4, 4) if tiny else (7, 16, 24)
     channels = 256 if tiny else 4096
     inputs = {

@@ -3,9 +3,10 @@
 import torch
 import transformers
 from torch.nn import functional as F
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm
 
 NAME = "qwen3"
+ATTENTION = Qwen3Attention  # calls the attention that the config names
 SHAPES = {"tokens": (1, 128, 4096), "dim": 4096, "hidden": 12288, "heads": 32, "kv_heads": 8, "head_dim": 128}
 TINY = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -18,12 +19,17 @@ QWEN3_8B = {
 }  # fmt: skip
 
 
+def prompt(model, tiny):
+    return torch.randint(0, model.config.vocab_size, (1, 16 if tiny else 512), device=model.device)
+
+
 def build(tiny, device, dtype):
-    """The model, and a function that runs it on a prompt."""
+    """The model, made on the device, and a function that runs it on a prompt."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(**(TINY if tiny else QWEN3_8B))
-    model = transformers.Qwen3ForCausalLM(config).eval().to(device, dtype)
-    ids = torch.randint(0, config.vocab_size, (1, 16 if tiny else 512), device=device)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    ids = prompt(model, tiny)
     return model, lambda: model(ids).logits
 
 

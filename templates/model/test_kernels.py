@@ -26,6 +26,11 @@ def rounded_to_half_a_step(x, numbers, scale):
     return (numbers * scale[..., None] - x).abs() <= 0.501 * scale[..., None]
 
 
+def qkv(x):
+    """Queries, keys and values: the rows of x are tokens, of as many heads as there are matrices."""
+    return 3 * [x.reshape(1, -1, *x.shape[-2:])]
+
+
 FORMULAS = {
     "rms_norm": (
         lambda k, x: k.rms_norm(x, eps=1e-6),
@@ -40,6 +45,10 @@ FORMULAS = {
     "gated_add": (lambda k, x: k.gated_add(x, x, x), lambda x: x + x * x),
     "softmax": (lambda k, x: k.softmax(x), lambda x: x.softmax(-1)),
     "gemm": (lambda k, x: k.gemm(x, torch.eye(x.shape[-1], device=x.device).roll(1, 0)), lambda x: x.roll(1, -1)),
+    "attention": (
+        lambda k, x: k.attention(*qkv(x)),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(*qkv(x)),
+    ),
     "quantize": (
         lambda k, x: rounded_to_half_a_step(x, *k.quantize(x, "i8")),
         lambda x: torch.ones_like(x, dtype=torch.bool),
