@@ -194,6 +194,12 @@ static const char *const good[] = {
     "glu=1",
     "x=$[2,640] w=f8e4m3[300,640] w_scale=f32[3,5] group=128 group_rows=128",
     "x=$[9,640] w=f8e4m3[40,640] w_scale=$[40]",
+    "x=$[1,1024] w=u8[300,512] w_scale=$[300,8] group=128 format=u4 norm=rms eps=1e-6 norm_weight=$[1024] rounding=1",
+    "x=$[3,656] w=i8[70,656] w2=i8[70,656] w_scale=f32[70] w2_scale=$[70] glu=1 norm=rms eps=1e-6 "
+    "norm_weight=f32[656] flags=const_weights",
+    "x=$[10,640] w=f8e4m3[140,640] w2=f8e4m3[70,640] w_scale=f32[140] w2_scale=f32[70] separate=1 norm=layer "
+    "eps=1e-5 "
+    "norm_weight=$[640] norm_bias=$[640]",
     "x=$[3,320] w=i8[40,320] w_scale=f32[40,5] group=64 values:special",
     "x=$[3,384] w=u8[40,192] w_scale=f32[40,3] group=128 format=u4 values:special",
     /* flags */
@@ -318,6 +324,12 @@ static const char *const gpu[] = {
     "x=$[1,4096] w=i8[4096,4096] w_scale=$[4096]",
     "x=$[8,8192] w=u8[2048,4096] w_scale=$[2048,64] group=128 format=u4",
     "x=$[16,8192] w=u8[2048,4096] w_scale=$[2048,64] w_zero=u8[2048,64] group=128 format=u4",
+    "x=$[1,512] w=u8[20000,256] w_scale=$[20000,4] w_zero=u8[20000,4] group=128 format=u4 flags=const_weights",
+    "x=$[2,1056] w=u8[9000,528] w2=u8[3000,528] w_scale=$[9000,9] w2_scale=$[3000,9] group=128 format=u4 separate=1",
+    "x=$[3,656] w=i8[9000,656] w2=i8[9000,656] w_scale=f32[9000] w2_scale=f32[9000] glu=1 norm=rms eps=1e-6 "
+    "norm_weight=$[656] flags=const_weights",
+    "x=$[8,1024] w=f8e4m3[10000,1024] w_scale=f32[79,8] group=128 group_rows=128 residual=$[8,10000]",
+    "x=$[1,512] w=i8[150000,512] w_scale=f16[150000,4] group=128",
     "x=$[1,32768] w=$[64,32768]",
     "x=$[2,100003] w=$[3,100003]",
     NULL,

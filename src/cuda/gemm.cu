@@ -1,8 +1,8 @@
 /* gemm on CUDA: which kernel takes a call.
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
-   rows. Quantised weights are streamed for any number of tokens, 8 or 16 at a time (gemm_direct.cu). All other calls
-   take gemm_any.cuh. */
+   rows. Quantised weights are streamed for any number of tokens, 8 or 16 at a time (gemm_ring.cu, gemm_direct.cu).
+   All other calls take gemm_any.cuh. */
 #include "gemm_any.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
@@ -133,7 +133,8 @@ enum {
     WHOLE_16,
     QUANTISED_8,
     QUANTISED_16,
-    DIRECT, /* and the other GEMM_DIRECT_SHAPES */
+    RING,                             /* and the other GEMM_RING_SHAPES */
+    DIRECT = RING + GEMM_RING_SHAPES, /* and the other GEMM_DIRECT_SHAPES */
     STREAM_SHORT = DIRECT + GEMM_DIRECT_SHAPES,
     STREAM_LONG,
     STREAM_LEAST,
@@ -153,7 +154,11 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
     {"quantised16", "the same, 16 tokens at a time"},
-    {"direct16x8", "the same, straight into registers, 8 tokens at a time, 16 rows and 8 warps"},
+    {"ring8", "the same through rings in shared memory, with or without norm, 8 tokens at a time, 8 warps"},
+    {"ring8-twice", "the same, two blocks on a multiprocessor"},
+    {"ring16", "the same with 16 warps"},
+    {"direct16x8",
+     "quantised weights straight into registers, without norm, 8 tokens at a time, 16 rows and 8 warps"},
     {"direct32x16", "the same with 32 rows and 16 warps"},
     {"direct64x8", "the same with 64 rows and 8 warps"},
     {"direct64x16", "the same with 64 rows and 16 warps"},
@@ -200,6 +205,16 @@ static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
     if (p.format != OF_X) /* the kernels of quantised weights take x without a norm */
         return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
+}
+/* Quantised weights, up to 16 tokens: the kernel that can norm x. */
+static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    for (int shape = 0; shape < GEMM_RING_SHAPES; shape++) {
+        const bool can = gemm_ring_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(RING + shape, can, shape == GEMM_RING_8 && p.m <= 16))
+            return gemm_ring_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
 }
 /* One or two tokens. It is faster, on an H200 (2026-11-17), for one that is normed, and where a multiprocessor has
    many rows. */
@@ -394,7 +409,10 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
 {
     if constexpr (sizeof(T) == 2) {
         if (vectors) {
-            const adze_status status = bulk_run(s, p, std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16);
+            const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+            adze_status status = ring_run(s, p, dtype);
+            if (status == ADZE_NO_KERNEL)
+                status = bulk_run(s, p, dtype);
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
@@ -420,9 +438,12 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
 }
 
 /* Whether the norm is a launch of its own, into scratch. */
-static bool norm_first(const cuda_call &s, const gemm_params &p, bool vectors)
+static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    return p.norm && !(vectors && stream_whole_fits(s, p));
+    if (!p.norm || !gemm_vectors(s, p, dtype))
+        return p.norm;
+    const bool in_ring = p.m <= 16 && gemm_ring_run(s, p, dtype, GEMM_RING_8, 1) == ADZE_OK;
+    return !in_ring && !stream_whole_fits(s, p);
 }
 
 /* x's norm in scratch. */
@@ -468,7 +489,7 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
     gemm_params p = gemm_params_of(a);
     if (p.m == 0 || p.n == 0 || p.batches == 0)
         return ADZE_OK;
-    if (norm_first(s, p, gemm_vectors(s, p, a->x.dtype))) {
+    if (norm_first(s, p, a->x.dtype)) {
         if (!s.choice->dry)
             ADZE_CHECK(gemm_norm(s, a, p));
         adze_gemm_args rest = *a;
@@ -498,5 +519,5 @@ extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_arg
     const cuda_call s(stream, adze_op_gemm, &choice);
     const gemm_params p = gemm_params_of(a);
     const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
-    return norm_first(s, p, gemm_vectors(s, p, a->x.dtype)) ? bytes : 0;
+    return norm_first(s, p, a->x.dtype) ? bytes : 0;
 }

@@ -20,6 +20,10 @@ struct bulk_shape {
     static constexpr int GROUP = 32, UNITS = 2;
     /* Lanes that read vectors 1 or 2 apart have banks of their own. */
     static __device__ __forceinline__ int place(int vector) { return vector ^ (vector >> 3 & 3); }
+    static __device__ __forceinline__ int x_at(int token, int vector, int pitch)
+    {
+        return token * pitch + place(vector) * 16;
+    }
     static constexpr int AHEAD = STAGES; /* copies of a warp that go to L2 beforehand */
     static constexpr int RING_BYTES = STAGES * CHUNK;
     static constexpr int FIXED_BYTES = WARPS * RING_BYTES + WARPS * STAGES * 8;
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
         }
     }
     {
-        const stream_x<T, S> loader(p, p.x + batch * p.x_batch, xs, units);
+        const stream_x<T, S> loader(p, p.x + batch * p.x_batch, xs, x_pitch, units);
         if (p.const_weights) {
             if (p.norm)
                 loader.prefetch_params();

@@ -177,6 +177,10 @@ enum {
 extern "C" adze_status gemm_direct_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 extern "C" int gemm_direct_choice(const cuda_call &s, const gemm_params &p);
 
+/* gemm_ring.cu: the same, with or without norm. */
+enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
+extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+
 /* gemm_bulk.cu: one or two tokens. `ask`: only whether it takes the call. */
 extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
 

@@ -19,10 +19,13 @@ struct stream_shape {
     static constexpr int STAGES = STAGES_, THREADS = 32 * WARPS;
     static constexpr bool WHOLE = WHOLE_; /* all of x is in shared memory; otherwise it is in the rings */
     static constexpr weight_format FORMAT = FORMAT_;
-    static constexpr int UNITS = 4;                                            /* of x that a warp loads at once */
-    static __device__ __forceinline__ int place(int vector) { return vector; } /* of a vector of x */
-    static constexpr int VECTOR = weight_vector(FORMAT);                       /* weights in 16 bytes */
-    static constexpr int GROUP = 4 * VECTOR; /* of k in 64 bytes of a row: of one step of a warp */
+    static constexpr int UNITS = 4; /* of x that a warp loads at once */
+    static __device__ __forceinline__ int x_at(int token, int vector, int pitch)
+    {
+        return token * pitch + vector * 16;
+    }
+    static constexpr int VECTOR = weight_vector(FORMAT); /* weights in 16 bytes */
+    static constexpr int GROUP = 4 * VECTOR;             /* of k in 64 bytes of a row: of one step of a warp */
     static_assert(FORMAT == OF_X || (WHOLE && SEGMENT == 256), "a lane has the scale of one step of a segment");
     static constexpr int STAGE_BYTES = (ROWS + (WHOLE ? 0 : TOKENS)) * SEGMENT, RING_BYTES = STAGES * STAGE_BYTES;
     static constexpr int PARTIAL_PITCH = ROWS + 4; /* floats of a token: lanes that store have banks of their own */
@@ -42,8 +45,8 @@ constexpr size_t stream_shared(int64_t m, int64_t k)
 }
 
 /* All of x into shared memory, normed where asked, in the order of the weights' pairs, with zeros up to a whole step.
-   A warp takes units of 32 vectors of a token, UNITS at a time, so that all its loads are under way at once. `room`:
-   a float of each unit. */
+   A warp takes units of 32 vectors of a token, UNITS at a time, so that all its loads are under way at once. S::x_at
+   says where a vector is, of which `pitch` is a part. `room`: a float of each unit. */
 template <typename T, class S>
 struct stream_x {
     static constexpr int UNITS = S::UNITS;
@@ -53,15 +56,16 @@ struct stream_x {
     float *room;
     int64_t x_stride;
     int pitch, vectors, token_units, units;
-    __device__ __forceinline__ stream_x(const gemm_params &params, const char *from, char *shared, float *sums)
+    __device__ __forceinline__ stream_x(const gemm_params &params, const char *from, char *shared, int x_pitch,
+                                        float *sums)
         : p(params), x(from), to(shared), room(sums), x_stride(params.rows.stride[GEMM_X][0] * (int)sizeof(T)),
-          pitch(stream_pitch<S>(params.k)), vectors(((int)params.k + S::GROUP - 1) / S::GROUP * (S::GROUP / 8)),
+          pitch(x_pitch), vectors(((int)params.k + S::GROUP - 1) / S::GROUP * (S::GROUP / 8)),
           token_units((vectors + 31) / 32), units(token_units * (int)params.m)
     {
     }
     __device__ __forceinline__ T *at(int token, int vector) const
     {
-        return (T *)(to + token * pitch) + S::place(vector) * 8;
+        return (T *)(to + S::x_at(token, vector, pitch));
     }
     __device__ __forceinline__ void put_vector(int token, int vector, packed<T> v) const
     {
@@ -371,7 +375,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_stream(const gemm_params p
 #pragma unroll
     for (int i = 0; i < STAGES; i++)
         fetch(ring + i * S::STAGE_BYTES, false);
-    const stream_x<T, S> loader(p, x, xs, partial);
+    const stream_x<T, S> loader(p, x, xs, stream_pitch<S>(p.k), partial);
     if (p.const_weights) {
         if (S::WHOLE && p.norm)
             loader.prefetch_params();

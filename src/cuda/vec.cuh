@@ -171,6 +171,19 @@ PAIR_OP(pair_mul, __hmul2_rn, __fmul_rn)
 PAIR_OP(pair_add, __hadd2_rn, __fadd_rn)
 PAIR_OP(pair_sub, __hsub2_rn, __fsub_rn)
 #undef PAIR_OP
+/* a * b + c of two halves, rounded once; before sm_80 the product is rounded too. */
+template <typename T>
+__device__ __forceinline__ uint32_t pair_fma(uint32_t a, uint32_t b, uint32_t c)
+{
+#if __CUDA_ARCH__ >= 800
+    typedef typename pair_of<T>::type P;
+    const P y =
+        __hfma2(*reinterpret_cast<const P *>(&a), *reinterpret_cast<const P *>(&b), *reinterpret_cast<const P *>(&c));
+    return *reinterpret_cast<const uint32_t *>(&y);
+#else
+    return pair_add<T>(pair_mul<T>(a, b), c);
+#endif
+}
 template <typename T>
 __device__ __forceinline__ packed<T> packed_mul(packed<T> a, packed<T> b)
 {
