@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import models
+from adze.generation.attention import sdpa_is_faster
 from adze.generation.in_torch import has_kernel
 from adze.graphs.cuda_graph import WARMUP
 from device import here
@@ -34,6 +35,11 @@ def as_exact(own, theirs, exact):
 def counted(calls, op="attention"):
     """How many calls of an op there are: none where it has no kernel, and torch computes the same."""
     return calls if has_kernel(op, here()) else 0
+
+
+def attended(calls, dtype=torch.float32, more=None):
+    """The same of attention "adze" without an adze.Cache: none where sdpa is faster. `more` is a softcap or sinks."""
+    return 0 if sdpa_is_faster(here(), dtype, None, more) else counted(calls)
 
 
 def passes(tokens):

@@ -12,12 +12,13 @@ transformers = pytest.importorskip("transformers")
 
 import adze  # noqa: E402
 import models  # noqa: E402
-from adze.generation import in_torch, register  # noqa: E402
+from adze.generation import attention, in_torch, register  # noqa: E402
 from device import Watch, default_device, generator, here  # noqa: E402
-from lively import as_exact, counted, lively, needs_kernels, prompt  # noqa: E402
+from lively import as_exact, attended, counted, lively, needs_kernels, prompt  # noqa: E402
 
 # Falcon has no choice of attention, and one GPT-NeoX has that of the other.
 NAMES = [name for name in models.LANGUAGE if not name.startswith(("falcon", "gpt_neox_"))]
+MORE = ("gemma2", "gpt_oss")  # have a softcap, or sinks
 STATIC = ("llama", "mistral", "gemma2", "gpt_oss", "gpt2")
 TOKENS = 64
 
@@ -36,8 +37,9 @@ def test_tokens_are_those_of_eager(name):
         with Watch() as watch:
             got = models.generate(model, arguments, tokens, cache)
         assert torch.equal(got, want[:, : got.shape[1]])
-        assert watch.seen["adze.attention"] == counted(2 * tokens)  # of each layer
-        assert not counted(1) or not any("scaled_dot_product" in op for op in watch.seen)
+        more = name if name in MORE else None
+        assert watch.seen["adze.attention"] == attended(2 * tokens, more=more)  # of each layer
+        assert not attended(1, more=more) or not any("scaled_dot_product" in op for op in watch.seen)
 
 
 def test_a_longer_text():
@@ -61,8 +63,8 @@ def test_logits_of_a_padded_batch(name, side):
     elif side == "holes":
         mask[0, 3:9] = mask[1, ::3] = 0
     found = []
-    for attention in ("eager", "adze"):
-        model.set_attn_implementation(attention)
+    for chosen in ("eager", "adze"):
+        model.set_attn_implementation(chosen)
         cache = transformers.DynamicCache(config=model.config)
         with torch.no_grad():
             parts = [
@@ -80,7 +82,7 @@ def test_chosen_when_a_model_is_made():
     model = lively("llama", attention="adze")
     with Watch() as watch:
         models.output(model, prompt())
-    assert watch.seen["adze.attention"] == counted(2)
+    assert watch.seen["adze.attention"] == attended(2)
 
 
 FAKE = """
@@ -170,11 +172,33 @@ def test_sdpa_has_the_same_result():
         ):
             own, theirs, calls = both(*arguments, **options)
             torch.testing.assert_close(own, theirs)
-            assert calls == counted(1)
+            assert calls == attended(1)
         for dtype in (torch.float16, torch.bfloat16):
             own, theirs, calls = both(*heads(dtype))
             _, exact, _ = both(*(x.double() for x in heads(dtype)))
             assert as_exact(own, theirs, exact) and calls == counted(1)
+
+
+def test_float32_on_a_gpu_is_sdpas():
+    gpu, cpu, sinks = torch.device("cuda", 1), torch.device("cpu"), torch.zeros(4)
+    assert attention.sdpa_is_faster(gpu, torch.float32, None, None)
+    assert attention.sdpa_is_faster(gpu, torch.float32, 0.0, None)
+    assert not attention.sdpa_is_faster(gpu, torch.float32, 30.0, None)
+    assert not attention.sdpa_is_faster(gpu, torch.float32, None, sinks)
+    assert not any(attention.sdpa_is_faster(gpu, dtype, None, None) for dtype in (torch.float16, torch.bfloat16))
+    assert not attention.sdpa_is_faster(cpu, torch.float32, None, None)
+
+
+def test_a_cache_is_read_where_sdpa_is_faster(monkeypatch):
+    """Only keys that are tensors go to sdpa."""
+    monkeypatch.setattr(attention, "sdpa_is_faster", lambda *call: True)
+    model, arguments = lively("llama", attention="eager"), prompt()
+    want = models.generate(model, arguments, 6)
+    model.set_attn_implementation("adze")
+    for cache, calls in ((None, 0), (adze.Cache(model, 64), counted(2 * 6))):
+        with Watch() as watch:
+            got = models.generate(model, arguments | ({"past_key_values": cache} if cache else {}), 6)
+        assert torch.equal(got, want) and watch.seen["adze.attention"] == calls
 
 
 def test_what_the_op_does_not_take():
@@ -256,7 +280,7 @@ def test_cross_attention():
         model.set_attn_implementation("adze")
         with Watch() as watch:
             torch.testing.assert_close(model(**arguments).logits, want)
-            assert watch.seen["adze.attention"] == counted(3)
+            assert watch.seen["adze.attention"] == attended(3)
             assert torch.equal(model.generate(**prompt(), **options), tokens)
 
 

@@ -72,7 +72,7 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"rows64", "as rows16, 64 rows; 32 where heads have more than 128 elements"},
     {"rows64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows128", "as rows16, 128 rows, k and v not quantised"},
-    {"wgmma128", "Hopper: as rows128, heads up to 128; without mask, softcap, lengths, offsets and pages"},
+    {"wgmma", "Hopper: 128 rows of a head, or 192; heads up to 128; without mask, softcap, offsets and pages"},
     {"any", "every call"},
     {NULL, NULL},
 };

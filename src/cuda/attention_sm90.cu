@@ -8,8 +8,9 @@ static bool forward(const int64_t (&shape)[4], const int64_t (&stride)[3])
     return (shape[0] <= 1 || stride[0] > 0) && (shape[1] <= 1 || stride[1] > 0) && (shape[2] <= 1 || stride[2] > 0);
 }
 
+/* Blocks go from tile to tile, or `each` has one. */
 template <typename T, class S>
-static adze_status wgmma_launch(const cuda_call &s, const attention_params &p)
+static adze_status wgmma_launch(const cuda_call &s, const attention_params &p, bool each = false)
 {
     constexpr int64_t L2_BYTES = 32 << 20; /* that the keys and values of heads which go together may have */
     const int64_t q_shape[4] = {p.sequences, p.heads, p.m, p.d}, k_shape[4] = {p.sequences, p.kv_heads, p.n, p.d};
@@ -28,20 +29,26 @@ static adze_status wgmma_launch(const cuda_call &s, const attention_params &p)
     const int64_t held = L2_BYTES / ((int64_t)p.n * (p.d + p.dv) * 2) * p.group;
     const int64_t together = held < p.group ? p.group : held < heads ? held : heads;
     const attention_tiles_of of = {(int)tiles, (int)heads, (int)together};
-    const int64_t blocks = tiles * heads < s.gpu.sm_count ? tiles * heads : s.gpu.sm_count;
+    const int64_t blocks = each || tiles * heads < s.gpu.sm_count ? tiles * heads : s.gpu.sm_count;
     return launch(s, attention_wgmma<T, S>, blocks, dim3(S::THREADS), launch_shape(S::SHARED), p, maps, of);
 }
 template <typename T>
 static adze_status wgmma_run(const cuda_call &s, const attention_params &p)
 {
-    return p.d <= 64 && p.dv <= 64 ? wgmma_launch<T, wgmma_shape<64, 2, 128, 4>>(s, p)
-                                   : wgmma_launch<T, wgmma_shape<128, 2, 128, 2>>(s, p);
+    if (p.d <= 64 && p.dv <= 64)
+        return wgmma_launch<T, wgmma_shape<64, 3, 128, 2, false>>(s, p);
+    /* Causal tiles differ in their keys. Of many, a multiprocessor is best given the next one when it is free. */
+    constexpr int64_t ENOUGH = 6; /* tiles of a multiprocessor */
+    typedef wgmma_shape<128, 2, 128, 2, true> in_turn;
+    const int64_t tiles = ceil_div(p.m, in_turn::ROWS) * p.sequences * p.heads;
+    if (p.causal && tiles >= ENOUGH * s.gpu.sm_count)
+        return wgmma_launch<T, in_turn>(s, p, true);
+    return wgmma_launch<T, wgmma_shape<128, 2, 128, 2, false>>(s, p);
 }
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16)
 {
     const bool takes = s.gpu.sm == 90 && adze_cuda_clusters(s.device) && p.d <= 128 && p.dv <= 128 && p.n > 0 &&
-                       p.scale > 0 && p.softcap == 0 && !p.mask_kind && !p.lengths && !p.page && !p.packed &&
-                       !p.k_offsets;
+                       p.scale > 0 && p.softcap == 0 && !p.mask_kind && !p.page && !p.packed && !p.k_offsets;
     if (!takes)
         return ADZE_NO_KERNEL;
     return is_bf16 ? wgmma_run<bf16>(s, p) : wgmma_run<f16>(s, p);

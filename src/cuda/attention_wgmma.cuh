@@ -3,16 +3,17 @@
    A block has a multiprocessor to itself and takes tiles of ROWS queries of one head, one after the other. One thread
    copies q, and the keys and values of each step, into shared memory. Warpgroups of 64 rows compute: scores = q . k^T
    from shared memory; then, while the scores of the next step and the values of the last one are multiplied, what
-   their softmax needs. Warpgroups issue their products in turn, so that one has its softmax while another multiplies.
-   The weights are the registers that the scores were, rounded: no other thread needs them. */
+   their softmax needs. The weights are the registers that the scores were, rounded: no other thread needs them. */
 #ifndef ADZE_CUDA_ATTENTION_WGMMA_CUH
 #define ADZE_CUDA_ATTENTION_WGMMA_CUH
 
 #include "attention_step.cuh"
 #include "wgmma.cuh"
 
-/* Rows have up to D elements, in panels of 64. GROUPS warpgroups have 64 rows each; a step has KEYS keys. */
-template <int D_, int GROUPS_, int KEYS_, int STAGES_, bool TURNS_ = true>
+/* Rows have up to D elements, in panels of 64. GROUPS warpgroups have 64 rows each; a step has KEYS keys. TURNS:
+   warpgroups issue their products in turn, so that one has its softmax while another multiplies. Blocks of one tile
+   gain by it; where blocks go from tile to tile, warpgroups get out of step by themselves. */
+template <int D_, int GROUPS_, int KEYS_, int STAGES_, bool TURNS_>
 struct wgmma_shape {
     static constexpr bool TURNS = TURNS_;
     static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_, PANELS = D / PANEL;
@@ -21,7 +22,7 @@ struct wgmma_shape {
     static constexpr int Q_BYTES = PANELS * Q_PANEL, KEY_BYTES = PANELS * KEY_PANEL;
     static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KEY_BYTES, BARRIERS_AT = V_AT + STAGES * KEY_BYTES;
     /* Barriers: q is there, q may be overwritten; of each stage of k, then of v, the same. */
-    static constexpr int BARRIERS = 2 + 4 * STAGES, SHARED = BARRIERS_AT + BARRIERS * 8 + PANEL_ALIGN;
+    static constexpr int BARRIERS = 2 + 4 * STAGES, SHARED = BARRIERS_AT + BARRIERS * 8;
     /* Of a thread that copies, and of one that computes: together what a multiprocessor has. */
     static constexpr int COPY_REGISTERS = GROUPS == 2 ? 24 : 32, REGISTERS = GROUPS == 2 ? 240 : 160;
     static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= 512 && D % PANEL == 0 && KEYS % 16 == 0, "");
@@ -37,20 +38,23 @@ struct attention_tiles_of {
     int tiles, heads, together;
 };
 struct attention_item {
-    int head, sequence, kv_head, first; /* first: of the tile's queries */
-    int key, steps;                     /* its first key, a multiple of KEYS, and the number of its steps */
+    int head, kv_head, first; /* first: of the tile's queries */
+    int key, steps;           /* its first key, a multiple of KEYS, and the number of its steps */
+    attention_sequence of;
 };
 template <class S>
-__device__ __forceinline__ attention_item attention_item_of(const attention_params &p, const attention_sequence &s,
-                                                            const attention_tiles_of &of, int at)
+__device__ __forceinline__ attention_item attention_item_of(const attention_params &p, const attention_tiles_of &of,
+                                                            int at)
 {
     const int round = of.together * of.tiles, from = at / round * of.together, in = at % round;
     const int heads = min(of.together, of.heads - from), tile = in / heads, pair = from + in % heads;
+    const int sequence = pair / p.heads, n = p.lengths ? between(p.lengths[sequence], 0, p.n) : p.n;
     attention_item i;
-    i.sequence = pair / p.heads, i.head = pair % p.heads, i.kv_head = i.head / p.group;
+    i.of = {sequence, 0, p.m, sequence, 0, n};
+    i.head = pair % p.heads, i.kv_head = i.head / p.group;
     i.first = (p.causal ? of.tiles - 1 - tile : tile) * S::ROWS;
-    i.key = attention_low(p, s, i.first) / S::KEYS * S::KEYS;
-    const int high = attention_high(p, s, min(i.first + S::ROWS, s.m) - 1);
+    i.key = attention_low(p, i.of, i.first) / S::KEYS * S::KEYS;
+    const int high = attention_high(p, i.of, min(i.first + S::ROWS, p.m) - 1);
     i.steps = high > i.key ? (high - i.key + S::KEYS - 1) / S::KEYS : 0;
     return i;
 }
@@ -86,13 +90,13 @@ struct wgmma_barriers {
 /* The thread that copies. Keys come before q, which may still be in use by the tile before. */
 template <class S>
 __device__ __forceinline__ void wgmma_copies(const attention_params &p, const attention_maps &maps,
-                                             const attention_sequence &s, const attention_tiles_of &of,
-                                             uint32_t shared, const wgmma_barriers<S> &barriers)
+                                             const attention_tiles_of &of, uint32_t shared,
+                                             const wgmma_barriers<S> &barriers)
 {
     int step = 0;
     uint32_t q_parity = 0;
     for (int round = 0, at; (at = attention_item_at(round)) < of.tiles * of.heads; round++) {
-        const attention_item item = attention_item_of<S>(p, s, of, at);
+        const attention_item item = attention_item_of<S>(p, of, at);
         for (int i = 0; i < item.steps; i++, step++) {
             const int stage = stage_of<S>(step);
             const uint32_t free = parity_of<S>(step) ^ 1, to = shared + (uint32_t)(stage * S::KEY_BYTES);
@@ -103,14 +107,14 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
 #pragma unroll
             for (int c = 0; c < S::PANELS; c++)
                 panel_copy(to + S::K_AT + (uint32_t)(c * S::KEY_PANEL), maps.k, c * PANEL, key, item.kv_head,
-                           item.sequence, k);
+                           item.of.batch, k);
             if (i == 0) {
                 bulk_wait(barriers.q_free(), q_parity ^ 1);
                 bulk_expect(barriers.q_there(), S::Q_BYTES);
 #pragma unroll
                 for (int c = 0; c < S::PANELS; c++)
                     panel_copy(shared + (uint32_t)(c * S::Q_PANEL), maps.q, c * PANEL, item.first, item.head,
-                               item.sequence, barriers.q_there());
+                               item.of.batch, barriers.q_there());
                 q_parity ^= 1;
             }
             bulk_wait(barriers.v_free(stage), free);
@@ -118,7 +122,7 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
 #pragma unroll
             for (int c = 0; c < S::PANELS; c++)
                 panel_copy(to + S::V_AT + (uint32_t)(c * S::KEY_PANEL), maps.v, c * PANEL, key, item.kv_head,
-                           item.sequence, v);
+                           item.of.batch, v);
         }
     }
 }
@@ -133,7 +137,7 @@ struct wgmma_rows {
     float top[2], sum[2], less[2];
 };
 
-/* Warpgroups issue their products in turn: each waits for its own barrier, at which the one before it arrives. */
+/* In turn: a warpgroup waits for its own barrier, at which the one before it arrives. */
 template <class S>
 __device__ __forceinline__ void wgmma_turn(int group)
 {
@@ -167,6 +171,23 @@ __device__ __forceinline__ void wgmma_values(uint64_t v, wgmma_rows<S> &r)
     for (int c = 0; c < S::KEYS / 16; c++)
         wgmma_held<T, S::D>(r.out, r.weight + 4 * c, wgmma_later(v, c * 16 * PANEL_ROW));
     wgmma_commit();
+}
+
+/* Values of a stage after the first `rows`, which nothing may have been written to, become 0: so are their weights,
+   and 0 times what is there might be no number. Every warpgroup does it for itself. */
+template <class S>
+__device__ __forceinline__ void wgmma_clear(uint32_t v, int rows)
+{
+    constexpr int PIECES = PANEL_ROW / 16; /* of a row */
+    const int thread = (int)opaque(threadIdx.x);
+    for (int i = rows * PIECES + thread % 128; i < S::KEYS * PIECES; i += 128)
+#pragma unroll
+        for (int c = 0; c < S::PANELS; c++)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + (uint32_t)(c * S::KEY_PANEL + i * 16)),
+                         "r"(0)
+                         : "memory");
+    bulk_written();
+    asm volatile("bar.sync %0, 128;" ::"r"(S::GROUPS + 1 + thread / 128) : "memory");
 }
 
 /* Hides the scores of keys that a row does not see. */
@@ -258,9 +279,9 @@ __device__ __forceinline__ void wgmma_store(const attention_params &p, const att
         const attention_total total = attention_finish(r.top[half], sum, attention_sink<T>(p, item.head));
         const int64_t row = query + half * 8;
         T *const to =
-            (T *)p.out + item.sequence * p.out_stride[0] + item.head * p.out_stride[1] + row * p.out_stride[2];
+            (T *)p.out + item.of.batch * p.out_stride[0] + item.head * p.out_stride[1] + row * p.out_stride[2];
         if (p.lse && t == 0 && row < p.m)
-            p.lse[item.sequence * p.lse_stride[0] + item.head * p.lse_stride[1] + row * p.lse_stride[2]] = total.lse;
+            p.lse[item.of.batch * p.lse_stride[0] + item.head * p.lse_stride[1] + row * p.lse_stride[2]] = total.lse;
 #pragma unroll
         for (int c = 0; c < S::D / 32; c++) {
             uint32_t pair[4];
@@ -286,14 +307,17 @@ __device__ __forceinline__ void wgmma_store(const attention_params &p, const att
     }
 }
 
+/* The first of a thread's rows, in the tile. */
+__device__ __forceinline__ int wgmma_row(int thread)
+{
+    return thread / 32 * 16 + thread % 32 / 4;
+}
 /* A warpgroup that computes. */
 template <typename T, class S>
-__device__ __forceinline__ void wgmma_computes(const attention_params &p, const attention_sequence &s,
-                                               const attention_tiles_of &of, uint32_t shared,
-                                               const wgmma_barriers<S> &barriers, int group)
+__device__ __forceinline__ void wgmma_computes(const attention_params &p, const attention_tiles_of &of,
+                                               uint32_t shared, const wgmma_barriers<S> &barriers, int group)
 {
-    const int lane = (int)threadIdx.x % 32, own = group * 64 + (int)threadIdx.x % 128 / 32 * 16;
-    const uint64_t q = wgmma_operand(shared + (uint32_t)(group * 64 * PANEL_ROW), 16);
+    const int lane = (int)threadIdx.x % 32;
     const uint64_t k = wgmma_operand(shared + S::K_AT, 16), v = wgmma_operand(shared + S::V_AT, S::KEY_PANEL);
     const float unit = p.scale;
     int step = 0; /* of k; that of v may be one behind */
@@ -311,13 +335,17 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
     if (group == S::GROUPS - 1)
         wgmma_pass<S>(group); /* the first warpgroup begins */
     for (int round = 0, at; (at = attention_item_at(round)) < of.tiles * of.heads; round++) {
-        const attention_item item = attention_item_of<S>(p, s, of, at);
-        const int first = item.first + own; /* of the warp's rows: what all of them see */
-        const int inner_low = attention_low(p, s, first + 15), inner_high = attention_high(p, s, first);
+        const attention_item item = attention_item_of<S>(p, of, at);
+        /* Computed for each tile, as the place of its result is: what lasts longer takes registers. */
+        const int thread = (int)opaque(threadIdx.x);
+        const uint64_t q = wgmma_operand(shared + (uint32_t)(thread / 128 * 64 * PANEL_ROW), 16);
+        /* The first of a thread's rows; what all rows of its warp see. */
+        const int row = item.first + wgmma_row(thread), first = row - lane / 4;
+        const int inner_low = attention_low(p, item.of, first + 15), inner_high = attention_high(p, item.of, first);
         int key = item.key;
         auto hide = [&]() {
             if (key < inner_low || key + S::KEYS > inner_high)
-                wgmma_hide<S>(p, s, first + lane / 4, key, r);
+                wgmma_hide<S>(p, item.of, row, key, r);
         };
         r.top[0] = r.top[1] = -INFINITY, r.sum[0] = r.sum[1] = 0;
 #pragma unroll
@@ -363,14 +391,15 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
             }
             done(barriers.q_free());
             wait_v(step - 1);
+            if (p.lengths && key + S::KEYS > item.of.n)
+                wgmma_clear<S>(shared + (uint32_t)(S::V_AT + stage_of<S>(step - 1) * S::KEY_BYTES), item.of.n - key);
             wgmma_fence();
             wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
             wgmma_wait<0>(r.out);
             done(barriers.v_free(stage_of<S>(step - 1)));
         }
-        /* Computed again: it would take registers while the warps compute. */
-        const attention_item to = attention_item_of<S>(p, s, of, (int)opaque((uint32_t)at));
-        wgmma_store<T, S>(p, to, to.first + own + lane / 4, r);
+        const attention_item to = attention_item_of<S>(p, of, (int)opaque((uint32_t)at));
+        wgmma_store<T, S>(p, to, to.first + wgmma_row((int)opaque(threadIdx.x)), r);
     }
 }
 
@@ -380,10 +409,9 @@ __global__ void __launch_bounds__(S::THREADS, 1)
                     const attention_tiles_of of)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    extern __shared__ char unaligned[];
-    const uint32_t shared = (shared_address(unaligned) + PANEL_ALIGN - 1) & ~(uint32_t)(PANEL_ALIGN - 1);
+    extern __shared__ __align__(PANEL_ALIGN) char panels[];
+    const uint32_t shared = shared_address(panels);
     const wgmma_barriers<S> barriers = {shared + S::BARRIERS_AT};
-    const attention_sequence s = {0, 0, p.m, 0, 0, p.n};
     pdl_launch_next();
     if (threadIdx.x == 0) {
         panel_prefetch_map(maps.q), panel_prefetch_map(maps.k), panel_prefetch_map(maps.v);
@@ -399,10 +427,10 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     if (group == S::GROUPS) {
         registers_down<S::COPY_REGISTERS>();
         if (threadIdx.x % 128 == 0)
-            wgmma_copies<S>(p, maps, s, of, shared, barriers);
+            wgmma_copies<S>(p, maps, of, shared, barriers);
     } else {
         registers_up<S::REGISTERS>();
-        wgmma_computes<T, S>(p, s, of, shared, barriers, group);
+        wgmma_computes<T, S>(p, of, shared, barriers, group);
     }
 #endif
 }

@@ -15,12 +15,20 @@ __device__ __forceinline__ void bulk_barrier(uint32_t barrier, uint32_t arrivals
     (void)barrier, (void)arrivals;
 #endif
 }
+/* What this thread has written to shared memory is there for copies, and for products of a warpgroup, that threads
+   start after they have met it at a barrier. */
+__device__ __forceinline__ void bulk_written()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void bulk_ready()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+    bulk_written();
 }
 
 /* Arrives at a barrier; the second one says how many bytes of copies its phase has to wait for. */

@@ -2,7 +2,7 @@
 
 It follows sdpa's rules for masks. A call that the op does not take (a gradient, dropout, a dtype or a device without
 a kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks. So does one token in a compiled graph,
-as in patched modules (patching/frame.py)."""
+as in patched modules (patching/frame.py), and float32 on a GPU."""
 
 import torch
 from transformers import masking_utils
@@ -46,6 +46,13 @@ def _takes(query, key, value, mask, sinks):
     if mask is not None and (mask.dim() != 4 or mask.dtype not in (torch.bool, dtype, torch.float32)):
         return False
     return in_torch.has_kernel("attention", device)
+
+
+def sdpa_is_faster(device, dtype, softcap, sinks):
+    """Whether a call that the op takes is sdpa's: in float32 on a GPU, for which the op has no tensor cores. With
+    softcap or sinks torch would store all scores. For an adze.Cache, whose lengths are on the device, it would need a
+    mask; those calls are the op's."""
+    return device.type == "cuda" and dtype == torch.float32 and not softcap and sinks is None
 
 
 def _rows(x):
@@ -103,6 +110,7 @@ def attention_forward(
         return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling), None
     m, n = query.shape[2], key.shape[2]
     own = dropout == 0 and kwargs.get("position_bias") is None and kwargs.get("cache") is None
+    own = own and not sdpa_is_faster(query.device, query.dtype, softcap, s_aux)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not own or not _takes(query, key, value, attention_mask, s_aux):
         causal = bool(causal) and m > 1 and attention_mask is None
