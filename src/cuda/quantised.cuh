@@ -165,7 +165,9 @@ __device__ __forceinline__ void weight_pairs(uint32_t w, uint32_t zero, uint32_t
    weights. Bits that are put at the low end of T are a number that is not normalised, or just is, and so a multiple
    of its least: one fused operation makes it larger and subtracts the zero, of which `addend` has both halves. */
 template <typename T, weight_format F>
-constexpr float weight_unit = F == OF_F8 || F == OF_X ? 1 : std::is_same<T, bf16>::value ? 0x1p-6f : 0x1p-9f;
+constexpr float weight_unit = F == OF_F8 || F == OF_X        ? 1
+                              : std::is_same<T, bf16>::value ? 0x1p-6f
+                                                             : 0x1p-9f;
 template <typename T, weight_format F>
 __device__ __forceinline__ uint32_t weight_addend(float zero)
 {
