@@ -72,17 +72,14 @@ static adze_status split_launch(const cuda_call &s, attention_params p, int64_t 
     return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
 }
 
-/* The parts of a call of few rows: as few as leave little of the last round of blocks empty. A multiprocessor has one
-   block at once where each has little to read, so that the kernels after it can start beside it. Clusters in place of
-   the second launch were slower: on an H200 (2026-11-17) 32 clusters of 4 blocks, of which each has a multiprocessor
-   to itself, did not run at once. */
-enum { DIRECT_LEAST = 64, DIRECT_LITTLE = 128 << 10 }; /* keys of a part; bytes of a multiprocessor */
+/* The parts of a call of few rows: as few as leave little of the last round of blocks empty, of which a
+   multiprocessor has two at once. Clusters in place of the second launch were slower: on an H200 (2026-11-17) 32
+   clusters of 4 blocks, of which each had a multiprocessor to itself, did not run at once. One block for each
+   multiprocessor leaves room for the kernel after it, and was slower too, alone and in a model. */
+enum { DIRECT_LEAST = 64 }; /* keys of a part */
 static inline int64_t direct_parts(const cuda_call &s, const attention_params &p, int64_t rows)
 {
-    const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p), sm_count = s.gpu.sm_count;
-    const int64_t element = p.k_dtype == ADZE_I8 || p.k_dtype == ADZE_F8E4M3 ? 1 : 2;
-    const bool little = blocks * p.n * (p.d + p.dv) * element <= sm_count * DIRECT_LITTLE;
-    const int64_t at_once = sm_count * (little ? 1 : 2);
+    const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p), at_once = s.gpu.sm_count * 2;
     const int64_t enough = p.n / DIRECT_LEAST, most = enough < PARTS_MAX ? enough : (int64_t)PARTS_MAX;
     auto rounds = [&](int64_t parts) { return (double)ceil_div(blocks * parts, at_once) / (double)parts; };
     double best = rounds(1);

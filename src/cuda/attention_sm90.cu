@@ -10,7 +10,7 @@ static bool forward(const int64_t (&shape)[4], const int64_t (&stride)[3])
 
 /* Blocks go from tile to tile, or `each` has one. */
 template <typename T, class S>
-static adze_status wgmma_launch(const cuda_call &s, const attention_params &p, bool each = false)
+static adze_status wgmma_launch(const cuda_call &s, const attention_params &p, bool each)
 {
     constexpr int64_t L2_BYTES = 32 << 20; /* that the keys and values of heads which go together may have */
     const int64_t q_shape[4] = {p.sequences, p.heads, p.m, p.d}, k_shape[4] = {p.sequences, p.kv_heads, p.n, p.d};
@@ -36,14 +36,12 @@ template <typename T>
 static adze_status wgmma_run(const cuda_call &s, const attention_params &p)
 {
     if (p.d <= 64 && p.dv <= 64)
-        return wgmma_launch<T, wgmma_shape<64, 3, 128, 2, false>>(s, p);
+        return wgmma_launch<T, wgmma_shape<64, 3, 128, 2>>(s, p, false);
     /* Causal tiles differ in their keys. Of many, a multiprocessor is best given the next one when it is free. */
     constexpr int64_t ENOUGH = 6; /* tiles of a multiprocessor */
-    typedef wgmma_shape<128, 2, 128, 2, true> in_turn;
-    const int64_t tiles = ceil_div(p.m, in_turn::ROWS) * p.sequences * p.heads;
-    if (p.causal && tiles >= ENOUGH * s.gpu.sm_count)
-        return wgmma_launch<T, in_turn>(s, p, true);
-    return wgmma_launch<T, wgmma_shape<128, 2, 128, 2, false>>(s, p);
+    typedef wgmma_shape<128, 2, 128, 2> shape;
+    const int64_t tiles = ceil_div(p.m, shape::ROWS) * p.sequences * p.heads;
+    return wgmma_launch<T, shape>(s, p, p.causal && tiles >= ENOUGH * s.gpu.sm_count);
 }
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16)
 {

@@ -45,14 +45,19 @@ static inline bool panel_map(CUtensorMap &map, bool is_bf16, const void *data, c
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                   const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    /* The driver's own function: the library does not link against the driver. */
-    void *entry = NULL;
-    cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess ||
-        found != cudaDriverEntryPointSuccess) {
-        cudaGetLastError();
-        return false;
+    /* The driver's own function: the library does not link against the driver. Threads that look it up at the same
+       time find the same one. */
+    static void *known;
+    void *entry = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!entry) {
+        cudaDriverEntryPointQueryResult found;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
+                cudaSuccess ||
+            found != cudaDriverEntryPointSuccess) {
+            cudaGetLastError();
+            return false;
+        }
+        __atomic_store_n(&known, entry, __ATOMIC_RELAXED);
     }
     cuuint64_t sizes[4], strides[3];
     for (int d = 0; d < 4; d++)
@@ -133,7 +138,8 @@ __device__ __forceinline__ void registers_up()
 #define WGMMA_LIST64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
 #define WGMMA_LIST88                                                                                                 \
     WGMMA_TEN()                                                                                                      \
-    WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) WGMMA_TEN(6)                                    \
+    WGMMA_TEN(1)                                                                                                     \
+    WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) WGMMA_TEN(6)                                                 \
         WGMMA_TEN(7) "%80, %81, %82, %83, %84, %85, %86, %87"
 #define WGMMA_SUM8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),      \
