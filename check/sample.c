@@ -17,6 +17,16 @@ static const char *const good[] = {
     "logits=$[6,500] seed=i64[1] temperature=1 top_p=0.5 values:special",
     "logits=$[4,1] seed=i64[1] temperature=2 top_k=9 top_p=0.1 min_p=1",
     "logits=$[0,64] seed=i64[1] temperature=1",
+    /* the token alone */
+    "logits=$[3,20003]@+1 logprob=none",
+    "out=i64[5] logits=$[5,4104] logprob=none out_dtype=8 values:equal",
+    "logits=$[4,9] logprob=none values:special",
+    "logits=$[20,300] seed=i64[1] counter=i64[20] temperature=0.7 top_k=50 top_p=0.9 logprob=none",
+    "logits=$[3,17000] seed=i64[3] temperature=1.3 top_k=20 min_p=0.02 logprob=none",
+    "logits=$[2,9001]@+1 seed=i64[1] temperature=0.01 top_k=256 top_p=0.5 logprob=none values:wide",
+    "logits=$[3,4800] seed=i64[1] temperature=1 top_k=7 top_p=0.8 logprob=none values:equal", /* all are kept */
+    "logits=$[9,120] seed=i64[1] temperature=1 top_k=5 logprob=none values:special",
+    "logits=$[2,600] seed=i64[1] temperature=1e20 top_k=9 top_p=0.6 logprob=none",
     NULL,
 };
 
@@ -45,6 +55,9 @@ static const adze_bad_case bad[] = {
 };
 
 static const char *const bench[] = {
+    "logits=$[1,128256] logprob=none",
+    "logits=$[1,128256] seed=i64[1] counter=i64[1] temperature=0.7 top_k=50 top_p=0.9 logprob=none",
+    "logits=$[64,128256] seed=i64[64] counter=i64[1] temperature=0.7 top_k=50 top_p=0.9 logprob=none",
     "logits=$[1,151936]",
     "logits=$[1,151936] seed=i64[1] counter=i64[1] temperature=0.7 top_k=50 top_p=0.9",
     "logits=$[64,151936] seed=i64[64] counter=i64[1] temperature=0.7 top_k=50 top_p=0.9",

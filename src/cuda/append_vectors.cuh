@@ -22,8 +22,8 @@ __device__ __forceinline__ float append_over_lanes(const append_params &p, float
     return v;
 }
 
-/* Blocks of an SM: with units of 16 bytes, six have 24 KB of x in flight, and registers for what f32 tables, or a
-   norm, add are those of a sixth. */
+/* Blocks of an SM: with units of 16 bytes, six have 24 KB of x in flight. f32 tables, or a
+   norm, take the registers of the sixth. */
 template <int W, append_tables TABLES, bool NORM>
 constexpr int VECTOR_BLOCKS = W == 2                         ? 8
                               : TABLES == F32_TABLES || NORM ? 5
