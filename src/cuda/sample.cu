@@ -23,7 +23,9 @@ __global__ void __launch_bounds__(THREADS, 1) sample_rows(const __grid_constant_
     const int ranks = cluster_size();
     pdl_launch_next();
     pdl_wait();
-    sample_row<T, W>(p, shared, blockIdx.x / (unsigned)ranks, cluster_rank(), ranks).run();
+    sample_row<T, W> row(p, shared, blockIdx.x / (unsigned)ranks, cluster_rank(), ranks);
+    if (row.start())
+        row.draw();
 }
 
 /* ---- The host ---- */

@@ -69,14 +69,18 @@ struct sample_list : sample_row<T, W> {
         const uint32_t lowest_key = sample_key(low_score);
         /* Less than this, a logit has a smaller score; those near it are divided by the temperature. */
         const float near = fabsf(low_score) < INFINITY ? low - fmaxf(fabsf(low) * 0x1p-20f, 0x1p-80f) : -INFINITY;
-        each_logits<T, W, 2 * IN_FLIGHT>(this->x, this->first, this->end, [&](int32_t i, const float(&f)[W]) {
+        each_logits<T, W>(this->x, this->first, this->end, [&](int32_t i, const float(&f)[W]) {
+            float most = -INFINITY;
 #pragma unroll
+            for (int j = 0; j < W; j++)
+                most = fmaxf(most, f[j]);
+            if (most < near || i >= this->end)
+                return;
+#pragma unroll 1 /* it is rare, and read again: the code stays short */
             for (int j = 0; j < W; j++) {
-                const float own = base::logit(f[j]);
-                if (own < near || i >= this->end)
-                    continue;
+                const float own = base::logit(to_float(this->x[i + j]));
                 const float score = this->warmed(own);
-                if (sample_key(score) < lowest_key)
+                if (own < near || sample_key(score) < lowest_key)
                     continue;
                 const uint32_t at = atomicAdd(&space.listed, 1u);
                 if (at < LISTED)
@@ -146,17 +150,18 @@ struct sample_list : sample_row<T, W> {
     __device__ __forceinline__ void run()
     {
         const uint2 found = bounds();
-        if (!list_from(found.x)) {
-            base::run();
+        if (list_from(found.x)) {
+            if (rank != 0)
+                return;
+            this->largest = this->warmed(sample_value(found.y));
+            if (space.listed <= SORTED) {
+                pick();
+                return;
+            }
+        } else if (!this->start()) {
             return;
         }
-        if (rank != 0)
-            return;
-        this->largest = this->warmed(sample_value(found.y));
-        if (space.listed <= SORTED)
-            pick();
-        else
-            this->draw();
+        this->draw();
     }
 };
 

@@ -141,10 +141,11 @@ struct sample_row {
     }
     /* The scores of n tokens from `begin` on; the largest logit that the thread saw. The scores of previous ids are
        always made from the logit: an id may occur several times. */
+    template <int EACH>
     __device__ __forceinline__ float make(int32_t begin, int32_t n)
     {
         float most = -INFINITY;
-        each_logits<T, W>(x + begin, 0, n, [&](int32_t i, const float(&f)[W]) {
+        each_logits<T, W, EACH>(x + begin, 0, n, [&](int32_t i, const float(&f)[W]) {
             if (i >= n)
                 return;
 #pragma unroll
@@ -180,7 +181,7 @@ struct sample_row {
             const int32_t n = min(end - begin, p.room);
             if (!held) {
                 __syncthreads(); /* the scores before may still be read */
-                make(begin, n);
+                make<1>(begin, n);
             }
 #pragma unroll 2
             for (int32_t i = thread; i < n; i += THREADS)
@@ -394,7 +395,7 @@ struct sample_row {
             };
             __syncthreads(); /* the scores, or sums, before may still be read */
             if (!held)
-                make(begin, n);
+                make<1>(begin, n);
             weight_sum own = {0, 0};
             for (int32_t i = from + lane; i < to; i += 32)
                 own.add(weight(i));
@@ -462,13 +463,14 @@ struct sample_row {
         return block_total(sum);
     }
 
-    __device__ __forceinline__ void run()
+    /* The scores and the largest of them; false where that was all to do. */
+    __device__ __forceinline__ bool start()
     {
         /* The largest logit, and of the largest scores the one with the lowest index. */
         float most_x = -INFINITY;
         uint64_t best = 0;
         if (held)
-            most_x = make(first, end - first);
+            most_x = make<IN_FLIGHT>(first, end - first);
         else
             for (int32_t i = first + thread; i < end; i += THREADS) {
                 most_x = fmaxf(most_x, logit(to_float(x[i])));
@@ -499,9 +501,9 @@ struct sample_row {
             if (rank == 0 && thread == 0)
                 write((int32_t) ~(uint32_t)best);
             barrier(); /* no block ends while another reads its shared memory */
-            return;
+            return false;
         }
-        draw();
+        return true;
     }
 
     /* u times the sum of what is kept. */
