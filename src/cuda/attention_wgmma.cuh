@@ -316,74 +316,71 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
         if (lane == 0)
             bulk_arrive(barrier);
     };
-    if (group == S::GROUPS - 1)
-        for (int round = 0, at; (at = attention_item_at(round)) < of.tiles * of.heads; round++) {
-            const attention_item item = attention_item_of<S>(p, of, at);
-            /* Computed for each tile, as the place of its result is: what lasts longer takes registers. */
-            const int thread = (int)opaque(threadIdx.x);
-            const uint64_t q = wgmma_operand(shared + (uint32_t)(thread / 128 * 64 * PANEL_ROW), 16);
-            /* The first of a thread's rows; what all rows of its warp see. */
-            const int row = item.first + wgmma_row(thread), first = row - lane / 4;
-            const int inner_low = attention_low(p, item.of, first + 15),
-                      inner_high = attention_high(p, item.of, first);
-            int key = item.key;
-            auto hide = [&]() {
-                if (key < inner_low || key + S::KEYS > inner_high)
-                    wgmma_hide<S>(p, item.of, row, key, r);
-            };
-            r.top[0] = r.top[1] = -INFINITY, r.sum[0] = r.sum[1] = 0;
+    for (int round = 0, at; (at = attention_item_at(round)) < of.tiles * of.heads; round++) {
+        const attention_item item = attention_item_of<S>(p, of, at);
+        /* Computed for each tile, as the place of its result is: what lasts longer takes registers. */
+        const int thread = (int)opaque(threadIdx.x);
+        const uint64_t q = wgmma_operand(shared + (uint32_t)(thread / 128 * 64 * PANEL_ROW), 16);
+        /* The first of a thread's rows; what all rows of its warp see. */
+        const int row = item.first + wgmma_row(thread), first = row - lane / 4;
+        const int inner_low = attention_low(p, item.of, first + 15), inner_high = attention_high(p, item.of, first);
+        int key = item.key;
+        auto hide = [&]() {
+            if (key < inner_low || key + S::KEYS > inner_high)
+                wgmma_hide<S>(p, item.of, row, key, r);
+        };
+        r.top[0] = r.top[1] = -INFINITY, r.sum[0] = r.sum[1] = 0;
 #pragma unroll
-            for (int i = 0; i < S::D / 2; i++)
-                r.out[i] = 0;
-            if (item.steps > 0) {
-                bulk_wait(barriers.q_there(), q_parity);
-                q_parity ^= 1;
+        for (int i = 0; i < S::D / 2; i++)
+            r.out[i] = 0;
+        if (item.steps > 0) {
+            bulk_wait(barriers.q_there(), q_parity);
+            q_parity ^= 1;
+            wait_k();
+            wgmma_fence();
+            wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
+            wgmma_wait<0>(r.score);
+            done(barriers.k_free(stage_of<S>(step++)));
+            hide();
+            wgmma_weigh<S>(unit, r);
+            wgmma_round<T, S>(r);
+            if (item.steps > 1)
                 wait_k();
+#pragma unroll 1
+            for (int left = item.steps; --left > 0;) {
+                key += S::KEYS;
                 wgmma_fence();
                 wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
-                wgmma_wait<0>(r.score);
-                done(barriers.k_free(stage_of<S>(step++)));
-                hide();
-                wgmma_weigh<S>(unit, r);
-                wgmma_round<T, S>(r);
-                if (item.steps > 1)
-                    wait_k();
-#pragma unroll 1
-                for (int left = item.steps; --left > 0;) {
-                    key += S::KEYS;
-                    wgmma_fence();
-                    wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
-                    wait_v(step - 1);
-                    wgmma_fence();
-                    wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
-                    wgmma_wait<1>(r.score);
-                    done(barriers.k_free(stage_of<S>(step++)));
-                    hide();
-                    const bool grows = wgmma_weigh<S>(unit, r);
-                    wgmma_here(r.score), wgmma_here(r.sum);
-                    if (left > 1) /* a branch, too, which no instruction passes: the weights come before the wait */
-                        wait_k();
-                    wgmma_wait<0>(r.out);
-                    done(barriers.v_free(stage_of<S>(step - 2)));
-                    if (grows)
-#pragma unroll
-                        for (int j = 0; j < S::D / 2; j++)
-                            r.out[j] *= r.less[j / 2 % 2];
-                    wgmma_round<T, S>(r);
-                }
-                done(barriers.q_free());
                 wait_v(step - 1);
-                if (p.lengths && key + S::KEYS > item.of.n)
-                    wgmma_clear<S>(shared + (uint32_t)(S::V_AT + stage_of<S>(step - 1) * S::KEY_BYTES),
-                                   item.of.n - key);
                 wgmma_fence();
                 wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
+                wgmma_wait<1>(r.score);
+                done(barriers.k_free(stage_of<S>(step++)));
+                hide();
+                const bool grows = wgmma_weigh<S>(unit, r);
+                wgmma_here(r.score), wgmma_here(r.sum);
+                if (left > 1) /* a branch, too, which no instruction passes: the weights come before the wait */
+                    wait_k();
                 wgmma_wait<0>(r.out);
-                done(barriers.v_free(stage_of<S>(step - 1)));
+                done(barriers.v_free(stage_of<S>(step - 2)));
+                if (grows)
+#pragma unroll
+                    for (int j = 0; j < S::D / 2; j++)
+                        r.out[j] *= r.less[j / 2 % 2];
+                wgmma_round<T, S>(r);
             }
-            const attention_item to = attention_item_of<S>(p, of, (int)opaque((uint32_t)at));
-            wgmma_store<T, S>(p, to, to.first + wgmma_row((int)opaque(threadIdx.x)), r);
+            done(barriers.q_free());
+            wait_v(step - 1);
+            if (p.lengths && key + S::KEYS > item.of.n)
+                wgmma_clear<S>(shared + (uint32_t)(S::V_AT + stage_of<S>(step - 1) * S::KEY_BYTES), item.of.n - key);
+            wgmma_fence();
+            wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
+            wgmma_wait<0>(r.out);
+            done(barriers.v_free(stage_of<S>(step - 1)));
         }
+        const attention_item to = attention_item_of<S>(p, of, (int)opaque((uint32_t)at));
+        wgmma_store<T, S>(p, to, to.first + wgmma_row((int)opaque(threadIdx.x)), r);
+    }
 }
 
 template <typename T, class S>
