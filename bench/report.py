@@ -383,8 +383,8 @@ def readme_table(found):
         cells[-1] += accuracy(measured, row) if known else []
     head = [f"us, {where}, {rows[0]['dtype']}", "adze", "best of the others", "torch eager", "best / adze"]
     head += ACCURACY if known else []
-    models = models_table(found)
-    return (models + "\n" if models else "") + table(head, cells) + text_sentence(group)
+    models = "".join(part + "\n" for part in (models_table(found), generate_table(found)) if part)
+    return models + table(head, cells) + text_sentence(group)
 
 
 def text_sentence(recorded):
@@ -427,6 +427,29 @@ def models_table(found):
                 cells[-1].append(relative_error(variants["adze"]))
                 where = run["machine"]["gpu"]
     return table([f"ms, {where}", *columns.values(), "error / eager's"], cells) if cells else ""
+
+
+def generate_table(found):
+    """Language models through adze.generate, where it was timed against transformers' own generate()."""
+    columns = {
+        "eager": "generate()",
+        "compile": "generate(), static cache, compiled",
+        "adze fast": 'generate(), adze.patch(numerics="fast")',
+        "adze.generate": "adze.generate",
+        "adze.generate, int8": "the same, int8",
+        "adze.generate, int4-g128": "the same, int4-g128",
+    }
+    runs = [run for group in found.values() for run in group if run.get("script") == "generate"]
+    cells, where = [], ""
+    for run in runs:
+        steps = {}
+        for row in run["rows"]:
+            steps.setdefault(row["what"].removeprefix("generate(), "), {})[row["variant"]] = row.get("ms")
+        for what, ms in steps.items():
+            if "adze.generate" in ms:
+                cells.append([f"{run['model']}, {what}", *(number(ms.get(variant)) for variant in columns)])
+                where = run["machine"]["gpu"]
+    return table([f"ms, {where}", *columns.values()], cells) if cells else ""
 
 
 def main():

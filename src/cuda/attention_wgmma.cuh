@@ -299,7 +299,7 @@ __device__ __forceinline__ int wgmma_row(int thread)
 /* A warpgroup that computes. */
 template <typename T, class S>
 __device__ __forceinline__ void wgmma_computes(const attention_params &p, const attention_tiles_of &of,
-                                               uint32_t shared, const wgmma_barriers<S> &barriers, int group)
+                                               uint32_t shared, const wgmma_barriers<S> &barriers)
 {
     const int lane = (int)threadIdx.x % 32;
     const uint64_t k = wgmma_operand(shared + S::K_AT, 16), v = wgmma_operand(shared + S::V_AT, S::KEY_PANEL);
@@ -403,14 +403,13 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     }
     __syncthreads();
     pdl_wait();
-    const int group = (int)threadIdx.x / 128;
-    if (group == S::GROUPS) {
+    if (threadIdx.x / 128 == S::GROUPS) {
         registers_down<S::COPY_REGISTERS>();
         if (threadIdx.x % 128 == 0)
             wgmma_copies<S>(p, maps, of, shared, barriers);
     } else {
         registers_up<S::REGISTERS>();
-        wgmma_computes<T, S>(p, of, shared, barriers, group);
+        wgmma_computes<T, S>(p, of, shared, barriers);
     }
 #endif
 }
