@@ -50,21 +50,23 @@ def test_four_launches_per_layer(name):
 CAPTURED = """
 import torch
 from adze.graphs import constant, cuda_graph
-x, w = torch.ones(1, 8), torch.ones(4, 8)
-for kept in (None, [], None):
+x, made = torch.ones(1, 8), torch.ones(4, 8)
+own = torch.nn.Parameter(made, requires_grad=False)
+for kept, w in ((None, own), ([], own), ([], made), (None, own)):
     cuda_graph._capturing.kept = kept
     constant.gemm(x, w=w)
 """
 
 
 def test_weights_are_constant_in_a_graph():
-    """Kernels of a graph may read their weights before the kernel before them has ended; others may not."""
+    """Kernels of a graph may read a module's weights before the kernel before them has ended. Others may not, nor may
+    they read weights that are made in the forward."""
     environment = os.environ | {"ADZE_TRACE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", CAPTURED], env=environment, capture_output=True, text=True, check=True
     )
     lines = [line for line in done.stderr.splitlines() if "gemm" in line]
-    assert ["flags=const_weights" in line for line in lines] == [False, True, False], done.stderr
+    assert ["flags=const_weights" in line for line in lines] == [False, True, False, False], done.stderr
 
 
 def test_match_leaves_products_to_torch():
