@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import adze
 from adze.quantization import formats
-from adze.quantization.weight import dequantized
+from adze.quantization.weight import KINDS, dequantized, quantized
 from device import here
 
 N, K, G = 24, 256, 64
@@ -296,3 +296,17 @@ def test_on_the_default_device():
     """The layer of an imported weight moves as every module does."""
     layer = adze.QuantizedLinear(formats.awq(awq_tensors(), {"group_size": G}), K).to(here())
     assert layer(torch.randn(2, K, device=here())).device.type == here().type
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dequantized_in_place(kind, zero_points, dtype):
+    """A weight that is made in its own dtype has the numbers of the formula in float32, rounded once."""
+    if zero_points and not kind.startswith("int4"):
+        pytest.skip("only 4 bits have zeros")
+    for n, k in ((5, 128), (130, 256), (3, 200)):  # 200: a last group that is not whole
+        made = quantized(torch.randn(n, k), kind, zero_points)
+        made = made._replace(**{name: part.to(here()) for name, part in made._asdict().items() if part is not None})
+        want = dequantized(made, k, torch.float64).to(dtype)
+        assert torch.equal(dequantized(made, k, dtype), want)
