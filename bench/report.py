@@ -35,7 +35,8 @@ PARTS = {
 
 INTRO = """# Performance
 
-Written by `python3 bench/report.py` from the runs in [bench/results](../bench/results).
+Written by `python3 bench/report.py` from the runs in [bench/results](../bench/results); over 600 lines, since it has
+every row.
 
 `adze bench` verifies each call against its definition and then times it with cold caches: inputs and outputs rotate
 through more memory than the cache holds. On a GPU the calls run in a captured CUDA graph. *us* is the time of a

@@ -136,17 +136,11 @@ __device__ __forceinline__ void registers_up()
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define WGMMA_LIST32 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
 #define WGMMA_LIST64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
-#define WGMMA_LIST88                                                                                                 \
-    WGMMA_TEN()                                                                                                      \
-    WGMMA_TEN(1)                                                                                                     \
-    WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) WGMMA_TEN(6)                                                 \
-        WGMMA_TEN(7) "%80, %81, %82, %83, %84, %85, %86, %87"
 #define WGMMA_SUM8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),      \
         "+f"(d[i + 7])
 #define WGMMA_SUMS32 WGMMA_SUM8(0), WGMMA_SUM8(8), WGMMA_SUM8(16), WGMMA_SUM8(24)
 #define WGMMA_SUMS64 WGMMA_SUMS32, WGMMA_SUM8(32), WGMMA_SUM8(40), WGMMA_SUM8(48), WGMMA_SUM8(56)
-#define WGMMA_SUMS88 WGMMA_SUMS64, WGMMA_SUM8(64), WGMMA_SUM8(72), WGMMA_SUM8(80)
 /* d [64 x n] (+)= a . b, both in shared memory; the columns of both are summed over. */
 #define WGMMA_SHARED(n, type, list, sums, a_at, b_at, adds_at)                                                       \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
@@ -167,17 +161,12 @@ __device__ __forceinline__ void registers_up()
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
 {
-    static_assert(N == 128 || N == 176, "");
+    static_assert(N == 128, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr bool BF16 = std::is_same<T, bf16>::value;
-    if constexpr (N == 128 && BF16)
+    if constexpr (std::is_same<T, bf16>::value)
         WGMMA_SHARED(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
-    else if constexpr (N == 128)
-        WGMMA_SHARED(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
-    else if constexpr (BF16)
-        WGMMA_SHARED(176, "bf16", WGMMA_LIST88, WGMMA_SUMS88, 88, 89, 90);
     else
-        WGMMA_SHARED(176, "f16", WGMMA_LIST88, WGMMA_SUMS88, 88, 89, 90);
+        WGMMA_SHARED(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
