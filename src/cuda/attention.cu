@@ -45,7 +45,9 @@ static attention_params attention_params_of(const adze_attention_args *a)
     p.heads = (int)a->q.shape[1], p.kv_heads = (int)a->k.shape[1], p.group = p.heads / p.kv_heads;
     p.m = (int)a->q.shape[2], p.d = (int)a->q.shape[3], p.dv = (int)a->v.shape[3];
     p.n = (int)(p.page ? a->block_table.shape[1] * p.page : a->k.shape[2]);
-    p.causal = a->causal, p.window = a->window, p.softcap = a->softcap, p.k_dtype = a->k.dtype;
+    p.causal = a->causal, p.window = a->window, p.k_dtype = a->k.dtype;
+    /* A larger one changes no score, and the kernels' division is not made for it. */
+    p.softcap = a->softcap < 0x1p100f ? a->softcap : 0;
     const double scale = a->scale != 0 ? a->scale : 1 / sqrt((double)p.d);
     p.scale = (float)(p.softcap != 0 ? scale : scale * 1.4426950408889634);
     p.mask_kind = !a->mask.dtype                                           ? MASK_NONE
