@@ -2,11 +2,12 @@
 
    A block has a range of the weights' rows, in passes of up to ROWS, and its warps have a part of k each. A unit is
    64 bytes of 32 rows, two tiles of 16: a warp has STAGES of them under way from the start of the kernel, before the
-   dependency wait when the weights are constant. Blocks are so small that one of the next kernel has room beside one
-   of this: its rings fill while this kernel ends. All of x is in shared memory, where it can be normed. The loads of
-   a unit's scales and zeros begin with it and end in shared memory two units later, as the numbers that the products
-   are made with. Lane 4 g + t has 16 bytes of rows g and g + 8 of a tile, which hold operands of several tensor-core
-   products once they are unpacked. */
+   dependency wait when the weights are constant. With 8 warps a block of the next kernel has room beside one of this
+   kernel, and its rings fill while this kernel ends. With 16 warps a block is alone on its multiprocessor, which was
+   faster in a decode step. All of x is in shared memory, where it can be normed. The loads of a unit's scales and
+   zeros begin with it and end in shared memory two units later, as the numbers that the products are made with. Lane
+   4 g + t has 16 bytes of rows g and g + 8 of a tile, which hold operands of several tensor-core products once they
+   are unpacked. */
 #ifndef ADZE_CUDA_GEMM_RING_CUH
 #define ADZE_CUDA_GEMM_RING_CUH
 
