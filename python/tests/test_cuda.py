@@ -196,8 +196,8 @@ def test_a_graph_of_a_patched_model():
 
 
 def test_generate_replays_a_graph():
-    """One graph for all steps of three calls, one for the prompts after the first; the tokens are those of the modules
-    without a graph."""
+    """One graph for all steps of three calls, one for the prompts after the first. The tokens are those that the
+    modules make without a graph."""
     pytest.importorskip("transformers")
     from adze.generation import decode
     from lively import lively
