@@ -62,15 +62,6 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_
     (void)to, (void)from, (void)bytes, (void)barrier;
 #endif
 }
-/* Brings them into L2, for a later copy. */
-__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#else
-    (void)from, (void)bytes;
-#endif
-}
 /* Waits for the end of the barrier's phase of this parity: 0 for its first one. */
 __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
 {
