@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import os
 
 import pytest
 
@@ -16,7 +17,7 @@ from adze.graphs.module_state import ModuleState  # noqa: E402
 from device import Watch, generator  # noqa: E402
 from lively import lively, needs_kernels, passes, prompt  # noqa: E402
 
-TOKENS = 40
+TOKENS = int(os.environ.get("ADZE_TEST_TOKENS", "40"))  # 256 before a release, which takes half an hour
 
 
 def greedy(model, arguments, tokens=TOKENS, **options):
