@@ -218,10 +218,16 @@ __device__ __forceinline__ void cluster_clip_scales(direct_keys<S> &keys, int ke
                 keys.k_scale[u][h] = keys.v_scale[u][h] = 1;
 }
 
-/* Four floats to the address in block `rank` that `to` has in this one; that block's barrier counts their bytes. */
-__device__ __forceinline__ void cluster_send(uint32_t to, uint32_t barrier, int rank, float4 v)
+/* Four floats to the address in block `rank` that `to` has in this one; that block's barrier counts their bytes. A
+   block alone has no cluster to send to: it stores them. */
+__device__ __forceinline__ void cluster_send(uint32_t to, uint32_t barrier, int rank, bool alone, float4 v)
 {
 #if __CUDA_ARCH__ >= 900
+    if (alone) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                     : "memory");
+        return;
+    }
     asm volatile("{\n\t.reg .b32 there, its;\n\tmapa.shared::cluster.u32 there, %0, %2;\n\t"
                  "mapa.shared::cluster.u32 its, %1, %2;\n\t"
                  "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, "
@@ -229,7 +235,7 @@ __device__ __forceinline__ void cluster_send(uint32_t to, uint32_t barrier, int 
                  "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
                  : "memory");
 #else
-    (void)to, (void)barrier, (void)rank, (void)v;
+    (void)to, (void)barrier, (void)rank, (void)alone, (void)v;
 #endif
 }
 /* Waits for the first phase of the barrier; gives up after a long while, so that no error elsewhere hangs the GPU. */
@@ -289,13 +295,13 @@ __device__ __forceinline__ void cluster_push(const direct_rows<S> &r, float of_v
 #pragma unroll
                 for (int c = 0; c < S::COLUMN_TILES; c += 2) {
                     const int piece = direct_column<S>(c) / 4, owner = piece >> shift, own = piece & (each - 1);
-                    cluster_send(shared + (uint32_t)((row * each + own) * workers + worker) * 16, barrier, owner,
+                    cluster_send(shared + (uint32_t)((row * each + own) * workers + worker) * 16, barrier, owner, ranks == 1,
                                  make_float4(r.out[i][c][e] * of_values, r.out[i][c][2 + e] * of_values,
                                              r.out[i][c + 1][e] * of_values, r.out[i][c + 1][2 + e] * of_values));
                 }
         }
         for (int rank = g; rank < ranks; rank += 8)
-            cluster_send(sums + (uint32_t)(worker * S::ROWS + i * 8 + 2 * t) * 8, barrier, rank,
+            cluster_send(sums + (uint32_t)(worker * S::ROWS + i * 8 + 2 * t) * 8, barrier, rank, ranks == 1,
                          make_float4(r.top[i][0], sum[0], r.top[i][1], sum[1]));
     }
 }
@@ -312,12 +318,15 @@ __device__ __forceinline__ void cluster_sum(const attention_params &p, const att
     while (log2 > 0 && (pieces << log2 > S::THREADS || 1 << log2 > workers))
         log2--;
     const int all = ((pieces << log2) + 31) / 32 * 32, lanes = 1 << log2; /* whole warps */
+    if (ranks == 1)
+        __syncthreads();
     for (int at = (int)threadIdx.x; at < all; at += S::THREADS) {
         const int index = min(at >> log2, pieces - 1), row = index >> shift;
         const int piece = rank * each + (index & (each - 1)), lane = at & (lanes - 1);
         attention_target to;
         const bool there = at >> log2 < pieces && piece * 4 < p.dv && lane == 0 && attention_target_of(p, b, row, to);
-        cluster_await(barrier);
+        if (ranks > 1)
+            cluster_await(barrier);
         float top = -INFINITY, sum = 0, value[4] = {0, 0, 0, 0};
 #pragma unroll 4
         for (int w = lane; w < workers; w += lanes)
