@@ -1,7 +1,7 @@
 /* attention on CUDA: which kernel takes a call.
 
    16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
-   shared memory (attention_direct.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
+   shared memory (attention_cluster.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
    (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
 #include "attention_any.cuh"
@@ -67,7 +67,8 @@ static bool vectors(const adze_tensor &t)
 constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"direct8",
      "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
-     "(queries x heads of one of k), keys straight into registers; a second launch merges parts of them"},
+     "(queries x heads of one of k), keys straight into registers; clusters, or a second launch, merge parts of "
+     "them"},
     {"direct16", "as direct8, up to 16 rows"},
     {"rows16", "f16 and bf16 in 16-byte vectors, heads up to 256; 16 rows a block"},
     {"rows16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
@@ -79,9 +80,11 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {NULL, NULL},
 };
 
-/* Up to 16 rows. */
+/* Up to 16 rows; of up to 8 there is a form with smaller steps, of which a multiprocessor has more blocks. */
 template <int D, int TILES>
-using ATTENTION_DIRECT = direct_attention<D, TILES, (D > 64 ? 2 : 4) / TILES, 4>;
+using ATTENTION_DIRECT = direct_attention<D, TILES, (D > 64 ? 2 : 4) / TILES, 4, 2>;
+template <int D>
+using ATTENTION_SMALL = std::conditional_t<(D > 64), direct_attention<D, 1, 1, 4, 3>, ATTENTION_DIRECT<D, 1>>;
 /* Few rows, with warps along the keys; some rows; many rows. */
 template <int D>
 using ATTENTION_FEW = attention_shape<D, 1, 1, 4, 64, (D > 128 ? 2 : 3)>;
@@ -96,7 +99,8 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
 {
     if constexpr (D <= 128) {
         constexpr int WIDE = D > 64 ? 128 : 64;
-        const adze_status direct = direct_run<T, ATTENTION_DIRECT<WIDE, 1>, ATTENTION_DIRECT<WIDE, 2>>(s, p);
+        const adze_status direct =
+            direct_run<T, ATTENTION_SMALL<WIDE>, ATTENTION_DIRECT<WIDE, 1>, ATTENTION_DIRECT<WIDE, 2>>(s, p);
         if (direct != ADZE_NO_KERNEL)
             return direct;
     }
@@ -183,7 +187,6 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
         return 0;
     const int widest = p.d > p.dv ? p.d : p.dv;
     const int64_t few = split_parts(s, p, 16), some = split_parts(s, p, widest > 128 ? 32 : 64);
-    const int64_t direct = std::max(direct_parts(s, p, 8), direct_parts(s, p, 16));
-    const int64_t parts = std::max(direct, std::max(few, some));
+    const int64_t parts = std::max(direct_split_parts(s, p), std::max(few, some));
     return parts > 1 ? (size_t)(attention_out_rows(p) * parts * (p.dv + 2)) * sizeof(float) : 0;
 }

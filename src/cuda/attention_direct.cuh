@@ -1,21 +1,22 @@
-/* attention_direct.cuh - attention of a few rows on tensor cores: keys and values go from memory straight into
-   registers.
+/* attention_direct.cuh - a step of attention of a few rows on tensor cores: keys and values go from memory straight
+   into registers.
 
-   A block has the rows of one sequence and one head of k, as in attention_tile.cuh, and a part of the keys, of which
-   its warps take UNITS units of 16 in turn. Keys and values are the 16-row operand, rows of q the 8 columns: scores
-   are k . q^T, and the sum is v^T . weights^T. Which elements stand where in an operand does not matter as long as
-   both operands agree, so that a lane loads 16 neighbouring bytes. Lane 4 g + t has those of keys g and g + 8; of
-   values it has columns that follow from g, of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. The keys of the next step are
-   loaded once the scores are there, its values once they are weighed. No shared memory is needed before the warps'
-   sums are merged: the next kernel may have it. */
+   A warp has the rows of one sequence and one head of k, and takes UNITS units of 16 keys at a time. Keys and values
+   are the 16-row operand, rows of q the 8 columns: scores are k . q^T, and the sum is v^T . weights^T. Which elements
+   stand where in an operand does not matter as long as both operands agree, so that a lane loads 16 neighbouring
+   bytes. Lane 4 g + t has those of keys g and g + 8; of values it has columns that follow from g, of keys 2 t,
+   2 t + 1, 2 t + 8 and 2 t + 9. The keys of the next step are loaded once the scores are there, its values once they
+   are weighed. attention_cluster.cuh has the kernel. */
 #ifndef ADZE_CUDA_ATTENTION_DIRECT_CUH
 #define ADZE_CUDA_ATTENTION_DIRECT_CUH
 
 #include "attention_tile.cuh"
 
-template <int D_, int TILES_, int UNITS_, int WARPS, weight_format FORMAT_ = OF_X>
+/* BLOCKS are resident on a multiprocessor: they bound the registers. */
+template <int D_, int TILES_, int UNITS_, int WARPS, int BLOCKS_, weight_format FORMAT_ = OF_X>
 struct direct_attention {
     static constexpr int D = D_, TILES = TILES_, UNITS = UNITS_, ALONG = WARPS, THREADS = 32 * WARPS;
+    static constexpr int BLOCKS = BLOCKS_;
     static constexpr weight_format FORMAT = FORMAT_;
     static constexpr bool QUANTISED = FORMAT != OF_X;
     static constexpr int ELEMENT = QUANTISED ? 1 : 2, VECTOR = 16 / ELEMENT; /* bytes of one; elements of a vector */
@@ -61,59 +62,136 @@ struct direct_keys {
     float k_scale[S::QUANTISED ? S::UNITS : 1][2], v_scale[S::QUANTISED ? S::UNITS : 1][2];
     unsigned missing; /* bit u: unit u is of a page that does not exist */
 };
-/* Where a unit is: its pages have a multiple of 16 keys. */
-__device__ __forceinline__ attention_place direct_place(const attention_params &p, const attention_block &b, int key)
-{
-    return p.page && key >= b.high ? attention_place{-1, 0} : attention_place_of(p, b.s, b.sequence, key);
-}
+/* A lane's first vector of key 0, and of its value, or of those of page 0. */
+struct direct_source {
+    const char *k, *v;
+};
 template <class S>
-__device__ __forceinline__ void direct_load_keys(const attention_params &p, const attention_block &b, int key,
-                                                 direct_keys<S> &to)
+__device__ __forceinline__ direct_source direct_source_of(const attention_params &p, const attention_block &b)
 {
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    const attention_place begin = p.page ? attention_place{0, 0} : attention_place{b.s.key_batch, b.s.first_key};
+    const attention_place k = {begin.entry, begin.row + g}, v = {begin.entry, begin.row + 2 * t};
+    return {p.k + (attention_at(p.k_stride, k, b.kv_head) + t * S::VECTOR) * S::ELEMENT,
+            p.v + (attention_at(p.v_stride, v, b.kv_head) + g * S::VECTOR) * S::ELEMENT};
+}
+/* How far from there a unit begins, in elements: pages have a multiple of 16 keys. */
+struct direct_unit {
+    int64_t at;
+    bool there; /* not of a page that does not exist */
+};
+__device__ __forceinline__ direct_unit direct_unit_of(const attention_params &p, const attention_block &b,
+                                                      const int64_t (&stride)[3], int key)
+{
+    if (!p.page)
+        return {key * stride[2], true};
+    if (key >= b.high)
+        return {0, false};
+    const attention_place place = attention_place_of(p, b.s, b.sequence, key);
+    return {place.entry * stride[0] + place.row * stride[2], place.entry >= 0};
+}
+/* The scales of keys g and g + 8 of a unit, or of their values. */
+__device__ __forceinline__ void direct_load_scales(const attention_params &p, const attention_block &b,
+                                                   const float *from, const int64_t (&stride)[3], int key, bool there,
+                                                   float (&scale)[2])
+{
+    const int g = (int)threadIdx.x % 32 / 4;
+    scale[0] = scale[1] = 1;
+    if (!there)
+        return;
+    const attention_place unit = attention_place_of(p, b.s, b.sequence, key);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (key + h * 8 + g < b.high)
+            scale[h] = from[attention_at(stride, {unit.entry, unit.row + h * 8 + g}, b.kv_head)];
+}
+/* Loads the keys from `key` on. Most steps are whole: their loads have no conditions. */
+template <class S>
+__device__ __forceinline__ void direct_load_keys(const attention_params &p, const attention_block &b,
+                                                 const direct_source &from, int key, direct_keys<S> &to)
+{
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    const int64_t eight = 8 * p.k_stride[2] * S::ELEMENT;
+    const bool whole = p.d == S::D && p.dv == S::D && key + S::KEYS <= b.high;
     to.missing = 0;
 #pragma unroll
     for (int u = 0; u < S::UNITS; u++) {
-        const attention_place place = direct_place(p, b, key + u * 16);
-        if (place.entry < 0)
+        const direct_unit unit = direct_unit_of(p, b, p.k_stride, key + u * 16);
+        const char *const at = from.k + unit.at * S::ELEMENT;
+        if (!unit.there)
             to.missing |= 1u << u;
+        if (whole && unit.there) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int row = h * 8 + g;
-            const bool there = place.entry >= 0 && key + u * 16 + row < b.high;
-            const attention_place at = {place.entry, place.row + row};
-            const char *const from = p.k + (attention_at(p.k_stride, at, b.kv_head) + t * S::VECTOR) * S::ELEMENT;
+            for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int c = 0; c < S::CHUNKS; c++)
-                to.k[u][h][c] = load_passing(from + c * 64, there && (4 * c + t) * S::VECTOR < p.d);
-            if constexpr (S::QUANTISED) {
-                to.k_scale[u][h] = to.v_scale[u][h] = 1;
-                if (there && p.k_scale_each)
-                    to.k_scale[u][h] = p.k_scale[attention_at(p.k_scale_stride, at, b.kv_head)];
-                if (there && p.v_scale_each)
-                    to.v_scale[u][h] = p.v_scale[attention_at(p.v_scale_stride, at, b.kv_head)];
-            }
+                for (int c = 0; c < S::CHUNKS; c++)
+                    to.k[u][h][c] = load_passing(at + h * eight + c * 64, true);
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int c = 0; c < S::CHUNKS; c++)
+                    to.k[u][h][c] =
+                        load_passing(at + h * eight + c * 64, unit.there && key + u * 16 + h * 8 + g < b.high &&
+                                                                  (4 * c + t) * S::VECTOR < p.d);
         }
+        if constexpr (S::QUANTISED)
+            direct_load_scales(p, b, p.k_scale, p.k_scale_stride, key + u * 16, unit.there && p.k_scale_each,
+                               to.k_scale[u]);
     }
 }
 template <class S>
-__device__ __forceinline__ void direct_load_values(const attention_params &p, const attention_block &b, int key,
-                                                   direct_keys<S> &to)
+__device__ __forceinline__ void direct_load_values(const attention_params &p, const attention_block &b,
+                                                   const direct_source &from, int key, direct_keys<S> &to)
+{
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+    const int64_t one = p.v_stride[2] * S::ELEMENT;
+    const bool whole = p.d == S::D && p.dv == S::D && key + S::KEYS <= b.high;
+#pragma unroll
+    for (int u = 0; u < S::UNITS; u++) {
+        const direct_unit unit = direct_unit_of(p, b, p.v_stride, key + u * 16);
+        const char *const at = from.v + unit.at * S::ELEMENT;
+        if (whole && unit.there) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int c = 0; c < S::SPANS; c++)
+                    to.v[u][i][c] = load_passing(at + (i / 2 * 8 + i % 2) * one + c * 128, true);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int c = 0; c < S::SPANS; c++) {
+                    const int row = i / 2 * 8 + i % 2;
+                    to.v[u][i][c] =
+                        load_passing(at + row * one + c * 128, unit.there && key + u * 16 + row + 2 * t < b.high &&
+                                                                   (8 * c + g) * S::VECTOR < p.dv);
+                }
+        }
+        if constexpr (S::QUANTISED)
+            direct_load_scales(p, b, p.v_scale, p.v_scale_stride, key + u * 16, unit.there && p.v_scale_each,
+                               to.v_scale[u]);
+    }
+}
+/* Of keys that were loaded before the length was known: values from the last key on are zeros and have no scales, as
+   they have no weight, but 0 times infinity were not 0. */
+template <class S>
+__device__ __forceinline__ void direct_clip(const attention_block &b, int key, direct_keys<S> &keys)
 {
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
 #pragma unroll
     for (int u = 0; u < S::UNITS; u++) {
-        const attention_place place = direct_place(p, b, key + u * 16);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int row = i / 2 * 8 + 2 * t + i % 2;
-            const bool there = place.entry >= 0 && key + u * 16 + row < b.high;
-            const attention_place at = {place.entry, place.row + row};
-            const char *const from = p.v + (attention_at(p.v_stride, at, b.kv_head) + g * S::VECTOR) * S::ELEMENT;
+        for (int i = 0; i < 4; i++)
+            if (key + u * 16 + i / 2 * 8 + 2 * t + i % 2 >= b.high)
 #pragma unroll
-            for (int c = 0; c < S::SPANS; c++)
-                to.v[u][i][c] = load_passing(from + c * 128, there && (8 * c + g) * S::VECTOR < p.dv);
-        }
+                for (int c = 0; c < S::SPANS; c++)
+                    keys.v[u][i][c] = make_uint4(0, 0, 0, 0);
+        if constexpr (S::QUANTISED)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (key + u * 16 + h * 8 + g >= b.high)
+                    keys.v_scale[u][h] = 1;
     }
 }
 
@@ -138,28 +216,20 @@ struct direct_rows {
             sum[r][0] = sum[r][1] = 0;
         }
     }
-    __device__ __forceinline__ void load_q(const attention_params &p, const attention_block &b)
-    {
-        const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-#pragma unroll
-        for (int r = 0; r < S::TILES; r++) {
-            const int row = b.first + r * 8 + g;
-            const bool there = row < b.rows;
-            const int64_t query = b.s.first + (there ? row / p.group : 0), head = b.kv_head * p.group + row % p.group;
-            const char *const from =
-                p.q + (b.s.batch * p.q_stride[0] + head * p.q_stride[1] + query * p.q_stride[2]) * 2;
-#pragma unroll
-            for (int c = 0; c < S::CHUNKS * S::VECTOR / 8; c++) {
-                const int column = c / (S::VECTOR / 8) * 4 * S::VECTOR + t * S::VECTOR + c % (S::VECTOR / 8) * 8;
-                q[r][c] = weight_order<S::FORMAT>(load_passing(from + column * 2, there && column < p.d));
-            }
-        }
-    }
     __device__ __forceinline__ void multiply(float even, float odd, int r)
     {
 #pragma unroll
         for (int c = 0; c < S::COLUMN_TILES; c++)
             out[r][c][0] *= even, out[r][c][1] *= odd, out[r][c][2] *= even, out[r][c][3] *= odd;
+    }
+    /* Lanes have sums of their own keys. */
+    __device__ __forceinline__ float row_sum(int r, int e) const
+    {
+        float all = sum[r][e];
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2)
+            all += __shfl_xor_sync(~0u, all, d);
+        return all;
     }
 };
 /* Elements 0 and 1 of a lane's tile of `out` are this column of its two rows, elements 2 and 3 the next one. */
@@ -185,7 +255,7 @@ __device__ __forceinline__ bool direct_rare(const uint4 (&v)[A][B][C])
     return rare;
 }
 
-template <typename T, class S, bool RARE>
+template <typename T, class S>
 __device__ __forceinline__ void direct_scores(const direct_keys<S> &keys, const direct_rows<S> &r,
                                               float (&score)[S::UNITS][S::TILES][4])
 {
@@ -204,8 +274,8 @@ __device__ __forceinline__ void direct_scores(const direct_keys<S> &keys, const 
                 uint32_t a[2][2] = {{word(low, 2 * w % 4), word(low, (2 * w + 1) % 4)},
                                     {word(high, 2 * w % 4), word(high, (2 * w + 1) % 4)}};
                 if constexpr (S::QUANTISED) {
-                    weight_pairs<T, S::FORMAT, RARE>(word(low, w), 0, a[0]);
-                    weight_pairs<T, S::FORMAT, RARE>(word(high, w), 0, a[1]);
+                    weight_pairs<T, S::FORMAT, false>(word(low, w), 0, a[0]);
+                    weight_pairs<T, S::FORMAT, false>(word(high, w), 0, a[1]);
                 }
 #pragma unroll
                 for (int i = 0; i < S::TILES; i++) {
@@ -214,6 +284,27 @@ __device__ __forceinline__ void direct_scores(const direct_keys<S> &keys, const 
                            word(q, w % 2 * 2 + 1));
                 }
             }
+}
+
+/* Keys that have a NaN, which direct_scores takes for a number: their scores are NaN. */
+template <class S>
+__device__ __forceinline__ void direct_rare_scores(const direct_keys<S> &keys, float (&score)[S::UNITS][S::TILES][4])
+{
+#pragma unroll
+    for (int u = 0; u < S::UNITS; u++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            unsigned rare = 0;
+#pragma unroll
+            for (int c = 0; c < S::CHUNKS; c++)
+                rare |= f8_nan(keys.k[u][h][c]);
+            rare |= __shfl_xor_sync(~0u, rare, 1);
+            rare |= __shfl_xor_sync(~0u, rare, 2);
+#pragma unroll
+            for (int i = 0; i < 2 * S::TILES; i++)
+                if (rare)
+                    score[u][i / 2][2 * h + i % 2] = __int_as_float(0x7fffffff);
+        }
 }
 
 /* Softcap, the mask, and the keys that a row does not see; scores are in base 2 before and after. */
@@ -359,148 +450,24 @@ __device__ __forceinline__ void direct_values(const direct_keys<S> &keys, float 
     }
 }
 
-/* Which keys of a sequence a block has: `steps` steps of KEYS from key `first` on. */
-struct direct_part {
-    int first, steps;
-};
+/* Puts the sums of a warp where attention_merge finds them. */
 template <class S>
-__device__ __forceinline__ direct_part direct_part_of(const attention_params &p, int low, int high, int rank)
+__device__ __forceinline__ void direct_put(const direct_rows<S> &r, float of_values, int warp, float *parts)
 {
-    const int begin = low / S::KEYS * S::KEYS, all = high > begin ? (high - begin + S::KEYS - 1) / S::KEYS : 0;
-    const int before = (int)((int64_t)all * rank / p.parts);
-    return {begin + before * S::KEYS, (int)((int64_t)all * (rank + 1) / p.parts) - before};
-}
-
-/* Prefetches the first keys and values of a block into L2, while the kernel before may still run. Lengths and the
-   block table may change meanwhile: here they only say what is likely needed. */
-template <class S>
-__device__ __forceinline__ void direct_prefetch(const attention_params &p, const attention_block &b, int rank)
-{
-    constexpr int MOST = 4 * S::THREADS; /* keys */
-    if (p.k_offsets || p.window || (p.causal && p.m > 1))
-        return;
-    int high = p.n;
-    if (p.lengths)
-        high = between(((const volatile int32_t *)p.lengths)[b.sequence], 0, p.n);
-    const direct_part part = direct_part_of<S>(p, 0, high, rank);
-    for (int row = (int)threadIdx.x; row < MOST && row < part.steps * S::KEYS && part.first + row < high;
-         row += S::THREADS) {
-        attention_place at = {b.sequence, part.first + row};
-        if (p.page) {
-            const unsigned key = (unsigned)at.row, page = key / (unsigned)p.page;
-            at.entry = ((const volatile int32_t *)p.block_table)[b.sequence * p.table_stride + page];
-            at.row = (int)(key - page * (unsigned)p.page);
-            if ((unsigned)at.entry >= (unsigned)p.pages)
-                continue;
-        }
-        prefetch_row(p.k + attention_at(p.k_stride, at, b.kv_head) * S::ELEMENT, p.d * S::ELEMENT / 16);
-        prefetch_row(p.v + attention_at(p.v_stride, at, b.kv_head) * S::ELEMENT, p.dv * S::ELEMENT / 16);
-    }
-}
-
-/* Blocks: the parts of the keys, then tiles of rows; blockIdx.y has the sequence and the head of k. */
-template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, 2) attention_direct(const __grid_constant__ attention_params p)
-{
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800 /* older GPUs are never given it: adze_cuda_tensor_cores() */
-    extern __shared__ __align__(128) char shared[];
-    __shared__ attention_block b; /* the same for all threads: not in registers, of which a warp needs all */
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int rank = (int)blockIdx.x % p.parts;
-    attention_block own;
-    own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
-    pdl_launch_next();
-    direct_prefetch<S>(p, own, rank);
-    pdl_wait();
-    own.s = attention_sequence_of(p, own.sequence);
-    own.rows = own.s.m * p.group;
-    own.first = (int)blockIdx.x / p.parts * S::ROWS;
-    const int first_query = own.first / p.group, last_query = (min(own.first + S::ROWS, own.rows) - 1) / p.group;
-    own.high = attention_high(p, own.s, last_query);
-    const direct_part part = direct_part_of<S>(p, attention_low(p, own.s, first_query), own.high, rank);
-    /* The keys that all rows see, before the mask. */
-    const int inner_low = attention_low(p, own.s, last_query), inner_high = attention_high(p, own.s, first_query);
-    if (threadIdx.x == 0)
-        b = own;
-    __syncthreads();
-    const float scale = S::QUANTISED && !p.k_scale_each ? p.scale * *p.k_scale : p.scale;
-    const bool plain = p.softcap == 0 && !p.mask_kind;
-
-    direct_rows<S> r;
-    direct_keys<S> keys;
-    r.clear();
-    int step = warp;
-    if (step < part.steps) {
-        direct_load_keys<S>(p, b, part.first + step * S::KEYS, keys);
-        direct_load_values<S>(p, b, part.first + step * S::KEYS, keys);
-    }
-    r.load_q(p, b);
-    for (; step < part.steps; step += S::ALONG) {
-        const int key = part.first + step * S::KEYS, next = key + S::ALONG * S::KEYS;
-        const bool more = step + S::ALONG < part.steps;
-        float score[S::UNITS][S::TILES][4], v_scale[S::QUANTISED ? S::UNITS : 1][2];
-        if (direct_rare<S>(keys.k))
-            direct_scores<T, S, true>(keys, r, score);
-        else
-            direct_scores<T, S, false>(keys, r, score);
-        const unsigned missing = keys.missing;
-        if constexpr (S::QUANTISED) {
-#    pragma unroll
-            for (int u = 0; u < S::UNITS; u++)
-#    pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    score[u][0][e] *= keys.k_scale[u][e / 2];
-                    if constexpr (S::TILES > 1)
-                        score[u][1][e] *= keys.k_scale[u][e / 2];
-                    v_scale[u][e / 2] = keys.v_scale[u][e / 2];
-                }
-        }
-        if (!plain || missing || key < inner_low || key + S::KEYS > inner_high) {
-            direct_edge<T, S>(p, b, key, missing, scale, score);
-        } else {
-#    pragma unroll
-            for (int u = 0; u < S::UNITS; u++)
-#    pragma unroll
-                for (int i = 0; i < S::TILES; i++)
-#    pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        score[u][i][e] *= scale;
-        }
-        if (more)
-            direct_load_keys<S>(p, b, next, keys);
-        direct_weigh<S>(r, score);
-        if constexpr (S::QUANTISED)
-            if (p.v_scale_each)
-                direct_scale_weights<S>(v_scale, r, score);
-        if (direct_rare<S>(keys.v))
-            direct_values<T, S, true>(keys, score, r);
-        else
-            direct_values<T, S, false>(keys, score, r);
-        if (more)
-            direct_load_values<S>(p, b, next, keys);
-    }
-
-    const float of_values = !S::QUANTISED ? 1 : p.v_scale_each ? r.unit : *p.v_scale;
-    float *const parts = reinterpret_cast<float *>(shared);
-#    pragma unroll
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+#pragma unroll
     for (int i = 0; i < S::TILES; i++)
-#    pragma unroll
+#pragma unroll
         for (int e = 0; e < 2; e++) {
-            float sum = r.sum[i][e];
-#    pragma unroll
-            for (int d = 4; d < 32; d *= 2)
-                sum += __shfl_xor_sync(~0u, sum, d);
+            const float sum = r.row_sum(i, e);
             float *const row = parts + (warp * S::ROWS + i * 8 + 2 * t + e) * S::MERGE_PITCH;
-#    pragma unroll
+#pragma unroll
             for (int c = 0; c < S::COLUMN_TILES; c++)
                 *reinterpret_cast<float2 *>(row + direct_column<S>(c)) =
                     make_float2(r.out[i][c][e] * of_values, r.out[i][c][2 + e] * of_values);
             if (g == 0)
                 row[S::D] = r.top[i][e], row[S::D + 1] = sum;
         }
-    __syncthreads();
-    attention_merge<T, S>(p, b, parts, rank);
-#endif
 }
 
 #endif

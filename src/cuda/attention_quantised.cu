@@ -9,14 +9,15 @@ template <int D, weight_format F>
 using QUANTISED_SOME = attention_shape<D, (D > 128 ? 1 : 2), 2, 2, (D > 128 ? 64 : 32), (D > 128 ? 3 : 6), F>;
 
 template <int TILES, weight_format F>
-using QUANTISED_DIRECT = direct_attention<128, TILES, 2 / TILES, 4, F>;
+using QUANTISED_DIRECT = direct_attention<128, TILES, 2 / TILES, 4, 2, F>;
 
 template <typename T, weight_format F>
 static adze_status quantised_run(const cuda_call &s, const attention_params &p)
 {
     const int widest = p.d > p.dv ? p.d : p.dv;
     if (widest <= 128) {
-        const adze_status status = direct_run<T, QUANTISED_DIRECT<1, F>, QUANTISED_DIRECT<2, F>>(s, p);
+        typedef QUANTISED_DIRECT<1, F> few;
+        const adze_status status = direct_run<T, few, few, QUANTISED_DIRECT<2, F>>(s, p);
         if (status != ADZE_NO_KERNEL)
             return status;
     }

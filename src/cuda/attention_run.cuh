@@ -1,9 +1,9 @@
 /* attention_run.cuh - host: how many parts the keys of a call have, and the launches of attention_tile.cuh
-   and attention_direct.cuh. */
+   and attention_cluster.cuh. */
 #ifndef ADZE_CUDA_ATTENTION_RUN_CUH
 #define ADZE_CUDA_ATTENTION_RUN_CUH
 
-#include "attention_direct.cuh"
+#include "attention_cluster.cuh"
 
 enum { DIRECT_8, DIRECT_16, FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, WGMMA_ROWS, ANY_CALL };
 
@@ -72,14 +72,22 @@ static adze_status split_launch(const cuda_call &s, attention_params p, int64_t 
     return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
 }
 
-/* The parts of a call of few rows: as few as leave little of the last round of blocks empty, of which a
-   multiprocessor has two at once. Clusters in place of the second launch were slower: on an H200 (2026-11-17) 32
-   clusters of 4 blocks, of which each had a multiprocessor to itself, did not run at once. One block for each
-   multiprocessor leaves room for the kernel after it, and was slower too, alone and in a model. */
-enum { DIRECT_LEAST = 64 }; /* keys of a part */
-static inline int64_t direct_parts(const cuda_call &s, const attention_params &p, int64_t rows)
+/* How the blocks of a call of up to 16 rows share its keys. */
+struct direct_plan {
+    int64_t parts;
+    bool clustered; /* else parts are merged by a second launch */
+};
+enum {
+    DIRECT_LEAST = 64,  /* keys of a part */
+    DIRECT_SHORT = 192, /* keys of a block: with so few a cluster is better than more parts */
+    DIRECT_LONG = 512,  /* more keys than this in a part are better taken in large steps */
+    DIRECT_CLUSTER = 16 /* blocks, on Hopper: each GPC has room for 16 */
+};
+/* Parts for a second launch: as few as leave little of the last round of blocks empty, of which a multiprocessor has
+   two at once. */
+static inline int64_t direct_parts(const cuda_call &s, const attention_params &p)
 {
-    const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p), at_once = s.gpu.sm_count * 2;
+    const int64_t blocks = attention_pairs(p), at_once = s.gpu.sm_count * 2;
     const int64_t enough = p.n / DIRECT_LEAST, most = enough < PARTS_MAX ? enough : (int64_t)PARTS_MAX;
     auto rounds = [&](int64_t parts) { return (double)ceil_div(blocks * parts, at_once) / (double)parts; };
     double best = rounds(1);
@@ -90,27 +98,79 @@ static inline int64_t direct_parts(const cuda_call &s, const attention_params &p
         parts++;
     return parts;
 }
-template <typename T, class S>
-static adze_status direct_launch(const cuda_call &s, attention_params p, int64_t parts, bool)
+/* A cluster, if its blocks fill most multiprocessors or have few keys; its size is a power of 2. All clusters run at
+   once: they begin only where a group of multiprocessors has room for all their blocks, which leaves up to a sixth of
+   the room empty. `blocks` of the kernel fit into a multiprocessor. */
+static inline direct_plan direct_plan_of(const cuda_call &s, const attention_params &p, int64_t blocks)
 {
-    p.parts = (int)parts;
-    return launch(s, attention_direct<T, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
-                  launch_shape(S::SHARED, 1, attention_pairs(p)), p);
+    const int64_t pairs = attention_pairs(p), room = s.gpu.sm_count * blocks * 5 / 6;
+    const int64_t clusters = s.gpu.sm == 90 ? (int64_t)DIRECT_CLUSTER : (int64_t)CLUSTER_MAX;
+    const int64_t most = adze_cuda_clusters(s.device) ? clusters : 1;
+    int64_t size = 1;
+    while (size < most && pairs * size * 2 <= room && p.n / (size * 2) >= DIRECT_LEAST)
+        size *= 2;
+    if (size > 1 && (pairs * size * 4 >= s.gpu.sm_count * 5 || p.n / size <= DIRECT_SHORT))
+        return {size, true};
+    return {direct_parts(s, p), false};
+}
+/* The parts that need scratch, whichever kernel takes the call. */
+static inline int64_t direct_split_parts(const cuda_call &s, const attention_params &p)
+{
+    if (p.packed || attention_rows_of(p) > 16)
+        return 1;
+    return direct_plan_of(s, p, 2).clustered && direct_plan_of(s, p, 3).clustered ? 1 : direct_parts(s, p);
 }
 template <typename T, class S>
+static adze_status direct_launch(const cuda_call &s, attention_params p, direct_plan plan)
+{
+    p.parts = (int)plan.parts, p.clustered = plan.clustered;
+    return launch(s, attention_cluster<T, S>, plan.parts, dim3(S::THREADS),
+                  launch_shape(cluster_shared<S>(plan.clustered ? p.parts : 1), plan.clustered ? plan.parts : 1,
+                               attention_pairs(p)),
+                  p);
+}
+template <typename T, class S>
+static adze_status direct_run(const cuda_call &s, const attention_params &p, direct_plan plan)
+{
+    if (plan.parts == 1 || plan.clustered)
+        return direct_launch<T, S>(s, p, plan);
+    return split_launch<T>(s, p, plan.parts,
+                           [](const cuda_call &its, const attention_params &q, int64_t parts, bool) {
+                               return direct_launch<T, S>(its, q, {parts, false});
+                           });
+}
+/* Whether steps of many keys are better than more warps, by what was measured on an H200: where the rounds of blocks
+   of the second form leave less of the last one empty; in clusters whose warps have one such step, and several rows;
+   in long parts. */
+static inline bool direct_wide(const cuda_call &s, const attention_params &p, int64_t blocks, int64_t wide_blocks,
+                               int64_t wide_keys)
+{
+    const direct_plan plan = direct_plan_of(s, p, blocks), wide = direct_plan_of(s, p, wide_blocks);
+    const int64_t pairs = attention_pairs(p), once = s.gpu.sm_count * blocks;
+    const int64_t wide_once = s.gpu.sm_count * wide_blocks;
+    if (plan.parts == 1)
+        return pairs > once && ceil_div(pairs, wide_once) * wide_once < ceil_div(pairs, once) * once;
+    if (plan.clustered)
+        return wide.clustered && wide.parts == plan.parts && p.n <= plan.parts * wide_keys &&
+               attention_rows_of(p) > 1;
+    return p.n > plan.parts * DIRECT_LONG;
+}
+/* S has small steps and more blocks, WIDE large ones and fewer; they may be the same. */
+template <typename T, class S, class WIDE>
 static adze_status direct_run(const cuda_call &s, const attention_params &p, int variant)
 {
-    const int64_t parts = direct_parts(s, p, S::ROWS);
     if (!s.takes(variant, !p.packed && p.page % 16 == 0 && attention_rows_of(p) <= S::ROWS))
         return ADZE_NO_KERNEL;
-    return parts > 1 ? split_launch<T>(s, p, parts, direct_launch<T, S>) : direct_launch<T, S>(s, p, 1, false);
+    if (direct_wide(s, p, S::BLOCKS, WIDE::BLOCKS, WIDE::ALONG * WIDE::KEYS))
+        return direct_run<T, WIDE>(s, p, direct_plan_of(s, p, WIDE::BLOCKS));
+    return direct_run<T, S>(s, p, direct_plan_of(s, p, S::BLOCKS));
 }
 /* Calls of up to 8 rows, and up to 16. */
-template <typename T, class S8, class S16>
+template <typename T, class S8, class WIDE8, class S16>
 static adze_status direct_run(const cuda_call &s, const attention_params &p)
 {
-    const adze_status status = direct_run<T, S8>(s, p, DIRECT_8);
-    return status != ADZE_NO_KERNEL ? status : direct_run<T, S16>(s, p, DIRECT_16);
+    const adze_status status = direct_run<T, S8, WIDE8>(s, p, DIRECT_8);
+    return status != ADZE_NO_KERNEL ? status : direct_run<T, S16, S16>(s, p, DIRECT_16);
 }
 
 /* Calls of few rows, and if `some` those of some more. */

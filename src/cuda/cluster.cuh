@@ -31,6 +31,14 @@ __device__ __forceinline__ void cluster_arrive()
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+/* Arrives without a promise of its stores: for barriers that have their own. */
+__device__ __forceinline__ void cluster_arrive_relaxed()
+{
+#if __CUDA_ARCH__ >= 900
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait()
 {
 #if __CUDA_ARCH__ >= 900
@@ -49,6 +57,21 @@ __device__ __forceinline__ void cluster_store(void *p, int rank, float a, float 
                  : "memory");
 #else
     (void)p, (void)rank, (void)a, (void)b;
+#endif
+}
+/* Stores four floats to the address in block `rank` that `to` has in this block's shared memory, 16-byte aligned;
+   that block's barrier (bulk.cuh) counts their bytes. */
+__device__ __forceinline__ void cluster_send(uint32_t to, uint32_t barrier, int rank, float4 v)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n\t.reg .b32 there, its;\n\tmapa.shared::cluster.u32 there, %0, %2;\n\t"
+                 "mapa.shared::cluster.u32 its, %1, %2;\n\t"
+                 "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, "
+                 "[its];\n\t}" ::"r"(to),
+                 "r"(barrier), "r"(rank), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+#else
+    (void)to, (void)barrier, (void)rank, (void)v;
 #endif
 }
 /* The float at the address in block `rank` that `p` has in this block's shared memory. */

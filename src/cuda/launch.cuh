@@ -200,6 +200,12 @@ static adze_status launch(const cuda_call &call, void (*kernel)(P...), int64_t g
         if (e != cudaSuccess)
             return cuda_status(op, e);
     }
+    constexpr unsigned PORTABLE_CLUSTER = 8;
+    if (shape.cluster > PORTABLE_CLUSTER) {
+        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        if (e != cudaSuccess)
+            return cuda_status(op, e);
+    }
     cudaLaunchAttribute attributes[2];
     unsigned count = 0;
     if (adze_cuda_pdl(call.device)) {
