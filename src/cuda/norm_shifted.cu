@@ -345,8 +345,9 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const bool aligned = norm_alike(g, OUT, OUT, sizeof(T));
     const int64_t vectors = aligned ? ceil_div(g.dim, VEC<T>) : shifted_most<T>(g.dim);
     const int64_t most = (int64_t)clusters * SHIFTED_THREADS * SHIFTED_LONG;
-    if (!s.takes(variant, !modulated && rows_are_simple(g.rows) && vectors <= most,
-                 (g.width < 16 || g.loose) && g.dim >= VEC<T>))
+    /* Single floats are wide enough where a row has whole warps. */
+    const bool preferred = (g.width < 16 || g.loose) && g.dim >= VEC<T> && (sizeof(T) < 4 || vectors <= 64);
+    if (!s.takes(variant, !modulated && rows_are_simple(g.rows) && vectors <= most, preferred))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
