@@ -50,7 +50,7 @@ static void progress_clear(void)
 static void complain(const char *kernel, const char *line, const char *why)
 {
     progress_clear();
-    printf("FAIL %s: %s\n     adze run '%s'\n", kernel, why, line);
+    printf("FAIL %s: %s\n     %s run '%s'\n", kernel, why, adze_program, line);
     state.tally.failed++;
 }
 

@@ -74,7 +74,7 @@ static void complain(const char *what, const char *why, const char *line)
 {
     if (state.progress)
         fprintf(stderr, "\r\033[K");
-    printf("ERROR %s: %s\n      adze run '%s'\n", what, why, line);
+    printf("ERROR %s: %s\n      %s run '%s'\n", what, why, adze_program, line);
     state.errors++;
 }
 

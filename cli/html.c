@@ -1,6 +1,7 @@
 /* html.c - the page of `adze bench --html`: pictures and a table per op, with filters, in one file that loads
    nothing. */
 #include "report.h"
+#include "suite.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -99,7 +100,7 @@ static void put_machine(FILE *f, const adze_report *r)
         fprintf(f, "sm_%d, %d SMs; driver %s; clocks %s; ", m->sm, m->sm_count, m->driver, m->clocks);
     else
         fprintf(f, "%s, %d threads on %d cores; ", m->isa, m->threads, m->cores);
-    fprintf(f, "commit %s; %s</p>\n", adze_commit(), r->date);
+    fprintf(f, "%scommit %s; %s</p>\n", strcmp(adze_program, "adze") == 0 ? "" : "adze's ", adze_commit(), r->date);
 }
 
 static void put_ceilings(FILE *f, const adze_report *r)
@@ -201,7 +202,7 @@ static void put_row(FILE *f, const adze_report *r, int i)
     const adze_bench_row *row = &r->rows[i];
     fprintf(f, "<tr id=\"row%d\" data-op=\"%s\" data-dtype=\"%s\" data-kernel=\"%s\"><td>%s<code>", i, row->op,
             row->dtype, row->kernel, row->shape);
-    fprintf(f, "adze run --device %s '", r->device);
+    fprintf(f, "%s run --device %s '", adze_program, r->device);
     put_text(f, row->line);
     fprintf(f, "'</code></td><td>%s</td><td>", row->kernel);
     adze_html_time(f, row->us);

@@ -11,12 +11,13 @@
 
 static const char help[] =
     "adze new op NAME [--like OP] [--dir DIR]\n"
-    "adze new project NAME --model MODEL --op OP,...   (`adze new project --help`)\n\n"
+    "adze new project NAME --model MODEL --op [OWN=]OP,...   (`adze new project --help`)\n\n"
     "The first makes the files of an op: contract, definition, CPU kernel, CUDA kernel, cases, Python\n"
     "function. It builds and passes its check at once; what to change is printed, in order.\n\n"
     "In adze's own tree the op becomes one of the library. In a project that `adze new` made it\n"
     "becomes another op of the project. Elsewhere a project is made, which builds against the\n"
-    "installed adze and has a program of its own: NAME check, NAME bench, NAME run.\n\n"
+    "installed adze and has a program of its own: NAME check, NAME bench, NAME run. It has no model\n"
+    "and is not published: `adze new project` makes what is.\n\n"
     "  --like OP   what to begin with (default: scale_add)\n"
     "                scale_add   elementwise: out = a * x + y\n"
     "                l2_norm     a sum over each row, and a second output\n"
@@ -194,6 +195,12 @@ static void say_next(const new_files *files, const char *name, const char *like,
                name, name);
         return;
     }
+    if (has(files->root, "model.py"))
+        printf(
+            "  6. where it runs, for those files do not know it yet: model.py (forwards: its class in the model),\n"
+            "     benchmark.py (OPS and cases: its formula and shapes), tests/test_kernels.py (FORMULAS), layers.py\n"
+            "     (a layer for kernelize). `adze new project --op %s=OP` names it in all of them\n",
+            name);
     new_prefix(prefix, sizeof prefix);
     printf("\nAfter each step%s%s:\n  make check                 the program, and its check\n"
            "  make bench                 each call as a share of what this machine reaches\n",

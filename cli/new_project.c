@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char help[] =
-    "adze new project NAME --model MODEL --op OP,... [--dir DIR]\n\n"
+    "adze new project NAME --model MODEL --op [OWN=]OP,... [--dir DIR]\n\n"
     "Makes a project of kernels for a model: sources of the ops, their cases, the places of the\n"
     "kernels in the model, benchmarks alone and end to end, a Python package, and what a\n"
     "repository of the Hugging Face Hub needs (`adze pack`). It builds against the installed\n"
@@ -15,45 +15,110 @@ static const char help[] =
     "  --model M   llama, qwen3, ltx-video or flux\n"
     "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, gemm,\n"
     "              attention and quantize, with commas between them; modulation (AdaLN) is a\n"
-    "              part of the norms\n"
+    "              part of the norms. OWN=OP is an op of your own that begins as a copy of OP\n"
+    "              and takes its place in the model, the benchmark and the tests\n"
     "  --dir DIR   where (default: a new folder NAME)\n\n"
     "Nothing that exists is overwritten. NAME has a-z, 0-9 and -, as the Hub demands.\n";
 
 static const char models[] = "llama|qwen3|ltx-video|flux";
-static const char *const ops_known[] = {"rms_norm",  "layer_norm", "glu",  "activation", "softmax",
-                                        "gated_add", "rope",       "gemm", "attention",  "quantize"};
+enum { OPS_KNOWN = 10 };
+static const char *const ops_known[OPS_KNOWN] = {"rms_norm",  "layer_norm", "glu",  "activation", "softmax",
+                                                 "gated_add", "rope",       "gemm", "attention",  "quantize"};
 
 typedef struct names {
-    char module[64];   /* of the Python package */
-    char list[400];    /* "a", "b" */
-    char plain[400];   /* a, b */
-    char of_model[64]; /* its file among the templates */
+    char module[64];         /* of the Python package */
+    char list[400];          /* "a", "b" */
+    char plain[400];         /* a, b */
+    char own[OPS_KNOWN][64]; /* OWN=OP: the name, of each op of ops_known */
+    int taken[OPS_KNOWN];    /* whether the project has it */
+    char of_model[64];       /* its file among the templates */
     char prefix[NEW_PATH];
 } names;
 
+static int known_at(const char *op)
+{
+    for (int i = 0; i < OPS_KNOWN; i++)
+        if (strcmp(op, ops_known[i]) == 0)
+            return i;
+    return -1;
+}
+
+/* One op, as --op names it: OP, or OWN=OP. */
+static int add_op(new_files *files, const char *word, names *n)
+{
+    char name[64];
+    const char *const equals = strchr(word, '='), *const like = equals ? equals + 1 : word;
+    const int at = known_at(like);
+    if (at < 0)
+        new_fail(files,
+                 "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, "
+                 "gemm, attention, quantize, or OWN= and one of these",
+                 like);
+    else if (n->taken[at])
+        new_fail(files, "--op has %s twice", like);
+    if (files->failed)
+        return 0;
+    snprintf(name, sizeof name, "%.*s", (int)(equals ? equals - word : (long)strlen(word)), word);
+    if (equals && known_at(name) >= 0)
+        new_fail(files, "--op has '%s': %s is an op of adze, yours needs another name", word, name);
+    if (files->failed || !new_name_holds(files, name) || !new_op(files, name, like))
+        return 0;
+    snprintf(n->own[at], sizeof n->own[at], "%s", name);
+    n->taken[at] = 1;
+    snprintf(n->list + strlen(n->list), sizeof n->list - strlen(n->list), "%s\"%s\"", *n->list ? ", " : "", name);
+    snprintf(n->plain + strlen(n->plain), sizeof n->plain - strlen(n->plain), "%s%s", *n->plain ? ", " : "", name);
+    return 1;
+}
+
 static int add_ops(new_files *files, const char *ops, names *n)
 {
-    char op[64];
+    char word[128];
     for (const char *at = ops; *at; at += strcspn(at, ","), at += *at == ',') {
-        const size_t length = strcspn(at, ",");
-        int known = 0;
-        snprintf(op, sizeof op, "%.*s", (int)length, at);
-        for (size_t i = 0; i < sizeof ops_known / sizeof *ops_known; i++)
-            known |= strcmp(op, ops_known[i]) == 0;
-        if (!known) {
-            new_fail(files,
-                     "--op has '%s', it must be of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, "
-                     "gemm, attention, quantize",
-                     op);
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
+        if (!add_op(files, word, n))
             return 0;
-        }
-        if (!new_op(files, op, op))
-            return 0;
-        snprintf(n->list + strlen(n->list), sizeof n->list - strlen(n->list), "%s\"%s\"", *n->list ? ", " : "", op);
-        snprintf(n->plain + strlen(n->plain), sizeof n->plain - strlen(n->plain), "%s%s", *n->plain ? ", " : "", op);
     }
     if (!*n->plain)
         new_fail(files, "--op names no op");
+    return !files->failed;
+}
+
+/* Puts `to` in the place of each `from` in a file. */
+static int replace_all(new_file *f, const char *from, const char *to)
+{
+    adze_text text = {0};
+    int ok = 1;
+    for (const char *at = f->text.data; ok && *at;) {
+        const char *const found = strstr(at, from);
+        ok = adze_text_add(&text, at, found ? (size_t)(found - at) : strlen(at)) &&
+             (!found || adze_text_add(&text, to, strlen(to)));
+        at = found ? found + strlen(from) : at + strlen(at);
+    }
+    adze_text_free(&f->text);
+    f->text = text;
+    return ok;
+}
+
+/* Python files name an op as text and as a function of the package: those of an own op get its name. */
+static int use_own_names(new_files *files, const names *n)
+{
+    static const char *const forms[] = {"\"%s\"", "kernel.%s(", "k.%s(", "ops.%s("};
+    char from[100], to[100];
+    for (int i = 0; i < files->count; i++) {
+        new_file *f = &files->file[i];
+        const size_t length = strlen(f->path);
+        if (length < 3 || strcmp(f->path + length - 3, ".py") != 0 || strcmp(f->path, "functions.py") == 0)
+            continue;
+        for (int op = 0; op < OPS_KNOWN; op++)
+            for (size_t k = 0; k < sizeof forms / sizeof *forms && n->taken[op]; k++) {
+                const char *const at = strchr(forms[k], '%');
+                const int before = (int)(at - forms[k]);
+                snprintf(from, sizeof from, "%.*s%s%s", before, forms[k], ops_known[op], at + 2);
+                snprintf(to, sizeof to, "%.*s%s%s", before, forms[k], n->own[op], at + 2);
+                if (strcmp(from, to) != 0 && !replace_all(f, from, to))
+                    new_fail(files, "there is no memory");
+            }
+    }
     return !files->failed;
 }
 
@@ -78,10 +143,13 @@ static int add_files(new_files *files, const char *name, const char *model, cons
     int ok = new_project_file(files, n->of_model, "model.py", "the model, and the places of the kernels", pairs);
     for (size_t i = 0; i < sizeof own / sizeof *own && ok; i++)
         ok = new_project_file(files, own[i].template, own[i].path, own[i].what, pairs);
-    if (ok && strstr(n->list, "\"attention\"") && (strcmp(model, "llama") == 0 || strcmp(model, "qwen3") == 0))
+    const int language = strcmp(model, "llama") == 0 || strcmp(model, "qwen3") == 0;
+    if (ok && language && n->taken[known_at("attention")])
         ok = new_project_file(files, "templates/model/attention.py", "attention.py",
                               "the kernel in transformers' list of attentions", pairs);
-    return ok;
+    if (ok && language && n->taken[known_at("rms_norm")])
+        ok = new_project_file(files, "templates/model/layers.py", "layers.py", "layers for kernelize", pairs);
+    return ok && use_own_names(files, n);
 }
 
 static int name_holds(new_files *files, const char *name)

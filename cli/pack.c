@@ -11,8 +11,9 @@
 
 static const char help[] =
     "adze pack [DIR] [--push ORGANISATION/NAME] [--dry-run]\n\n"
-    "Builds a project (`adze new project`) and makes DIR/package of it, a kernel repository for\n"
-    "the Hugging Face Hub: build/VARIANT, sources for kernel-builder, card, benchmark, tests.\n"
+    "Builds a project (`adze new project`), runs its check (--brief), and makes DIR/package of it,\n"
+    "a kernel repository for the Hugging Face Hub: build/VARIANT, sources for kernel-builder, card,\n"
+    "benchmark, tests. Where this machine's torch has no CUDA, a variant for the CPU is built too.\n"
     "Then it is checked: layout, metadata, digests, symbols, glibc, and whether the library\n"
     "`kernels` loads it. Needs python3, with kernels and torch for the last check.\n\n"
     "  DIR         the project (default: here)\n"

@@ -2,6 +2,7 @@
 #include "record.h"
 
 #include "json.h"
+#include "suite.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,14 +13,17 @@ static const char head[] = "{\"adze_bench\": 1,";
 int adze_record_write(const adze_report *r, const char *path)
 {
     const adze_machine *m = &r->machine;
+    const int own = strcmp(adze_program, "adze") == 0; /* a project's program knows only what adze was built from */
     FILE *f = fopen(path, "w");
     if (!f)
         return 0;
     fprintf(f, "%s\n\"machine\": {\"cpu\": \"%s\", \"gpu\": \"%s\", \"cores\": %d, \"threads\": %d, ", head, m->cpu,
             m->gpu, m->cores, m->threads);
     fprintf(f, "\"isa\": \"%s\", \"sm\": %d, \"sm_count\": %d},\n", m->isa, m->sm, m->sm_count);
-    fprintf(f, "\"driver\": \"%s\",\n\"clocks\": \"%s\",\n\"commit\": \"%s\",\n\"date\": \"%s\",\n", m->driver,
-            m->clocks, adze_commit(), r->date);
+    if (!own)
+        fprintf(f, "\"program\": \"%s\",\n", adze_program);
+    fprintf(f, "\"driver\": \"%s\",\n\"clocks\": \"%s\",\n\"%s\": \"%s\",\n\"date\": \"%s\",\n", m->driver, m->clocks,
+            own ? "commit" : "adze_commit", adze_commit(), r->date);
     fprintf(f, "\"ceilings\": {\"read\": %.5g, \"two_reads\": %.5g, \"copy\": %.5g, \"write\": %.5g, ",
             r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
             r->ceilings.rate[ADZE_WRITE]);

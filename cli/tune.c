@@ -130,8 +130,8 @@ static int time_line(adze_times *times, const adze_kernel *kernel, adze_stream s
         for (int k = 0; k < trial->attempts; k++) {
             const adze_attempt *a = &trial->attempt[k];
             if (a->verdict.why[0])
-                wrong = printf("WRONG %s.%s: %s\n      adze run '%s'\n", times->op, a->kernel->name, a->verdict.why,
-                               text) > 0;
+                wrong = printf("WRONG %s.%s: %s\n      %s run '%s'\n", times->op, a->kernel->name, a->verdict.why,
+                               adze_program, text) > 0;
             else if (a->kernel->only && a->us > 0 && c->count < ADZE_TIMES_VARIANTS) {
                 const int v = c->count++;
                 snprintf(c->variant[v].name, sizeof c->variant[v].name, "%s",

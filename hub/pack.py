@@ -210,17 +210,6 @@ def project_functions(package):
     return text[:first] + (package.project / "functions.py").read_text().rstrip() + "\n\n\n" + text[last:]
 
 
-def project_layers(package):
-    """Layers of adze's that need no op but those of the project; None where there is none."""
-    text = (HUB / "torch-ext/layers.py").read_text()
-    if "rms_norm" not in package.ops():
-        return None
-    norms = text[: text.index("# ---- Activations ----")]
-    for unused in ("import math\n\n", "from torch.nn import functional as F\n", "activations, ", ", ROUND_STEPS"):
-        norms = norms.replace(unused, "", 1)
-    return norms.rstrip() + "\n"
-
-
 def write_python(package, framework, folder):
     """The Python files of a variant, all in one folder."""
     if framework == TORCH and not package.project:
@@ -234,8 +223,8 @@ def write_python(package, framework, folder):
         made = [sys.executable, ROOT / "bind/header.py", *package.headers()]
         (folder / "header.py").write_text(subprocess.run(made, check=True, capture_output=True, text=True).stdout)
         (folder / "functions.py").write_text(project_functions(package))
-        if framework == TORCH and project_layers(package):
-            (folder / "layers.py").write_text(project_layers(package))
+        if framework == TORCH and (package.project / "layers.py").exists():
+            shutil.copy(package.project / "layers.py", folder)
     write_init(package, framework, folder)
 
 
@@ -331,9 +320,9 @@ def write_repository(package, out, repo_id):
     write_python(package, TORCH, out / "torch-ext" / package.module)
     own = package.project or HUB
     (out / "benchmarks").mkdir()
-    for name in ("benchmark.py", "inject.py", "model.py"):
-        if (own / name).exists():
-            shutil.copy(own / name, out / "benchmarks")
+    for path in own.glob("*.py" if package.project else "benchmark.py"):  # what a benchmark imports lies beside it
+        if path.name not in ("functions.py", "layers.py", "setup.py"):
+            shutil.copy(path, out / "benchmarks")
     if (own / "tests").is_dir():
         shutil.copytree(own / "tests", out / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     (out / "build.toml").write_text(build_toml(package, write_sources(package, out), repo_id))

@@ -22,6 +22,10 @@ class Wrong(Exception):
     """What a check found."""
 
 
+class Skipped(Exception):
+    """Why a check cannot be made here."""
+
+
 class ForThisMachine(Wrong):
     """It works here, and not where others are: nothing is uploaded."""
 
@@ -117,10 +121,26 @@ def check_glibc(package):
     return f"glibc {newest[0]}.{newest[1]}"
 
 
+def here():
+    """The backend that `kernels` chooses on this machine, such as cu130 or cpu; None without kernels or torch."""
+    if any(importlib.util.find_spec(module) is None for module in ("kernels", "torch")):
+        return None
+    code = "import torch; print('cu' + torch.version.cuda.replace('.', '') if torch.version.cuda else 'cpu')"
+    return run(sys.executable, "-c", code).strip()
+
+
+def serves(package, backend):
+    """Whether a variant is for this backend: one of CUDA serves its major version."""
+    names = [re.search(r"-(cpu|cu\d+)-", variant.name)[1] for variant in variants(package)]
+    return any(name[:4] == backend[:4] for name in names)
+
+
 def check_loads(package):
-    for module in ("kernels", "torch"):
-        if importlib.util.find_spec(module) is None:
-            return None
+    backend = here()
+    if backend is None:
+        raise Skipped("kernels or torch is not here")
+    if not serves(package, backend):
+        raise Skipped(f"the torch of this machine is for {backend}, and no variant is")
     code = (
         "import pathlib, sys, kernels\n"
         "kernel = kernels.get_local_kernel(pathlib.Path(sys.argv[1]))\n"
@@ -129,7 +149,7 @@ def check_loads(package):
     )
     done = subprocess.run([sys.executable, "-c", code, package], capture_output=True, text=True)
     if done.returncode:
-        raise Wrong(f"kernels does not load it:\n{done.stderr}")
+        raise Wrong(f"kernels does not load it: {(done.stderr.strip().splitlines() or ['it was killed'])[-1]}")
     return done.stdout.strip()
 
 
@@ -145,20 +165,20 @@ CHECKS = {
 
 def check(package):
     """Prints a line for each check; how many failed, and how many would fail elsewhere."""
-    failed = here = 0
+    failed = elsewhere = 0
     for name, act in CHECKS.items():
         try:
-            said = act(package)
-            print(
-                f"  {'ok' if said is not None else 'skipped':<8} {name:<9} {said or 'kernels or torch is not here'}"
-            )
+            word, said = "ok", act(package)
+        except Skipped as why:
+            word, said = "skipped", why
         except ForThisMachine as why:
-            print(f"  HERE     {name:<9} {why}")
-            here += 1
+            word, said = "HERE", why
+            elsewhere += 1
         except (Wrong, KeyError, OSError, subprocess.CalledProcessError) as wrong:
-            print(f"  FAIL     {name:<9} {wrong}")
+            word, said = "FAIL", wrong
             failed += 1
-    return failed, here
+        print(f"  {word:<8} {name:<9} {said}")
+    return failed, elsewhere
 
 
 def push(package, repo, dry):
@@ -184,6 +204,21 @@ def push(package, repo, dry):
             subprocess.run([*map(str, command)], check=True)
 
 
+def build(folder, make):
+    """The program, which must pass its check, and the package. A torch without CUDA does not load a variant for CUDA:
+    where there is one here, the package gets a variant for it too."""
+
+    def run_make(*words, why):
+        if subprocess.run([*map(str, make), *words]).returncode:
+            sys.exit(f"adze pack: {why}; nothing was packed")
+
+    run_make("all", why="the project does not build")
+    run_make("check", "CHECK=--brief", why="a kernel is wrong (above, each call as the command that repeats it)")
+    run_make("package", why="the package does not build")
+    if here() == "cpu" and not serves(folder / "package", "cpu"):
+        run_make("package", "B=build-cpu", "CUDA=0", why="the variant for the CPU does not build")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dir", type=pathlib.Path)
@@ -192,15 +227,21 @@ def main():
     options = parser.parse_args()
     if options.dry_run and not options.push:
         parser.error("--dry-run says what --push would do: name the repository")
-    if not (options.dir / "ops.h").exists() or not (options.dir / "CARD.md").exists():
+    if not (options.dir / "ops.h").exists():
         parser.error(f"{options.dir} is no project: `adze new project` makes one")
-    words = ["make", "-C", options.dir, "package", f"PYTHON={sys.executable}"]
-    if subprocess.run([*map(str, words), *([f"HUB_REPO={options.push}"] if options.push else [])]).returncode:
-        sys.exit("adze pack: the project does not build")
+    if not (options.dir / "CARD.md").exists():
+        parser.error(
+            f"{options.dir} has an op, but no card, model and tests: `adze new project NAME --model M --op OWN=OP` "
+            "makes them around an op OWN that begins as a copy of OP"
+        )
+    build(options.dir, ["make", "-C", options.dir, f"PYTHON={sys.executable}", f"HUB_REPO={options.push or ''}"])
     package = options.dir / "package"
-    failed, here = check(package)
-    if failed or (here and options.push and not options.dry_run):
-        sys.exit(f"adze pack: {failed + here} checks failed{', nothing was uploaded' if options.push else ''}")
+    failed, elsewhere = check(package)
+    if failed:
+        nothing = ", nothing was uploaded" if options.push else ""
+        sys.exit(f"adze pack: {failed} of {len(CHECKS)} checks failed{nothing}")
+    if elsewhere and options.push and not options.dry_run:
+        sys.exit("adze pack: it works on this machine and not on others (HERE above), nothing was uploaded")
     if options.push:
         push(package, options.push, options.dry_run)
 

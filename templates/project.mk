@@ -9,8 +9,8 @@ NVCC   ?= $(firstword $(foreach c,nvcc /usr/local/cuda/bin/nvcc,$(shell command 
 CUDA   ?= $(if $(NVCC),$(ADZE_CUDA),0)
 INCLUDE := -include ops.h -I. -I$(ADZE)/include -I$(ADZE)/include/adze -I$(ADZE)/include/adze/cuda \
            -I$(ADZE)/include/adze/check -DADZE_CUDA=$(CUDA)
-GENCODE = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a,code=sm_$a) \
-          $(foreach a,$(CUDA_PTX),-gencode arch=compute_$a,code=compute_$a)
+GENCODE = $(foreach a,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) \
+          $(foreach a,$(if $(filter %_sm90.cu,$<),,$(CUDA_PTX)),-gencode arch=compute_$a,code=compute_$a)
 OPS    := $(patsubst %.c,$(B)/%.o,$(wildcard src/ops/*.c)) \
           $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),\
             $(B)/$s.o $(foreach i,$(ISAS),$(B)/$s.$i.o)) \
@@ -24,6 +24,7 @@ $(B)/$(NAME): $(OPS) $(CHECKS)
 	@echo "  LD    $@"
 	$(Q)$(CC) $(LDFLAGS) $^ $(ADZE)/lib/libadze_cli.a $(ADZE)/lib/libadze_check.a $(ADZE)/lib/libadze.a -o $@ $(LIBS)
 # The ops as a library, and a kernel repository for the Hugging Face Hub made of it (hub/pack.py, `adze pack`).
+# `make package B=build-cpu CUDA=0` adds the variant for a torch without CUDA.
 PYTHON ?= python3
 $(B)/lib$(NAME).a: $(OPS)
 	@rm -f $@
@@ -35,6 +36,7 @@ package: $(B)/lib$(NAME).a
 	  --cuda "$(if $(filter 1,$(CUDA)),$(shell $(NVCC) --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\),.*/\1\2/p'))"
 $(B)/op_list.o: $(SHARE)/src/op_list.c
 $(B)/suite.o: $(SHARE)/check/suite.c
+$(B)/suite.o: INCLUDE += -DADZE_PROGRAM='"$(B)/$(NAME)"'
 compile = $(CC) $(CFLAGS) $(ADZE_CFLAGS) $(INCLUDE)
 $(B)/op_list.o $(B)/suite.o: ops.h Makefile
 	@mkdir -p $(@D)
@@ -67,11 +69,11 @@ $(B)/%.o: %.c Makefile
 	$(Q)$(compile) -c $< -o $@
 
 check: $(B)/$(NAME)
-	$< check
+	$< check $(CHECK)
 bench: $(B)/$(NAME)
 	$< bench
 clean:
-	rm -rf $(B) package
+	rm -rf $(B) build-cpu package
 .DEFAULT_GOAL := all
 .PHONY: all check bench package clean
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -218,7 +218,7 @@ TARGETS = set(
         re.M,
     )
 )
-TOOLS = {"pip", "nsys", "ncu", "export", "cd", "git", "uv", "cc", "vllm", "kernels", "jetson_clocks", "nvpmodel"}
+TOOLS = set("pip nsys ncu cuobjdump export cd git uv cc vllm kernels jetson_clocks nvpmodel".split())
 
 
 def commands(text):

@@ -45,12 +45,13 @@ def adze(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def project(adze, tmp_path_factory):
-    """Packed once. The CPU's kernels are those of this build: their sources are the same."""
+    """Packed once. The CPU's kernels are those of this build, whose sources are the same, but for an own op."""
     folder = tmp_path_factory.mktemp("work")
     ops = ("activation", "gemm", "quantize", "attention")
-    said = run(adze, "new", "project", "ltx-kernels", "--model", "ltx-video", "--op", ",".join(ops), folder=folder)
-    assert "src/cuda/activation.cu" in said and "python benchmark.py" in said
-    project = folder / "ltx-kernels"
+    named = ",".join([*ops, "my_norm=rms_norm"])
+    said = run(adze, "new", "project", "q-kernels", "--model", "qwen3", "--op", named, folder=folder)
+    assert "src/cuda/activation.cu" in said and "src/cuda/my_norm.cu" in said and "python benchmark.py" in said
+    project = folder / "q-kernels"
     (project / "build/src/cpu").mkdir(parents=True)
     for kernel in [path for op in ops for path in (ROOT / "build/src/cpu").glob(f"{op}*.o")]:
         shutil.copy(kernel, project / "build/src/cpu")
@@ -59,7 +60,7 @@ def project(adze, tmp_path_factory):
     os.utime(makefile, (0, 0))
     for op in ops:
         os.utime(project / f"src/cpu/{op}.c", (0, 0))
-    (project / "said").write_text(run(adze, "pack", "--push", "org/ltx-kernels", "--dry-run", folder=project))
+    (project / "said").write_text(run(adze, "pack", "--push", "org/q-kernels", "--dry-run", folder=project))
     return project
 
 
@@ -74,10 +75,10 @@ def test_every_check_passes(project):
 
 def test_a_dry_run_says_what_would_be_uploaded(project):
     said = (project / "said").read_text()
-    assert re.search(r"\d+ files, .* MB, to org/ltx-kernels, branch v1:", said)
+    assert re.search(r"\d+ files, .* MB, to org/q-kernels, branch v1:", said)
     assert "build/torch-stable-abi210-cpu" in said and "build.toml" in said
-    assert "hf upload org/ltx-kernels package . --type kernel --revision v1" in said
-    assert 'get_kernel("org/ltx-kernels", version=1' in (project / "package/README.md").read_text()
+    assert "hf upload org/q-kernels package . --type kernel --revision v1" in said
+    assert 'get_kernel("org/q-kernels", version=1' in (project / "package/README.md").read_text()
 
 
 def test_metadata(project):
@@ -85,14 +86,16 @@ def test_metadata(project):
 
     for path in (project / "package/build").glob("*/metadata.json"):
         metadata = json.loads(path.read_text())
-        assert metadata["name"] == "ltx-kernels" and metadata["id"].startswith("_ltx_kernels_cpu_")
+        assert metadata["name"] == "q-kernels" and metadata["id"].startswith("_q_kernels_cpu_")
         assert metadata["provenance"]["kernel-builder"]["version"].startswith("adze ")
         Metadata.read_from_file(path)
 
 
 def test_it_has_the_ops_of_the_project_alone(project):
     kernel = kernels.get_local_kernel(project / "package")
-    assert [name for name in kernel.__all__ if name.islower()] == ["activation", "attention", "gemm", "quantize"]
+    assert [name for name in kernel.__all__ if name.islower()] == [
+        *("activation", "attention", "gemm", "layers", "my_norm", "quantize")
+    ]
     x = torch.randn(3, 100)
     with torch.no_grad():
         torch.testing.assert_close(kernel.activation(x, "silu"), torch.nn.functional.silu(x))
@@ -124,7 +127,7 @@ def test_a_changed_file_is_found(project, tmp_path):
 
 
 def test_what_hugging_faces_ci_runs(project):
-    local = f"org/ltx-kernels={(project / 'package').resolve()}"
+    local = f"org/q-kernels={(project / 'package').resolve()}"
     said = run(
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "kernels_ci", "package/tests",
         folder=project, LOCAL_KERNELS=local,
@@ -132,15 +135,66 @@ def test_what_hugging_faces_ci_runs(project):
     assert re.search(r"\d+ passed, \d+ skipped", said)
 
 
-def test_benchmark(project):
-    pytest.importorskip("diffusers")
-    said = run(sys.executable, "benchmark.py", "--tiny", "--json", "out.json", folder=project)
-    found = json.loads((project / "out.json").read_text())
-    assert [row["op"] for row in found["rows"]] == ["activation", "gemm", "quantize", "attention", "attention"]
+def test_tests_of_the_project(project):
+    """From its folder they find package/."""
+    said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", folder=project)
+    assert re.search(r"\d+ passed, \d+ skipped", said)
+
+
+@pytest.mark.parametrize("folder", [".", "package/benchmarks"])
+def test_benchmark(project, folder):
+    """Of the project, and as it is published."""
+    pytest.importorskip("transformers")
+    said = run(sys.executable, "benchmark.py", "--tiny", "--json", "out.json", folder=project / folder)
+    found = json.loads((project / folder / "out.json").read_text())
+    assert [row["op"] for row in found["rows"]] == [
+        *("my_norm", "my_norm", "activation", "gemm", "quantize", "attention", "attention")
+    ]
     assert set(found["rows"][0]["us"]) == {"eager", "kernel"} and "torch" in found["rows"][-1]["us"]
-    taken = {"activation": 2, "gemm": 0, "quantize": 0, "attention": 0}
-    assert found["end_to_end"]["taken"] == taken and "ltx-video:  eager" in said
-    assert found["adze_project"] == "ltx-kernels" and found["date"] and found["commit"]
+    assert found["rows"][0]["copy_gbps"] > 0 and found["rows"][-2]["tflops"] > 0
+    whole = found["end_to_end"]
+    assert whole["taken"] == {"activation": 0, "gemm": 15, "quantize": 0, "attention": 2, "my_norm": 9}
+    assert list(whole["ms"]) == ["compile", "eager", "kernel", "kernel + compile"] and "qwen3:  compile" in said
+    assert found["adze_project"] == "q-kernels" and found["date"] and found["commit"]
+
+
+def test_layers(project):
+    """kernelize finds the layer of an own op."""
+    repository = kernels.LocalLayerRepository(project / "package", layer_name="RMSNorm")
+    layer = repository.load()
+    module = torch.nn.Module()
+    module.weight, module.variance_epsilon = torch.rand(64), 1e-6
+    x = torch.randn(3, 64)
+    expected = module.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+    with torch.no_grad():
+        torch.testing.assert_close(layer.forward(module, x), expected)
+    asked = module.weight.requires_grad_()
+    layer.forward(module, x).sum().backward()
+    assert asked.grad is not None
+
+
+def test_a_wrong_kernel_is_not_packed(adze, project, tmp_path):
+    wrong = tmp_path / "wrong"
+    shutil.copytree(project, wrong, ignore=shutil.ignore_patterns("package"))
+    source = wrong / "src/cpu/my_norm.c"
+    rms, layer = "norm_range(context, begin, end, 0)", "norm_range(context, begin, end, 1)"
+    assert rms in source.read_text()
+    source.write_text(source.read_text().replace(rms, layer))
+    said = run(adze, "pack", folder=wrong, status=1)
+    assert "a kernel is wrong" in said and re.search(r"^     build/q-kernels run 'my_norm ", said, re.M)
+    assert not (wrong / "package").exists()
+
+
+def test_a_variant_for_another_torch_is_not_loaded(project, tmp_path):
+    checks = load(ROOT / "hub/project.py", "hub_project")
+    for name, backend in ("torch-stable-abi210-cu130-x86_64-linux", "cu132"), ("tvm-ffi01-cpu-x86_64-linux", "cpu"):
+        (tmp_path / "build" / name).mkdir(parents=True)
+        assert checks.serves(tmp_path, backend) and not checks.serves(tmp_path, "cu126")
+        assert checks.serves(tmp_path, "cpu") == (backend == "cpu")
+    shutil.rmtree(tmp_path / "build")
+    (tmp_path / "build/torch-stable-abi210-cu90-x86_64-linux").mkdir(parents=True)
+    with pytest.raises(checks.Skipped, match=r"torch of this machine is for \w+, and no variant is"):
+        checks.check_loads(tmp_path)
 
 
 def test_a_language_model_generates(adze, tmp_path):
@@ -184,6 +238,10 @@ def test_places_of_the_kernels(model, monkeypatch):
     "arguments, why",
     [
         (["x-y", "--model", "llama", "--op", "embed"], "--op has 'embed', it must be of"),
+        (["x-y", "--model", "llama", "--op", "mine=embed"], "--op has 'embed', it must be of"),
+        (["x-y", "--model", "llama", "--op", "glu=rms_norm"], "glu is an op of adze, yours needs another name"),
+        (["x-y", "--model", "llama", "--op", "rms_norm,mine=rms_norm"], "--op has rms_norm twice"),
+        (["x-y", "--model", "llama", "--op", "Mine=rms_norm"], "'Mine' is no name for an op"),
         (["x-y", "--model", "gpt", "--op", "glu"], "--model is 'gpt', it must be llama|qwen3"),
         (["x_y", "--model", "llama", "--op", "glu"], "is no name for a project"),
         (["x-y", "--op", "glu"], "--model is missing"),
@@ -196,3 +254,12 @@ def test_refusals(tmp_path, arguments, why):
 
 def test_only_a_project_is_packed(adze, tmp_path):
     assert "is no project" in run(adze, "pack", folder=tmp_path, status=2)
+    run(adze, "new", "op", "mine", folder=tmp_path)
+    assert "`adze new project NAME --model M --op OWN=OP`" in run(adze, "pack", folder=tmp_path / "mine", status=2)
+
+
+def test_a_new_op_in_a_project_is_told_its_places(adze, tmp_path):
+    run(adze, "new", "project", "x-y", "--model", "llama", "--op", "glu", folder=tmp_path)
+    said = run(adze, "new", "op", "mine", "--like", "l2_norm", folder=tmp_path / "x-y")
+    assert all(place in said for place in ("model.py", "benchmark.py", "tests/test_kernels.py", "layers.py"))
+    assert "model.py" not in run(adze, "new", "op", "mine", folder=tmp_path)

@@ -20,8 +20,14 @@ def register(kernel):
         causal = attention_mask is None and tokens > 1
         if causal:  # a static cache is empty behind the prompt
             key, value = key[:, :, :tokens], value[:, :, :tokens]
-        out = kernel.attention(query, key, value, attention_mask, scale=scaling, causal=causal)
-        return out.transpose(1, 2).contiguous(), None
+        options = {"scale": scaling, "causal": causal}
+        if torch.compiler.is_compiling():  # Dynamo refuses an out= that is not contiguous
+            out = kernel.attention(query, key, value, attention_mask, **options)
+            return out.transpose(1, 2).contiguous(), None
+        # Written as the model goes on with it, [batch, tokens, heads, dim]: nothing is copied.
+        out = query.new_empty(query.shape[0], tokens, query.shape[1], value.shape[-1])
+        kernel.attention(query, key, value, attention_mask, **options, out=out.transpose(1, 2))
+        return out, None
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)

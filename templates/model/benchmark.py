@@ -2,10 +2,15 @@
 
     adze pack && python benchmark.py [--tiny] [--package FOLDER] [--json FILE] [--skip-model]
 
-Each kernel is compared with the formula in double before it is timed. On a GPU the calls rotate through more memory
-than the cache holds, in a CUDA graph. attention is compared with torch's own, also with each of its backends that
-takes the call. Weights of the model are random. A language model also generates tokens, with generate() of
-transformers and with adze.generate where the Python package adze is installed.
+Each kernel is compared with the formula in double before it is timed. Variants take turns. On a GPU a call is timed
+in a CUDA graph of 20 to 500 calls, which begins with cold caches and does not come back to an input before more
+memory was read than they hold. A share is that of torch's copy of a large tensor in the same run; calls that write
+little may exceed it, and `make bench` has the ceiling of each mix of reads and writes. attention is compared with
+torch's own, also with each of its backends that takes the call; results are laid out as the model needs them.
+
+The model has random weights. It runs as it is, with the kernels, with torch.compile, with both, and on a GPU as CUDA
+graphs, without the time of launches. A language model also generates tokens, with generate() of transformers and with
+adze.generate where the Python package adze is installed.
 
 --installed takes the functions from an installed Python package in the place of package/: {{module}} is this
 project's (pip install -e .), adze has those that it began with.
@@ -29,7 +34,8 @@ import inject
 import model as place
 
 OPS = [{{op_list}}]
-COLD = 300 << 20  # bytes that the calls of a graph rotate through
+COLD = 300 << 20  # bytes that the calls of a graph rotate through: more than any cache holds
+CALLS = 20, 500  # of a graph: fewer measure its launch, more take long to capture
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -69,6 +75,27 @@ def attended(q, k, v, backend=None):
         return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=few_kv)
 
 
+def laid_out(function, *inputs):
+    """torch's attention and the copy that the model makes of its result; free where it lies so already."""
+    return function(*inputs).transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def attend(kernel, q, k, v):
+    """This project's, as attention.py calls it: written as the model goes on with it."""
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
+    return kernel.attention(q, k, v, causal=q.shape[2] > 1, out=out)
+
+
+def flops(op, shapes):
+    """Those of a call that may be bound by arithmetic; 0 of others, which move memory."""
+    if op == "gemm":
+        return 2 * shapes[0][0] * shapes[0][1] * shapes[1][0]
+    if op != "attention" or shapes[0][2] == 1:
+        return 0
+    batch, heads, queries, dim = shapes[0]
+    return 4 * batch * heads * dim * queries * (queries + 1) / 2  # a query sees itself and what is before it
+
+
 def attention_cases(kernel, tiny):
     """A prompt, and a token after some others."""
     heads, kv_heads, dim = (place.SHAPES[name] for name in ("heads", "kv_heads", "head_dim"))
@@ -77,7 +104,7 @@ def attention_cases(kernel, tiny):
             f"attention, {queries} of {keys}",
             "attention",
             attended,
-            lambda q, k, v: kernel.attention(q, k, v, causal=q.shape[2] > 1),
+            functools.partial(attend, kernel),
             [(1, heads, queries, dim), (1, kv_heads, keys, dim), (1, kv_heads, keys, dim)],
         )
 
@@ -162,13 +189,13 @@ def peers(op, formula, inputs, tiny):
     """What the kernel is compared with, by name."""
     if op != "attention":
         return {"eager": formula} | ({} if tiny else {"compile": torch.compile(formula, dynamic=False)})
-    found = {"torch": formula}
+    found = {"torch": functools.partial(laid_out, formula)}
     with warnings.catch_warnings():  # torch says in warnings why a backend refuses
         warnings.simplefilter("ignore")
         for name, backend in BACKENDS.items():
             try:
                 formula(*inputs, backend=backend)
-                found[name] = functools.partial(formula, backend=backend)
+                found[name] = functools.partial(laid_out, functools.partial(formula, backend=backend))
             except RuntimeError:  # this backend does not take the call
                 continue
     return found
@@ -181,76 +208,132 @@ def error(got, exact):
     return ((got.double() - exact).abs().max() / exact.abs().max()).item()
 
 
-def time_cpu(call, sets):
-    call(*sets[0])
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        call(*sets[0])
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e6
+# ---- Time ----
 
 
-def time_gpu(call, sets):
-    """Microseconds of a call: every set once in a graph, the median of several replays."""
+def captured(run):
+    """A function that replays the work of `run` as a CUDA graph."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        held = [call(*inputs) for inputs in sets]
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        held = [call(*inputs) for inputs in sets]
-    times = []
+        held = run()
+    return lambda: (graph.replay(), held)[1]
+
+
+def in_turns(ways, rounds, before=lambda name: None, device="cpu"):
+    """{name: microseconds} of functions that take turns: the median, after a round that does not count."""
+    times = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, run in ways.items():
+            before(name)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if turn:
+                times[name].append((time.perf_counter() - start) * 1e6)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def over(call, sets, count):
+    """A function of `count` calls, which takes the sets in turn. Results are kept until their set comes again, so
+    that they do not all lie in the same memory."""
+
+    def run():
+        held = [None] * len(sets)
+        for i in range(count):
+            held[i % len(sets)] = call(*sets[i % len(sets)])
+        return held
+
+    return run
+
+
+def time_calls(ways, one, size, device):
+    """{name: microseconds of one call}; `size` is the bytes of the inputs."""
+    if device != "cuda":
+        return in_turns({name: functools.partial(call, *one) for name, call in ways.items()}, 7)
+    sets = [one] + [[t.clone() for t in one] for _ in range(min(COLD // size, CALLS[1] - 1))]
+    count = max(CALLS[0], len(sets))
+    graphs = {name: captured(over(call, sets, count)) for name, call in ways.items()}
+    other = torch.zeros(COLD // 4, dtype=torch.int32, device=device)
+    times = {name: [] for name in ways}
     for _ in range(9):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(held))
-    return statistics.median(times)
+        for name, replay in graphs.items():
+            other.sum()  # the caches have this now, and nothing that must be written back
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            replay()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1e3 / count)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def copy_rate(device):
+    """GB/s, read and written together, of torch's copy of a large tensor."""
+    x = torch.zeros((256 if device == "cuda" else 64) << 18, dtype=torch.int32, device=device)
+    y, size = torch.empty_like(x), 2 * x.numel() * x.element_size()
+    return size / time_calls({"copy": lambda x: y.copy_(x)}, [x], size, device)["copy"] / 1e3
 
 
 def alone(kernel, options, device, dtype):
+    copy = copy_rate(device)
+    print(f"copy: {copy:.0f} GB/s", flush=True)
     for name, op, formula, call, shapes in cases(kernel, options.tiny):
         one = [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
         size = sum(t.numel() * t.element_size() for t in one)
-        sets = [one] + [[t.clone() for t in one] for _ in range(COLD // size if device == "cuda" else 0)]
         exact = formula(*(t.double() for t in one))
         result = call(*one)
         got, eager = error(result, exact), error(formula(*one), exact)
         assert got <= 2 * eager + torch.finfo(dtype).eps, (
             f"{name} is wrong: {got:.3g}, the formula in {dtype}: {eager:.3g}"
         )
-        timed = time_gpu if device == "cuda" else time_cpu
-        variants = {"kernel": call, **peers(op, formula, one, options.tiny)}
-        us = {variant: timed(run, sets) for variant, run in variants.items()}
+        us = time_calls({"kernel": call, **peers(op, formula, one, options.tiny)}, one, size, device)
         moved = size + sum(t.numel() * t.element_size() for t in (result if isinstance(result, tuple) else [result]))
         row = {"case": name, "op": op, "shapes": shapes, "us": us, "gbps": moved / us["kernel"] / 1e3, "error": got}
+        row |= {"copy_gbps": copy, "tflops": flops(op, shapes) / us["kernel"] / 1e6}
         times = "  ".join(f"{variant} {value:.2f} us" for variant, value in us.items())
-        print(f"{name:<22} {times}  {row['gbps']:.0f} GB/s", flush=True)
+        rate = f"{row['gbps']:.0f} GB/s" + (f", {row['gbps'] / copy:.0%} of copy" if device == "cuda" else "")
+        rate += f", {row['tflops']:.1f} TFLOP/s" if row["tflops"] else ""
+        print(f"{name:<22} {times}  {rate}", flush=True)
         yield row
 
 
 def end_to_end(kernel, options, device, dtype):
+    """Milliseconds of a step. The compiled ones do not take turns: the compiler is told of one state of the model."""
     model, step = place.build(options.tiny, device, dtype)
+    expected, rounds, taken = step(), 3 if options.tiny else 11, {}
+    compiler = {"backend": "eager"} if options.tiny else {"dynamic": False}
+    us, graphs, difference = {}, {}, 0.0
 
-    def timed():
-        times = []
-        for _ in range(4 if options.tiny else 12):
-            start = time.perf_counter()
-            step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[1:]) * 1e3
+    def set_to(name):
+        inject.remove(model)
+        if name.startswith("kernel"):
+            taken.update(inject.inject(model, kernel, OPS))
 
-    expected, ms = step(), {"eager": timed()}
-    taken = inject.inject(model, kernel, OPS)
-    got, ms["kernel"] = step(), timed()
-    difference = (got.float() - expected.float()).abs().max().item()
-    inject.remove(model)
+    for name, compiled in ("eager", "compile"), ("kernel", "kernel + compile"):
+        set_to(name)
+        difference = max(difference, (step().float() - expected.float()).abs().max().item())
+        torch._dynamo.reset()
+        us |= in_turns({compiled: torch.compile(step, **compiler)}, rounds, device=device)
+        if device == "cuda":
+            try:
+                graphs[f"{name} + graph"] = captured(step)
+            except RuntimeError as why:
+                print(f"{name} + graph is left out: {str(why).splitlines()[0]}")
+    torch._dynamo.reset()
+    us |= in_turns(dict.fromkeys(("eager", "kernel"), step), rounds, set_to, device)
+    us |= in_turns(graphs, rounds, device=device)
+    set_to("eager")
     assert torch.equal(step(), expected), "the model is as it was"
+    ms = {name: value / 1e3 for name, value in sorted(us.items())}
     print(f"{place.NAME}: {taken}, largest difference {difference:.3g} of {expected.abs().max():.3g}")
     print(f"{place.NAME}:", *(f"{name} {value:.2f} ms" for name, value in ms.items()), sep="  ", flush=True)
     found = {"model": place.NAME, "taken": taken, "difference": difference, "ms": ms}
@@ -327,6 +410,12 @@ def generated(kernel, model, options):
     return {"prompt": ids.shape[1], "tokens": count, "ways": rows}
 
 
+def package_here():
+    """package/ of the project; in a repository of the Hub this file is in its folder benchmarks/."""
+    package = pathlib.Path(__file__).resolve().with_name("package")
+    return package if package.exists() else package.parents[1]
+
+
 def kernel_of(options):
     if options.installed:
         return importlib.import_module(options.installed)
@@ -369,7 +458,7 @@ def record(options, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small shapes and a small model, for tests")
-    parser.add_argument("--package", type=pathlib.Path, default=pathlib.Path(__file__).with_name("package"))
+    parser.add_argument("--package", type=pathlib.Path, default=package_here())
     parser.add_argument("--json", type=pathlib.Path, help="record the results")
     parser.add_argument("--skip-model", action="store_true", help="the kernels alone")
     parser.add_argument("--installed", metavar="MODULE", help="an installed Python package instead of package/")

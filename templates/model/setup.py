@@ -14,7 +14,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 class Build(build_py):
     def run(self):
         subprocess.run(["make", "-C", str(HERE), "package"], check=True)
-        variant = next((HERE / "package/build").glob("torch-stable-abi*"))
+        variants = (HERE / "package/build").glob("torch-stable-abi*")
+        variant = max(variants, key=lambda path: path.stat().st_mtime)  # what make has just made
         shutil.rmtree(HERE / "{{module}}", ignore_errors=True)
         shutil.copytree(variant, HERE / "{{module}}")
         super().run()

@@ -7,14 +7,17 @@ import pytest
 import torch
 from kernels import get_kernel, get_local_kernel
 
-PACKAGE = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "package" if (ROOT / "Makefile").exists() else ROOT  # of the project, or the repository on the Hub
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(scope="session")
 def kernel():
-    """The repository that LOCAL_KERNELS names, or the folder of this test."""
+    """The repository that LOCAL_KERNELS names, or the package that this test belongs to."""
     name = os.environ.get("LOCAL_KERNELS", "").partition("=")[0]
+    if not name and not PACKAGE.exists():
+        pytest.fail(f"{PACKAGE} is not there: `adze pack` makes it")
     return get_kernel(name, version=1) if name else get_local_kernel(PACKAGE)
 
 
@@ -66,6 +69,28 @@ def test_formula(kernel, op, shape):
     x = randn(*shape)
     with torch.no_grad():
         torch.testing.assert_close(call(kernel, x), formula(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("queries, keys", [(33, 33), (1, 65)])
+@pytest.mark.parametrize("heads, kv_heads, dim", [(32, 8, 128), (4, 4, 64)])
+def test_attention_of_bf16(kernel, queries, keys, heads, kv_heads, dim):
+    """A prompt, where a token sees itself and those before it, and a token after others. Twice something is rounded to
+    bf16: the weights of the softmax, each by a unit u at most, and the result. Scores and sums are floats, whose errors
+    are below 2^-12 of a weight."""
+    if not hasattr(kernel, "attention"):
+        pytest.skip("attention is not of this package")
+    shapes = (2, heads, queries, dim), (2, kv_heads, keys, dim), (2, kv_heads, keys, dim)
+    q, k, v = (torch.randn(shape, device=DEVICE).bfloat16() for shape in shapes)
+    with torch.no_grad():
+        got = kernel.attention(q, k, v, causal=queries > 1).double()
+    wide, u = (q.double(), k.double()), torch.finfo(torch.bfloat16).eps / 2
+    exact, terms = (
+        torch.nn.functional.scaled_dot_product_attention(*wide, each, is_causal=queries > 1, enable_gqa=True)
+        for each in (v.double(), v.double().abs())
+    )
+    rounded = u * exact.abs() + (1 + u) * (u + 2**-12) * terms
+    assert ((got - exact).abs() <= rounded).all()
 
 
 @pytest.mark.kernels_ci
