@@ -345,8 +345,10 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const bool aligned = norm_alike(g, OUT, OUT, sizeof(T));
     const int64_t vectors = aligned ? ceil_div(g.dim, VEC<T>) : shifted_most<T>(g.dim);
     const int64_t most = (int64_t)clusters * SHIFTED_THREADS * SHIFTED_LONG;
-    /* Single floats are wide enough where a row has whole warps. */
-    const bool preferred = (g.width < 16 || g.loose) && g.dim >= VEC<T> && (sizeof(T) < 4 || vectors <= 64);
+    /* On an H200 (2026-11-17) it is faster where only parameters are off a border, and for few long rows, whose
+       clusters fill the GPU; norm_any's units are as fast or faster for many rows, and in f32. */
+    const bool long_rows = sizeof(T) < 4 && vectors > ANY_THREADS && rows < sm_count;
+    const bool preferred = g.dim >= VEC<T> && (g.loose || (g.width < 16 && long_rows));
     if (!s.takes(variant, !modulated && rows_are_simple(g.rows) && vectors <= most, preferred))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
