@@ -49,7 +49,7 @@ static void outputs(void *args)
     a->out.shape[1] = k_of(a);
 }
 
-/* The product has so few bits that a double holds it. */
+/* The product, which a double holds, rounded to float; what is stored is the nearest number of out's dtype. */
 static void reference_at(const void *args, int sums, int output, int64_t n, const int64_t *index, adze_value *out)
 {
     const adze_dequantize_args *a = args;
@@ -57,8 +57,7 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
     (void)sums, (void)output;
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = index ? index[i] : i;
-        const double product = adze_round_to(ADZE_F32, weight_at(&q, at / q.k, at % q.k));
-        out[i] = adze_exact(adze_round_to(a->out.dtype, product));
+        out[i] = adze_exact(adze_round_to(ADZE_F32, weight_at(&q, at / q.k, at % q.k)));
     }
 }
 
