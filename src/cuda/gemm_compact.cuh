@@ -18,6 +18,8 @@
 #include "mma.cuh"
 #include "reduce.cuh"
 
+#include <algorithm>
+
 enum compact_scales { ROW_SCALES, F16_SCALES, BF16_SCALES, F32_SCALES }; /* of whole rows; of groups, by dtype */
 
 template <int WARPS_, int STAGES_, int AHEAD_, int DEPTH_, int BLOCKS_, int TOKEN_TILES_, weight_format FORMAT_,
