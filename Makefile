@@ -269,6 +269,7 @@ cuda-objects: $(filter %.cu.o,$(LIB) $(HARNESS))
 # For a folder that the loader does not search, install prints what programs need.
 I := $(DESTDIR)$(PREFIX)
 LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
+STRIP   ?= strip
 install: $(if $(wildcard $(B)/adze),,all)
 	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include/adze/ops" "$(I)/include/adze/cpu" "$(I)/include/adze/cuda" \
 	  "$(I)/include/adze/check" "$(I)/share/adze/check"
@@ -283,6 +284,7 @@ install: $(if $(wildcard $(B)/adze),,all)
 	tar -cf - --exclude=__pycache__ --exclude='*.so' include src bind hub python/adze/operators \
 	  python/adze/hosts/tvm_ffi.py LICENSE Makefile | tar -xf - -C "$(I)/share/adze"
 	install -m 755 $(SO) "$(I)/lib"
+	-$(STRIP) --strip-debug "$(I)/lib/$(notdir $(SO))" "$(I)/bin/adze"
 	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
 	ln -sf $(SONAME) "$(I)/lib/libadze.so"
 	sed 's|@PREFIX@|$(PREFIX)|; /^prefix=/s/ /\\ /g' $(B)/adze.pc > "$(I)/lib/pkgconfig/adze.pc"

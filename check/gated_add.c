@@ -115,6 +115,11 @@ static const char *const gpu[] = {
     "x=$[601,1002]@+2 residual=$[601,1002] gate=f32[601,1002] gate_table=$[1002] rounding=2",
     "x=$[601,1001] residual=$[601,1001] gate=f32[1001] gate_table=f32[1001]@+1",
     "out=$[20011:22,21:1] x=$[20011,21] residual=$[20011,21] gate=$[20011,21] rounding=2",
+    /* rows without gaps: vectors go across them */
+    "x=$[2,601,1128]@+1 residual=$[2,601,1128]@+1 gate=$[2,1,1128]",
+    "x=$[2,601,743] residual=$[2,601,743] gate=f32[2,1,743]@+1 gate_table=$[743]@+3 rounding=2",
+    "x=$[601,1001]@+3 residual=$[601,1001] gate=$[601,1001]@+1",
+    "out=$[3:13000,601:21,21:1]@+1 x=$[3:13001,601:21,21:1] residual=$[3:12999,601:21,21:1] gate=$[3,1,21]",
     NULL,
 };
 

@@ -158,7 +158,15 @@
         "x=$[3,5002] residual=$[3,5002] scale=$[1,5002] eps=1e-6 rounding=8",                                        \
         "x=$[3,3001] residual=$[3,3001] shift=$[1,3001] eps=1e-6 rounding=8",                                        \
         "x=$[3,9001] residual=$[3,9001] weight=$[9001] eps=1e-6 rounding=8",                                         \
-        "x=$[3,12008] residual=$[3,12008] weight=$[12008] eps=1e-6 rounding=8"
+        "x=$[3,12008] residual=$[3,12008] weight=$[12008] eps=1e-6 rounding=8", /* only the weight off alignment */  \
+        "x=$[8501,200] weight=$[200]@+1 eps=1e-6", "x=$[17001,24] weight=$[24]@+3 bias=f32[24]@+1 eps=1e-6",         \
+        "x=$[1061,4096] residual=$[1061,4096] weight=f32[4096]@+1 eps=1e-6 values:mean", /* vectors of two rows */   \
+        "x=$[17001,33]@+3 residual=$[17001,33] weight=$[33] eps=1e-6", "x=$[8501,132]@+4 weight=$[132] eps=1e-6",    \
+        "x=$[8501,101] residual=$[8501,101] weight=$[101] eps=1e-6 rounding=8",                                      \
+        "x=$[37,301] eps=1e-6 values:special",                                                                       \
+        "out=$[37:136,123:1] x=$[37:136,123:1] weight=$[123]@+1 bias=$[123] eps=1e-6 values:mean",                   \
+        "x=$[5:34586,33930:1]@+7 residual=$[5:54066,33930:1] weight=$[33930] eps=1e-6", "x=$[301,9001]@+5 eps=1e-6", \
+        "x=$[139,90454] weight=f32[90454] bias=$[90454]@+3 eps=1e-6"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

@@ -286,6 +286,24 @@ typedef struct adze_quantize_args {
 } adze_quantize_args;
 ADZE_API adze_status adze_quantize(adze_stream stream, const adze_quantize_args *args);
 
+/* dequantize: out[i, j] = (q - zero) * scale, the numbers that a quantised weight of gemm stands for. The product is
+   rounded to float, and then to out's dtype: as torch multiplies. Infinities and NaN come out as the formula has
+   them. A packed weight has two numbers for each byte of a row, or one less: k says which. */
+typedef struct adze_dequantize_args {
+    adze_call call;
+    adze_tensor out;    /* [n, k], of out_dtype */
+    adze_tensor w;      /* [n, k], or [n, (k + 1) / 2] with ADZE_FORMAT_U4: i8, f8e4m3, u8 */
+    adze_tensor scale;  /* [1], [n], or [n / group_rows, k / group] rounded up: f32, f16, bf16 */
+    adze_tensor zero;   /* as scale, u8; with ADZE_FORMAT_U4, and then optional */
+    int32_t group;      /* 0: a scale is for whole rows; or 32, 64, 128 columns */
+    int32_t group_rows; /* 0 means 1; f8e4m3: 128, with group 128 */
+    int32_t format;     /* ADZE_FORMAT_DTYPE or ADZE_FORMAT_U4 */
+    int32_t k;          /* 0: as many columns as rows of w have numbers */
+    int32_t out_dtype;  /* 0 means f32; or f16, bf16 */
+    int32_t reserved;   /* zero */
+} adze_dequantize_args;
+ADZE_API adze_status adze_dequantize(adze_stream stream, const adze_dequantize_args *args);
+
 /* ---- Attention ---- */
 
 /* attention: out[i] = sum of w[i,j] v[j] over the keys j that query i sees, w[i,j] = exp(s[i,j]) / sum of

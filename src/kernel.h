@@ -14,7 +14,8 @@ extern "C" {
 /* clang-format off */
 #    define ADZE_OPS(X)                                                                                              \
         X(rms_norm) X(layer_norm) X(group_norm) X(gated_add) X(activation) X(glu) X(softmax) X(gemm) X(quantize)     \
-        X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table) X(embed) X(kv_append) X(sample)
+        X(dequantize) X(attention) X(attention_merge) X(rope) X(qk_norm_rope) X(rope_table) X(embed) X(kv_append)    \
+        X(sample)
 /* clang-format on */
 #endif
 

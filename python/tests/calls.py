@@ -23,6 +23,8 @@ def _calls():
     modulated = dict(
         zip(("gate", "scale", "shift", "gate_table", "scale_table", "shift_table"), rows + row, strict=True)
     )
+    stored = random.integers(-128, 128, (20, 65), np.int8)
+    fours, zeros = stored.view(np.uint8), random.integers(0, 16, (20, 5), np.uint8)
     ids = np.array([[3, 0, 19], [7, 3, 1]], np.int32)
     seed, lengths = np.array([5], np.int32), np.array([0, 2], np.int32)
     cache = {"q": randn(2, 4, 3, 16), "lengths": lengths, "norm": True, "table_by_slot": True}
@@ -63,6 +65,9 @@ def _calls():
         ("quantize", (x, "u4"), {"group": 32, "zero_points": True, "scale_dtype": "float16"}),
         ("quantize", (x[0], "f8e4m3"), {"group": 128, "group_rows": 128, "scale_dtype": "bfloat16"}),
         ("quantize", (x, "f8e4m3"), {"group_rows": -1}),
+        ("dequantize", (stored, np.array([0.03], np.float32)), {}),
+        ("dequantize", (fours, randn(20, 5), zeros), {"group": 32, "format": "u4", "dtype": "bfloat16"}),
+        ("dequantize", (fours, randn(20)), {"format": "u4", "k": 129, "dtype": "float16"}),
         ("attention", (heads, keys, values), {"causal": True, "window": 4, "need_lse": True}),
         ("attention", (heads, keys, values, randn(1, 1, 5, 7)), {"scale": 0.3, "softcap": 5.0, "sinks": randn(4)}),
         ("attention", (heads[:0], keys[:0], values[:0]), {}),

@@ -26,7 +26,7 @@ LANGUAGE = {
     "gemma3": lambda: hf.Gemma3TextConfig(**_HEAD, sliding_window=16),
     "phi3": lambda: hf.Phi3Config(**_LM, pad_token_id=0),
     "phi": lambda: hf.PhiConfig(**{**_LM, "num_key_value_heads": 2}),
-    "gpt2": lambda: hf.GPT2Config(vocab_size=128, n_positions=128, n_embd=128, n_layer=2, n_head=2),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=128, n_positions=512, n_embd=128, n_layer=2, n_head=2),
     "gpt_neox": lambda: hf.GPTNeoXConfig(**_NEOX),
     "gpt_neox_sequential": lambda: hf.GPTNeoXConfig(**_NEOX, use_parallel_residual=False),
     "falcon": lambda: hf.FalconConfig(**_FALCON, multi_query=True, parallel_attn=True, alibi=False),

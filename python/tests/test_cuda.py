@@ -196,22 +196,27 @@ def test_a_graph_of_a_patched_model():
 
 
 def test_generate_replays_a_graph():
-    """One graph for all steps of two calls; the tokens are those of the step without a graph."""
+    """One graph for all steps of three calls, one for the prompts after the first. The tokens are those that the
+    modules make without a graph."""
     pytest.importorskip("transformers")
     from adze.generation import decode
     from lively import lively
 
     model = lively("qwen3")
     cache, found = adze.Cache(model, 64, page=16), []
-    for graphed in (True, True, False):
+    for graphed in (True, True, True, False):
         if not graphed:
             decode._runners[cache] = {key: handle.module for key, handle in decode._runners[cache].items()}
         found.append(list(adze.generate(model, [[5, 6, 7], [9]], 20, stop=(), cache=cache)))
         cache.reset()
         if graphed:
-            (handle,) = decode._runners[cache].values()
-            assert not handle.refused and [graph.replays for graph in handle.captured.values()] == [19 * len(found)]
-    assert found[0] == found[1] == found[2]
+            replays = {}
+            for handle in decode._runners[cache].values():
+                assert not handle.refused
+                replays[type(handle.module)] = [graph.replays for graph in handle.captured.values()]
+            prompts = {decode._Prompt: [len(found) - 1]} if len(found) > 1 else {}
+            assert replays == {decode._Step: [19 * len(found)], **prompts}
+    assert found[0] == found[1] == found[2] == found[3]
 
 
 def test_reduce_overhead_decodes_in_graphs():

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import os
 
 import pytest
 
@@ -16,7 +17,7 @@ from adze.graphs.module_state import ModuleState  # noqa: E402
 from device import Watch, generator  # noqa: E402
 from lively import lively, needs_kernels, passes, prompt  # noqa: E402
 
-TOKENS = 40
+TOKENS = int(os.environ.get("ADZE_TEST_TOKENS", "40"))  # 256 before a release, which takes half an hour
 
 
 def greedy(model, arguments, tokens=TOKENS, **options):
@@ -261,23 +262,55 @@ def test_a_step_is_captured_once():
     model, gpu = lively("llama"), torch.device("cuda")
     cache = adze.Cache(model, 40)
     first = list(adze.generate(model, [5, 6], 5, stop=(), cache=cache))
-    handle = decode._runner(model, cache, None, gpu)
-    assert handle is decode._runner(model, cache, None, gpu)  # that of the call before
+    handle = decode._step(model, cache, None, gpu)
+    assert handle is decode._step(model, cache, None, gpu)  # that of the call before
     cache.reset()
     with Watch() as watch:
         assert list(adze.generate(model, [5, 6], 5, stop=(), cache=cache)) == first
-    assert watch.adze and decode._runner(model, cache, None, gpu) is handle
+    assert watch.adze and decode._step(model, cache, None, gpu) is handle
     other = adze.Cache(model, 40)
     list(adze.generate(model, [5, 6], 5, stop=(), cache=other))
-    assert decode._runner(model, other, None, gpu) is not handle
+    assert decode._step(model, other, None, gpu) is not handle
     del decode._runners[other]
-    made = decode._runner(model, other, None, gpu)
+    made = decode._step(model, other, None, gpu)
     assert isinstance(made, GraphHandle) and type(made.module) is decode._Step
     gc.collect()
     count = len(decode._runners)
     del other, made
     gc.collect()
     assert len(decode._runners) == count - 1
+
+
+@pytest.mark.parametrize("count, chunk, room, want", [
+    (512, 512, 512, [512]),
+    (1100, 512, 4096, [512, 512, 128]),
+    (1100, 512, 1151, [512, 512, 76]),  # 128 do not fit
+    (3, 512, 4096, [16]),
+    (3, 512, 15, [3]),
+    (7, 5, 100, [5, 5]),
+])  # fmt: skip
+def test_parts_of_a_prompt(count, chunk, room, want):
+    assert decode._sizes(count, chunk, room) == want
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt_oss"])
+def test_prompts_in_parts_of_few_sizes(name, monkeypatch):
+    """As on a GPU: what is rounded up is not seen, and a second prompt runs by what a graph would be captured of."""
+    model, rows = lively(name), [[7, 3, 9, 4, 8, 1, 5], [6, 2, 11]]
+    want = list(adze.generate(model, rows, 12, stop=()))
+    monkeypatch.setattr(decode, "_graphs", lambda device: True)
+    monkeypatch.setattr(decode, "_LEAST", 4)
+    cache, seen, forward = adze.Cache(model, 40), [], decode._Prompt.forward
+    monkeypatch.setattr(
+        decode._Prompt, "forward", lambda self, ids, *rest: seen.append(ids.shape[1]) or forward(self, ids, *rest)
+    )
+    for prompts in range(1, 4):
+        assert list(adze.generate(model, rows, 12, stop=(), cache=cache, chunk=4)) == want
+        assert seen == [4, 4] * prompts
+        handles = [run for run in decode._runners[cache].values() if type(run.module) is decode._Prompt]
+        assert len(handles) == (prompts > 1) and all(isinstance(handle, GraphHandle) for handle in handles)
+        cache.reset()
 
 
 # ---- adze.patch ----

@@ -50,7 +50,7 @@ def samples(dtype):
     image = randn(2, 8, 4, 4, dtype=dtype)
     heads, keys, lse = q.transpose(1, 2), k.transpose(1, 2), randn(2, 3)
     pos, freq = torch.arange(6)[:, None], torch.linspace(1, 0.01, 8)
-    empty = torch.empty_like
+    empty, packed = torch.empty_like, (wide.abs() * 50).to(torch.uint8)[:, :32].contiguous()
     ids, seed = torch.arange(6).view(2, 3), torch.tensor([3])
     caches = [randn(2, 2, 9, 16, dtype=dtype, seed=5) for _ in range(2)]
     tokens = (
@@ -87,6 +87,8 @@ def samples(dtype):
         ("quantize.default", (x, 5), {}),
         ("quantize.zero", (x, 11), {"format": 1, "group": 32, "zero_points": 1, "scale_dtype": 2}),
         ("quantize.out", (x, 5), {"out": empty(x, dtype=torch.int8), "scale": torch.empty(2, 3)}),
+        ("dequantize.default", (packed, randn(24, 2), None, 32), {"format": 1, "k": 63, "out_dtype": 3}),
+        ("dequantize.out", (packed.view(torch.int8), randn(24)), {"out": torch.empty(24, 32)}),
         ("attention.default", (heads, keys, keys), {"causal": 1}),
         ("attention.lse", (heads, keys, keys[..., :8]), {"scale": 0.5}),
         ("attention.out", (heads, keys, keys), {"out": empty(heads), "lse": torch.empty(2, 4, 5)}),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adze
+from adze.operators import ops
 from adze.quantization import formats
 from adze.quantization.weight import KINDS, dequantized, quantized
 from device import here
@@ -301,12 +302,29 @@ def test_on_the_default_device():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_dequantized_in_place(kind, zero_points, dtype):
-    """A weight that is made in its own dtype has the numbers of the formula in float32, rounded once."""
+def test_dequantized(kind, zero_points, dtype, monkeypatch):
+    """The op and torch make the same bits: those of the formula in float32, rounded once."""
     if zero_points and not kind.startswith("int4"):
         pytest.skip("only 4 bits have zeros")
-    for n, k in ((5, 128), (130, 256), (3, 200)):  # 200: a last group that is not whole
+
+    def bits(numbers):
+        whole = torch.int32 if dtype == torch.float32 else torch.int16
+        return torch.where(numbers.isnan(), 0, numbers).view(whole), numbers.isnan()
+
+    def agree(made, k):
+        want = bits(dequantized(made, k, torch.float64).to(dtype))
+        for has_kernel in (True, False):
+            monkeypatch.setattr(ops, "has_kernel", lambda op, device, found=has_kernel: found)
+            got = dequantized(made, k, dtype)
+            assert got.shape == (made.q.shape[0], k) and got.dtype == dtype
+            assert all(map(torch.equal, bits(got), want))
+        monkeypatch.undo()
+
+    for n, k in ((5, 128), (130, 256), (3, 200), (4, 99)):  # 200: a last group that is not whole
         made = quantized(torch.randn(n, k), kind, zero_points)
         made = made._replace(**{name: part.to(here()) for name, part in made._asdict().items() if part is not None})
-        want = dequantized(made, k, torch.float64).to(dtype)
-        assert torch.equal(dequantized(made, k, dtype), want)
+        agree(made, k)
+        made.q.view(torch.uint8).random_(0, 256)  # every number that bytes hold, NaN of float8_e4m3fn too
+        extremes = torch.tensor([2.0**-130, -3e38, 0, 1e-3, float("inf")]).repeat(made.scale.numel())
+        made.scale.view(-1).copy_(extremes[: made.scale.numel()])
+        agree(made, k)

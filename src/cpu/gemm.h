@@ -51,17 +51,6 @@ INLINE int64_t least(int64_t a, int64_t b)
 
 /* ---- The call ---- */
 
-static inline scales scales_of(const adze_gemm_args *a, const adze_tensor *scale, const adze_tensor *zero, int64_t k)
-{
-    return (scales){.scale = scale->data,
-                    .zero = zero->dtype ? zero->data : NULL,
-                    .group = a->group ? a->group : k + 1,
-                    .group_rows = a->group_rows ? a->group_rows : 1,
-                    .row_stride = scale->shape[0] == 1 && scale->rank == 1 ? 0 : scale->stride[0],
-                    .zero_stride = zero->shape[0] == 1 && zero->rank == 1 ? 0 : zero->stride[0],
-                    .dtype = scale->dtype};
-}
-
 static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
 {
     const adze_tensor *const tensors[GEMM_TENSORS] = {&a->x, &a->out, &a->out2, &a->out3, &a->residual, &a->gate};
@@ -82,7 +71,7 @@ static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
         const int64_t n = w[i]->shape[w[i]->rank - 2];
         c->weight[i] = (gemm_weight){.w = *w[i],
                                      .bias = *bias[i],
-                                     .scales = scales_of(a, scale[i], zero[i], c->k),
+                                     .scales = scales_of(scale[i], zero[i], a->group, a->group_rows, c->k),
                                      .n = n,
                                      .column = a->separate ? 0 : column,
                                      .out = a->separate ? OUT + i : OUT};

@@ -11,6 +11,18 @@ typedef struct scales { /* of a weight; scale[i / group_rows * row_stride + j / 
     int64_t group, group_rows, row_stride, zero_stride;
     int dtype;
 } scales;
+/* Those of a weight with k columns; group and group_rows as a call has them. */
+static inline scales scales_of(const adze_tensor *scale, const adze_tensor *zero, int32_t group, int32_t group_rows,
+                               int64_t k)
+{
+    return (scales){.scale = scale->data,
+                    .zero = zero->dtype ? zero->data : NULL,
+                    .group = group ? group : k + 1,
+                    .group_rows = group_rows ? group_rows : 1,
+                    .row_stride = scale->shape[0] == 1 && scale->rank == 1 ? 0 : scale->stride[0],
+                    .zero_stride = zero->shape[0] == 1 && zero->rank == 1 ? 0 : zero->stride[0],
+                    .dtype = scale->dtype};
+}
 
 /* The order of elements in which thirty-two of a kind are loaded, as that of row32.h for a dtype. */
 INLINE int order_of(int kind)

@@ -50,29 +50,16 @@ __device__ __forceinline__ void bulk_expect(uint32_t barrier, uint32_t bytes)
 }
 
 /* Copies `bytes`, a multiple of 16, between 16-byte aligned addresses. The barrier's phase ends when they are there.
-   The first one is of bytes that were said to the barrier before. */
-__device__ __forceinline__ void bulk_copy_expected(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+ */
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
+    bulk_expect(barrier, bytes);
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 #else
     (void)to, (void)from, (void)bytes, (void)barrier;
-#endif
-}
-__device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
-{
-    bulk_expect(barrier, bytes);
-    bulk_copy_expected(to, from, bytes, barrier);
-}
-/* Brings them into L2, for a later copy. */
-__device__ __forceinline__ void bulk_prefetch(const void *from, uint32_t bytes)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#else
-    (void)from, (void)bytes;
 #endif
 }
 /* Waits for the end of the barrier's phase of this parity: 0 for its first one. */

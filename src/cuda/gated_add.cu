@@ -3,7 +3,7 @@
    A block works on a piece of a row, or on several short rows: blockDim.x threads per row, blockDim.y rows. A thread
    has UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are 16-byte
    vectors where rows are aligned. Where they are not, vectors are shifted (shifted.cuh) or units are narrower
-   (unit.cuh). */
+   (unit.cuh). The rows of dense tensors are read as one long row, whose gate repeats. */
 #include "launch.cuh"
 #include "rows.cuh"
 #include "shifted.cuh"
@@ -13,7 +13,7 @@
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
 constexpr int THREADS = 128; /* of a block, at most */
 
-enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL };
+enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE };
 constexpr adze_variant VARIANTS[] = {
     {"vector", "aligned rows, a 16-byte vector per thread"},
     {"shifted", "rows at any address, a 16-byte vector of the output per thread"},
@@ -21,6 +21,7 @@ constexpr adze_variant VARIANTS[] = {
     {"narrow", "rows at any address, as many units per thread as make a vector"},
     {"short", "rows at any address, no table, their units numbered through all rows"},
     {"general", "every call, one element at a time"},
+    {"dense", "rows without gaps, at any address, in 16-byte vectors of the output that go across rows"},
     {NULL, NULL},
 };
 
@@ -165,6 +166,163 @@ static adze_status gated_launch_shifted(const cuda_call &s, gated_simple p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
+/* Rows without gaps between them are one long row, in which gate and table repeat. A vector of them that goes from
+   one row into the next is read one element at a time. */
+struct gated_dense_params {
+    const void *x, *residual, *gate, *table;
+    void *out;
+    int32_t length;               /* of a long row */
+    int32_t period;               /* of gate and table */
+    divisor by_period, by_pieces; /* pieces of a long row: blocks */
+    bool alike;                   /* x and residual have the vectors of out */
+    bool gate_f32, table_f32, steps;
+    simple_rows<TENSORS> rows; /* the long ones */
+};
+constexpr int DENSE_UNITS = 2;
+
+template <typename T, bool WIDE>
+struct gated_repeated : shifted_param<T, WIDE> {
+    /* The vector from element `at` of the row on; those before the row and behind it are any element of it. */
+    __device__ __forceinline__ void fetch(const void *data, bool is_f32, int64_t start, int at, int dim)
+    {
+        constexpr int W = VEC<T>, SIZE = (int)sizeof(T);
+        const char *const row = (const char *)data + start * (WIDE && is_f32 ? (int)sizeof(float) : SIZE);
+        if (at >= 0 && at + W <= dim) {
+            this->fetch_inside(row, WIDE && is_f32, at);
+            return;
+        }
+        uint32_t word[4 * shifted_param<T, WIDE>::N] = {};
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            const int i = max(at + j < dim ? at + j : at + j - dim, 0);
+            if (WIDE && is_f32)
+                word[WIDE ? j : 0] = reinterpret_cast<const uint32_t *>(row)[i];
+            else if (SIZE == 4)
+                word[SIZE == 4 ? j : 0] = reinterpret_cast<const uint32_t *>(row)[i];
+            else
+                word[j * SIZE / 4] |= (uint32_t) reinterpret_cast<const uint16_t *>(row)[i] << j % 2 * 16;
+        }
+#pragma unroll
+        for (int i = 0; i < shifted_param<T, WIDE>::N; i++)
+            this->held.part[i] = make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+        this->held.shift = 0;
+    }
+};
+
+template <typename T, bool TABLE, bool WIDE>
+__global__ void __launch_bounds__(THREADS) gated_dense(const __grid_constant__ gated_dense_params p)
+{
+    constexpr int W = VEC<T>, UNITS = DENSE_UNITS;
+    int64_t start[TENSORS];
+    const uint32_t r = divide(blockIdx.x, p.by_pieces), piece = blockIdx.x - r * (uint32_t)p.by_pieces.by;
+    p.rows.locate(r, start);
+    const T *const x = (const T *)p.x + start[X], *const residual = (const T *)p.residual + start[RESIDUAL];
+    T *const out = (T *)p.out + start[OUT];
+    const int block = (int)piece * (THREADS * UNITS * W) - shifted_head(out);
+    const int first = block + (int)threadIdx.x * W;
+    pdl_launch_next();
+    if (threadIdx.x == 0)
+        prefetch_bytes(residual + max(block, 0), min(p.length - max(block, 0), THREADS * UNITS * W) * (int)sizeof(T));
+    pdl_wait();
+    /* The loads of x and residual come first: a gate that wraps is waited for. */
+    shifted<1> a[UNITS], b[UNITS];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int at = first + u * (THREADS * W);
+        if (at >= p.length)
+            break;
+        if (p.alike) {
+            a[u].part[0] = load_packed(x + at).raw;
+            b[u].part[0] = load_packed(residual + at).raw;
+        } else {
+            a[u].fetch(x, at, p.length);
+            b[u].fetch(residual, at, p.length);
+        }
+    }
+    gated_repeated<T, WIDE> g[UNITS], m[TABLE ? UNITS : 1];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int at = first + u * (THREADS * W);
+        if (at >= p.length)
+            break;
+        const int column = at - (int)divide((uint32_t)max(at, 0), p.by_period) * p.period;
+        g[u].fetch(p.gate, p.gate_f32, start[GATE], column, p.period);
+        if constexpr (TABLE)
+            m[u].fetch(p.table, p.table_f32, start[GATE_TABLE], column, p.period);
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const int at = first + u * (THREADS * W);
+        if (at >= p.length)
+            break;
+        float xs[W], residuals[W], gates[W], more[W] = {};
+        g[u].get(WIDE && p.gate_f32, gates);
+        if constexpr (TABLE)
+            m[u].get(WIDE && p.table_f32, more);
+        if (!p.alike) {
+            a[u].part[0] = a[u].template vector<T>(0).raw;
+            b[u].part[0] = b[u].template vector<T>(0).raw;
+        }
+        packed<T>{a[u].part[0]}.get(xs);
+        packed<T>{b[u].part[0]}.get(residuals);
+        gated<T, W>(p.steps, TABLE, xs, residuals, gates, more);
+        packed<T> result;
+        result.set(gates);
+        store_shifted(out, at, p.length, result);
+    }
+}
+
+/* The call with long rows; false if its rows have gaps, or if the gate repeats in another way than the table. */
+template <typename T>
+static bool gated_make_dense(const gated_general &g, int64_t dim, gated_dense_params *p)
+{
+    adze_rows rows = g.rows;
+    const int last = rows.rank - 1;
+    const int64_t size = rows.size[last], length = size * dim;
+    bool repeats = true, differs = true, alike = true;
+    for (int t = X; t <= OUT; t++) {
+        if (rows.stride[t][last] != dim && size > 1)
+            return false;
+        const void *const data = t == X ? g.x : g.residual;
+        alike = alike && (t == OUT || ((uintptr_t)data - (uintptr_t)g.out) % 16 == 0);
+        for (int d = 0; d < last; d++)
+            alike = alike && (rows.stride[t][d] - rows.stride[OUT][d]) * (int64_t)sizeof(T) % 16 == 0;
+    }
+    for (int t = GATE; t <= GATE_TABLE; t++) {
+        if (t == GATE_TABLE && !g.table)
+            continue;
+        repeats = repeats && rows.stride[t][last] == 0;
+        differs = differs && rows.stride[t][last] == dim;
+    }
+    if (size > 1 && !repeats && !differs)
+        return false;
+    rows.count /= size;
+    rows.rank = last > 0 ? last : 1;
+    if (last == 0) {
+        rows.size[0] = 1;
+        for (int t = 0; t < TENSORS; t++)
+            rows.stride[t][0] = 0;
+    }
+    const int64_t period = size == 1 || repeats ? dim : length;
+    if (!rows_are_simple(rows) || dim < VEC<T> || length > (INT32_MAX >> 3))
+        return false;
+    p->x = g.x, p->residual = g.residual, p->gate = g.gate, p->table = g.table, p->out = g.out;
+    p->length = (int32_t)length;
+    p->period = (int32_t)period;
+    p->by_period = divisor_of(period);
+    p->alike = alike;
+    p->gate_f32 = g.gate_f32, p->table_f32 = g.table_f32, p->steps = g.steps;
+    p->rows = rows_simple(rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
+    const int64_t pieces = ceil_div(shifted_most<T>(length), THREADS * DENSE_UNITS);
+    p->by_pieces = divisor_of(pieces);
+    return pieces * rows.count <= INT32_MAX;
+}
+template <typename T, bool TABLE, bool WIDE>
+static adze_status gated_launch_dense(const cuda_call &s, const gated_dense_params &p)
+{
+    return launch(s, gated_dense<T, TABLE, WIDE>, p.by_pieces.by * p.rows.count, dim3(THREADS), 0, p);
+}
+
 /* Short rows without a table: the units of all rows are numbered consecutively, so that no lane idles. */
 template <typename T, int W, int UNITS, bool WIDE>
 __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ gated_flat p)
@@ -256,6 +414,13 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
                            : gated_launch<T, VECTOR, 1, false, half>(s, p);
         return p.table ? gated_launch<T, VECTOR, 1, true, false>(s, p)
                        : gated_launch<T, VECTOR, 1, false, false>(s, p);
+    }
+    gated_dense_params dense = {};
+    if (s.takes(DENSE, gated_make_dense<T>(g, dim, &dense), g.rows.count > 1)) {
+        if (g.gate_f32 || g.table_f32)
+            return g.table ? gated_launch_dense<T, true, half>(s, dense)
+                           : gated_launch_dense<T, false, half>(s, dense);
+        return g.table ? gated_launch_dense<T, true, false>(s, dense) : gated_launch_dense<T, false, false>(s, dense);
     }
     p.dim = dim;
     if (s.takes(SHIFTED, dim < (1 << 28), dim >= VECTOR)) {

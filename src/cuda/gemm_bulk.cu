@@ -11,7 +11,14 @@ static adze_status bulk_launch(const cuda_call &s, const gemm_params &p, bool as
         can = can && p.k % S::VECTOR == 0 && p.group % S::VECTOR == 0 && !p.norm && p.batches == 1;
     if (!can)
         return ADZE_NO_KERNEL;
-    return ask ? ADZE_OK : launch(s, gemm_bulk<T, S>, blocks, dim3(S::THREADS), launch_shape(bytes, 1, p.batches), p);
+    auto *kernel = gemm_bulk<T, S, BULK_PLAIN>;
+    if constexpr (S::WEIGHTS == OF_X) {
+        const bool aligned = !p.norm_weight_f32 && (uintptr_t)p.norm_weight % 16 == 0;
+        const bool rms = p.norm == ADZE_NORM_RMS && !p.norm_bias && aligned && p.k <= S::HELD * S::THREADS * 8;
+        if (p.norm)
+            kernel = rms ? gemm_bulk<T, S, BULK_RMS> : gemm_bulk<T, S, BULK_ANY>;
+    }
+    return ask ? ADZE_OK : launch(s, kernel, blocks, dim3(S::THREADS), launch_shape(bytes, 1, p.batches), p);
 }
 template <typename T, int M>
 static adze_status bulk_run(const cuda_call &s, const gemm_params &p, bool ask)

@@ -3,8 +3,9 @@
 
    A block has a multiprocessor to itself and rows of the weights, whose chunks its warps take in turn. With glu a row
    of the gate is followed by that of the value. The sums of chunks are kept in shared memory, and rows are finished
-   at the end. When the weights are constant, the rings fill before the dependency wait, and the chunks after those go
-   to L2, so that memory is not idle while the kernel before ends and x is read. */
+   at the end. When the weights are constant, the rings fill before the dependency wait. There is little code besides
+   the loop: instructions that run once are read from memory as data is, and every kernel of a model evicts those of
+   the others. */
 #ifndef ADZE_CUDA_GEMM_BULK_CUH
 #define ADZE_CUDA_GEMM_BULK_CUH
 
@@ -24,7 +25,7 @@ struct bulk_shape {
     {
         return token * pitch + place(vector) * 16;
     }
-    static constexpr int AHEAD = STAGES; /* copies of a warp that go to L2 beforehand */
+    static constexpr int HELD = 2; /* vectors of x that a thread norms */
     static constexpr int RING_BYTES = STAGES * CHUNK;
     static constexpr int FIXED_BYTES = WARPS * RING_BYTES + WARPS * STAGES * 8;
 };
@@ -38,12 +39,88 @@ __host__ __device__ constexpr int bulk_chunks(int64_t k) /* of a row */
 {
     return (int)((bulk_row_bytes<S>(k) + S::CHUNK - 1) / S::CHUNK);
 }
-/* x, the sums of its units, and for each token those of the chunks of `rows` rows. */
+/* x, the sums of its units or of the warps, and for each token those of the chunks of `rows` rows. */
+template <class S>
+__host__ __device__ constexpr int bulk_room(int64_t k)
+{
+    const int units = (int)(k + 255) / 256 * 2;
+    return units > S::WARPS ? units : S::WARPS;
+}
 template <class S>
 constexpr size_t bulk_shared(int64_t k, int64_t rows)
 {
     return (size_t)(S::FIXED_BYTES +
-                    S::TOKENS * (stream_pitch<S>(k) + (k + 255) / 256 * 8 + rows * bulk_chunks<S>(k) * 4));
+                    S::TOKENS * (stream_pitch<S>(k) + (bulk_room<S>(k) + rows * bulk_chunks<S>(k)) * 4));
+}
+
+/* x as it is; normed by its root mean square, with a weight of its dtype; or by stream_x, which can do all. */
+enum bulk_norm { BULK_PLAIN, BULK_RMS, BULK_ANY };
+
+/* Copies the tokens into shared memory. */
+template <typename T, class S>
+__device__ __forceinline__ void bulk_copy_x(const gemm_params &p, const char *x, char *xs, int x_pitch)
+{
+    const int vectors = (int)p.k / 8;
+#pragma unroll
+    for (int t = 0; t < S::TOKENS; t++) {
+        const T *const from = (const T *)x + t * p.rows.stride[GEMM_X][0];
+#pragma unroll 4
+        for (int v = (int)threadIdx.x; v < vectors && t < (int)p.m; v += S::THREADS)
+            store_packed((T *)(xs + S::x_at(t, v, x_pitch)), load_packed(from + v * 8));
+    }
+}
+/* The same with a norm, up to HELD vectors a thread. weight: those of its vectors, or ones. room: WARPS floats of
+   each token. */
+template <typename T, class S>
+__device__ __forceinline__ void bulk_norm_x(const gemm_params &p, const char *x, const packed<T> (&weight)[S::HELD],
+                                            char *xs, int x_pitch, float *room)
+{
+    const int vectors = (int)p.k / 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < S::TOKENS; t++) {
+        const T *const from = (const T *)x + t * p.rows.stride[GEMM_X][0];
+        packed<T> v[S::HELD];
+        float f[8], sum = 0;
+        if (t >= (int)p.m)
+            break;
+#pragma unroll
+        for (int h = 0; h < S::HELD; h++) {
+            const int at = (int)threadIdx.x + h * S::THREADS;
+            v[h].raw = make_uint4(0, 0, 0, 0);
+            if (at < vectors)
+                v[h] = load_packed(from + at * 8);
+        }
+#pragma unroll
+        for (int h = 0; h < S::HELD; h++) {
+            v[h].get(f);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum = fmaf(f[e], f[e], sum);
+        }
+        sum = warp_sum<32>(sum);
+        if (lane == 0)
+            room[t * S::WARPS + warp] = sum;
+        __syncthreads();
+        sum = warp_sum<32>(lane < S::WARPS ? room[t * S::WARPS + lane] : 0);
+        const float scale = rsqrtf(sum / (float)p.k + p.eps);
+#pragma unroll
+        for (int h = 0; h < S::HELD; h++) {
+            const int at = (int)threadIdx.x + h * S::THREADS;
+            float w[8];
+            v[h].get(f);
+            weight[h].get(w);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                f[e] *= scale;
+                if (p.rounding & ADZE_ROUND_NORM)
+                    f[e] = round_to<T>(f[e]);
+                f[e] *= p.norm_weight ? w[e] + p.weight_offset : 1;
+            }
+            v[h].set(f);
+            if (at < vectors)
+                store_packed((T *)(xs + S::x_at(t, at, x_pitch)), v[h]);
+        }
+    }
 }
 
 /* Adds the products of one vector of weights with x, from its vector `at` on, for each token. */
@@ -75,7 +152,7 @@ __device__ __forceinline__ void bulk_multiply(uint4 w, const char *x, int x_pitc
     }
 }
 
-template <typename T, class S>
+template <typename T, class S, bulk_norm NORM>
 __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
 {
     constexpr int M = S::TOKENS, WARPS = S::WARPS, CHUNK = S::CHUNK, STAGES = S::STAGES, VECTORS = CHUNK / 512;
@@ -83,11 +160,11 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     extern __shared__ __align__(128) char shared[];
     char *const barriers = shared + WARPS * S::RING_BYTES, *const xs = barriers + WARPS * STAGES * 8;
     const int x_pitch = stream_pitch<S>(p.k);
-    float *const units = (float *)(xs + M * x_pitch), *const sums = units + M * (((int)p.k + 255) / 256) * 2;
+    float *const units = (float *)(xs + M * x_pitch), *const sums = units + M * bulk_room<S>(p.k);
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, halves = p.glu ? 2 : 1;
     const int64_t batch = blockIdx.y;
     const int begin = (int)(p.n * blockIdx.x / gridDim.x), rows = (int)(p.n * (blockIdx.x + 1) / gridDim.x) - begin;
-    const int row_bytes = (int)bulk_row_bytes<S>(p.k), chunks = bulk_chunks<S>(p.k), all = rows * halves * chunks;
+    const int row_bytes = (int)bulk_row_bytes<S>(p.k), chunks = bulk_chunks<S>(p.k);
     const uint32_t ring = shared_address(shared + warp * S::RING_BYTES);
     const uint32_t barrier = shared_address(barriers + warp * STAGES * 8);
     /* Which row of which weight row i of the block's is. */
@@ -102,8 +179,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
         const char *from;
         uint32_t bytes;
     };
-    auto source_of = [&](int i) {
-        const int row = i / chunks, at = (i - row * chunks) * CHUNK;
+    auto source_of = [&](int row, int at) {
         const gemm_rows of = row_of(row);
         const gemm_part &part = p.part[of.part];
         if (QUANTISED && p.group) { /* its scales, for when it has arrived */
@@ -113,13 +189,23 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
         }
         return source{part.w + batch * p.w_batch + of.at * part.w_stride + at, (uint32_t)min(CHUNK, row_bytes - at)};
     };
-    int fetched = warp;
+    /* A warp's chunk: row and number in it. The next one is WARPS further. */
+    struct position {
+        int row, chunk;
+    };
+    const int step_rows = WARPS / chunks, step_chunks = WARPS - step_rows * chunks;
+    auto go_on = [&](position &at) {
+        at.row += step_rows, at.chunk += step_chunks;
+        if (at.chunk >= chunks)
+            at.row++, at.chunk -= chunks;
+    };
+    position fetched = {warp / chunks, warp % chunks}, done = fetched;
     auto fetch = [&](int stage) {
-        if (fetched >= all)
+        if (fetched.row >= rows * halves)
             return;
-        const source s = source_of(fetched);
+        const source s = source_of(fetched.row, fetched.chunk * CHUNK);
         bulk_copy(ring + stage * CHUNK, s.from, s.bytes, barrier + stage * 8);
-        fetched += WARPS;
+        go_on(fetched);
     };
 
     if (lane == 0) {
@@ -130,19 +216,31 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     if (!p.const_weights)
         pdl_wait();
     pdl_launch_next();
-    if (lane == 0) {
+    if (lane == 0)
+#pragma unroll 1
         for (int i = 0; i < STAGES; i++)
             fetch(i);
-        for (int i = 0; i < S::AHEAD && p.const_weights && fetched + i * WARPS < all; i++) {
-            const source s = source_of(fetched + i * WARPS);
-            bulk_prefetch(s.from, s.bytes);
+    const char *const x = p.x + batch * p.x_batch;
+    if constexpr (NORM == BULK_PLAIN) {
+        if (p.const_weights)
+            pdl_wait();
+        bulk_copy_x<T, S>(p, x, xs, x_pitch);
+    } else if constexpr (NORM == BULK_RMS) {
+        packed<T> weight[S::HELD];
+#pragma unroll
+        for (int h = 0; h < S::HELD; h++) {
+            const int at = ((int)threadIdx.x + h * S::THREADS) * 8;
+            weight[h].raw = make_uint4(0, 0, 0, 0);
+            if (p.norm_weight && at < (int)p.k)
+                weight[h] = load_packed((const T *)p.norm_weight + at);
         }
-    }
-    {
-        const stream_x<T, S> loader(p, p.x + batch * p.x_batch, xs, x_pitch, units);
+        if (p.const_weights)
+            pdl_wait();
+        bulk_norm_x<T, S>(p, x, weight, xs, x_pitch, units);
+    } else {
+        const stream_x<T, S> loader(p, x, xs, x_pitch, units);
         if (p.const_weights) {
-            if (p.norm)
-                loader.prefetch_params();
+            loader.prefetch_params();
             pdl_wait();
         }
         loader.load();
@@ -151,8 +249,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
 
     int stage = 0;
     uint32_t parity = 0;
-    for (int i = warp; i < all; i += WARPS) {
-        const int row = i / chunks, at = (i - row * chunks) * CHUNK, bytes = min(CHUNK, row_bytes - at);
+    for (; done.row < rows * halves; go_on(done)) {
+        const int row = done.row, at = done.chunk * CHUNK, bytes = min(CHUNK, row_bytes - at);
         const char *const w = shared + warp * S::RING_BYTES + stage * CHUNK;
         float sum[M] = {}, scale[VECTORS] = {};
         if constexpr (QUANTISED)
@@ -187,7 +285,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
         for (int t = 0; t < M; t++) {
             const float y = warp_sum<32>(sum[t]);
             if (lane == 0)
-                sums[i * M + t] = y;
+                sums[(row * chunks + done.chunk) * M + t] = y;
         }
     }
     __syncthreads();

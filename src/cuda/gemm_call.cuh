@@ -66,14 +66,16 @@ __host__ __device__ inline bool gemm_has_zero(const gemm_params &p)
     return p.part[0].zero || p.part[1].zero || p.part[2].zero;
 }
 
-/* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. */
-template <typename T>
+/* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. FLAT: the tokens
+   have one dimension. */
+template <typename T, bool FLAT = true>
 __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int64_t batch, int64_t token, int64_t row,
                                             float y, float y2)
 {
     const gemm_part &w = p.part[part];
     const bool steps = p.rounding & ADZE_ROUND_STEPS;
-    const row_index at = row_split(p.rows, token);
+    const row_index at = FLAT ? row_index{{token, 0, 0, 0}} : row_split(p.rows, token);
+    auto offset = [&](int of) { return FLAT ? token * p.rows.stride[of][0] : row_offset(p.rows, of, at); };
     float f[1], b[1];
     if (p.format != OF_X && p.group == 0) {
         y *= gemm_scale(p, part, row, 0);
@@ -96,16 +98,14 @@ __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int6
     if (p.residual) {
         const int64_t column = w.column + row;
         if (p.gate) {
-            load_param<T, 1>(p.gate, p.gate_f32, batch * p.gate_batch + row_offset(p.rows, GEMM_GATE, at) + column,
-                             b);
+            load_param<T, 1>(p.gate, p.gate_f32, batch * p.gate_batch + offset(GEMM_GATE) + column, b);
             f[0] *= b[0];
             f[0] = steps ? round_to<T>(f[0]) : f[0];
         }
-        load_param<T, 1>(p.residual, p.out_f32,
-                         batch * p.residual_batch + row_offset(p.rows, GEMM_RESIDUAL, at) + column, b);
+        load_param<T, 1>(p.residual, p.out_f32, batch * p.residual_batch + offset(GEMM_RESIDUAL) + column, b);
         f[0] += b[0];
     }
-    const int64_t to = batch * p.out_batch + row_offset(p.rows, w.out_rows, at) + row;
+    const int64_t to = batch * p.out_batch + offset(w.out_rows) + row;
     if (p.out_f32)
         ((float *)w.out)[to] = f[0];
     else

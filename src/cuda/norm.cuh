@@ -1,5 +1,5 @@
-/* norm.cuh - rms_norm and layer_norm on CUDA: the choice between norm_registers, for the calls that models make, and
-   norm_any.cu, for any other. */
+/* norm.cuh - rms_norm and layer_norm on CUDA: the choice between norm_registers, for the calls that models make,
+   norm_shifted.cu, for rows off a 16-byte border, and norm_any.cu, for any other. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
@@ -192,7 +192,9 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     for (int t = RESIDUAL; t < NORM_TENSORS; t++)
         form |= (p.data[t] != NULL) << (14 + t);
     return s.tuned(form, p.rows.count, p.dim, 0, 0, [&] {
-        const adze_status status = p.width == 16 && !p.loose ? registers(s, p) : ADZE_NO_KERNEL;
+        adze_status status = p.width == 16 && !p.loose ? registers(s, p) : ADZE_NO_KERNEL;
+        if (status == ADZE_NO_KERNEL)
+            status = adze_norm_shifted_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 2);
         return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED>) : status;
     });
 }

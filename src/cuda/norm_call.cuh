@@ -20,6 +20,8 @@ struct norm_params {
     bool loose;   /* but weight and bias, which are at any address */
     adze_rows rows;
 };
+/* norm_shifted.cu: no modulation, x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
+extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */
 extern "C" adze_status adze_norm_any_cuda(const cuda_call &s, const norm_params &g, int dtype, int any);
 

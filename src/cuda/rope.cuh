@@ -141,15 +141,15 @@ static adze_status rope_launch_row(const cuda_call &stream, rope_any_params p)
     const int64_t pairs = heads * p.pairs;
     p.count = r.batch * r.seq * (p.groups[0] + p.groups[1]);
     p.wide_index = p.count > 0x7fffffff;
+    p.by_width = divisor_of(p.pairs);
     p.by_inner = divisor_of(p.groups[0] + p.groups[1]);
     p.by_seq = divisor_of(r.seq);
-    /* With enough rows, half of what a thread can hold, so that blocks are small; else little, for latency. */
+    /* With enough rows, what a thread reads together, so that blocks are small; else little, for latency. */
     int64_t slots = p.count * pairs > sm_threads * sm_count ? TRAITS::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
-    const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads <= 128 ? 256 / threads : 1;
+    const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads < 128 ? 128 / threads : 1;
     p.step_heads = (int32_t)(threads / p.pairs), p.step_pairs = (int32_t)(threads % p.pairs);
-    p.twice = pairs > threads * TRAITS::SLOTS;
     p.prefetch_blocks =
         rope_any_prefetch_blocks(p, stream.gpu, rows * pairs, TRAITS::W * sizeof(typename TRAITS::T), threads * rows);
     return launch(stream, rope_any_row<TRAITS>, grid_for(p.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
@@ -167,9 +167,8 @@ static adze_status rope_pick_any(const cuda_call &stream, const rope_any_params 
 {
     if constexpr (NORM) {
         typedef rope_any_traits<T, S, KIND, W, 4 / W, true, ROUNDS> row_traits;
-        if constexpr (W != 2)
-            if (stream.takes(ROPE_ROW, true, rope_needs_row(p, W)))
-                return rope_launch_row<row_traits>(stream, p);
+        if (stream.takes(ROPE_ROW, true, rope_needs_row(p, W)))
+            return rope_launch_row<row_traits>(stream, p);
         if (!stream.takes(ROPE_ANY, !rope_needs_row(p, W)))
             return ADZE_NO_KERNEL;
         if (W > 1 || p.pairs > 32)
@@ -205,10 +204,7 @@ static adze_status rope_launch(const cuda_call &stream, rope_any_params p)
     if (rope_aligned(r, sizeof(T)) && rope_try_fast<T, NORM>(stream, r, p.inverse, p.const_tables, &status) &&
         status != ADZE_NO_KERNEL)
         return status;
-    int width = rope_any_places(&p, NORM, 4);
-    const bool row = rope_needs_row(p, width) || stream.choice->want == ROPE_ROW;
-    if (NORM && width == 2 && row) /* rows have units of 4 elements or of 1 */
-        width = rope_any_places(&p, NORM, 1);
+    const int width = rope_any_places(&p, NORM, 4);
     if constexpr (sizeof(T) == 4) {
         return rope_pick_width<T, float, NORM, false>(stream, p, width);
     } else if (r.table_dtype == ADZE_F32) {

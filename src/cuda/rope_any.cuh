@@ -6,7 +6,7 @@
    used. rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several
    heads, so that it loads tables and weight once for all of them. A norm is a sum over the threads of a head, by
    shuffles. rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. The row
-   stays in registers during the block's reduction; a row that does not fit is read twice. */
+   is read twice, for the norm and from the caches: more threads run than if they held it. */
 #ifndef ADZE_CUDA_ROPE_ANY_CUH
 #define ADZE_CUDA_ROPE_ANY_CUH
 
@@ -16,7 +16,17 @@
 #include "rows.cuh"
 #include "unit.cuh"
 
-constexpr int ANY_THREADS = 256, ROW_THREADS = 512;
+constexpr int ANY_THREADS = 256, ROW_THREADS = 384;
+
+/* Minimum blocks of rope_any_row per SM, by the bytes of a unit: this bounds the registers. */
+constexpr int rope_row_blocks(int bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+    return bytes < 16 ? 2 : 1;
+#else
+    return bytes > 0;
+#endif
+}
 
 /* Where the other element of a pair is, and how many table columns a unit has. If the elements of a pair are in the
    thread's two units, each unit has its own columns. A unit of whole pairs has a column per pair, or one per
@@ -34,7 +44,7 @@ struct rope_any_traits {
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
     /* Minimum blocks per SM; with 0 the compiler aims at 64 registers and spills where it rounds. */
     static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
-    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread holds */
+    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread reads together for the norm */
 };
 
 struct rope_any_params {
@@ -51,13 +61,12 @@ struct rope_any_params {
     int32_t each;                          /* heads of a thread */
     int64_t groups[2];                     /* of heads; of rope_any_row: rows of a token */
     int32_t step_heads, step_pairs;        /* rope_any_row: from a pair of units of a thread to its next */
-    divisor by_width, by_inner, by_seq;
-    int32_t wide_index;       /* indices need more than 31 bits */
-    int32_t tokens_inner;     /* neighbouring threads have neighbouring tokens rather than heads */
-    int32_t twice;            /* rope_any_row: rows do not fit in registers and are read twice */
-    int32_t const_tables;     /* tables and weights may be read before the dependency wait */
-    int32_t weight_wide[2];   /* weights can be read in whole units */
-    uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
+    divisor by_width, by_inner, by_seq;    /* by_width of rope_any_row: by pairs */
+    int32_t wide_index;                    /* indices need more than 31 bits */
+    int32_t tokens_inner;                  /* neighbouring threads have neighbouring tokens rather than heads */
+    int32_t const_tables;                  /* tables and weights may be read before the dependency wait */
+    int32_t weight_wide[2];                /* weights can be read in whole units */
+    uint32_t prefetch_blocks;              /* blocks that prefetch their inputs, the first of the grid */
 };
 
 /* n / d and the remainder. */
@@ -449,16 +458,22 @@ struct rope_cursor {
 
 /* A block has blockDim.y rows. */
 template <typename TRAITS>
-__global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_constant__ rope_any_params p)
+__global__ void __launch_bounds__(ROW_THREADS, rope_row_blocks(TRAITS::W * sizeof(typename TRAITS::T)))
+    rope_any_row(const __grid_constant__ rope_any_params p)
 {
     typedef typename TRAITS::T T;
-    constexpr int W = TRAITS::W, SLOTS = TRAITS::SLOTS, TOGETHER = W == 4 ? 1 : 2;
+    constexpr int W = TRAITS::W, SLOTS = TRAITS::SLOTS;
     __shared__ alignas(16) float part[ROW_THREADS / 32][32];
-    const rope_cursor start = {(int32_t)threadIdx.x / p.pairs, (int32_t)threadIdx.x % p.pairs};
     pdl_launch_next();
     for (int64_t block = blockIdx.x; block * blockDim.y < p.count; block += gridDim.x) {
         const int64_t row = block * blockDim.y + threadIdx.y;
         int64_t b = 0, s, first;
+        /* A thread's first pair of units. Opaque: it is computed again, rather than held in registers. */
+        const auto start_of = [&] {
+            const uint32_t thread = opaque(threadIdx.x), head = divide(thread, p.by_width);
+            return rope_cursor{(int32_t)head, (int32_t)thread - (int32_t)head * p.pairs};
+        };
+        const rope_cursor start = start_of();
         s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &first);
         if (p.r.batch > 1)
             b = rope_divide(p, p.by_seq, s, &s);
@@ -466,38 +481,31 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
         if (k)
             first -= p.groups[0];
         const rope_rows<T> rows(p, k, b, s);
-        const T *from = rows.from + first * rows.from_head;
-        T *to = rows.to + first * rows.to_head;
+        const T *const from = rows.from + first * rows.from_head;
         const int64_t all = !p.r.across_heads ? 1 : k ? p.r.qk[1].heads : p.r.qk[0].heads;
         const int32_t heads = row < p.count ? (int32_t)all : 0;
 
         /* Tables and weights are loaded after the sum, to save registers; they have been prefetched by then. */
-        if (start.head < heads) {
+        if (blockIdx.x < p.prefetch_blocks && start.head < heads) {
             const rope_place place = rope_find<W>(p, start.pair);
-            if (blockIdx.x < p.prefetch_blocks) {
-                const T *at = from + start.head * rows.from_head + place.at;
-                prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-            }
-            if (start.head == 0 && place.rotates)
-                rope_any_columns<TRAITS>::prefetch_columns(p, place, start.pair, b, s);
+            const T *at = from + start.head * rows.from_head + place.at;
+            prefetch(at), prefetch(at + (place.second ? place.apart : 0));
             rope_any_weight<T, W>::prefetch_weight(p, k, place, (int64_t)start.head * p.r.head_dim + place.at);
         }
+        if (threadIdx.x == 0)
+            rope_any_columns<TRAITS>::prefetch_rows(p, b, s);
         if (block == blockIdx.x)
             pdl_wait();
 
-        unit<T, W> x[SLOTS][2];
-        const auto fetch = [&](rope_cursor at) {
-            /* The output addresses are recomputed: they would not fit in registers from here on. */
-            asm volatile("" : "+r"(at.head), "+r"(at.pair));
-#pragma unroll
-            for (int i = 0; i < SLOTS; i++, at.next(p))
-                if (at.head < heads)
-                    rope_fetch<T, W>(rope_find<W>(p, at.pair), from + at.head * rows.from_head, x[i]);
-        };
         float sum = 0;
 #pragma unroll 1
         for (rope_cursor at = start; at.head < heads;) {
-            fetch(at);
+            unit<T, W> x[SLOTS][2];
+            rope_cursor slot = at;
+#pragma unroll
+            for (int i = 0; i < SLOTS; i++, slot.next(p))
+                if (slot.head < heads)
+                    rope_fetch<T, W>(rope_find<W>(p, slot.pair), from + slot.head * rows.from_head, x[i]);
 #pragma unroll
             for (int i = 0; i < SLOTS; i++, at.next(p))
                 if (at.head < heads)
@@ -505,32 +513,21 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) rope_any_row(const __grid_cons
         }
         sum = row_sum(sum, part[threadIdx.y]);
         const float scale = rsqrtf(sum * (k ? p.inverse[1] : p.inverse[0]) + p.r.eps);
+        s = opaque(s); /* so are addresses, and those in tables for each pair */
+        const rope_rows<T> again(p, k, b, s);
+        const T *const x_row = again.from + first * again.from_head;
+        T *const to = again.to + first * again.to_head;
 #pragma unroll 1
-        for (rope_cursor at = start; at.head < heads;) {
-            if (p.twice)
-                fetch(at);
-#pragma unroll
-            for (int i = 0; i < SLOTS; i += TOGETHER) {
-                rope_any_columns<TRAITS> columns[TOGETHER];
-                rope_any_weight<T, W> weight[TOGETHER];
-                rope_place place[TOGETHER];
-                int32_t head[TOGETHER];
-#pragma unroll
-                for (int j = 0; j < TOGETHER; j++, at.next(p)) {
-                    head[j] = at.head;
-                    place[j] = rope_find<W>(p, at.pair);
-                    if (head[j] < heads) {
-                        if (place[j].rotates)
-                            columns[j].fetch(p, place[j], at.pair, b, s);
-                        weight[j].fetch(p, k, place[j], head[j] * p.r.head_dim + place[j].at);
-                    }
-                }
-#pragma unroll
-                for (int j = 0; j < TOGETHER; j++)
-                    if (head[j] < heads)
-                        rope_any_finish<TRAITS>(p, place[j], columns[j], weight[j], scale, x[i + j],
-                                                to + head[j] * rows.to_head);
-            }
+        for (rope_cursor at = start_of(); at.head < heads; at.next(p)) {
+            const rope_place place = rope_find<W>(p, at.pair);
+            unit<T, W> x[2];
+            rope_any_columns<TRAITS> columns;
+            rope_any_weight<T, W> weight;
+            rope_fetch<T, W>(place, x_row + at.head * again.from_head, x);
+            if (place.rotates)
+                columns.fetch(p, place, at.pair, opaque(b), opaque(s));
+            weight.fetch(p, k, place, at.head * p.r.head_dim + place.at);
+            rope_any_finish<TRAITS>(p, place, columns, weight, scale, x, to + at.head * again.to_head);
         }
         if ((block + gridDim.x) * blockDim.y < p.count)
             __syncthreads(); /* part is reused */

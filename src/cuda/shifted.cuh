@@ -41,6 +41,16 @@ struct shifted {
                 part[i] = *reinterpret_cast<const uint4 *>((const char *)row + begin);
         }
     }
+    /* The same where all of them lie in the row. */
+    template <typename T>
+    __device__ __forceinline__ void fetch_inside(const T *row, int at)
+    {
+        const char *const from = (const char *)(row + at);
+        shift = (uint32_t)(uintptr_t)from & 15;
+#pragma unroll
+        for (int i = 0; i <= N; i++)
+            part[i] = *reinterpret_cast<const uint4 *>(from - shift + (i < N || shift > 0 ? 16 * i : 0));
+    }
     template <typename T>
     __device__ __forceinline__ packed<T> vector(int i) const
     {
@@ -72,6 +82,16 @@ struct shifted_param {
         } else {
             shifted<1> own;
             own.fetch((const T *)data + start, at, dim);
+            held.part[0] = own.part[0], held.part[1] = own.part[1], held.shift = own.shift;
+        }
+    }
+    __device__ __forceinline__ void fetch_inside(const void *data, bool is_f32, int at)
+    {
+        if (WIDE && is_f32) {
+            held.fetch_inside((const float *)data, at);
+        } else {
+            shifted<1> own;
+            own.fetch_inside((const T *)data, at);
             held.part[0] = own.part[0], held.part[1] = own.part[1], held.shift = own.shift;
         }
     }

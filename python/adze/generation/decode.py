@@ -16,6 +16,7 @@ from .cache import Cache
 from .register import NAME
 
 _LISTS = (list, tuple)
+_LEAST = 16  # tokens of a part of a prompt whose size is rounded up
 
 
 # ---- What is asked for ----
@@ -144,19 +145,50 @@ class _Step(torch.nn.Module):
         return _pick(logits, lengths + 1, seed, self.previous, **options)
 
 
-_runners = weakref.WeakKeyDictionary()  # of a cache, {what a step depends on: what runs it}
+class _Prompt(torch.nn.Module):
+    """A part of each prompt. To repeat it changes nothing either."""
+
+    def __init__(self, model, cache):
+        super().__init__()
+        self.model = model
+        self.logits = _forward(model, cache)
+
+    def forward(self, ids, lengths, keep):
+        return self.logits(ids, lengths, keep)
 
 
-def _runner(model, cache, previous, device):
-    """What runs a step: on a GPU a graph, which is captured once for each cache."""
-    key = id(model), previous is not None, *(layer.keys.data_ptr() for layer in cache.layers)
+_runners = weakref.WeakKeyDictionary()  # of a cache, {what a module depends on: what runs it}
+_parts_run = weakref.WeakKeyDictionary()  # of a cache, the parts of prompts that have run
+
+
+def _graphs(device):
+    """Whether modules run as graphs there, which are captured once for each cache."""
+    return device.type == "cuda"
+
+
+def _runner(model, cache, device, kind, make):
+    """What runs the module of make(): the same for a model and the memory of a cache."""
+    key = kind, id(model), *(layer.keys.data_ptr() for layer in cache.layers if layer.is_initialized)
     known = _runners.setdefault(cache, {})
     if key not in known:
-        step = _Step(model, cache, previous)
-        known[key] = graph(step) if device.type == "cuda" else step
-    elif previous is not None:
-        known[key].previous.copy_(previous)
+        known[key] = graph(make()) if _graphs(device) else make()
     return known[key]
+
+
+def _step(model, cache, previous, device):
+    """What runs a step."""
+    found = _runner(model, cache, device, previous is not None, lambda: _Step(model, cache, previous))
+    if previous is not None:
+        found.previous.copy_(previous)
+    return found
+
+
+def _sizes(count, chunk, room):
+    """The parts in which `count` tokens go through the model. The last one is rounded up, so that few graphs serve
+    all prompts, where there are `room` slots for that."""
+    whole, rest = divmod(count, chunk)
+    rounded = min(max(1 << (rest - 1).bit_length(), _LEAST), chunk) if rest else 0
+    return [chunk] * whole + [rounded if whole * chunk + rounded <= room else rest] * (rest > 0)
 
 
 class _OnHost:
@@ -194,22 +226,29 @@ class _Batch:
     def prompt(self, chunk):
         """Runs the prompts, and returns the logits of the last token of each. A row that is shorter than others goes
         on with tokens that nothing sees: later ones are written over them."""
-        longest = max(map(len, self.rows))
-        ids = torch.zeros(len(self.rows), longest, dtype=torch.int64)
+        longest, rounded = max(map(len, self.rows)), _graphs(self.device) and not self.cache.page
+        sizes = _sizes(longest, chunk, self.cache.capacity - max(self.begin) if rounded else longest)
+        ids = torch.zeros(len(self.rows), sum(sizes), dtype=torch.int64)
         for row, tokens in enumerate(self.rows):
             ids[row, : len(tokens)] = torch.tensor(tokens)
         ids, start = ids.to(self.device), self._tensor(self.begin)
         self.cache.reserve(max(self.begin) + longest)
-        last, forward = [None] * len(self.rows), _forward(self.model, self.cache)
-        for at in range(0, longest, chunk):
-            part = ids[:, at : at + chunk]
+        last, at, part = [None] * len(self.rows), 0, _Prompt(self.model, self.cache)
+        known, ran = _parts_run.setdefault(self.cache, set()), set()
+        for size in sizes:
             ends = {row: len(tokens) - 1 - at for row, tokens in enumerate(self.rows)}
-            ends = {row: end for row, end in ends.items() if 0 <= end < part.shape[1]}
-            keep = sorted(set(ends.values())) or [part.shape[1] - 1]
+            ends = {row: end for row, end in ends.items() if 0 <= end < size}
+            keep = sorted(set(ends.values())) or [size - 1]
             wanted = torch.tensor(keep, device=self.device)
-            logits = forward(part, start + at, wanted)
+            # A graph is captured for what an earlier prompt had.
+            this = id(self.model), size, len(keep)
+            ran.add(this)
+            run = _runner(self.model, self.cache, self.device, _Prompt, lambda: part) if this in known else part
+            logits = run(ids[:, at : at + size], start + at, wanted)
             for row, end in ends.items():
                 last[row] = logits[row, keep.index(end)]
+            at += size
+        known |= ran
         return torch.stack(last), ids
 
     def _tensor(self, numbers):
@@ -249,7 +288,7 @@ def _tokens(batch, new, stop, seed, chunk, options, single):
             previous = None if options["penalty"] == 1 else _previous(batch, ids)
             lengths = batch.lengths()
             token = _pick(logits, lengths, seed, previous, **options)
-        step = _runner(batch.model, batch.cache, previous, batch.device)
+        step = _step(batch.model, batch.cache, previous, batch.device)
         most = max(begin + len(row) for begin, row in zip(batch.begin, batch.rows, strict=True))
         arriving = _OnHost(token)
         for made in range(1, new + 1):

@@ -142,6 +142,19 @@ def quantize(x, kind, *, group=0, group_rows=0, zero_points=False, scale_dtype=N
     return ops.quantize(args, out, scale_out, int(zero_points), zero_out)
 
 
+@returns(
+    shape=lambda w, format, k, **_: (w.shape[0], k or w.shape[1] * (2 if format else 1)),
+    dtype=lambda out_dtype, **_: out_dtype or DTYPES["float32"],
+)
+def dequantize(w, scale, zero=None, *, group=0, group_rows=0, format=None, k=0, dtype=None, out=None):
+    """The numbers [n, k] that a quantised weight of gemm stands for, of float32 or another dtype.
+
+    format is "u4" for those of 4 bits; k is given where their rows have an odd number."""
+    code = 0 if dtype is None else dtype_code("dtype", dtype)
+    args = (w, scale, zero, group, group_rows, 0 if format is None else word(FORMATS, format, "format"), k, code)
+    return ops.dequantize(args, out)
+
+
 def _lse_dtype(output, **_):
     return DTYPES["float32"] if output == "lse" else None
 

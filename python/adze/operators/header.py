@@ -69,6 +69,10 @@ and with zero_points, where low <= 0 <= high are the ends of the group's range:
   scale = (high - low) / 15             zero = -low / scale, q = x / scale + zero, both 0 to 15
 Each quotient is rounded to float, then the scale to its dtype, before it divides, and q and zero to the nearest
 number of their kind, halves to even. Where scale is 0, q is zero, or 0. x must be finite.""",
+    "dequantize": """\
+dequantize: out[i, j] = (q - zero) * scale, the numbers that a quantised weight of gemm stands for. The product is
+rounded to float, and then to out's dtype: as torch multiplies. Infinities and NaN come out as the formula has
+them. A packed weight has two numbers for each byte of a row, or one less: k says which.""",
     "attention": """\
 attention: out[i] = sum of w[i,j] v[j] over the keys j that query i sees, w[i,j] = exp(s[i,j]) / sum of
 exp(s[i,j]), s[i,j] = c(scale * q[i] . k[j]) + mask[i,j]. With softcap, c(s) = softcap * tanh(s / softcap). Query i
