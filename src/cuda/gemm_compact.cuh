@@ -32,15 +32,15 @@ struct compact_shape {
     static constexpr int BLOCKS = BLOCKS_; /* of a multiprocessor, of this kernel and the next */
     static constexpr weight_format FORMAT = FORMAT_;
     static constexpr compact_scales SCALES = SCALES_;
-    static constexpr bool NORM = NORM_;                                     /* RMS, with a weight of x's dtype */
+    static constexpr bool NORM = NORM_;       /* RMS, with a weight of x's dtype */
     static constexpr bool CHUNKED = CHUNKED_; /* x is in shared memory one part after the other */
     static constexpr int VECTOR = weight_vector(FORMAT), STEP = 4 * VECTOR; /* weights of 16 bytes, of 64 */
     static constexpr int PIECES = VECTOR / 8;                               /* vectors of x that a load goes with */
-    static constexpr int UNIT = DEPTH * STEP; /* of k in a unit */
+    static constexpr int UNIT = DEPTH * STEP;                               /* of k in a unit */
     static constexpr int STAGE_BYTES = DEPTH * WARPS * 16 * 64, RING_BYTES = STAGES * STAGE_BYTES; /* of all warps */
     static constexpr int SCALE_BYTES = SCALES == F32_SCALES ? 4 : 2;
     static constexpr int SCALED = SCALES == ROW_SCALES ? 1 : 128 / STEP; /* times 64 bytes that have one scale */
-    static constexpr int X_UNITS = NORM ? 2 : 4;                /* times 32 vectors of x that a warp loads at once */
+    static constexpr int X_UNITS = NORM ? 2 : 4; /* times 32 vectors of x that a warp loads at once */
     static constexpr int PITCH = 20; /* floats of a token among a warp's sums: lanes have banks of their own */
     static_assert(!STAGES != !AHEAD, "a ring or registers");
     static_assert(!CHUNKED || !(NORM || AHEAD), "they need all of x at once");
@@ -53,39 +53,49 @@ struct compact_row {
 };
 
 struct compact_call {
-    int rows_each, rows_extra;      /* the first `extra` blocks have one more */
-    int steps, chunk_steps;         /* units of k, of a chunk of it */
-    int scales, scale_words;        /* in shared memory, of a row */
-    int x, sums;                    /* where they are there */
-    int x_units;                    /* times 32 vectors of a token in a chunk */
-    uint32_t x_inverse, m_inverse;  /* 2^24 / x_units and 2^16 / m, and up */
+    int rows_each, rows_extra;     /* the first `extra` blocks have one more */
+    int steps, chunk_steps;        /* units of k, of a chunk of it */
+    int scales, scale_words;       /* in shared memory, of a row */
+    int x, sums;                   /* where they are there */
+    int x_units;                   /* times 32 vectors of a token in a chunk */
+    uint32_t x_inverse, m_inverse; /* 2^24 / x_units and 2^16 / m, and up */
     size_t bytes;
 };
-/* The call with `blocks` blocks, in as few chunks as `room` bytes of shared memory allow; bytes is 0 where it cannot
-   be: then another kernel takes it. */
+/* Whether the shape takes a call, if shared memory has room for it. The other kernels take what follows a product but
+   is rare: gates, activations without glu and others than silu, zeros, f32 weights of a norm. */
 template <class S>
-static compact_call compact_call_of(const gemm_params &p, int64_t blocks, size_t room)
+static bool compact_takes(const gemm_params &p)
 {
-    const auto up = [](int64_t bytes) { return (int)((bytes + 127) / 128 * 128); };
-    compact_call c = {};
+    const int dtype = S::SCALES == F32_SCALES ? ADZE_F32 : S::SCALES == F16_SCALES ? ADZE_F16 : ADZE_BF16;
+    const int64_t scales = p.k / 128 * S::SCALE_BYTES; /* bytes of a row */
     bool can = p.format == S::FORMAT && p.m <= S::TOKENS && p.k % S::UNIT == 0 && p.k / S::UNIT >= S::WARPS &&
-               p.k <= 1 << 16 && p.batches == 1 && !p.batch_invariant && !gemm_has_zero(p) && p.rows.rank == 1;
-    can = can && (p.group == 0) == (S::SCALES == ROW_SCALES) && (p.group == 0 || (p.group == 128 && p.k % 128 == 0));
+               p.k <= 1 << 16 && p.batches == 1 && !p.batch_invariant && !gemm_has_zero(p) && p.rows.rank == 1 &&
+               !p.gate && p.act == (p.glu ? ADZE_ACT_SILU : 0);
     if (S::NORM)
         can = can && p.norm == ADZE_NORM_RMS && p.k % 256 == 0 && p.norm_weight && !p.norm_weight_f32 &&
               (uintptr_t)p.norm_weight % 16 == 0 && !p.norm_bias;
     else
         can = can && !p.norm;
+    if (S::SCALES == ROW_SCALES)
+        return can && p.group == 0;
+    can = can && p.group == 128 && p.k % 128 == 0 && scales % 4 == 0;
+    for (const gemm_part &part : p.part) /* they are copied by words */
+        can = can && (part.n == 0 || (part.scale_dtype == dtype && (uintptr_t)part.scale % 4 == 0 &&
+                                      part.scale_stride * S::SCALE_BYTES % 4 == 0));
+    return can;
+}
+/* A call that the shape takes with `blocks` blocks, in as few chunks as `room` bytes of shared memory allow; bytes is
+   0 where it has no room. */
+template <class S>
+static compact_call compact_call_of(const gemm_params &p, int64_t blocks, size_t room)
+{
+    const auto up = [](int64_t bytes) { return (int)((bytes + 127) / 128 * 128); };
+    compact_call c = {};
     c.scale_words = S::SCALES == ROW_SCALES ? 0 : (int)ceil_div(p.k / 128 * S::SCALE_BYTES, 4) | 1;
-    const int dtype = S::SCALES == F32_SCALES ? ADZE_F32 : S::SCALES == F16_SCALES ? ADZE_F16 : ADZE_BF16;
-    for (const gemm_part &part : p.part)
-        if (part.n && S::SCALES != ROW_SCALES) /* they are copied by words */
-            can = can && part.scale_dtype == dtype && (uintptr_t)part.scale % 4 == 0 &&
-                  part.scale_stride * S::SCALE_BYTES % 4 == 0 && p.k / 128 * S::SCALE_BYTES % 4 == 0;
-    if (!can || p.gate || p.act != (p.glu ? ADZE_ACT_SILU : 0))
-        return {};
     c.rows_each = (int)(p.n / blocks), c.rows_extra = (int)(p.n % blocks);
     const int64_t tiles = ceil_div(ceil_div(p.n, blocks), p.glu ? 8 : 16);
+    if (tiles * 16 * (int64_t)sizeof(compact_row) > (int64_t)room)
+        return {};
     c.steps = (int)(p.k / S::UNIT);
     c.scales = up(S::RING_BYTES + tiles * 16 * (int64_t)sizeof(compact_row));
     c.sums = c.scales + up(tiles * 16 * c.scale_words * 4);
@@ -250,23 +260,23 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
         }
     };
     auto fetch = [&](int at) { /* into the ring */
-        if (fetch_step >= 0) {
-            const uint32_t to = shared_address(shared) + (uint32_t)at;
+                               if (fetch_step >= 0) {
+                                   const uint32_t to = shared_address(shared) + (uint32_t)at;
 #pragma unroll
-            for (int i = 0; i < 2 * S::DEPTH; i++)
-                copy_async(to + (uint32_t)(i * S::THREADS * 16), from[i % 2] + i / 2 * 64);
-            fetch_next();
-        }
-        copy_commit();
+                                   for (int i = 0; i < 2 * S::DEPTH; i++)
+                                       copy_async(to + (uint32_t)(i * S::THREADS * 16), from[i % 2] + i / 2 * 64);
+                                   fetch_next();
+                               }
+                               copy_commit();
     };
     uint4 w[AHEAD ? AHEAD : 1][2 * S::DEPTH];
     auto load = [&](uint4(&to)[2 * S::DEPTH]) { /* into registers */
-        if (fetch_step >= 0) {
+                                                if (fetch_step >= 0) {
 #pragma unroll
-            for (int i = 0; i < 2 * S::DEPTH; i++)
-                to[i] = load_once(from[i % 2] + i / 2 * 64);
-            fetch_next();
-        }
+                                                    for (int i = 0; i < 2 * S::DEPTH; i++)
+                                                        to[i] = load_once(from[i % 2] + i / 2 * 64);
+                                                    fetch_next();
+                                                }
     };
     enter_tile();
     if constexpr (AHEAD > 0) {
@@ -358,8 +368,8 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
 #pragma unroll
                     for (int i = 0; i < PIECES / 2; i++) {
                         const int of = half * (PIECES / 2) + i;
-                        const uint4 piece = load_shared(shared + x_lane[j] + d * step_x + of / 2 * 128 +
-                                                        (of % 2 ? other[j] : 0));
+                        const uint4 piece =
+                            load_shared(shared + x_lane[j] + d * step_x + of / 2 * 128 + (of % 2 ? other[j] : 0));
                         x[j][i * 4] = piece.x, x[j][i * 4 + 1] = piece.y;
                         x[j][i * 4 + 2] = piece.z, x[j][i * 4 + 3] = piece.w;
                     }
