@@ -2,14 +2,13 @@
    takes. */
 #include "gemm_compact.cuh"
 
-/* Warps, units of their rings or in registers, times 64 bytes of a unit, blocks of a multiprocessor, times 8 tokens.
- */
+/* Warps, units of their rings, or in registers, blocks of a multiprocessor, times 8 tokens. */
 template <weight_format F, compact_scales C, bool NORM>
-using COMPACT_8 = compact_shape<16, 0, 2, 1, 2, 1, F, C, NORM>;
+using COMPACT_8 = compact_shape<16, 0, 2, 2, 1, F, C, NORM>;
 template <weight_format F, compact_scales C, bool NORM>
-using COMPACT_8_RING = compact_shape<16, 3, 0, 1, 2, 1, F, C, NORM>;
+using COMPACT_8_RING = compact_shape<16, 3, 0, 2, 1, F, C, NORM>;
 template <weight_format F, compact_scales C>
-using COMPACT_16 = compact_shape<16, 4, 0, 1, 1, 2, F, C, false, true>;
+using COMPACT_16 = compact_shape<16, 4, 0, 1, 2, F, C, false, true>;
 
 /* Runs the shape of a variant with `each` blocks on a multiprocessor, or with `ask` says only whether it can:
    ADZE_NO_KERNEL. */

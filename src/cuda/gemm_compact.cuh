@@ -2,8 +2,8 @@
 
    A kernel of this kind lasts a few microseconds, in which a warp has 4 to 30 units of work: instructions that are
    read for the first time, and loops that the instruction caches do not hold, cost more than arithmetic does. So the
-   loop has one unit, 16 rows of 64 or 128 bytes, and is not unrolled, and calls that need more than a bias, a
-   residual, glu of silu or the RMS norm of x are for the other kernels.
+   loop has one unit, 16 rows of 64 bytes, and is not unrolled, and calls that need more than a bias, a residual, glu
+   of silu or the RMS norm of x are for the other kernels.
 
    A block has a range of the weights' rows in tiles of 16, and all of k: in chunks, where x is too large for shared
    memory. Units of a tile go round the warps, so that they read neighbouring bytes at about the same time. Lane 4 g
@@ -22,13 +22,12 @@
 
 enum compact_scales { ROW_SCALES, F16_SCALES, BF16_SCALES, F32_SCALES }; /* of whole rows; of groups, by dtype */
 
-template <int WARPS_, int STAGES_, int AHEAD_, int DEPTH_, int BLOCKS_, int TOKEN_TILES_, weight_format FORMAT_,
+template <int WARPS_, int STAGES_, int AHEAD_, int BLOCKS_, int TOKEN_TILES_, weight_format FORMAT_,
           compact_scales SCALES_, bool NORM_, bool CHUNKED_ = false>
 struct compact_shape {
     static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS, TOKEN_TILES = TOKEN_TILES_, TOKENS = 8 * TOKEN_TILES;
     static constexpr int STAGES = STAGES_; /* units of a warp's ring; 0: none */
     static constexpr int AHEAD = AHEAD_;   /* units in registers, where there is no ring */
-    static constexpr int DEPTH = DEPTH_;   /* times 64 bytes of a row in a unit */
     static constexpr int BLOCKS = BLOCKS_; /* of a multiprocessor, of this kernel and the next */
     static constexpr weight_format FORMAT = FORMAT_;
     static constexpr compact_scales SCALES = SCALES_;
@@ -36,8 +35,7 @@ struct compact_shape {
     static constexpr bool CHUNKED = CHUNKED_; /* x is in shared memory one part after the other */
     static constexpr int VECTOR = weight_vector(FORMAT), STEP = 4 * VECTOR; /* weights of 16 bytes, of 64 */
     static constexpr int PIECES = VECTOR / 8;                               /* vectors of x that a load goes with */
-    static constexpr int UNIT = DEPTH * STEP;                               /* of k in a unit */
-    static constexpr int STAGE_BYTES = DEPTH * WARPS * 16 * 64, RING_BYTES = STAGES * STAGE_BYTES; /* of all warps */
+    static constexpr int STAGE_BYTES = WARPS * 16 * 64, RING_BYTES = STAGES * STAGE_BYTES; /* of all warps */
     static constexpr int SCALE_BYTES = SCALES == F32_SCALES ? 4 : 2;
     static constexpr int SCALED = SCALES == ROW_SCALES ? 1 : 128 / STEP; /* times 64 bytes that have one scale */
     static constexpr int X_UNITS = NORM ? 2 : 4; /* times 32 vectors of x that a warp loads at once */
@@ -68,7 +66,7 @@ static bool compact_takes(const gemm_params &p)
 {
     const int dtype = S::SCALES == F32_SCALES ? ADZE_F32 : S::SCALES == F16_SCALES ? ADZE_F16 : ADZE_BF16;
     const int64_t scales = p.k / 128 * S::SCALE_BYTES; /* bytes of a row */
-    bool can = p.format == S::FORMAT && p.m <= S::TOKENS && p.k % S::UNIT == 0 && p.k / S::UNIT >= S::WARPS &&
+    bool can = p.format == S::FORMAT && p.m <= S::TOKENS && p.k % S::STEP == 0 && p.k / S::STEP >= S::WARPS &&
                p.k <= 1 << 16 && p.batches == 1 && !p.batch_invariant && !gemm_has_zero(p) && p.rows.rank == 1 &&
                !p.gate && p.act == (p.glu ? ADZE_ACT_SILU : 0);
     if (S::NORM)
@@ -96,7 +94,7 @@ static compact_call compact_call_of(const gemm_params &p, int64_t blocks, size_t
     const int64_t tiles = ceil_div(ceil_div(p.n, blocks), p.glu ? 8 : 16);
     if (tiles * 16 * (int64_t)sizeof(compact_row) > (int64_t)room)
         return {};
-    c.steps = (int)(p.k / S::UNIT);
+    c.steps = (int)(p.k / S::STEP);
     c.scales = up(S::RING_BYTES + tiles * 16 * (int64_t)sizeof(compact_row));
     c.sums = c.scales + up(tiles * 16 * c.scale_words * 4);
     c.x = c.sums + up(std::max(tiles * S::WARPS * p.m * S::PITCH * 4, p.m * (p.k / 256 + 1) * 4));
@@ -109,7 +107,7 @@ static compact_call compact_call_of(const gemm_params &p, int64_t blocks, size_t
     }
     if (c.bytes == 0)
         return {};
-    c.x_units = (c.chunk_steps * (S::UNIT / 8) + 31) / 32;
+    c.x_units = (c.chunk_steps * (S::STEP / 8) + 31) / 32;
     c.x_inverse = (1u << 24) / (uint32_t)c.x_units + 1, c.m_inverse = (1u << 16) / (uint32_t)p.m + 1;
     return c;
 }
@@ -137,9 +135,9 @@ __device__ __forceinline__ void compact_x(const gemm_params &p, const compact_ca
                                           int chunk)
 {
     const int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32), m = (int)p.m, units = c.x_units * m;
-    const int vectors = c.chunk_steps * (S::UNIT / 8);
+    const int vectors = c.chunk_steps * (S::STEP / 8);
     const int64_t x_stride = p.rows.stride[GEMM_X][0];
-    const T *const x = (const T *)p.x + chunk * S::UNIT;
+    const T *const x = (const T *)p.x + chunk * S::STEP;
 #pragma unroll 1
     for (int first = warp; first < units; first += S::WARPS * S::X_UNITS) {
         packed<T> v[S::X_UNITS];
@@ -241,13 +239,13 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
     const char *from[2];
     auto enter_tile = [&]() {
         const uint32_t thread = thread_again();
-        const int in_row = (fetch_chunk + fetch_step) * (64 * S::DEPTH) + (int)(thread % 4 * 16);
+        const int in_row = (fetch_chunk + fetch_step) * 64 + (int)(thread % 4 * 16);
         const compact_row *const row = table + fetch_tile * 16 + thread % 32 / 4;
         from[0] = row[0].w + in_row, from[1] = row[8].w + in_row;
     };
     auto fetch_next = [&]() {
         fetch_step += S::WARPS;
-        from[0] += S::WARPS * 64 * S::DEPTH, from[1] += S::WARPS * 64 * S::DEPTH;
+        from[0] += S::WARPS * 64, from[1] += S::WARPS * 64;
         if (fetch_step >= chunk_steps) {
             fetch_step -= chunk_steps;
             if (++fetch_tile == tiles) {
@@ -259,24 +257,22 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
                 enter_tile();
         }
     };
-    auto fetch = [&](int at) { /* into the ring */
-                               if (fetch_step >= 0) {
-                                   const uint32_t to = shared_address(shared) + (uint32_t)at;
-#pragma unroll
-                                   for (int i = 0; i < 2 * S::DEPTH; i++)
-                                       copy_async(to + (uint32_t)(i * S::THREADS * 16), from[i % 2] + i / 2 * 64);
-                                   fetch_next();
-                               }
-                               copy_commit();
+    /* It goes into the ring, or into registers. */
+    auto fetch = [&](int at) {
+        if (fetch_step >= 0) {
+            const uint32_t to = shared_address(shared) + (uint32_t)at;
+            copy_async(to, from[0]);
+            copy_async(to + (uint32_t)(S::THREADS * 16), from[1]);
+            fetch_next();
+        }
+        copy_commit();
     };
-    uint4 w[AHEAD ? AHEAD : 1][2 * S::DEPTH];
-    auto load = [&](uint4(&to)[2 * S::DEPTH]) { /* into registers */
-                                                if (fetch_step >= 0) {
-#pragma unroll
-                                                    for (int i = 0; i < 2 * S::DEPTH; i++)
-                                                        to[i] = load_once(from[i % 2] + i / 2 * 64);
-                                                    fetch_next();
-                                                }
+    uint4 w[AHEAD ? AHEAD : 1][2];
+    auto load = [&](uint4(&to)[2]) {
+        if (fetch_step >= 0) {
+            to[0] = load_once(from[0]), to[1] = load_once(from[1]);
+            fetch_next();
+        }
     };
     enter_tile();
     if constexpr (AHEAD > 0) {
@@ -314,7 +310,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
 
     /* Columns of the operand that have no token have the last one again: nobody reads what comes out. */
     const uint32_t addend = weight_addend<T, S::FORMAT>(S::FORMAT == OF_U4 ? 8 : 128);
-    const int step_x = m * (S::STEP * 2), unit_x = step_x * S::DEPTH;
+    const int step_x = m * (S::STEP * 2);
     int at = (int)threadIdx.x * 16; /* of the ring */
 #pragma unroll 1
     for (int chunk = 0; chunk < (S::CHUNKED ? steps : 1); chunk += S::CHUNKED ? chunk_steps : 1) {
@@ -330,20 +326,18 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             const int token = min(j * 8 + g, m - 1);
-            x_lane[j] = c.x + warp * unit_x + token * (S::STEP * 2) + (token & 1) * 64 + t * 16;
+            x_lane[j] = c.x + warp * step_x + token * (S::STEP * 2) + (token & 1) * 64 + t * 16;
             other[j] = token & 1 ? -64 : 64;
         }
         int scale_lane = c.scales + g * c.scale_words * 4;
         float sum[COLUMNS][2][4] = {};
         uint32_t nan[2] = {};
-        float part[COLUMNS][2][4];
-        /* The products of 64 bytes of 16 rows, which are the d-th of a unit. */
-        auto multiply = [&](uint4 low, uint4 high, int d) {
+        auto multiply = [&](uint4 low, uint4 high) {
             const uint32_t words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
             constexpr int N = S::VECTOR / 8; /* pairs in 4 bytes of a weight */
-            float scale[2];
+            float scale[2], part[COLUMNS][2][4] = {};
             if constexpr (GROUPED) {
-                const int group = ((chunk + step) * S::DEPTH + d) / S::SCALED;
+                const int group = (chunk + step) / S::SCALED;
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const char *const from_scale =
@@ -352,12 +346,6 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
                                : S::SCALES == F16_SCALES ? to_float(*(const f16 *)from_scale)
                                                          : to_float(*(const bf16 *)from_scale);
                 }
-                if (d % S::SCALED == 0 || S::DEPTH < S::SCALED)
-#pragma unroll
-                    for (int j = 0; j < COLUMNS; j++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            part[j][0][e] = part[j][1][e] = 0;
             }
             /* Half of x at a time: registers are few. */
 #pragma unroll
@@ -368,8 +356,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
 #pragma unroll
                     for (int i = 0; i < PIECES / 2; i++) {
                         const int of = half * (PIECES / 2) + i;
-                        const uint4 piece =
-                            load_shared(shared + x_lane[j] + d * step_x + of / 2 * 128 + (of % 2 ? other[j] : 0));
+                        const uint4 piece = load_shared(shared + x_lane[j] + of / 2 * 128 + (of % 2 ? other[j] : 0));
                         x[j][i * 4] = piece.x, x[j][i * 4 + 1] = piece.y;
                         x[j][i * 4 + 2] = piece.z, x[j][i * 4 + 3] = piece.w;
                     }
@@ -393,19 +380,18 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
                 asm volatile("" ::: "memory");
             }
             if constexpr (GROUPED) {
-                if (d % S::SCALED == S::SCALED - 1 || S::DEPTH < S::SCALED)
 #pragma unroll
-                    for (int j = 0; j < COLUMNS; j++)
+                for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            sum[j][0][e] = fmaf(part[j][0][e] + part[j][1][e], scale[e / 2], sum[j][0][e]);
+                    for (int e = 0; e < 4; e++)
+                        sum[j][0][e] = fmaf(part[j][0][e] + part[j][1][e], scale[e / 2], sum[j][0][e]);
             }
         };
         auto next = [&]() {
             step += S::WARPS;
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++)
-                x_lane[j] += S::WARPS * unit_x;
+                x_lane[j] += S::WARPS * step_x;
             if (step < chunk_steps)
                 return;
             if constexpr (S::FORMAT == OF_F8) {
@@ -424,7 +410,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
             float *const mine = sums + (tile * S::WARPS + (int)(thread / 32)) * m * S::PITCH + thread % 32 / 4;
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) {
-                x_lane[j] -= chunk_steps * unit_x;
+                x_lane[j] -= chunk_steps * step_x;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int token = j * 8 + first_token + e % 2;
@@ -448,9 +434,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
                 for (int a = 0; a < AHEAD; a++) {
                     if (tile >= tiles)
                         break;
-#pragma unroll
-                    for (int d = 0; d < S::DEPTH; d++)
-                        multiply(w[a][2 * d], w[a][2 * d + 1], d);
+                    multiply(w[a][0], w[a][1]);
                     load(w[a]);
                     next();
                 }
@@ -461,14 +445,9 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
                 copy_wait<S::STAGES - 1>();
                 const int here = at;
                 at += at >= S::RING_BYTES - S::STAGE_BYTES ? S::STAGE_BYTES - S::RING_BYTES : S::STAGE_BYTES;
-#pragma unroll
-                for (int d = 0; d < S::DEPTH; d++) {
-                    const uint4 low = load_shared(shared + here + 2 * d * S::THREADS * 16);
-                    const uint4 high = load_shared(shared + here + (2 * d + 1) * S::THREADS * 16);
-                    if (d == S::DEPTH - 1)
-                        fetch(here);
-                    multiply(low, high, d);
-                }
+                const uint4 low = load_shared(shared + here), high = load_shared(shared + here + S::THREADS * 16);
+                fetch(here);
+                multiply(low, high);
                 next();
             }
         }
