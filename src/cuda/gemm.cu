@@ -1,8 +1,9 @@
 /* gemm on CUDA: which kernel takes a call.
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
-   rows. Quantised weights are streamed for any number of tokens, 8 or 16 at a time (gemm_ring.cu, gemm_direct.cu).
-   All other calls take gemm_any.cuh. */
+   rows. Quantised weights are streamed for any number of tokens: up to 16 by gemm_compact.cu, which takes the common
+   calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
+   gemm_any.cuh. */
 #include "gemm_any.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
@@ -133,8 +134,9 @@ enum {
     WHOLE_16,
     QUANTISED_8,
     QUANTISED_16,
-    RING,                             /* and the other GEMM_RING_SHAPES */
-    DIRECT = RING + GEMM_RING_SHAPES, /* and the other GEMM_DIRECT_SHAPES */
+    COMPACT,                              /* and the other GEMM_COMPACT_SHAPES */
+    RING = COMPACT + GEMM_COMPACT_SHAPES, /* and the other GEMM_RING_SHAPES */
+    DIRECT = RING + GEMM_RING_SHAPES,     /* and the other GEMM_DIRECT_SHAPES */
     STREAM_SHORT = DIRECT + GEMM_DIRECT_SHAPES,
     STREAM_LONG,
     STREAM_LEAST,
@@ -149,12 +151,17 @@ enum {
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
-    {"bulk", "one or two tokens, weights of x's dtype or i8, by bulk copies, on the CUDA cores (sm_90 and newer)"},
+    {"bulk", "one or two tokens, weights of x's dtype, by bulk copies, on the CUDA cores (sm_90 and newer)"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
     {"quantised16", "the same, 16 tokens at a time"},
-    {"ring8", "the same through rings in shared memory, with or without norm, 8 tokens at a time, 8 warps"},
+    {"compact",
+     "up to 8 tokens, quantised weights by rows (i8, f8e4m3) or groups of 128 (u4, f8e4m3), with or without "
+     "rms norm"},
+    {"compact-ring", "the same of i8 and f8e4m3, through rings in shared memory"},
+    {"compact16", "the same up to 16 tokens, without norm"},
+    {"ring8", "as quantised8 through rings in shared memory, with or without norm, 8 tokens at a time, 8 warps"},
     {"ring8-twice", "the same, two blocks on a multiprocessor"},
     {"ring16", "the same with 16 warps"},
     {"direct16x8",
@@ -206,8 +213,18 @@ static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
         return false;
     return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
 }
-/* The rings that are faster than other kernels of quantised weights, from sweeps on an H200 (2026-11-17) over the
-   products of a layer and 8192 x 8192; -1: none is. */
+static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int choice = gemm_compact_choice(s, p, dtype);
+    for (int shape = 0; shape < GEMM_COMPACT_SHAPES; shape++) {
+        const bool can = gemm_compact_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(COMPACT + shape, can, shape == choice))
+            return gemm_compact_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
+}
+/* The rings that are faster than other kernels of quantised weights but gemm_compact, from sweeps on an H200
+   (2026-11-17) over the products of a layer and 8192 x 8192; -1: none is. */
 static int ring_choice(const gemm_params &p)
 {
     if (p.format == OF_U4)
@@ -417,7 +434,9 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
     if constexpr (sizeof(T) == 2) {
         if (vectors) {
             const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
-            adze_status status = ring_run(s, p, dtype);
+            adze_status status = compact_run(s, p, dtype);
+            if (status == ADZE_NO_KERNEL)
+                status = ring_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL)
                 status = bulk_run(s, p, dtype);
             if (status != ADZE_NO_KERNEL)
@@ -449,6 +468,12 @@ static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
 {
     if (!p.norm || !gemm_vectors(s, p, dtype))
         return p.norm;
+    if (gemm_compact_choice(s, p, dtype) >= 0)
+        return false;
+    gemm_params normed = p;
+    normed.norm = 0;
+    if (gemm_compact_choice(s, normed, dtype) >= 0) /* in two launches it is faster than the other kernels */
+        return true;
     const int ring = ring_choice(p);
     return !(ring >= 0 && gemm_ring_run(s, p, dtype, ring, 1) == ADZE_OK) && !stream_whole_fits(s, p);
 }

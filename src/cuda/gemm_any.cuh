@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
     for (int i = (int)threadIdx.x; i < TOKENS * size; i += ANY_GEMM_THREADS) {
         const int of_block = i / size, column = i % size;
         if (first_token + of_block < p.m && column < rows.count)
-            gemm_finish<T, false>(p, rows.part, batch, first_token + of_block, rows.at + column, result[of_block][column],
-                           result[of_block][(column + size) % ANY_ROWS]);
+            gemm_finish<T, false>(p, rows.part, batch, first_token + of_block, rows.at + column,
+                                  result[of_block][column], result[of_block][(column + size) % ANY_ROWS]);
     }
 }
 

@@ -12,12 +12,10 @@
 #include "bulk.cuh"
 #include "gemm_stream.cuh"
 
-template <int TOKENS_, int WARPS_, int CHUNK_, int STAGES_, weight_format WEIGHTS_>
+template <int TOKENS_, int WARPS_, int CHUNK_, int STAGES_>
 struct bulk_shape {
     static constexpr int TOKENS = TOKENS_, WARPS = WARPS_, THREADS = 32 * WARPS, CHUNK = CHUNK_, STAGES = STAGES_;
-    static constexpr weight_format WEIGHTS = WEIGHTS_;
-    static constexpr int VECTOR = weight_vector(WEIGHTS); /* weights in 16 bytes */
-    static constexpr weight_format FORMAT = OF_X;         /* these are stream_x's: elements in their own order */
+    static constexpr weight_format FORMAT = OF_X; /* these are stream_x's: elements in their own order */
     static constexpr int GROUP = 32, UNITS = 2;
     /* Lanes that read vectors 1 or 2 apart have banks of their own. */
     static __device__ __forceinline__ int place(int vector) { return vector ^ (vector >> 3 & 3); }
@@ -30,14 +28,9 @@ struct bulk_shape {
     static constexpr int FIXED_BYTES = WARPS * RING_BYTES + WARPS * STAGES * 8;
 };
 template <class S>
-__host__ __device__ constexpr int64_t bulk_row_bytes(int64_t k)
-{
-    return k * 16 / S::VECTOR;
-}
-template <class S>
 __host__ __device__ constexpr int bulk_chunks(int64_t k) /* of a row */
 {
-    return (int)((bulk_row_bytes<S>(k) + S::CHUNK - 1) / S::CHUNK);
+    return (int)((k * 2 + S::CHUNK - 1) / S::CHUNK);
 }
 /* x, the sums of its units or of the warps, and for each token those of the chunks of `rows` rows. */
 template <class S>
@@ -123,32 +116,23 @@ __device__ __forceinline__ void bulk_norm_x(const gemm_params &p, const char *x,
     }
 }
 
-/* Adds the products of one vector of weights with x, from its vector `at` on, for each token. */
+/* Adds the products of one vector of weights with x's vector `at`, for each token. */
 template <typename T, class S>
 __device__ __forceinline__ void bulk_multiply(uint4 w, const char *x, int x_pitch, int at, float (&sum)[S::TOKENS])
 {
-    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+    packed<T> a;
+    float f[8];
+    a.raw = w;
+    a.get(f);
 #pragma unroll
-    for (int v = 0; v < S::VECTOR / 8; v++) { /* vectors of x */
-        float f[8];
-        if constexpr (S::WEIGHTS == OF_X) {
-            packed<T> a;
-            a.raw = w;
-            a.get(f);
-        } else {
-            i8_floats(words[2 * v], f);
-            i8_floats(words[2 * v + 1], f + 4);
-        }
+    for (int t = 0; t < S::TOKENS; t++) {
+        packed<T> b;
+        float fb[8];
+        b.raw = load_shared(x + t * x_pitch + S::place(at) * 16);
+        b.get(fb);
 #pragma unroll
-        for (int t = 0; t < S::TOKENS; t++) {
-            packed<T> b;
-            float fb[8];
-            b.raw = load_shared(x + t * x_pitch + S::place(at + v) * 16);
-            b.get(fb);
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum[t] = fmaf(f[e], fb[e], sum[t]);
-        }
+        for (int e = 0; e < 8; e++)
+            sum[t] = fmaf(f[e], fb[e], sum[t]);
     }
 }
 
@@ -156,7 +140,6 @@ template <typename T, class S, bulk_norm NORM>
 __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
 {
     constexpr int M = S::TOKENS, WARPS = S::WARPS, CHUNK = S::CHUNK, STAGES = S::STAGES, VECTORS = CHUNK / 512;
-    constexpr bool QUANTISED = S::WEIGHTS != OF_X;
     extern __shared__ __align__(128) char shared[];
     char *const barriers = shared + WARPS * S::RING_BYTES, *const xs = barriers + WARPS * STAGES * 8;
     const int x_pitch = stream_pitch<S>(p.k);
@@ -164,7 +147,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, halves = p.glu ? 2 : 1;
     const int64_t batch = blockIdx.y;
     const int begin = (int)(p.n * blockIdx.x / gridDim.x), rows = (int)(p.n * (blockIdx.x + 1) / gridDim.x) - begin;
-    const int row_bytes = (int)bulk_row_bytes<S>(p.k), chunks = bulk_chunks<S>(p.k);
+    const int row_bytes = (int)p.k * 2, chunks = bulk_chunks<S>(p.k);
     const uint32_t ring = shared_address(shared + warp * S::RING_BYTES);
     const uint32_t barrier = shared_address(barriers + warp * STAGES * 8);
     /* Which row of which weight row i of the block's is. */
@@ -182,11 +165,6 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     auto source_of = [&](int row, int at) {
         const gemm_rows of = row_of(row);
         const gemm_part &part = p.part[of.part];
-        if (QUANTISED && p.group) { /* its scales, for when it has arrived */
-            const int size = part.scale_dtype == ADZE_F32 ? 4 : 2;
-            const int64_t scale_row = (p.group_rows > 1 ? of.at / p.group_rows : of.at) * part.scale_stride;
-            prefetch((const char *)part.scale + (scale_row + at * (S::VECTOR / 16) / p.group) * size);
-        }
         return source{part.w + batch * p.w_batch + of.at * part.w_stride + at, (uint32_t)min(CHUNK, row_bytes - at)};
     };
     /* A warp's chunk: row and number in it. The next one is WARPS further. */
@@ -252,17 +230,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     for (; done.row < rows * halves; go_on(done)) {
         const int row = done.row, at = done.chunk * CHUNK, bytes = min(CHUNK, row_bytes - at);
         const char *const w = shared + warp * S::RING_BYTES + stage * CHUNK;
-        float sum[M] = {}, scale[VECTORS] = {};
-        if constexpr (QUANTISED)
-            if (p.group) {
-                const gemm_rows of = row_of(row);
-#pragma unroll
-                for (int v = 0; v < VECTORS; v++) {
-                    const int column = (at / 16 + v * 32 + lane) * S::VECTOR;
-                    if (column < (int)p.k)
-                        scale[v] = gemm_scale(p, of.part, of.at, column / p.group);
-                }
-            }
+        float sum[M] = {};
         bulk_wait(barrier + stage * 8, parity);
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
@@ -270,11 +238,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
             if (bytes < CHUNK && vector * 16 >= bytes)
                 break;
             float part[M] = {};
-            bulk_multiply<T, S>(load_shared(w + vector * 16), xs, x_pitch, (at / 16 + vector) * (S::VECTOR / 8),
-                                part);
+            bulk_multiply<T, S>(load_shared(w + vector * 16), xs, x_pitch, at / 16 + vector, part);
 #pragma unroll
             for (int t = 0; t < M; t++)
-                sum[t] = QUANTISED && p.group ? fmaf(part[t], scale[v], sum[t]) : sum[t] + part[t];
+                sum[t] += part[t];
         }
         __syncwarp();
         if (lane == 0)
