@@ -88,7 +88,7 @@ static int replace_all(new_file *f, const char *from, const char *to)
 {
     adze_text text = {0};
     int ok = 1;
-    for (const char *at = f->text.data; ok && *at;) {
+    for (const char *at = f->text.data; ok && at && *at;) {
         const char *const found = strstr(at, from);
         ok = adze_text_add(&text, at, found ? (size_t)(found - at) : strlen(at)) &&
              (!found || adze_text_add(&text, to, strlen(to)));

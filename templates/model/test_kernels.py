@@ -75,9 +75,10 @@ def test_formula(kernel, op, shape):
 @pytest.mark.parametrize("queries, keys", [(33, 33), (1, 65)])
 @pytest.mark.parametrize("heads, kv_heads, dim", [(32, 8, 128), (4, 4, 64)])
 def test_attention_of_bf16(kernel, queries, keys, heads, kv_heads, dim):
-    """A prompt, where a token sees itself and those before it, and a token after others. Twice something is rounded to
-    bf16: the weights of the softmax, each by a unit u at most, and the result. Scores and sums are floats, whose errors
-    are below 2^-12 of a weight."""
+    """A prompt, where a token sees itself and those before it, and a token after others.
+
+    Two things are rounded to bf16, each by its relative half unit u at most: the weights of the softmax and the
+    result. Scores and sums are floats, whose errors are below 2^-12 of a weight."""
     if not hasattr(kernel, "attention"):
         pytest.skip("attention is not of this package")
     shapes = (2, heads, queries, dim), (2, kv_heads, keys, dim), (2, kv_heads, keys, dim)
