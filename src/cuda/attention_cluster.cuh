@@ -200,7 +200,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
     const int worker = warp * p.parts + rank, workers = p.parts * S::ALONG;
     const bool at_zero = !p.k_offsets && !p.window; /* the first key is key 0, whatever the length */
     const uint32_t barrier = shared_address(&arrived);
-    pdl_launch_next();
     if (p.clustered && threadIdx.x == 0) {
         bulk_barrier(barrier);
         bulk_ready();
@@ -258,10 +257,16 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
         direct_load_keys<S>(p, b, from, begin + worker * S::KEYS, keys);
         direct_load_values<S>(p, b, from, begin + worker * S::KEYS, keys);
     }
+    if (worker >= steps)
+        pdl_launch_next();
     for (int step = worker; step < steps; step += workers) {
         const int key = begin + step * S::KEYS, next = key + workers * S::KEYS;
         const bool more = step + workers < steps;
         const bool last = key + S::KEYS > b.high;
+        /* Not before the last keys are under way: blocks of the next kernel would take places of this one's, and its
+           weights the bandwidth. */
+        if (!more)
+            pdl_launch_next();
         float score[S::UNITS][S::TILES][4];
         direct_scores<T, S>(keys, r, score);
         if (direct_rare<S>(keys.k))
