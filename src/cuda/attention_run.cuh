@@ -78,10 +78,12 @@ struct direct_plan {
     bool clustered; /* else parts are merged by a second launch */
 };
 enum {
-    DIRECT_LEAST = 64,  /* keys of a part */
-    DIRECT_SHORT = 192, /* keys of a block: with so few a cluster is better than more parts */
-    DIRECT_LONG = 512,  /* more keys than this in a part are better taken in large steps */
-    DIRECT_CLUSTER = 16 /* blocks, on Hopper: each GPC has room for 16 */
+    DIRECT_LEAST = 64,   /* keys of a part */
+    DIRECT_SHORT = 192,  /* keys of a block: with so few a cluster is better than more parts */
+    DIRECT_MOST = 256,   /* with more, the next kernel's clusters crowd some multiprocessors */
+    DIRECT_ROUND = 2048, /* keys: up to so many, two blocks with large steps on each multiprocessor are better */
+    DIRECT_LONG = 512,   /* more keys than this in a part are better taken in large steps */
+    DIRECT_CLUSTER = 16  /* blocks, on Hopper: each GPC has room for 16 */
 };
 /* Parts for a second launch: as few as leave little of the last round of blocks empty, of which a multiprocessor has
    two at once. */
@@ -98,9 +100,9 @@ static inline int64_t direct_parts(const cuda_call &s, const attention_params &p
         parts++;
     return parts;
 }
-/* A cluster, if its blocks fill most multiprocessors or have few keys; its size is a power of 2. All clusters run at
-   once: they begin only where a group of multiprocessors has room for all their blocks, which leaves up to a sixth of
-   the room empty. `blocks` of the kernel fit into a multiprocessor. */
+/* A cluster, if its blocks fill most multiprocessors and have not many keys, or have few; its size is a power of 2.
+   All clusters run at once: they begin only where a group of multiprocessors has room for all their blocks, which
+   leaves up to a sixth of the room empty. `blocks` of the kernel fit into a multiprocessor. */
 static inline direct_plan direct_plan_of(const cuda_call &s, const attention_params &p, int64_t blocks)
 {
     const int64_t pairs = attention_pairs(p), room = s.gpu.sm_count * blocks * 5 / 6;
@@ -109,7 +111,8 @@ static inline direct_plan direct_plan_of(const cuda_call &s, const attention_par
     int64_t size = 1;
     while (size < most && pairs * size * 2 <= room && p.n / (size * 2) >= DIRECT_LEAST)
         size *= 2;
-    if (size > 1 && (pairs * size * 4 >= s.gpu.sm_count * 5 || p.n / size <= DIRECT_SHORT))
+    const bool fills = pairs * size * 4 >= s.gpu.sm_count * 5 && p.n / size <= DIRECT_MOST;
+    if (size > 1 && (fills || p.n / size <= DIRECT_SHORT))
         return {size, true};
     return {direct_parts(s, p), false};
 }
@@ -148,8 +151,10 @@ static inline bool direct_wide(const cuda_call &s, const attention_params &p, in
     const direct_plan plan = direct_plan_of(s, p, blocks), wide = direct_plan_of(s, p, wide_blocks);
     const int64_t pairs = attention_pairs(p), once = s.gpu.sm_count * blocks;
     const int64_t wide_once = s.gpu.sm_count * wide_blocks;
-    if (plan.parts == 1)
-        return pairs > once && ceil_div(pairs, wide_once) * wide_once < ceil_div(pairs, once) * once;
+    if (plan.parts == 1) {
+        const bool fuller = ceil_div(pairs, wide_once) * wide_once < ceil_div(pairs, once) * once;
+        return p.n <= DIRECT_ROUND || (pairs > once && fuller);
+    }
     if (plan.clustered)
         return wide.clustered && wide.parts == plan.parts && p.n <= plan.parts * wide_keys &&
                attention_rows_of(p) > 1;
