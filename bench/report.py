@@ -403,7 +403,8 @@ def text_sentence(recorded):
 
 def models_table(found):
     """Steps of whole models on a GPU in the variants that users choose from. A step is shown where plain adze.patch
-    and its strongest peer, torch.compile, were timed in the same run. The error is that of plain adze.patch."""
+    and its strongest peer, torch.compile, were timed in the same run; those of adze.generate have a table of their own.
+    The error is that of plain adze.patch."""
     columns = {
         "eager": "eager",
         "adze": "adze.patch",
@@ -421,7 +422,7 @@ def models_table(found):
             steps.setdefault(row["what"], {})[row["variant"]] = row
         for what, variants in steps.items():
             ms = {variant: row.get("ms") for variant, row in variants.items()}
-            if ms.keys() >= needed:
+            if ms.keys() >= needed and "adze.generate" not in ms:
                 batch = run["settings"].get("batch_size")
                 name = f"{run['model']}, {f'a step, batch {batch}' if batch else what}"
                 cells.append([name, *(number(ms.get(variant)) for variant in columns)])

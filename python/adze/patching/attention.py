@@ -45,7 +45,7 @@ def _on_the_cpu():
 
 
 # By device and dtype, the calls for which attention was measured to be faster than torch's. All others are torch's.
-# On an H200 torch's was about as fast for the models of diffusers: bench/results/h200/attention-51d604d.json.
+# On an H200 torch's was about as fast for the models of diffusers: bench/results/h200/attention-5beff6a.json.
 FASTER = {"cpu": _on_the_cpu(), "cuda": {}}
 
 
