@@ -403,8 +403,8 @@ def text_sentence(recorded):
 
 def models_table(found):
     """Steps of whole models on a GPU in the variants that users choose from. A step is shown where plain adze.patch
-    and its strongest peer, torch.compile, were timed in the same run; those of adze.generate have a table of their own.
-    The error is that of plain adze.patch."""
+    and its strongest peer, torch.compile, were timed in the same run; adze.generate has a table of its own. The error
+    is that of plain adze.patch."""
     columns = {
         "eager": "eager",
         "adze": "adze.patch",
