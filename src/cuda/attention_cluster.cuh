@@ -5,7 +5,7 @@
    Which keys it begins with does not depend on the length, so that they are loaded together with it, and those beyond
    it are dropped. At the end each warp of a cluster sends its sums straight into the shared memory of the blocks that
    own their columns, and maxima and sums of the rows to all; a block adds up its columns once its barrier has counted
-   their bytes. No shared memory to speak of is needed before: the next kernel may have it. */
+   their bytes. */
 #ifndef ADZE_CUDA_ATTENTION_CLUSTER_CUH
 #define ADZE_CUDA_ATTENTION_CLUSTER_CUH
 
@@ -174,15 +174,8 @@ __device__ __forceinline__ void cluster_sum(const attention_params &p, const att
             for (int e = 0; e < 4; e++)
                 value[e] += __shfl_xor_sync(~0u, value[e], d);
         }
-        if (!stores)
-            continue;
-        const attention_total total = attention_finish(top, sum, attention_sink<T>(p, to.head));
-        uint2 packed_four;
-        packed_four.x = pack_two<T>(value[0] * total.inverse, value[1] * total.inverse);
-        packed_four.y = pack_two<T>(value[2] * total.inverse, value[3] * total.inverse);
-        *reinterpret_cast<uint2 *>((T *)p.out + to.out + piece * 4) = packed_four;
-        if (p.lse && piece == 0)
-            p.lse[to.lse] = total.lse;
+        if (stores)
+            attention_store<T>(p, to, piece, top, sum, value);
     }
 }
 
@@ -263,8 +256,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
         const int key = begin + step * S::KEYS, next = key + workers * S::KEYS;
         const bool more = step + workers < steps;
         const bool last = key + S::KEYS > b.high;
-        /* Not before the last keys are under way: blocks of the next kernel would take places of this one's, and its
-           weights the bandwidth. */
+        /* Once the last keys are in flight. Earlier, blocks of the next kernel would take slots of this one's, and
+           their prefetches its bandwidth. */
         if (!more)
             pdl_launch_next();
         float score[S::UNITS][S::TILES][4];

@@ -80,7 +80,7 @@ struct direct_plan {
 enum {
     DIRECT_LEAST = 64,   /* keys of a part */
     DIRECT_SHORT = 192,  /* keys of a block: with so few a cluster is better than more parts */
-    DIRECT_MOST = 256,   /* with more, the next kernel's clusters crowd some multiprocessors */
+    DIRECT_MOST = 256,   /* with more, clusters of the next launch load multiprocessors unevenly */
     DIRECT_ROUND = 2048, /* keys: up to so many, two blocks with large steps on each multiprocessor are better */
     DIRECT_LONG = 512,   /* more keys than this in a part are better taken in large steps */
     DIRECT_CLUSTER = 16  /* blocks, on Hopper: each GPC has room for 16 */

@@ -46,6 +46,19 @@ __device__ __forceinline__ bool attention_target_of(const attention_params &p, c
     to.row = ((int64_t)b.s.batch * p.heads + to.head) * p.m + query;
     return true;
 }
+/* Stores columns 4 piece to 4 piece + 3 of a row, from its maximum, its sum and the sums of its values. */
+template <typename T>
+__device__ __forceinline__ void attention_store(const attention_params &p, const attention_target &to, int piece,
+                                                float top, float sum, const float (&value)[4])
+{
+    const attention_total total = attention_finish(top, sum, attention_sink<T>(p, to.head));
+    uint2 packed_four;
+    packed_four.x = pack_two<T>(value[0] * total.inverse, value[1] * total.inverse);
+    packed_four.y = pack_two<T>(value[2] * total.inverse, value[3] * total.inverse);
+    *reinterpret_cast<uint2 *>((T *)p.out + to.out + piece * 4) = packed_four;
+    if (p.lse && piece == 0)
+        p.lse[to.lse] = total.lse;
+}
 
 /* Rows that one warp has alone go from its registers to memory. */
 template <typename T, class S>
@@ -190,13 +203,7 @@ __device__ __forceinline__ void attention_merge(const attention_params &p, const
                 p.part_sums[to_part] = make_float2(top, sum);
             continue;
         }
-        const attention_total total = attention_finish(top, sum, attention_sink<T>(p, to.head));
-        uint2 packed_four;
-        packed_four.x = pack_two<T>(value[0] * total.inverse, value[1] * total.inverse);
-        packed_four.y = pack_two<T>(value[2] * total.inverse, value[3] * total.inverse);
-        *reinterpret_cast<uint2 *>((T *)p.out + to.out + piece * 4) = packed_four;
-        if (p.lse && piece == 0)
-            p.lse[to.lse] = total.lse;
+        attention_store<T>(p, to, piece, top, sum, value);
     }
     if (ranks > 1) { /* a block's shared memory may be read until here */
         cluster_arrive();

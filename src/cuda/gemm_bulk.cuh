@@ -3,9 +3,9 @@
 
    A block has a multiprocessor to itself and rows of the weights, whose chunks its warps take in turn. With glu a row
    of the gate is followed by that of the value. The sums of chunks are kept in shared memory, and rows are finished
-   at the end. When the weights are constant, the rings fill before the dependency wait. There is little code besides
-   the loop: instructions that run once are read from memory as data is, and every kernel of a model evicts those of
-   the others. */
+   at the end. When the weights are constant, the rings fill before the dependency wait. The code around the
+   loop is small: code that runs once misses the instruction caches, and each kernel of a model evicts that of the
+   others. */
 #ifndef ADZE_CUDA_GEMM_BULK_CUH
 #define ADZE_CUDA_GEMM_BULK_CUH
 

@@ -2,7 +2,8 @@
 
 A batch is kept with each sequence at the beginning of its row, whatever side it was padded on, and the cache knows
 the length of each: no mask is made. What a step reads and writes (the token, the lengths, the cache) is on the
-device, so one captured graph serves every step, and the next step starts before the host has seen the token."""
+device, so one captured graph serves every step, and the next step starts before the host has seen the token. Parts of
+prompts whose size comes again are graphs too."""
 
 import contextlib
 import weakref
@@ -16,7 +17,7 @@ from .cache import Cache
 from .register import NAME
 
 _LISTS = (list, tuple)
-_LEAST = 16  # tokens of a part of a prompt whose size is rounded up
+_LEAST = 16  # tokens: the smallest size to which the last part of a prompt is rounded up
 
 
 # ---- What is asked for ----
@@ -162,13 +163,13 @@ _parts_run = weakref.WeakKeyDictionary()  # of a cache, the parts of prompts tha
 
 
 def _graphs(device):
-    """Whether modules run as graphs there, which are captured once for each cache."""
+    """Whether modules run as CUDA graphs on this device."""
     return device.type == "cuda"
 
 
 def _runner(model, cache, device, kind, make):
-    """What runs the module of make(): the same for a model and the memory of a cache."""
-    key = kind, id(model), *(layer.keys.data_ptr() for layer in cache.layers if layer.is_initialized)
+    """What runs the module that make() returns, as a graph on a GPU: one for each kind, model and cache memory."""
+    key = kind, id(model), *(layer.keys.data_ptr() for layer in cache.layers)
     known = _runners.setdefault(cache, {})
     if key not in known:
         known[key] = graph(make()) if _graphs(device) else make()
@@ -240,7 +241,7 @@ class _Batch:
             ends = {row: end for row, end in ends.items() if 0 <= end < size}
             keep = sorted(set(ends.values())) or [size - 1]
             wanted = torch.tensor(keep, device=self.device)
-            # A graph is captured for what an earlier prompt had.
+            # A graph is captured for a size that an earlier prompt of this cache had.
             this = id(self.model), size, len(keep)
             ran.add(this)
             run = _runner(self.model, self.cache, self.device, _Prompt, lambda: part) if this in known else part

@@ -81,40 +81,13 @@ def _in_float32(weight, k, dtype):
     return (numbers * _spread(weight.scale, group, rows, n, k).to(torch.float32)).to(dtype)
 
 
-def _in_place(weight, k, dtype):
-    """The same where no compiler is at work: a number of 8 or 4 bits is exact in every dtype, and torch multiplies in
-    float32 before it rounds."""
-    group, rows, packed = groups_of(weight.q, weight.scale, k)
-    n, group = weight.q.shape[0], group or k
-    if k == 0 or k % group or (packed and group % 2):
-        return _in_float32(weight, k, dtype)
-
-    def spread(part):
-        part = part.to(torch.float32).reshape(part.shape[0], -1, 1)
-        return part.repeat_interleave(rows, 0)[:n] if rows > 1 else part
-
-    made = torch.empty(n, k // group, group, dtype=dtype, device=weight.q.device)
-    scale = spread(weight.scale)
-    if packed:
-        less = 8.0 if weight.zero is None else spread(weight.zero)
-        halves = weight.q.reshape(n, k // group, group // 2)
-        torch.sub(halves & 15, less, out=made[..., 0::2])
-        torch.sub(halves >> 4, less, out=made[..., 1::2])
-        made.mul_(scale)
-    elif weight.q.dtype == torch.int8:
-        torch.mul(weight.q.reshape(made.shape), scale, out=made)
-    else:
-        made.copy_(weight.q.reshape(made.shape)).mul_(scale)
-    return made.reshape(n, k)
-
-
 def dequantized(weight, k, dtype):
     """The numbers [n, k] that a weight stands for, rounded to a dtype; columns as they are stored. The op makes them
     where the library has a kernel for the device; torch, with the same bits, where it has none or is compiling."""
     if torch.compiler.is_compiling() or dtype not in ops.DTYPES:
         return _in_float32(weight, k, dtype)
     if not ops.has_kernel("dequantize", weight.q.device):
-        return _in_place(weight, k, dtype)
+        return _in_float32(weight, k, dtype)
     q, scale, zero, _ = weight
     group, rows, packed = groups_of(q, scale, k)
     return ops.dequantize(q, scale, zero, group=group, group_rows=rows, format=packed, k=k, dtype=dtype)
