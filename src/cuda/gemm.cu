@@ -151,7 +151,7 @@ enum {
     ANY_64
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
-    {"bulk", "one or two tokens, weights of x's dtype, by bulk copies, on the CUDA cores (sm_90 and newer)"},
+    {"bulk", "one or two tokens, weights of x's dtype, by bulk copies, on the tensor cores (sm_90 and newer)"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
@@ -240,12 +240,12 @@ static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
     }
     return ADZE_NO_KERNEL;
 }
-/* One or two tokens. It is faster, on an H200 (2026-11-17), for one that is normed, and where a multiprocessor has
-   many rows. */
+/* One or two tokens. It is faster, on an H200 (2026-11-17), where x is normed, and where a multiprocessor has many
+   rows. */
 static adze_status bulk_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    const bool can = gemm_bulk_run(s, p, dtype, 1) == ADZE_OK, faster = p.m == 1 && (p.norm || rows > 96);
+    const bool can = gemm_bulk_run(s, p, dtype, 1) == ADZE_OK, faster = p.norm || rows > 96;
     return s.takes(BULK, can, faster) ? gemm_bulk_run(s, p, dtype, 0) : ADZE_NO_KERNEL;
 }
 /* Which shape, and how many blocks a multiprocessor has: from sweeps on an H200 (2026-11-16) over products from

@@ -1,5 +1,5 @@
 /* gemm_bulk.cuh - products of one or two tokens: weights are streamed once, by bulk copies into rings in shared
-   memory, and multiplied on the CUDA cores.
+   memory, and multiplied on the tensor cores.
 
    A block has a multiprocessor to itself and rows of the weights, whose chunks its warps take in turn. With glu a row
    of the gate is followed by that of the value. The sums of chunks are kept in shared memory, and rows are finished
@@ -116,30 +116,53 @@ __device__ __forceinline__ void bulk_norm_x(const gemm_params &p, const char *x,
     }
 }
 
-/* Adds the products of one vector of weights with x's vector `at`, for each token. */
+/* The products of a row's weights with one or two tokens, on the tensor cores. Of an operand of weights, 16 x 8, lane
+   4 g + t has four elements of column g: so the 16 bytes that it has of a row make two such operands, whose columns
+   are eight parts of the row. The tokens' operand has the same parts as its rows, those of a second token below. What
+   is wanted is on the diagonal. It takes a tenth of the instructions that CUDA cores would need. */
 template <typename T, class S>
-__device__ __forceinline__ void bulk_multiply(uint4 w, const char *x, int x_pitch, int at, float (&sum)[S::TOKENS])
-{
-    packed<T> a;
-    float f[8];
-    a.raw = w;
-    a.get(f);
-#pragma unroll
-    for (int t = 0; t < S::TOKENS; t++) {
-        packed<T> b;
-        float fb[8];
-        b.raw = load_shared(x + t * x_pitch + S::place(at) * 16);
-        b.get(fb);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            sum[t] = fmaf(f[e], fb[e], sum[t]);
+struct bulk_row {
+    float c[2][4] = {};
+    /* Vector `at` of x, and 16 bytes of weights. `there`: else both are zeros. */
+    __device__ __forceinline__ void add(int i, const char *w, const char *x, int x_pitch, int at, bool there)
+    {
+        uint4 b = make_uint4(0, 0, 0, 0), a = b, second = b;
+        if (there) {
+            b = load_shared(w);
+            a = load_shared(x + S::place(at) * 16);
+            if (S::TOKENS > 1)
+                second = load_shared(x + x_pitch + S::place(at) * 16);
+        }
+        mma<T>(c[i % 2], a.x, second.x, a.y, second.y, b.x, b.y);
+        mma<T>(c[i % 2], a.z, second.z, a.w, second.w, b.z, b.w);
     }
-}
+    /* `bytes` of a row from vector `at` of x on. */
+    __device__ __forceinline__ void add_chunk(const char *w, int bytes, const char *x, int x_pitch, int at)
+    {
+        const int lane = (int)threadIdx.x % 32;
+        constexpr int VECTORS = S::CHUNK / 512;
+        if (bytes == S::CHUNK) {
+#pragma unroll
+            for (int v = 0; v < VECTORS; v++)
+                add(v, w + (v * 32 + lane) * 16, x, x_pitch, at + v * 32 + lane, true);
+        } else {
+#pragma unroll 1
+            for (int v = lane; v < (bytes / 16 + 31) / 32 * 32; v += 32)
+                add(0, w + v * 16, x, x_pitch, at + v, v * 16 < bytes);
+        }
+    }
+    __device__ __forceinline__ float sum(int token) const
+    {
+        const int lane = (int)threadIdx.x % 32, g = lane / 4;
+        const float even = c[0][token * 2] + c[1][token * 2], odd = c[0][token * 2 + 1] + c[1][token * 2 + 1];
+        return warp_sum<32>(g / 2 == lane % 4 ? (g % 2 ? odd : even) : 0);
+    }
+};
 
 template <typename T, class S, bulk_norm NORM>
 __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
 {
-    constexpr int M = S::TOKENS, WARPS = S::WARPS, CHUNK = S::CHUNK, STAGES = S::STAGES, VECTORS = CHUNK / 512;
+    constexpr int M = S::TOKENS, WARPS = S::WARPS, CHUNK = S::CHUNK, STAGES = S::STAGES;
     extern __shared__ __align__(128) char shared[];
     char *const barriers = shared + WARPS * S::RING_BYTES, *const xs = barriers + WARPS * STAGES * 8;
     const int x_pitch = stream_pitch<S>(p.k);
@@ -230,19 +253,9 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     for (; done.row < rows * halves; go_on(done)) {
         const int row = done.row, at = done.chunk * CHUNK, bytes = min(CHUNK, row_bytes - at);
         const char *const w = shared + warp * S::RING_BYTES + stage * CHUNK;
-        float sum[M] = {};
+        bulk_row<T, S> y;
         bulk_wait(barrier + stage * 8, parity);
-#pragma unroll
-        for (int v = 0; v < VECTORS; v++) {
-            const int vector = v * 32 + lane;
-            if (bytes < CHUNK && vector * 16 >= bytes)
-                break;
-            float part[M] = {};
-            bulk_multiply<T, S>(load_shared(w + vector * 16), xs, x_pitch, at / 16 + vector, part);
-#pragma unroll
-            for (int t = 0; t < M; t++)
-                sum[t] += part[t];
-        }
+        y.add_chunk(w, bytes, xs, x_pitch, at / 16);
         __syncwarp();
         if (lane == 0)
             fetch(stage);
@@ -250,9 +263,9 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
             stage = 0, parity ^= 1;
 #pragma unroll
         for (int t = 0; t < M; t++) {
-            const float y = warp_sum<32>(sum[t]);
+            const float sum = y.sum(t);
             if (lane == 0)
-                sums[(row * chunks + done.chunk) * M + t] = y;
+                sums[(row * chunks + done.chunk) * M + t] = sum;
         }
     }
     __syncthreads();
