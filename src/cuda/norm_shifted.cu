@@ -280,6 +280,7 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS)
                     add_squares(total, f);
             }
     }
+    __syncwarp(); /* lanes leave the loop one by one, and the wait is for whole warps */
     if (IN_CLUSTER)
         cluster_wait();
     if (p.centred) {
