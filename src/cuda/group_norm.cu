@@ -443,7 +443,10 @@ static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_st
     const held_cut held = hold(s, p, last, entries, W, BYTES);
     const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
     const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
-    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && slow)))
+    /* Blocks with the most units have an SM to themselves, where nothing hides the latency of their loads, sums and
+       stores: beyond two waves of them, x is read twice in less time. */
+    const bool waves = held.units == HELD_MOST && entries * held.p.tiles * held.p.ranks > 2 * s.gpu.sm_count;
+    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && (slow || waves))))
         *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
     else if (s.takes(SLICES, in_slices)) {
         if constexpr (is_narrow<T, W>) { /* vectors that are shifted take fewer instructions than narrow units */

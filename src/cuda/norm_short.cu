@@ -4,7 +4,7 @@
    blocks of the grid are resident at once, and each group of lanes goes through many rows. It keeps weight and bias
    as floats, so that their dtype and address cost nothing after the first row. A short row has little else: loading,
    shifting and converting parameters for every row took longer than the memory does. As soon as a row is unpacked,
-   the loads of the next one are issued; the sums and the stores of the row hide their latency. */
+   the loads of a later one are issued; the sums and the stores of the row hide their latency. */
 #include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -90,7 +90,8 @@ struct short_piece {
     }
 };
 
-template <typename T, int W, int LANES, int UNITS>
+/* ADDS: there is a residual. The loads of the row and its residual are then in flight, else those of two rows. */
+template <typename T, int W, int LANES, int UNITS, bool ADDS>
 __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
     norm_short(const __grid_constant__ norm_short_params p)
 {
@@ -100,24 +101,26 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
     const uint32_t step = gridDim.x * (SHORT_THREADS / LANES);
     /* The first row of the warp. Lanes beyond the last row repeat it and write nothing: shuffles need all lanes. */
     uint32_t first = (blockIdx.x * (SHORT_THREADS / 32) + threadIdx.x / 32) * (32 / LANES);
-    const auto locate = [&](int64_t(&at)[SUM + 1]) {
-        p.rows.locate(first + in_warp < count ? first + in_warp : count - 1, at);
+    const auto locate = [&](uint32_t from, int64_t(&at)[SUM + 1]) {
+        p.rows.locate(from + in_warp < count ? from + in_warp : count - 1, at);
     };
-    unit<T, W> x[UNITS], residual[UNITS];
-    const auto fetch = [&] {
+    unit<T, W> x[2][UNITS]; /* with a residual x[1] is the residual */
+    const auto fetch = [&](uint32_t from, unit<T, W>(&to)[UNITS]) {
         int64_t at[SUM + 1];
-        locate(at);
-        piece::fetch((const T *)p.x + at[X] + lane * W, left, x);
-        if (p.residual)
-            piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, residual);
+        if (from >= count)
+            return;
+        locate(from, at);
+        piece::fetch((const T *)p.x + at[X] + lane * W, left, to);
+        if (ADDS)
+            piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
     };
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && lane == 0) {
         const int bytes = p.units * W * (int)sizeof(T);
         int64_t at[SUM + 1];
-        locate(at);
+        locate(first, at);
         prefetch_bytes((const T *)p.x + at[X], bytes);
-        if (p.residual)
+        if (ADDS)
             prefetch_bytes((const T *)p.residual + at[RESIDUAL], bytes);
     }
     pdl_wait();
@@ -125,30 +128,32 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
     float weight[UNITS][W], bias[UNITS][W];
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
-        x[u].fill(0), residual[u].fill(0); /* where there is no unit, it stays so */
+        x[0][u].fill(0), x[1][u].fill(0); /* where there is no unit, it stays so */
 #pragma unroll
         for (int j = 0; j < W; j++)
             weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
     }
-    fetch();
+    fetch(first, x[0]);
+    if (!ADDS)
+        fetch(first + step, x[1]);
     if (p.weight)
         piece::fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
     if (p.bias)
         piece::fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
 
-    while (first < count) {
+    /* Normalises row `first` of those in `own`, and loads a later one. */
+    const auto work = [&](unit<T, W>(&own)[UNITS]) {
         const int writes = first + in_warp < count ? left : 0;
         float f[UNITS][W];
         int64_t at[SUM + 1];
-        locate(at);
+        locate(first, at);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            x[u].get(f[u]);
-        if (p.residual)
-            piece::add(residual, p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
+            own[u].get(f[u]);
+        if (ADDS)
+            piece::add(x[1], p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
+        fetch(first + (ADDS ? 1 : 2) * step, own);
         first += step;
-        if (first < count)
-            fetch();
 
         if (p.centred) {
             float total = 0;
@@ -196,6 +201,11 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
             if (u * LANES < writes)
                 to[u].put(out + u * LANES * W);
         }
+    };
+    while (first < count) {
+        work(x[0]);
+        if (!ADDS && first < count)
+            work(x[1]);
     }
 }
 
@@ -210,8 +220,9 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p)
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
     p.prefetch_blocks =
         prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * (SHORT_THREADS / LANES), SHORT_THREADS, 32);
-    return launch(s, norm_short<T, W, LANES, UNITS>, ceil_div(blocks, ceil_div(blocks, resident)),
-                  dim3(SHORT_THREADS), 0, p);
+    const int64_t grid = ceil_div(blocks, ceil_div(blocks, resident));
+    return p.residual ? launch(s, norm_short<T, W, LANES, UNITS, true>, grid, dim3(SHORT_THREADS), 0, p)
+                      : launch(s, norm_short<T, W, LANES, UNITS, false>, grid, dim3(SHORT_THREADS), 0, p);
 }
 
 /* Narrow units have a whole warp where a row is long enough: then an instruction stores 64 or 128 contiguous bytes.
