@@ -53,6 +53,8 @@ static double draw(adze_values values, double v, int64_t i)
     case ADZE_VALUES_ZERO: return 0;
     case ADZE_VALUES_WIDE: return v * 12;
     case ADZE_VALUES_SPECIAL: return i % 251 == 7 ? INFINITY : i % 241 == 11 ? -INFINITY : i % 239 == 17 ? NAN : v;
+    case ADZE_VALUES_LARGEST: return 65504;
+    case ADZE_VALUES_OPPOSITE: return i % 2 ? -65504 : 65504;
     default: return v;
     }
 }

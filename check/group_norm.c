@@ -125,6 +125,11 @@ static const char *const gpu[] = {
     "x=$[2,320,9001] weight=$[320] bias=$[320] eps=1e-5 groups=32 act=silu",
     "x=$[2,320,9002]@+2 weight=f32[320] bias=$[320] eps=1e-5 groups=32 values:mean",
     "x=$[2,320,33001] weight=$[320] bias=$[320] eps=1e-5 groups=32",
+    /* x alone off alignment, in groups that no cluster holds in narrow units */
+    "x=$[1,16,6656]@+3 weight=$[16] bias=$[16] eps=1e-5 groups=2 act=silu",
+    "x=$[3:106501,16:6656,6656:1]@+1 weight=$[16] bias=f32[16] eps=1e-5 groups=2",
+    "x=$[2,6659,16]@+3 weight=$[16] bias=$[16] eps=1e-5 groups=2 channels_last=1 values:mean",
+    "x=$[2:213101,6659:32,16:1]@+1 weight=$[16] eps=1e-5 groups=2 channels_last=1 act=relu",
     NULL,
 };
 

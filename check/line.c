@@ -180,7 +180,8 @@ static int is_word(const reader *r, size_t n, const char *word)
 }
 
 /* The names of adze_values, but for the first, which is what a line has that names none. */
-static const char *const values_names[] = {"tiny", "outlier", "equal", "mean", "zero", "wide", "special", NULL};
+static const char *const values_names[] = {"tiny", "outlier", "equal",   "mean",     "zero",
+                                           "wide", "special", "largest", "opposite", NULL};
 
 static int read_values(reader *r, adze_line *line)
 {

@@ -15,8 +15,10 @@ typedef enum adze_values {
     ADZE_VALUES_EQUAL,   /* all the same */
     ADZE_VALUES_MEAN,    /* a mean far from zero: a variance in one pass is wrong */
     ADZE_VALUES_ZERO,
-    ADZE_VALUES_WIDE,   /* into the tails of exp, tanh and erf */
-    ADZE_VALUES_SPECIAL /* with infinities and NaN */
+    ADZE_VALUES_WIDE,    /* into the tails of exp, tanh and erf */
+    ADZE_VALUES_SPECIAL, /* with infinities and NaN */
+    ADZE_VALUES_LARGEST, /* all the largest of f16: squares, and sums of them, overflow in f16 */
+    ADZE_VALUES_OPPOSITE /* the same with alternating signs */
 } adze_values;
 
 enum { ADZE_FIELDS_MAX = 40, ADZE_ARGS_MAX = 4096 };

@@ -18,7 +18,10 @@
         "x=$[5,256] weight=$[256] eps=1e-6 values:tiny", "x=$[5,123] eps=1e-5 values:tiny",                          \
         "x=$[5,520] weight=$[520] eps=1e-6 values:outlier", "x=$[5,256] eps=1e-6 values:equal",                      \
         "x=$[5,1024] weight=$[1024] bias=$[1024] eps=1e-6 values:mean", "x=$[5,64] eps=1e-6 values:zero",            \
-        "x=$[5,264] weight=$[264] eps=1e-6 values:special", /* views */                                              \
+        "x=$[5,264] weight=$[264] eps=1e-6 values:special", "x=$[5,256] weight=$[256] eps=1e-6 values:largest",      \
+        "x=$[5,123] eps=1e-5 values:largest", "x=$[3,4097] bias=$[4097] eps=1e-6 values:largest",                    \
+        "x=$[5,256] weight=$[256] eps=1e-6 values:opposite", "x=$[5,123] eps=1e-5 values:opposite",                  \
+        "x=$[3,4097] bias=$[4097] eps=1e-6 values:opposite", /* views */                                             \
         "out=$[7:130,123:1] x=$[7:128,123:1] weight=$[123] eps=1e-6",                                                \
         "out=$[7:136,128:1] x=$[7:256,128:1] weight=$[128] eps=1e-6", "x=$[7,128]@+1 weight=$[128] eps=1e-6",        \
         "out=$[7,128]@+3 x=$[7,128] weight=$[128]@+1 eps=1e-6",                                                      \
@@ -166,7 +169,18 @@
         "x=$[37,301] eps=1e-6 values:special",                                                                       \
         "out=$[37:136,123:1] x=$[37:136,123:1] weight=$[123]@+1 bias=$[123] eps=1e-6 values:mean",                   \
         "x=$[5:34586,33930:1]@+7 residual=$[5:54066,33930:1] weight=$[33930] eps=1e-6", "x=$[301,9001]@+5 eps=1e-6", \
-        "x=$[139,90454] weight=f32[90454] bias=$[90454]@+3 eps=1e-6"
+        "x=$[139,90454] weight=f32[90454] bias=$[90454]@+3 eps=1e-6", /* rows of a part of a warp, and of a warp */  \
+        "x=$[17003,32]@+3 residual=$[17003,32] weight=$[32] eps=1e-6", "x=$[9001,64]@+1 bias=f32[64]@+1 eps=1e-6",   \
+        "x=$[9001,122]@+1 weight=$[122] eps=1e-6", "x=$[4001:256,250:1] weight=f32[250] eps=1e-6 rounding=1",        \
+        "x=$[4001,511] residual=$[4001,511]@+2 weight=$[511]@+1 eps=1e-6", "x=$[2129,512]@+2 eps=1e-6 values:mean",  \
+        "x=$[41:9000,7:70,31:500,61:1] weight=$[61] bias=$[61] eps=1e-6 weight_offset=1",                            \
+        "sum=$[4001,130] x=$[4001,130] residual=$[4001,130]@sum weight=$[130] eps=1e-6 rounding=8",                  \
+        "x=$[4001,500]@+2 weight=$[500] eps=1e-6 values:largest", "x=$[9001,77] eps=1e-6 values:opposite",           \
+        "x=$[4001,512] weight=f32[512]@+1 bias=$[512]@+1 eps=1e-6", /* many long rows, in shared memory */           \
+        "x=$[139,16500] weight=$[16500] eps=1e-6", "x=$[133,20001] residual=$[133,20001] bias=$[20001] eps=1e-6",    \
+        "x=$[133:40003,40000:1]@+1 residual=$[133,40000]@+3 weight=$[40000]@+1 eps=1e-6 rounding=1",                 \
+        "x=$[133,40000] weight=f32[40000] bias=$[40000] eps=1e-6 values:mean",                                       \
+        "out=$[37,301] sum=$[37,301]@+3 x=$[37,301]@out residual=$[37,301]@sum weight=$[301] eps=1e-6"
 
 #define NORM_BAD                                                                                                     \
     {"x=bf16[3,8] weight=bf16[7] out=bf16[3,8]", ADZE_BAD_ARG, "weight has 7 elements, it must have 8"},             \

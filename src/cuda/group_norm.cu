@@ -1,13 +1,13 @@
 /* group_norm on CUDA.
 
-   group_tile.cuh has the kernels for regular tensors, which are read in units of 16 bytes, or of one or two
-   elements. tile_shape and tile_place find out whether a tensor is regular; hold and slice_cut choose its tiling.
-   The kernels of this file take all others, one element at a time: irregular strides, or with channels last groups
-   of many channels. A group is rows of `len` elements: those of its channels when channels come first, its part of
-   each position's row when they come last. group_whole keeps a group in the registers of one block. Larger groups
-   take two kernels and scratch between them: group_slices computes the statistics of slices, group_write combines
-   them and writes the result. The shape and the device determine the slices, and they are combined in a fixed order,
-   so that two runs give the same bits. */
+   group_tile.cuh has the kernels for regular tensors, which are read in units of 16 bytes, shifted where only x is
+   not aligned, or of one or two elements. tile_shape and tile_place find out whether a tensor is regular; hold and
+   slice_cut choose its tiling. The kernels of this file take all others, one element at a time: irregular strides, or
+   with channels last groups of many channels. A group is rows of `len` elements: those of its channels when channels
+   come first, its part of each position's row when they come last. group_whole keeps a group in the registers of one
+   block. Larger groups take two kernels and scratch between them: group_slices computes the statistics of slices,
+   group_write combines them and writes the result. The shape and the device determine the slices, and they are
+   combined in a fixed order, so that two runs give the same bits. */
 #include "group_tile.cuh"
 
 enum {
@@ -265,8 +265,8 @@ static bool tile_shape(const adze_group_norm_args *a, int width, tile_params *p)
     return true;
 }
 
-/* The strides of x and out; false if they are not regular, or not aligned for such units. */
-static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p)
+/* The strides of x and out; false if they are not regular, or not aligned for such units. loose: x need not be. */
+static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p, bool loose = false)
 {
     const bool last = channels_are_last(a);
     adze_tensor x = a->x, out = a->out;
@@ -276,8 +276,9 @@ static bool tile_place(const adze_group_norm_args *a, int width, tile_params *p)
     adze_merge(2, both, 1);
     for (int i = 0; i < 2; i++) {
         p->entry[i] = both[i]->stride[0], p->row[i] = !last ? width : x.rank > 1 ? both[i]->stride[1] : 0;
-        if (x.rank > 2 || (uintptr_t)both[i]->data % (width * adze_dtype_size(x.dtype)) ||
-            (x.shape[0] > 1 && p->entry[i] % width) || (p->rows > 1 && p->row[i] % width))
+        const bool anywhere = loose && i == 0;
+        if (x.rank > 2 || (!anywhere && (uintptr_t)both[i]->data % (width * adze_dtype_size(x.dtype))) ||
+            (!anywhere && x.shape[0] > 1 && p->entry[i] % width) || (p->rows > 1 && p->row[i] % width))
             return false;
     }
     p->x = x.data, p->out = out.data, p->slice = (float4 *)a->call.scratch;
@@ -337,15 +338,21 @@ static tile_params slice_cut(int sm_count, const tile_params &p, bool last, int6
     return tile_cut(p, last, times, clamp(slices, least, p.rows), units, SLICE_THREADS);
 }
 
-template <typename T, int W, bool LAST>
-static adze_status run_slices(const cuda_call &s, const tile_params &p, int64_t entries)
+template <typename T, int W, bool LAST, bool LOOSE>
+static adze_status run_slices_of(const cuda_call &s, const tile_params &p, int64_t entries)
 {
     const tile_params cut = slice_cut(s.gpu.sm_count, p, LAST, entries, W * (int)sizeof(T));
     const int64_t grid = entries * cut.tiles * cut.slices;
     const dim3 block(tile_threads(cut));
     const size_t shared = tile_shared(cut, LAST, W);
-    ADZE_CHECK(launch(s, tile_slices<T, W, LAST>, grid, block, shared, cut));
-    return launch(s, tile_write<T, W, LAST>, grid, block, shared, cut);
+    ADZE_CHECK(launch(s, tile_slices<T, W, LAST, LOOSE>, grid, block, shared, cut));
+    return launch(s, tile_write<T, W, LAST, LOOSE>, grid, block, shared, cut);
+}
+
+template <typename T, int W, bool LOOSE>
+static adze_status run_slices(const cuda_call &s, const tile_params &p, bool last, int64_t entries)
+{
+    return last ? run_slices_of<T, W, true, LOOSE>(s, p, entries) : run_slices_of<T, W, false, LOOSE>(s, p, entries);
 }
 
 /* Whether x is so large that, with channels last, rows of less than TILE_BYTES in a cluster cost more than reading x
@@ -436,12 +443,23 @@ static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_st
     const held_cut held = hold(s, p, last, entries, W, BYTES);
     const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
     const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
-    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && slow)))
+    /* Blocks with the most units have an SM to themselves, where nothing hides the latency of their loads, sums and
+       stores: beyond two waves of them, x is read twice in less time. */
+    const bool waves = held.units == HELD_MOST && entries * held.p.tiles * held.p.ranks > 2 * s.gpu.sm_count;
+    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && (slow || waves))))
         *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
-    else if (s.takes(SLICES, in_slices))
-        *status = last ? run_slices<T, W, true>(s, p, entries) : run_slices<T, W, false>(s, p, entries);
-    else
+    else if (s.takes(SLICES, in_slices)) {
+        if constexpr (is_narrow<T, W>) { /* vectors that are shifted take fewer instructions than narrow units */
+            tile_params wide = {};
+            if (tile_shape(a, VEC<T>, &wide) && tile_place(a, VEC<T>, &wide, true)) {
+                *status = run_slices<T, VEC<T>, true>(s, wide, last, entries);
+                return true;
+            }
+        }
+        *status = run_slices<T, W, false>(s, p, last, entries);
+    } else {
         return false;
+    }
     return true;
 }
 

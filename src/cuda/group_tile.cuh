@@ -8,7 +8,7 @@
 
    tile_norm holds a tile in the registers of a cluster of blocks: x is read once. For larger tiles tile_slices
    leaves the statistics of slices in scratch, and tile_write combines them and reads x again, backwards: its end was
-   read last and may still be in L2. */
+   read last and may still be in L2. Their threads load the next units before they work on those that have come. */
 #ifndef ADZE_CUDA_GROUP_TILE_CUH
 #define ADZE_CUDA_GROUP_TILE_CUH
 
@@ -19,19 +19,21 @@
 #include "rows.cuh"
 #include "unit.cuh"
 
+#include <type_traits>
+
 /* Units of W elements of T, at most 16 bytes: narrow ones are as wide as the tensors' alignment and shape allow. */
 template <typename T, int W>
 constexpr bool is_narrow = W < VEC<T>;
 /* Launch bounds of tile_slices and tile_write: threads of a block, units of a thread at a time, and blocks per SM.
-   Narrow units have more of each, so that as many bytes are in flight. */
+   As many are in flight meanwhile. Narrow units have more of each, for as many bytes. */
 constexpr int SLICE_THREADS = 256;
 template <bool NARROW>
-constexpr int SLICE_UNITS = NARROW ? 16 : 8;
+constexpr int SLICE_UNITS = NARROW ? 8 : 4;
 template <bool NARROW>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int SLICE_BLOCKS = 2; /* more would spill */
 #else
-constexpr int SLICE_BLOCKS = NARROW ? 3 : 2;
+constexpr int SLICE_BLOCKS = NARROW ? 4 : 2;
 #endif
 
 struct tile_params {
@@ -129,8 +131,8 @@ struct tile_thread {
 };
 
 /* Loads the thread's next vectors; returns how many there are. */
-template <int UNITS, typename T, int W>
-__device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int left, unit<T, W> (&v)[UNITS])
+template <int UNITS, typename T, typename U>
+__device__ __forceinline__ int tile_load(const tile_params &p, const T *x, int left, U (&v)[UNITS])
 {
     const int64_t step = p.height * p.row[0];
     const int n = left > 0 ? min((int)((uint32_t)(left + p.height - 1) / (uint32_t)p.height), UNITS) : 0;
@@ -151,6 +153,32 @@ __device__ __forceinline__ void keep(unit<T, W> (&v)[N])
             asm volatile("" : "+r"(v[i].v.raw.x), "+r"(v[i].v.raw.y), "+r"(v[i].v.raw.z), "+r"(v[i].v.raw.w));
         else if constexpr (W == 2)
             asm volatile("" : "+r"(v[i].v));
+}
+
+/* A vector at any address: the one or two aligned vectors that have its elements, until it is shifted. */
+template <typename T>
+struct loose_unit {
+    uint4 low, high;
+    __device__ __forceinline__ void fetch(const T *p)
+    {
+        const uint4 *const at = reinterpret_cast<const uint4 *>((uintptr_t)p & ~(uintptr_t)15);
+        low = at[0], high = at[((uintptr_t)p & 15) > 0];
+    }
+};
+/* What a thread has loaded, as units to work on. All units of a thread in x are off a 16-byte border by as much. */
+template <typename T, int W, int N>
+__device__ __forceinline__ void take_next(unit<T, W> (&v)[N], const unit<T, W> (&next)[N], const T *)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        v[i] = next[i];
+}
+template <typename T, int W, int N>
+__device__ __forceinline__ void take_next(unit<T, W> (&v)[N], const loose_unit<T> (&next)[N], const T *x)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        v[i].v.raw = shift_together<(int)sizeof(T)>(next[i].low, next[i].high, (uint32_t)(uintptr_t)x & 15);
 }
 
 template <int W>
@@ -482,7 +510,8 @@ __global__ void __launch_bounds__(held_threads(UNITS, LAST), held_blocks(UNITS))
 #endif
 }
 
-template <typename T, int W, bool LAST>
+/* LOOSE: x is at any address, and only out is aligned for the units. */
+template <typename T, int W, bool LAST, bool LOOSE>
 __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     tile_slices(const __grid_constant__ tile_params p)
 {
@@ -495,10 +524,15 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     pdl_wait();
     const T *x = (const T *)p.x + t.at(p, 0);
     group_sums<W, LAST ? W : 1> sums;
-    for (int left = t.left; left > 0; left -= UNITS * p.height, x += UNITS * p.height * p.row[0]) {
-        unit<T, W> v[UNITS];
-        const int n = tile_load(p, x, left, v);
+    unit<T, W> v[UNITS];
+    std::conditional_t<LOOSE, loose_unit<T>, unit<T, W>> next[UNITS];
+    int left = t.left, n = tile_load(p, x, left, next);
+    take_next(v, next, x);
+    while (left > 0) {
+        left -= UNITS * p.height, x += UNITS * p.height * p.row[0];
+        const int more = tile_load(p, x, left, next);
         sums.add(v, n);
+        take_next(v, next, x), n = more;
     }
     tile_share<T, W, LAST>(p, sums, memory);
     __syncthreads();
@@ -510,7 +544,7 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     });
 }
 
-template <typename T, int W, bool LAST>
+template <typename T, int W, bool LAST, bool LOOSE>
 __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     tile_write(const __grid_constant__ tile_params p)
 {
@@ -524,7 +558,8 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     const T *x = (const T *)p.x + t.at(p, 0);
     T *out = (T *)p.out + t.at(p, 1);
     unit<T, W> v[UNITS];
-    int left = t.left, n = tile_load(p, x, left, v);
+    std::conditional_t<LOOSE, loose_unit<T>, unit<T, W>> next[UNITS];
+    int left = t.left, n = tile_load(p, x, left, next);
     tile_affine<T>(p, t.tile, memory.affine);
     tile_groups(p, [&](int g) {
         const float4 *slice = p.slice + ((int64_t)t.index * p.groups + g) * p.slices;
@@ -535,11 +570,13 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     });
     __syncthreads();
     tile_scale<T, W, LAST> scale(p, t, memory, memory.stats[0]);
+    take_next(v, next, x);
     while (left > 0) {
+        left -= UNITS * p.height, x += UNITS * p.height * p.row[0];
+        const int more = tile_load(p, x, left, next);
         tile_store_act(p, v, n, scale, out);
-        left -= UNITS * p.height;
-        x += UNITS * p.height * p.row[0], out += UNITS * p.height * p.row[1];
-        n = tile_load(p, x, left, v);
+        out += UNITS * p.height * p.row[1];
+        take_next(v, next, x), n = more;
     }
 }
 

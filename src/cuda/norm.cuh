@@ -1,5 +1,5 @@
 /* norm.cuh - rms_norm and layer_norm on CUDA: the choice between norm_registers, for the calls that models make,
-   norm_shifted.cu, for rows off a 16-byte border, and norm_any.cu, for any other. */
+   norm_short.cu and norm_shifted.cu, for rows and parameters off a 16-byte border, and norm_any.cu, for any other. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
@@ -170,11 +170,8 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     }
     /* The rows are far more than the weight: it need not be aligned, unless a modulation takes its registers. */
     const int flat_width = std::min(rows_width(&a->weight, p.dim), rows_width(&a->bias, p.dim));
-    bool modulated = p.is_f32 >> OUT & 1;
-    for (int t = SCALE; t < NORM_TENSORS; t++)
-        modulated = modulated || p.data[t];
-    p.loose = !modulated && flat_width < p.width;
-    p.width = modulated ? std::min(p.width, flat_width) : p.width;
+    p.loose = norm_unmodulated(p) && flat_width < p.width;
+    p.width = norm_unmodulated(p) ? p.width : std::min(p.width, flat_width);
     p.weight = a->weight.dtype ? a->weight.data : NULL;
     p.bias = a->bias.dtype ? a->bias.data : NULL;
     p.weight_f32 = a->weight.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
@@ -193,6 +190,8 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
         form |= (p.data[t] != NULL) << (14 + t);
     return s.tuned(form, p.rows.count, p.dim, 0, 0, [&] {
         adze_status status = p.width == 16 && !p.loose ? registers(s, p) : ADZE_NO_KERNEL;
+        if (status == ADZE_NO_KERNEL)
+            status = adze_norm_short_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 3);
         if (status == ADZE_NO_KERNEL)
             status = adze_norm_shifted_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 2);
         return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED>) : status;

@@ -33,8 +33,9 @@ static adze_status norm_launch_width(const cuda_call &s, const norm_params &g, c
     if constexpr (FORM == SCALE_SHIFT)
         if (cut.threads == ANY_LANES / 2)
             return norm_launch_held<T, W, ANY_LANES / 2, SHORT, FORM, false>(s, g, cut);
-    if (cut.threads == ANY_LANES)
-        return norm_launch_held<T, W, ANY_LANES, SHORT, FORM, false>(s, g, cut);
+    if constexpr (FORM != UNMODULATED)
+        if (cut.threads == ANY_LANES)
+            return norm_launch_held<T, W, ANY_LANES, SHORT, FORM, false>(s, g, cut);
     if (cut.cluster > 1)
         return norm_launch_held<T, W, 32, JOINED, FORM, true>(s, g, cut);
     return cut.many ? norm_launch_held<T, W, 32, MANY, FORM, false>(s, g, cut)
@@ -78,7 +79,7 @@ static norm_cut norm_cut_for(const norm_params &g, const cuda_call &s, int size,
        block. */
     const bool few_rows = g.rows.count <= 4 * (int64_t)sm_count;
     const int64_t most_short = any_short(form, width, size) * ANY_LANES;
-    if (g.dim <= most_short && (form == SCALE_SHIFT || !few_rows || g.dim <= most_short / 2)) {
+    if (form != UNMODULATED && g.dim <= most_short && (form == SCALE_SHIFT || !few_rows || g.dim <= most_short / 2)) {
         cut.threads = form == SCALE_SHIFT && g.dim <= most_short / 2 ? ANY_LANES / 2 : ANY_LANES;
         cut.thread_units = (int)ceil_div(cut.units, cut.threads);
         cut.rows = 128 / cut.threads;

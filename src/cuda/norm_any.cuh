@@ -92,7 +92,7 @@ constexpr int any_few(norm_form form, int width, int size)
 {
     return form == SCALE_SHIFT && size < 4 && width > 1 ? 16 : 8;
 }
-/* In a row that has a few lanes of a warp. */
+/* In a row that has a few lanes of a warp; norm_short.cu has those without modulation. */
 constexpr int any_short(norm_form form, int width, int size)
 {
     return form == SCALE_SHIFT ? any_few(form, width, size) : ANY_SHORT;
@@ -107,7 +107,7 @@ constexpr int any_many(norm_form form, int width, int size, bool in_cluster)
 constexpr bool any_packed(norm_form form, int width, int size, int lanes, int elements)
 {
     if (form == UNMODULATED)
-        return size < 4 && width < 8 && elements > 16 && lanes == 32;
+        return size < 4 && width < 8 && elements > 16;
     return form == SCALE_SHIFT || (lanes == 32 && elements > 8);
 }
 

@@ -20,6 +20,17 @@ struct norm_params {
     bool loose;   /* but weight and bias, which are at any address */
     adze_rows rows;
 };
+/* Neither a modulation nor an f32 output of another x: the calls of norm_short.cu and norm_shifted.cu. */
+static inline bool norm_unmodulated(const norm_params &g)
+{
+    bool modulated = g.is_f32 >> OUT & 1;
+    for (int t = SCALE; t < NORM_TENSORS; t++)
+        modulated = modulated || g.data[t];
+    return !modulated;
+}
+/* norm_short.cu: no modulation, short rows of x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other
+   call. */
+extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_shifted.cu: no modulation, x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */

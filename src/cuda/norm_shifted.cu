@@ -1,19 +1,21 @@
 /* rms_norm and layer_norm on CUDA, without modulation: rows at any address, in 16-byte vectors of the output
    (shifted.cuh).
 
-   A row is read once and held in registers as floats: N vectors in each thread, neighbours in neighbouring lanes.
-   LANES below 32: a row has that many lanes of a warp. LANES 32: it has whole warps, and with IN_CLUSTER each block
-   of a cluster has a part of it. Most rows off a 16-byte border are those of dense tensors, where x and out are off
-   by the same: their vectors are then loaded once and need no shift. Elements of a vector that lie outside the row
-   are zeros, also after the mean has been subtracted. WHOLE: all rows are aligned, and only weight or bias are not.
- */
+   norm_shifted holds a row packed in the shared memory of a block, or of a cluster of blocks with a part each: an SM
+   then has more bytes of rows than it has registers for, and reads one row while it writes another. A thread works on
+   what it has stored there itself. Most rows off a 16-byte border are those of dense tensors, where x and out are off
+   by the same: their vectors are then loaded once and need no shift. norm_aligned takes rows that are aligned, where
+   only weight or bias are not, and holds them in registers: 2 vectors in each thread. */
 #include "norm_any.cuh"
 #include "shifted.cuh"
 
 #include <algorithm>
 
-constexpr int SHIFTED_LONG = 4;      /* vectors of a thread, at most */
-constexpr int SHIFTED_THREADS = 384; /* of a block with as many: two blocks have registers then */
+/* Threads of a block, at most; vectors that a thread loads together, and writes together; and vectors of a block's
+   part that let three blocks share an SM. */
+constexpr int SHIFTED_THREADS = 288, SHIFTED_READ = 4, SHIFTED_WRITE = 2, SHIFTED_PART = 72 * 1024 / 16;
+constexpr int SHIFTED_MANY = 32 * 1024 / 16; /* vectors of a row, beyond which many rows are preferred too */
+constexpr int ALIGNED_VECTORS = 2;           /* that a thread of norm_aligned holds, at most */
 
 struct norm_shifted_params {
     const void *x, *residual, *weight, *bias; /* NULL: absent */
@@ -48,229 +50,274 @@ __device__ __forceinline__ void store_apart(T *row, int at, int dim, const float
             row[at + j] = from_float<T>(f[j]);
 }
 
-/* The vectors of a thread. */
-template <typename T, int LANES, int N, bool WHOLE>
-struct norm_shifted_piece {
-    static constexpr int W = VEC<T>;
-    typedef shifted_param<T, sizeof(T) < 4> param;
-    const norm_shifted_params &p;
-    int first; /* vector of the thread */
-    int end;   /* of the block's part of the row */
-    int head;  /* elements before the row in its first vector */
-    __device__ __forceinline__ int at(int u) const
-    {
-        return (first + u * (LANES < 32 ? LANES : (int)blockDim.x)) * W - head;
-    }
-    __device__ __forceinline__ bool has(int u) const { return at(u) < end; }
-
-    __device__ __forceinline__ void fetch(const T *row, packed<T> (&v)[N]) const
-    {
-#pragma unroll
-        for (int u = 0; u < N; u++) {
-            v[u].raw = make_uint4(0, 0, 0, 0);
-            if (has(u))
-                v[u] = load_packed(row + at(u));
-        }
-    }
-    __device__ __forceinline__ void fetch(const T *row, shifted<1> (&v)[N]) const
-    {
-#pragma unroll
-        for (int u = 0; u < N; u++) {
-            v[u].part[0] = v[u].part[1] = make_uint4(0, 0, 0, 0);
-            v[u].shift = 0;
-            if (has(u))
-                v[u].fetch(row, at(u), p.dim);
-        }
-    }
-    __device__ __forceinline__ static void shift(const shifted<1> (&from)[N], packed<T> (&to)[N])
-    {
-#pragma unroll
-        for (int u = 0; u < N; u++)
-            to[u] = from[u].template vector<T>(0);
-    }
-    /* x and the residual. All loads are issued before the first vector is shifted, if there are registers for that.
-     */
-    __device__ __forceinline__ void read(const T *x, const T *residual, packed<T> (&v)[N], packed<T> (&add)[N]) const
-    {
-        if (WHOLE || p.alike) {
-            fetch(x, v);
-            if (p.residual)
-                fetch(residual, add);
-            return;
-        }
-        shifted<1> own[N], other[N];
-        fetch(x, own);
-        if (N == SHIFTED_LONG)
-            shift(own, v);
-        if (p.residual) {
-            fetch(residual, other);
-            shift(other, add);
-        }
-        if (N < SHIFTED_LONG)
-            shift(own, v);
-    }
-    /* Adds the residual and stores the sum. */
-    __device__ __forceinline__ void add_residual(const packed<T> (&add)[N], T *sum, bool writes,
-                                                 float (&f)[N][W]) const
-    {
-#pragma unroll
-        for (int u = 0; u < N; u++) {
-            float more[W];
-            add[u].get(more);
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                f[u][j] += more[j];
-            packed<T> rounded;
-            rounded.set(f[u]);
-            if (writes && p.sum && has(u)) {
-                if (WHOLE || p.sum_alike)
-                    store(sum, u, rounded);
-                else
-                    store_apart<T>(sum, at(u), p.dim, f[u]);
-            }
-            if (!p.float_sum)
-                rounded.get(f[u]);
-        }
-    }
-    __device__ __forceinline__ void store(T *row, int u, packed<T> v) const
-    {
-        if (WHOLE)
-            store_raw(row + at(u), v.raw);
-        else
-            store_shifted(row, at(u), p.dim, v);
-    }
-    __device__ __forceinline__ void fetch_param(const void *data, bool is_f32, int u, param &to) const
-    {
-        if (WHOLE)
-            to.fetch_inside(data, is_f32, at(u));
-        else
-            to.fetch(data, is_f32, 0, at(u), p.dim);
-    }
-    /* Subtracts the mean inside the row; outside there are zeros afterwards. */
-    __device__ __forceinline__ void centre(float mean, float (&f)[N][W]) const
-    {
-#pragma unroll
-        for (int u = 0; u < N; u++) {
-            const float by = has(u) ? mean : 0;
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                f[u][j] -= by;
-            if (!WHOLE)
-                clear_outside(f[u], at(u), p.dim);
-        }
-    }
-};
-
-/* Threads of a block, at most, and minimum blocks per SM: this bounds the registers. */
-constexpr int shifted_threads(int lanes, int vectors)
+/* The result of a vector that has been normalised: weight and bias, if any, are loaded by `fetch` before. */
+template <typename T, typename PARAM>
+__device__ __forceinline__ packed<T> shifted_result(const norm_shifted_params &p, float (&f)[VEC<T>],
+                                                    const PARAM &weight, const PARAM &bias)
 {
-    return lanes < 32 ? 128 : vectors < SHIFTED_LONG ? ANY_THREADS : SHIFTED_THREADS;
+    constexpr int W = VEC<T>;
+    float by[W];
+    packed<T> result;
+    if (p.rounds) {
+        result.set(f);
+        result.get(f);
+    }
+    if (p.weight) {
+        weight.get(p.weight_f32, by);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] *= by[j] + p.weight_offset;
+    }
+    if (p.bias) {
+        bias.get(p.bias_f32, by);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] += by[j];
+    }
+    result.set(f);
+    return result;
 }
-constexpr int shifted_blocks(int lanes, int vectors)
+/* x and the residual; the sum rounded. */
+template <typename T>
+__device__ __forceinline__ packed<T> shifted_sum(packed<T> add, float (&f)[VEC<T>])
 {
+    float more[VEC<T>];
+    add.get(more);
+#pragma unroll
+    for (int j = 0; j < VEC<T>; j++)
+        f[j] += more[j];
+    packed<T> rounded;
+    rounded.set(f);
+    return rounded;
+}
+/* W more elements of a sum, or of a sum of squares. */
+template <int W>
+__device__ __forceinline__ void add_all(float &to, const float (&f)[W])
+{
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        to += f[j];
+}
+template <int W>
+__device__ __forceinline__ void add_squares(float &to, const float (&f)[W])
+{
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        to += f[j] * f[j];
+}
+
+/* The first thread of a row prefetches `bytes` bytes of each input. */
+template <typename T>
+__device__ __forceinline__ void shifted_prefetch(const norm_shifted_params &p, const T *x, const T *residual,
+                                                 int bytes)
+{
+    if (blockIdx.x >= p.prefetch_blocks || threadIdx.x > 0)
+        return;
+    prefetch_bytes(x, bytes);
+    if (p.residual)
+        prefetch_bytes(residual, bytes);
+}
+
+/* Minimum blocks per SM: this bounds the registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-    return lanes == 32 ? 2 : vectors < SHIFTED_LONG ? 8 : 5;
+constexpr int ALIGNED_BLOCKS = 2, SHIFTED_BLOCKS = 3;
 #else
-    return 1;
+constexpr int ALIGNED_BLOCKS = 1, SHIFTED_BLOCKS = 1;
 #endif
-}
 
-template <typename T, int LANES, int N, bool WHOLE, bool IN_CLUSTER>
-__global__ void __launch_bounds__(shifted_threads(LANES, N), shifted_blocks(LANES, N))
-    norm_shifted(const __grid_constant__ norm_shifted_params p)
+template <typename T>
+__global__ void __launch_bounds__(ANY_THREADS, ALIGNED_BLOCKS)
+    norm_aligned(const __grid_constant__ norm_shifted_params p)
 {
-    constexpr int W = VEC<T>, EARLY = N < SHIFTED_LONG ? N : 0;
-    __shared__ norm_shared<IN_CLUSTER> shared;
-    if constexpr (IN_CLUSTER)
-        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
-    const uint32_t block = IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x;
-    const uint32_t r = block * blockDim.y + threadIdx.y;
+    constexpr int W = VEC<T>, N = ALIGNED_VECTORS;
+    typedef shifted_param<T, sizeof(T) < 4> param;
+    __shared__ norm_shared<false> shared;
+    const uint32_t r = blockIdx.x * blockDim.y + threadIdx.y;
     /* Threads beyond the last row repeat it without a store: shuffles and barriers need all threads. */
     const bool writes = r < p.rows.count;
     int64_t start[SUM + 1];
     p.rows.locate(writes ? r : p.rows.count - 1, start);
     const T *const x = (const T *)p.x + start[X], *const residual = (const T *)p.residual + start[RESIDUAL];
     T *const out = (T *)p.out + start[OUT], *const sum = (T *)p.sum + start[SUM];
-    const int begin = IN_CLUSTER ? cluster_rank() * p.part : 0, head = WHOLE ? 0 : shifted_head(out);
-    const norm_shifted_piece<T, LANES, N, WHOLE> piece = {
-        p, begin + (int)threadIdx.x, IN_CLUSTER ? min(p.dim, (begin + p.part) * W - head) : p.dim, head};
+    const auto at = [&](int u) { return (int)(threadIdx.x + u * blockDim.x) * W; };
+    const auto has = [&](int u) { return at(u) < p.dim; };
     pdl_launch_next();
-    if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0 && piece.has(0)) {
-        const int from = max(piece.at(0), 0), bytes = (piece.end - from) * (int)sizeof(T);
-        prefetch_bytes(x + from, bytes);
-        if (p.residual)
-            prefetch_bytes(residual + from, bytes);
-    }
+    shifted_prefetch(p, x, residual, p.dim * (int)sizeof(T));
     pdl_wait();
 
+    packed<T> v[N], add[N];
+    param weight[N], bias;
     float f[N][W];
-    {
-        packed<T> v[N], add[N];
-        piece.read(x, residual, v, add);
 #pragma unroll
-        for (int u = 0; u < N; u++)
-            v[u].get(f[u]);
-        if (p.residual)
-            piece.add_residual(add, sum, writes, f);
+    for (int u = 0; u < N; u++) {
+        v[u].raw = add[u].raw = make_uint4(0, 0, 0, 0);
+        if (has(u)) {
+            v[u] = load_packed(x + at(u));
+            if (p.residual)
+                add[u] = load_packed(residual + at(u));
+        }
     }
-    typename norm_shifted_piece<T, LANES, N, WHOLE>::param weight[EARLY ? EARLY : 1], bias;
 #pragma unroll
-    for (int u = 0; u < EARLY; u++) /* in flight before the sum is known */
-        if (p.weight && piece.has(u))
-            piece.fetch_param(p.weight, p.weight_f32, u, weight[u]);
+    for (int u = 0; u < N; u++) {
+        v[u].get(f[u]);
+        if (p.residual) {
+            v[u] = shifted_sum(add[u], f[u]);
+            if (writes && p.sum && has(u))
+                store_raw(sum + at(u), v[u].raw);
+            if (!p.float_sum)
+                v[u].get(f[u]);
+        }
+    }
 #pragma unroll
-    for (int u = 0; u < N && !WHOLE; u++)
-        clear_outside(f[u], piece.at(u), p.dim);
-    if (IN_CLUSTER)
-        cluster_wait();
+    for (int u = 0; u < N; u++) /* in flight before the sum is known */
+        if (p.weight && has(u))
+            weight[u].fetch_inside(p.weight, p.weight_f32, at(u));
     if (p.centred) {
         float total = 0;
 #pragma unroll
         for (int u = 0; u < N; u++)
+            add_all(total, f[u]);
+        const float mean = any_total<0, 32>(total, shared) * p.inverse_dim;
+#pragma unroll
+        for (int u = 0; u < N; u++)
 #pragma unroll
             for (int j = 0; j < W; j++)
-                total += f[u][j];
-        piece.centre(any_total<0, LANES>(total, shared) * p.inverse_dim, f);
+                f[u][j] -= has(u) ? mean : 0;
     }
     float squares = 0;
 #pragma unroll
     for (int u = 0; u < N; u++)
+        add_squares(squares, f[u]);
+    const float factor = rsqrtf(any_total<1, 32>(squares, shared) * p.inverse_dim + p.eps);
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            squares += f[u][j] * f[u][j];
-    const float factor = rsqrtf(any_total<1, LANES>(squares, shared) * p.inverse_dim + p.eps);
-    if (!writes)
+    for (int u = 0; u < N; u++)
+        if (writes && has(u)) {
+            if (p.bias)
+                bias.fetch_inside(p.bias, p.bias_f32, at(u));
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[u][j] *= factor;
+            store_raw(out + at(u), shifted_result<T>(p, f[u], weight[u], bias).raw);
+        }
+}
+
+/* A thread's next vectors of x, or of the residual: those that begin at elements at(0), at(1) ... before `end`. */
+template <typename T, typename AT>
+__device__ __forceinline__ void shifted_fetch(const norm_shifted_params &p, const T *row, AT at, int end,
+                                              packed<T> (&v)[SHIFTED_READ])
+{
+    if (p.alike) {
+#pragma unroll
+        for (int u = 0; u < SHIFTED_READ; u++) {
+            v[u].raw = make_uint4(0, 0, 0, 0);
+            if (at(u) < end)
+                v[u] = load_packed(row + at(u));
+        }
         return;
+    }
+    shifted<1> two[SHIFTED_READ];
 #pragma unroll
-    for (int u = 0; u < N; u++) {
-        if (!piece.has(u))
-            break;
-        float by[W];
-        packed<T> result;
+    for (int u = 0; u < SHIFTED_READ; u++) {
+        two[u].part[0] = two[u].part[1] = make_uint4(0, 0, 0, 0);
+        two[u].shift = 0;
+        if (at(u) < end)
+            two[u].fetch(row, at(u), p.dim);
+    }
 #pragma unroll
-        for (int j = 0; j < W; j++)
-            f[u][j] *= factor;
-        if (p.rounds) {
-            result.set(f[u]);
-            result.get(f[u]);
-        }
-        if (p.weight) {
-            if (!EARLY)
-                piece.fetch_param(p.weight, p.weight_f32, u, weight[0]);
-            weight[EARLY ? u : 0].get(p.weight_f32, by);
+    for (int u = 0; u < SHIFTED_READ; u++)
+        v[u] = two[u].template vector<T>(0);
+}
+
+template <typename T, bool IN_CLUSTER>
+__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS)
+    norm_shifted(const __grid_constant__ norm_shifted_params p)
+{
+    constexpr int W = VEC<T>;
+    typedef shifted_param<T, sizeof(T) < 4> param;
+    extern __shared__ uint4 held[]; /* [p.part] */
+    __shared__ norm_shared<IN_CLUSTER> shared;
+    if constexpr (IN_CLUSTER)
+        cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
+    int64_t start[SUM + 1];
+    p.rows.locate(IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x, start);
+    const T *const x = (const T *)p.x + start[X], *const residual = (const T *)p.residual + start[RESIDUAL];
+    T *const out = (T *)p.out + start[OUT], *const sum = (T *)p.sum + start[SUM];
+    const int thread = (int)threadIdx.x, threads = (int)blockDim.x;
+    /* the first element of the block's first vector, which may lie before the row, and the end of its last */
+    const int begin = (IN_CLUSTER ? cluster_rank() * p.part * W : 0) - shifted_head(out);
+    const int end = IN_CLUSTER ? min(p.dim, begin + p.part * W) : p.dim, from = max(begin, 0);
+    pdl_launch_next();
+    if (from < end)
+        shifted_prefetch(p, x + from, residual + from, (end - from) * (int)sizeof(T));
+    pdl_wait();
+
+    float total = 0, mean = 0;
+#pragma unroll 1
+    for (int i = thread; begin + i * W < end; i += SHIFTED_READ * threads) {
+        const auto at = [&](int u) { return begin + (i + u * threads) * W; };
+        packed<T> v[SHIFTED_READ], add[SHIFTED_READ];
+        shifted_fetch(p, x, at, end, v);
+        if (p.residual)
+            shifted_fetch(p, residual, at, end, add);
+#pragma unroll
+        for (int u = 0; u < SHIFTED_READ; u++)
+            if (at(u) < end) {
+                float f[W];
+                v[u].get(f);
+                if (p.residual) {
+                    v[u] = shifted_sum(add[u], f);
+                    if (p.sum && p.sum_alike)
+                        store_shifted(sum, at(u), p.dim, v[u]);
+                    else if (p.sum)
+                        store_apart<T>(sum, at(u), p.dim, f);
+                    v[u].get(f);
+                }
+                held[i + u * threads] = v[u].raw;
+                clear_outside(f, at(u), p.dim);
+                if (p.centred)
+                    add_all(total, f);
+                else
+                    add_squares(total, f);
+            }
+    }
+    __syncwarp(); /* lanes leave the loop one by one, and the wait is for whole warps */
+    if (IN_CLUSTER)
+        cluster_wait();
+    if (p.centred) {
+        mean = any_total<0, 32>(total, shared) * p.inverse_dim;
+        total = 0;
+#pragma unroll 2
+        for (int i = thread; begin + i * W < end; i += threads) {
+            float f[W];
+            packed<T>{held[i]}.get(f);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                f[u][j] *= by[j] + p.weight_offset;
+                f[j] -= mean;
+            clear_outside(f, begin + i * W, p.dim);
+            add_squares(total, f);
         }
-        if (p.bias) {
-            piece.fetch_param(p.bias, p.bias_f32, u, bias);
-            bias.get(p.bias_f32, by);
+    }
+    const float factor = rsqrtf(any_total<1, 32>(total, shared) * p.inverse_dim + p.eps);
+#pragma unroll 1
+    for (int i = thread; begin + i * W < end; i += SHIFTED_WRITE * threads) {
+        const auto at = [&](int u) { return begin + (i + u * threads) * W; };
+        param weight[SHIFTED_WRITE], bias;
 #pragma unroll
-            for (int j = 0; j < W; j++)
-                f[u][j] += by[j];
-        }
-        result.set(f[u]);
-        piece.store(out, u, result);
+        for (int u = 0; u < SHIFTED_WRITE; u++)
+            if (p.weight && at(u) < end)
+                weight[u].fetch(p.weight, p.weight_f32, 0, at(u), p.dim);
+#pragma unroll
+        for (int u = 0; u < SHIFTED_WRITE; u++)
+            if (at(u) < end) {
+                float f[W];
+                packed<T>{held[i + u * threads]}.get(f);
+                if (p.bias)
+                    bias.fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[j] = (f[j] - mean) * factor;
+                store_shifted(out, at(u), p.dim, shifted_result<T>(p, f, weight[u], bias));
+            }
     }
 }
 
@@ -284,53 +331,39 @@ static bool norm_alike(const norm_params &g, int t, int like, int64_t size)
     return alike || !g.data[t];
 }
 
-/* Launches `cluster` blocks of `rows` rows with `threads` threads each. */
-template <typename T, int LANES, int N, bool WHOLE, bool IN_CLUSTER = false>
-static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, int64_t threads,
-                                  int cluster = 1)
-{
-    const int64_t rows = threads >= 128 || cluster > 1 ? 1 : 128 / threads;
-    p.part = (int32_t)ceil_div(vectors, cluster);
-    p.prefetch_blocks =
-        prefetch_blocks(s.gpu, p.rows.count * vectors / 2, ceil_div(vectors * rows, cluster), threads * rows, 32);
-    return launch(s, norm_shifted<T, LANES, N, WHOLE, IN_CLUSTER>, grid_for(p.rows.count, rows) * cluster,
-                  dim3((unsigned)threads, (unsigned)rows), launch_shape(0, cluster), p);
-}
-
 /* Threads of `each` units, in whole warps. */
 static int64_t shifted_warps(int64_t units, int64_t each)
 {
     return ceil_div(ceil_div(units, each), 32) * 32;
 }
-/* Rows of a few lanes, if that leaves enough blocks, or of a block; a thread of few rows has few vectors. */
-template <typename T, bool WHOLE>
-static adze_status shifted_launch_short(const cuda_call &s, const norm_shifted_params &p, int64_t vectors)
-{
-    const int64_t sm_count = s.gpu.sm_count, rows = p.rows.count;
-    if (vectors <= 8 && rows >= 32 * 4 * sm_count)
-        return shifted_launch<T, 4, 2, WHOLE>(s, p, vectors, 4);
-    if (vectors <= 16)
-        return shifted_launch<T, 8, 2, WHOLE>(s, p, vectors, 8);
-    if (vectors <= 32 && rows >= 16 * 4 * sm_count)
-        return shifted_launch<T, 8, SHIFTED_LONG, WHOLE>(s, p, vectors, 8);
-    const bool two = rows >= 4 * sm_count || vectors > ANY_THREADS;
-    return shifted_launch<T, 32, 2, WHOLE>(s, p, vectors, shifted_warps(vectors, two ? 2 : 1));
-}
-/* Longer rows, and few of more than a vector for each thread: these are spread over the SMs. */
+/* A thread of few rows has few vectors. */
 template <typename T>
-static adze_status shifted_launch_long(const cuda_call &s, const norm_shifted_params &p, int64_t vectors, int most)
+static adze_status aligned_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors)
+{
+    const int64_t count = p.rows.count;
+    const bool two = count >= 4 * (int64_t)s.gpu.sm_count || vectors > ANY_THREADS;
+    const int64_t threads = shifted_warps(vectors, two ? 2 : 1), rows = threads >= 128 ? 1 : 128 / threads;
+    p.prefetch_blocks = prefetch_blocks(s.gpu, count * vectors / 2, vectors * rows, threads * rows, 32);
+    return launch(s, norm_aligned<T>, grid_for(count, rows), dim3((unsigned)threads, (unsigned)rows), 0, p);
+}
+/* Clusters of at most `most` blocks: of the fewest that leave room for three on an SM. Few rows with more than a
+   vector for each thread are spread over the SMs. */
+template <typename T>
+static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, int most)
 {
     const int64_t sm_count = s.gpu.sm_count, rows = p.rows.count;
-    int cluster = 1;
-    while (cluster < most && (vectors > (int64_t)cluster * SHIFTED_THREADS * SHIFTED_LONG ||
-                              (vectors > (int64_t)cluster * SHIFTED_THREADS && rows * cluster < 2 * sm_count)))
+    int64_t cluster = 1;
+    while (cluster < most && (vectors > cluster * SHIFTED_PART ||
+                              (vectors > cluster * SHIFTED_THREADS && rows * cluster < 2 * sm_count)))
         cluster *= 2;
-    if (cluster == 1)
-        return shifted_launch<T, 32, SHIFTED_LONG, false>(s, p, vectors, shifted_warps(vectors, SHIFTED_LONG));
     const int64_t part = ceil_div(vectors, cluster);
-    const bool many = rows * cluster >= 4 * sm_count;
-    const int64_t each = many || part > 2 * SHIFTED_THREADS ? SHIFTED_LONG : part > SHIFTED_THREADS ? 2 : 1;
-    return shifted_launch<T, 32, SHIFTED_LONG, false, true>(s, p, vectors, shifted_warps(part, each), cluster);
+    const int64_t each = rows * cluster >= 4 * sm_count ? SHIFTED_READ : part > SHIFTED_THREADS ? 2 : 1;
+    const int64_t threads = std::min(shifted_warps(part, each), (int64_t)SHIFTED_THREADS);
+    p.part = (int32_t)part;
+    p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, part, threads, 32);
+    const launch_shape shape((size_t)part * 16, cluster);
+    return cluster > 1 ? launch(s, norm_shifted<T, true>, rows * cluster, dim3((unsigned)threads), shape, p)
+                       : launch(s, norm_shifted<T, false>, rows, dim3((unsigned)threads), shape, p);
 }
 
 template <typename T>
@@ -338,18 +371,22 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
 {
     const void *const *d = g.data;
     const int64_t sm_count = s.gpu.sm_count, rows = g.rows.count;
-    bool modulated = g.is_f32 >> OUT & 1;
-    for (int t = SCALE; t < NORM_TENSORS; t++)
-        modulated = modulated || d[t];
     const int clusters = adze_cuda_clusters(s.device) && rows <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
     const bool aligned = norm_alike(g, OUT, OUT, sizeof(T));
     const int64_t vectors = aligned ? ceil_div(g.dim, VEC<T>) : shifted_most<T>(g.dim);
-    const int64_t most = (int64_t)clusters * SHIFTED_THREADS * SHIFTED_LONG;
+    const int64_t most = clusters * ((s.gpu.block_shared - (int64_t)sizeof(norm_shared<true>)) / 16 - 64);
+    const bool in_registers =
+        g.width == 16 &&
+        (vectors <= ANY_THREADS || (vectors <= ALIGNED_VECTORS * ANY_THREADS && (rows >= sm_count || clusters == 1)));
+    const bool float_sum = sizeof(T) < 4 && d[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM; /* cannot be held packed */
     /* On an H200 (2026-11-17) it is faster where only parameters are off a border, and for few long rows, whose
-       clusters fill the GPU; norm_any's units are as fast or faster for many rows, and in f32. */
-    const bool long_rows = sizeof(T) < 4 && vectors > ANY_THREADS && rows < sm_count;
-    const bool preferred = g.dim >= VEC<T> && (g.loose || (g.width < 16 && long_rows));
-    if (!s.takes(variant, !modulated && rows_are_simple(g.rows) && vectors <= most, preferred))
+       clusters fill the GPU; norm_any's units are as fast or faster for many rows that a block holds, and in f32. Of
+       many longer rows the registers of a cluster hold too few bytes. */
+    const bool few_long = sizeof(T) < 4 && g.width < 16 && vectors > ANY_THREADS && rows < sm_count;
+    const bool many_long = (sizeof(T) < 4 || g.width == 16) && vectors > SHIFTED_MANY && rows >= sm_count;
+    if (!s.takes(variant,
+                 norm_unmodulated(g) && rows_are_simple(g.rows) && (in_registers || (vectors <= most && !float_sum)),
+                 (g.width == 16 && g.loose) || few_long || many_long))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
@@ -363,10 +400,7 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM});
 
-    const bool whole = aligned && g.dim % VEC<T> == 0 && p.alike && p.sum_alike;
-    if (vectors <= ANY_THREADS || (vectors <= 2 * ANY_THREADS && (rows >= sm_count || clusters == 1)))
-        return whole ? shifted_launch_short<T, true>(s, p, vectors) : shifted_launch_short<T, false>(s, p, vectors);
-    return shifted_launch_long<T>(s, p, vectors, clusters);
+    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, clusters);
 }
 
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)

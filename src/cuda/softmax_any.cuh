@@ -222,14 +222,15 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
     const int64_t most8 = 8 * BLOCK_THREADS, most16 = 16 * BLOCK_THREADS, most32 = 32 * BLOCK_THREADS;
     const bool few = rows <= some, clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     p.units = p.dim / W;
-    if constexpr (!MASKED) {
-        if (s.takes(ANY_LANES_16X4, dim <= 64))
-            return softmax_launch_any_lanes<T, M, W, 16, 4>(s, p);
-        if (s.takes(ANY_LANES_32X8, dim <= 256, dim > 128))
-            return softmax_launch_any_lanes<T, M, W, 32, 8>(s, p);
-    }
+    /* short rows are bound by instructions, and idle elements take as many as others */
+    if (s.takes(ANY_LANES_16X4, dim <= 64))
+        return softmax_launch_any_lanes<T, M, W, 16, 4>(s, p);
+    if (s.takes(ANY_LANES_16X6, dim <= 96))
+        return softmax_launch_any_lanes<T, M, W, 16, 6>(s, p);
     if (s.takes(ANY_LANES_16X8, dim <= 128))
         return softmax_launch_any_lanes<T, M, W, 16, 8>(s, p);
+    if (s.takes(ANY_LANES_32X8, dim <= 256))
+        return softmax_launch_any_lanes<T, M, W, 32, 8>(s, p);
     if (s.takes(ANY_LANES_32X16, dim <= 512, !few))
         return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
     if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms))

@@ -106,6 +106,17 @@ static adze_value norm_out(const adze_norm_args *a, const int64_t *at, int64_t i
     return y;
 }
 
+/* h times the scale. Where equal values are so large that the error of their mean hides eps, the scale has no bound:
+   but it is that of the very values it multiplies, whose squares have a mean of 1 at most, so that none is beyond
+   sqrt(dim). */
+static adze_value norm_scaled(adze_value h, adze_value scale, int64_t dim)
+{
+    if (!isinf(scale.e))
+        return adze_mul(h, scale);
+    const double v = h.v * scale.v;
+    return (adze_value){v, fabs(v) + sqrt((double)dim) * (1 + ADZE_U * adze_sum_depth(dim))};
+}
+
 static void norm_reference(const adze_norm_args *a, adze_value *const *out, int centred)
 {
     const int64_t dim = a->x.shape[a->x.rank - 1];
@@ -138,7 +149,7 @@ static void norm_reference(const adze_norm_args *a, adze_value *const *out, int 
         const adze_value variance = adze_div(adze_summed(dim, sum, sum, error), n);
         const adze_value scale = adze_rsqrt(adze_add(variance, adze_exact(a->eps)));
         for (int64_t i = 0; i < dim; i++)
-            h[i] = norm_out(a, at, i, adze_mul(h[i], scale));
+            h[i] = norm_out(a, at, i, norm_scaled(h[i], scale, dim));
     }
 }
 

@@ -1,0 +1,281 @@
+/* rms_norm and layer_norm on CUDA, without modulation: rows of up to SHORT_MOST elements, at any address.
+
+   LANES lanes of a warp share a row, with UNITS units of W elements each, neighbours in neighbouring lanes. The
+   blocks of the grid are resident at once, and each group of lanes goes through many rows. It keeps weight and bias
+   as floats, so that their dtype and address cost nothing after the first row. A short row has little else: loading,
+   shifting and converting parameters for every row took longer than the memory does. As soon as a row is unpacked,
+   the loads of a later one are issued; the sums and the stores of the row hide their latency. */
+#include "norm_call.cuh"
+#include "reduce.cuh"
+#include "rows.cuh"
+#include "unit.cuh"
+
+#include <algorithm>
+
+constexpr int SHORT_THREADS = 128;
+constexpr int SHORT_MOST = 512; /* elements of a row */
+
+struct norm_short_params {
+    const void *x, *residual, *weight, *bias; /* NULL: absent */
+    void *out, *sum;
+    int32_t units;            /* of a row */
+    uint32_t prefetch_blocks; /* blocks that prefetch their first rows, the first of the grid */
+    float eps, weight_offset, inverse_dim;
+    bool weight_f32, bias_f32, rounds, float_sum, centred;
+    simple_rows<SUM + 1> rows; /* of x, out, residual and sum */
+};
+
+/* Blocks per SM, whose threads have as many elements, packed in as many registers: this bounds their registers. */
+constexpr int short_blocks(int elements, int packed_words)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
+    return elements > 8 ? 2 : 4;
+#else
+    return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : 12;
+#endif
+}
+template <typename T, int W, int UNITS>
+constexpr int SHORT_BLOCKS = short_blocks(UNITS *W, UNITS *((W * (int)sizeof(T) + 3) / 4));
+
+/* The units of a thread: unit u exists where u * LANES < left. */
+template <typename T, int W, int LANES, int UNITS>
+struct short_piece {
+    static_assert(LANES * UNITS * W <= SHORT_MOST, "rows are short");
+
+    __device__ __forceinline__ static void fetch(const T *from, int left, unit<T, W> (&to)[UNITS])
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * LANES < left)
+                to[u].fetch(from + u * LANES * W);
+    }
+    /* Parameters of dtype S at any address, plus `more`. */
+    template <typename S>
+    __device__ __forceinline__ static void fetch_param(const S *from, int left, float more, float (&to)[UNITS][W])
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * LANES < left) {
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    to[u][j] = to_float(from[u * LANES * W + j]) + more;
+            }
+    }
+    __device__ __forceinline__ static void fetch_param(const void *from, bool is_f32, int lane, int left, float more,
+                                                       float (&to)[UNITS][W])
+    {
+        if (is_f32)
+            fetch_param((const float *)from + lane * W, left, more, to);
+        else
+            fetch_param((const T *)from + lane * W, left, more, to);
+    }
+    /* Adds the residual and stores the sum, if `sum` is not NULL. */
+    __device__ __forceinline__ static void add(const unit<T, W> (&residual)[UNITS], T *sum, int left, bool round,
+                                               float (&f)[UNITS][W])
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            float more[W];
+            residual[u].get(more);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[u][j] += more[j];
+            unit<T, W> rounded;
+            rounded.set(f[u]);
+            if (sum && u * LANES < left)
+                rounded.put(sum + u * LANES * W);
+            if (round)
+                rounded.get(f[u]);
+        }
+    }
+};
+
+/* ADDS: there is a residual. The loads of the row and its residual are then in flight, else those of two rows. */
+template <typename T, int W, int LANES, int UNITS, bool ADDS>
+__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
+    norm_short(const __grid_constant__ norm_short_params p)
+{
+    typedef short_piece<T, W, LANES, UNITS> piece;
+    const int lane = (int)threadIdx.x % LANES, left = p.units - lane;
+    const uint32_t count = p.rows.count, in_warp = threadIdx.x % 32 / LANES;
+    const uint32_t step = gridDim.x * (SHORT_THREADS / LANES);
+    /* The first row of the warp. Lanes beyond the last row repeat it and write nothing: shuffles need all lanes. */
+    uint32_t first = (blockIdx.x * (SHORT_THREADS / 32) + threadIdx.x / 32) * (32 / LANES);
+    const auto locate = [&](uint32_t from, int64_t(&at)[SUM + 1]) {
+        p.rows.locate(from + in_warp < count ? from + in_warp : count - 1, at);
+    };
+    unit<T, W> x[2][UNITS]; /* with a residual x[1] is the residual */
+    const auto fetch = [&](uint32_t from, unit<T, W>(&to)[UNITS]) {
+        int64_t at[SUM + 1];
+        if (from >= count)
+            return;
+        locate(from, at);
+        piece::fetch((const T *)p.x + at[X] + lane * W, left, to);
+        if (ADDS)
+            piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
+    };
+    pdl_launch_next();
+    if (blockIdx.x < p.prefetch_blocks && lane == 0) {
+        const int bytes = p.units * W * (int)sizeof(T);
+        int64_t at[SUM + 1];
+        locate(first, at);
+        prefetch_bytes((const T *)p.x + at[X], bytes);
+        if (ADDS)
+            prefetch_bytes((const T *)p.residual + at[RESIDUAL], bytes);
+    }
+    pdl_wait();
+
+    float weight[UNITS][W], bias[UNITS][W];
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        x[0][u].fill(0), x[1][u].fill(0); /* where there is no unit, it stays so */
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
+    }
+    fetch(first, x[0]);
+    if (!ADDS)
+        fetch(first + step, x[1]);
+    if (p.weight)
+        piece::fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
+    if (p.bias)
+        piece::fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
+
+    /* Normalises row `first` of those in `own`, and loads a later one. */
+    const auto work = [&](unit<T, W>(&own)[UNITS]) {
+        const int writes = first + in_warp < count ? left : 0;
+        float f[UNITS][W];
+        int64_t at[SUM + 1];
+        locate(first, at);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            own[u].get(f[u]);
+        if (ADDS)
+            piece::add(x[1], p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
+        fetch(first + (ADDS ? 1 : 2) * step, own);
+        first += step;
+
+        if (p.centred) {
+            float total = 0;
+#pragma unroll
+            for (int u = 0; u < UNITS; u++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    total += f[u][j];
+            const float mean = warp_sum<LANES>(total) * p.inverse_dim;
+#pragma unroll
+            for (int u = 0; u < UNITS; u++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[u][j] -= mean;
+        }
+        float squares = 0;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * LANES < left) {
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    squares += f[u][j] * f[u][j];
+            }
+        const float factor = rsqrtf(warp_sum<LANES>(squares) * p.inverse_dim + p.eps);
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[u][j] *= factor;
+        unit<T, W> to[UNITS];
+        if (p.rounds) {
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) {
+                to[u].set(f[u]);
+                to[u].get(f[u]);
+            }
+        }
+        T *const out = (T *)p.out + at[OUT] + lane * W;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[u][j] = fmaf(f[u][j], weight[u][j], bias[u][j]);
+            to[u].set(f[u]);
+            if (u * LANES < writes)
+                to[u].put(out + u * LANES * W);
+        }
+    };
+    while (first < count) {
+        work(x[0]);
+        if (!ADDS && first < count)
+            work(x[1]);
+    }
+}
+
+/* ---- The host ---- */
+
+/* As many blocks as are resident, or fewer with as many rows each. */
+template <typename T, int W, int LANES, int UNITS>
+static adze_status short_launch(const cuda_call &s, norm_short_params p)
+{
+    const int64_t blocks = ceil_div(p.rows.count, SHORT_THREADS / LANES);
+    const int64_t resident = (int64_t)s.gpu.sm_count * SHORT_BLOCKS<T, W, UNITS>;
+    const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
+    p.prefetch_blocks =
+        prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * (SHORT_THREADS / LANES), SHORT_THREADS, 32);
+    const int64_t grid = ceil_div(blocks, ceil_div(blocks, resident));
+    return p.residual ? launch(s, norm_short<T, W, LANES, UNITS, true>, grid, dim3(SHORT_THREADS), 0, p)
+                      : launch(s, norm_short<T, W, LANES, UNITS, false>, grid, dim3(SHORT_THREADS), 0, p);
+}
+
+/* Narrow units have a whole warp where a row is long enough: then an instruction stores 64 or 128 contiguous bytes.
+   Fewer are cut into more sectors by the row's address, and L2 has to combine them. */
+template <typename T, int W>
+static adze_status short_launch_width(const cuda_call &s, const norm_short_params &p, int64_t dim)
+{
+    if constexpr (W == VEC<T>) {
+        constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
+        return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2>(s, p)
+               : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2>(s, p)
+                                   : short_launch<T, W, 32, MORE>(s, p);
+    } else {
+        return dim <= 32    ? short_launch<T, W, 8, 4 / W>(s, p)
+               : dim <= 64  ? short_launch<T, W, 16, 4 / W>(s, p)
+               : dim <= 128 ? short_launch<T, W, 32, 4 / W>(s, p)
+               : dim <= 256 ? short_launch<T, W, 32, 8 / W>(s, p)
+                            : short_launch<T, W, 32, 16 / W>(s, p);
+    }
+}
+
+template <typename T>
+static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant)
+{
+    const void *const *d = g.data;
+    constexpr int PAIR = sizeof(T) < 4 ? 2 : 1;
+    /* few rows of more elements are faster with more threads */
+    if (!s.takes(variant, norm_unmodulated(g) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
+                 g.dim <= SHORT_MOST / 2 || g.rows.count > 4 * (int64_t)s.gpu.sm_count))
+        return ADZE_NO_KERNEL;
+    const int width = g.width == 16 ? VEC<T> : std::min(g.width, PAIR);
+    norm_short_params p = {};
+    p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
+    p.out = (void *)d[OUT], p.sum = (void *)d[SUM];
+    p.units = (int32_t)g.dim / width;
+    p.eps = g.eps, p.weight_offset = g.weight_offset, p.inverse_dim = g.inverse_dim;
+    p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.centred = g.centred;
+    p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
+    p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
+    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM});
+    if (width == VEC<T>)
+        return short_launch_width<T, VEC<T>>(s, p, g.dim);
+    if constexpr (PAIR > 1)
+        if (width == PAIR)
+            return short_launch_width<T, PAIR>(s, p, g.dim);
+    return short_launch_width<T, 1>(s, p, g.dim);
+}
+
+extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)
+{
+    switch (dtype) {
+    case ADZE_F32: return norm_short_as<float>(s, g, variant);
+    case ADZE_F16: return norm_short_as<f16>(s, g, variant);
+    default: return norm_short_as<bf16>(s, g, variant);
+    }
+}
