@@ -100,6 +100,12 @@ static const char *const good[] = {
     "q=$[1,8,4,128] k=$[1,2,1500,128] v=$[1,2,1500,128] causal=1 sinks=f32[8]",
     "q=$[1,2,20,72] k=$[1,1,1500,72] v=$[1,1,1500,72]",
     "q=$[1,2,9,64] k=$[4,1,1300,64] v=$[4,1,1300,64] q_offsets=i32[5] lengths=i32[4]",
+    /* old keys that may be read early */
+    "q=$[2,8,1,128] k=$[2,2,700,128] v=$[2,2,700,128] lengths=i32[2] flags=const_cache",
+    "q=$[1,4,3,64] k=$[1,2,513,64] v=$[1,2,513,64] causal=1 flags=const_cache",
+    "q=$[4,4,2,128] k=$[9,2,64,128] v=$[9,2,64,128] causal=1 flags=const_cache " PAGED,
+    "q=$[2,4,1,128] k=f8e4m3[2,2,900,128] v=f8e4m3[2,2,900,128] k_scale=f32[2,2,900] v_scale=f32[2,2,900] "
+    "lengths=i32[2] flags=const_cache",
     /* many rows: tiles that are full or not, of all keys or of some */
     "q=$[1,2,300,128] k=$[1,1,450,128] v=$[1,1,450,128] causal=1",
     "q=$[2,3,129,64] k=$[2,1,257,64] v=$[2,1,257,64]",

@@ -42,6 +42,15 @@ void adze_dependency_close(adze_dependency *d)
     memset(d, 0, sizeof *d);
 }
 
+/* The inputs that ADZE_CONST_CACHE calls constant, but for the last keys. */
+static int is_cache(const char *name)
+{
+    static const char *const names[] = {"k", "v", "k_scale", "v_scale", "lengths", "block_table"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0)
+            return 1;
+    return 0;
+}
 /* The inputs that ADZE_CONST_WEIGHTS calls constant. */
 static int is_constant(const char *name)
 {
@@ -83,7 +92,8 @@ static void spoil(const adze_job *job, int memory, uint32_t flags, int byte, cha
     for (int f = 0; fields[f].name; f++) {
         const adze_tensor *t = tensor_of(job, f);
         if (!adze_is_input(&fields[f]) || job->memory_of[f] != memory ||
-            ((flags & ADZE_CONST_WEIGHTS) && is_constant(fields[f].name)))
+            ((flags & ADZE_CONST_WEIGHTS) && is_constant(fields[f].name)) ||
+            ((flags & ADZE_CONST_CACHE) && is_cache(fields[f].name)))
             continue;
         adze_tensor_fill(image + job->place[f], t, t->dtype == ADZE_I32 || t->dtype == ADZE_I64 ? 0 : byte);
     }

@@ -204,8 +204,10 @@ static int read_values(reader *r, adze_line *line)
 /* The flags of a call, by their names in adze.h, or as a number. */
 static int read_flags(reader *r, adze_line *line)
 {
-    static const adze_word words[] = {
-        {"const_weights", ADZE_CONST_WEIGHTS}, {"batch_invariant", ADZE_BATCH_INVARIANT}, {NULL, 0}};
+    static const adze_word words[] = {{"const_weights", ADZE_CONST_WEIGHTS},
+                                      {"batch_invariant", ADZE_BATCH_INVARIANT},
+                                      {"const_cache", ADZE_CONST_CACHE},
+                                      {NULL, 0}};
     static const adze_field flags = {"flags", ADZE_INT, offsetof(adze_call, flags), words, {0}, NULL};
     if (((const adze_call *)(const void *)line->args)->flags)
         return fail(r, "flags is given twice");

@@ -90,9 +90,12 @@ typedef struct adze_call {
 /* Flags of a call. ADZE_CONST_WEIGHTS: nothing still running on the stream writes its weights and tables (weight,
    bias, q_weight, k_weight, cos, sin, sinks, every *_table but block_table; of gemm w, w2, w3, their scales, zeros
    and biases, norm_weight and norm_bias), so they may be read early. ADZE_BATCH_INVARIANT, of gemm: the bits of a row
-   of out do not depend on m or on the other rows. */
+   of out do not depend on m or on the other rows. ADZE_CONST_CACHE, of attention: nothing still running on the stream
+   writes lengths, block_table, or what k, v and their scales have of a sequence before its last m keys. So it is when
+   kv_append has just written m tokens: all that is older may be read early. */
 #define ADZE_CONST_WEIGHTS   1u
 #define ADZE_BATCH_INVARIANT 2u
+#define ADZE_CONST_CACHE     4u
 
 /* Any op: tensors are views with any strides whose last dimension is contiguous, of rank 1 to 5, any size and
    any alignment that suits the dtype. "may be x" means that an output may be the very same view as x: address,

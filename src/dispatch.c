@@ -340,6 +340,7 @@ __attribute__((cold, noinline)) static void trace(const adze_op *op, const char 
         fprintf(stderr,
                 flags == ADZE_CONST_WEIGHTS     ? " flags=const_weights"
                 : flags == ADZE_BATCH_INVARIANT ? " flags=batch_invariant"
+                : flags == ADZE_CONST_CACHE     ? " flags=const_cache"
                                                 : " flags=%u",
                 flags);
     const size_t row = strcspn(kernel->name, "/"); /* the name of a variant has its own */
@@ -401,9 +402,12 @@ static adze_status take_args(const adze_op *op, const void *caller, char *args)
     if (set)
         return refuse_unknown(op, caller, known, size);
     const adze_call *call = (const void *)args;
-    ADZE_REQUIRE((call->flags & ~(ADZE_CONST_WEIGHTS | ADZE_BATCH_INVARIANT)) == 0, ADZE_BAD_ARG,
-                 "%s: flags is %#x, it must be 0 or a sum of ADZE_CONST_WEIGHTS (%#x) and ADZE_BATCH_INVARIANT (%#x)",
-                 op->name, call->flags, ADZE_CONST_WEIGHTS, ADZE_BATCH_INVARIANT);
+    const uint32_t known_flags = ADZE_CONST_WEIGHTS | ADZE_BATCH_INVARIANT | ADZE_CONST_CACHE;
+    ADZE_REQUIRE(
+        (call->flags & ~known_flags) == 0, ADZE_BAD_ARG,
+        "%s: flags is %#x, it must be 0 or a sum of ADZE_CONST_WEIGHTS (%#x), ADZE_BATCH_INVARIANT (%#x) and "
+        "ADZE_CONST_CACHE (%#x)",
+        op->name, call->flags, ADZE_CONST_WEIGHTS, ADZE_BATCH_INVARIANT, ADZE_CONST_CACHE);
     for (const adze_field *f = op->fields; f->name; f++) {
         where[f - op->fields] = (extent){0, 0};
         if (adze_is_tensor(f))

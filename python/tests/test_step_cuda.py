@@ -126,3 +126,31 @@ def test_a_sequence_whose_offsets_decrease_is_empty(dtype):
         own = slice(alone.start - rows[s], alone.stop - rows[s])
         near(got[:, :, alone], *(adze.attention(*parts[:2], x)[:, :, own] for x in (parts[2], parts[2].abs())))
     assert got.isfinite().all()
+
+
+def test_old_keys_are_read_early_and_new_ones_are_not():
+    """A graph with ADZE_CONST_CACHE: attention begins while kv_append still runs behind slow work."""
+    from adze.graphs.constant import flagged
+
+    heads, kv_heads, dim, capacity = 8, 2, 128, 700
+    caches = [randn(1, kv_heads, capacity, dim, dtype=torch.bfloat16, seed=i) for i in (1, 2)]
+    k, v, q = (torch.zeros(1, h, 1, dim, dtype=torch.bfloat16) for h in (kv_heads, kv_heads, heads))
+    slow, before, after = torch.eye(2048), ints(0), ints(0)
+
+    def step():
+        new = k + (slow @ slow)[0, 1].bfloat16()  # 0, after a while
+        adze.kv_append(new, v, *caches, lengths=before)
+        with flagged("CONST_CACHE"):
+            return adze.attention(q, *caches, lengths=after)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for length in (0, 1, 15, 16, 31, 32, 64, 100, 511, 512, 698, 699):
+        before.fill_(length), after.fill_(length + 1)
+        for i, x in enumerate((k, v, q)):
+            x.copy_(randn(*x.shape, dtype=x.dtype, seed=10 * length + i))
+        graph.replay()
+        assert torch.equal(out, adze.attention(q, *caches, lengths=after))
+        assert torch.equal(caches[0][:, :, length : length + 1], k)

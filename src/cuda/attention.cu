@@ -37,6 +37,7 @@ static attention_params attention_params_of(const adze_attention_args *a)
     }
     p.k_scale_each = a->k_scale.rank == 3, p.v_scale_each = a->v_scale.rank == 3;
     p.parts = 1;
+    p.const_cache = a->call.flags & ADZE_CONST_CACHE;
     p.table_stride = p.block_table ? a->block_table.stride[0] : 0;
     p.page = a->block_table.dtype ? (int)a->k.shape[2] : 0;
     p.pages = a->block_table.dtype ? (int)a->k.shape[0] : 0;

@@ -29,6 +29,7 @@ struct attention_params {
     bool sinks_f32;
     bool packed;                     /* there are q_offsets; scratch is asked for before the pointers are known */
     bool k_scale_each, v_scale_each; /* a scale for each key, not one for all */
+    bool const_cache;                /* ADZE_CONST_CACHE: keys before the last m may be read before the wait */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */
     float *part_values;              /* not clustered: of each row of out and part a row of floats, */

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
     cluster_arrive_relaxed(); /* once all have arrived, their barriers are there */
     direct_rows<S> r;
     direct_keys<S> keys;
-    bool loaded = false;
+    bool loaded = false, early = false; /* the first step: after the wait, or before it */
     attention_block own;
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
     own.first = 0, own.rows = p.m * p.group, own.high = p.n;
@@ -212,18 +212,22 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
             likely = between(((const volatile int32_t *)p.lengths)[own.sequence], 0, p.n);
         cluster_prefetch<S>(p, own, likely, worker, workers, p.clustered || p.parts == 1 ? 1 : 2);
         loaded = worker * S::KEYS < likely;
+        early = p.const_cache && (worker + 1) * S::KEYS <= likely - p.m;
     }
     cluster_hold<S>(p, own, held[threadIdx.x]);
-    pdl_wait();
+    if (!early)
+        pdl_wait();
+    direct_source from = cluster_from<S>(held[threadIdx.x]);
+    if (loaded) {
+        direct_load_keys<S>(p, own, from, worker * S::KEYS, keys);
+        direct_load_values<S>(p, own, from, worker * S::KEYS, keys);
+    }
+    if (early)
+        pdl_wait();
     int length = p.n; /* used only after the first loads */
     if (p.lengths)
         asm volatile("ld.global.s32 %0, [%1];" : "=r"(length) : "l"(p.lengths + own.sequence) : "memory");
-    direct_source from = cluster_from<S>(held[threadIdx.x]);
-    if (loaded)
-        direct_load_keys<S>(p, own, from, worker * S::KEYS, keys);
     cluster_load_q<S>(p, own, held[threadIdx.x], r);
-    if (loaded)
-        direct_load_values<S>(p, own, from, worker * S::KEYS, keys);
 #    pragma unroll
     for (int i = 0; i < S::TILES; i++)
 #    pragma unroll

@@ -8,6 +8,7 @@ import torch
 from transformers import masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from ..graphs import constant
 from ..operators import ops
 from . import in_torch
 from .cache import Stored, lengths_decide
@@ -59,14 +60,14 @@ def _rows(x):
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
-def _attend(query, key, value, mask, scale, **options):
+def _attend(query, key, value, mask, scale, op=ops.attention, **options):
     """The op's result as [batch, m, heads, dv]."""
     query, key, value, mask = map(_rows, (query, key, value, mask))
     if torch.compiler.is_compiling():
-        return ops.attention(query, key, value, mask, scale=scale, **options).transpose(1, 2).contiguous()
+        return op(query, key, value, mask, scale=scale, **options).transpose(1, 2).contiguous()
     batch, heads, m, _ = query.shape
     out = query.new_empty(batch, m, heads, value.shape[-1])
-    ops.attention(query, key, value, mask, scale=scale, out=out.transpose(1, 2), **options)
+    op(query, key, value, mask, scale=scale, out=out.transpose(1, 2), **options)
     return out
 
 
@@ -90,7 +91,8 @@ def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling)
     if dropout == 0 and _takes(query, None, None, mask, sinks) and query.dtype == layer.dtype:
         options = {"causal": mask is None and m > 1, "window": window, "softcap": softcap or 0.0, "sinks": sinks}
         key, value, more = layer.operands()
-        return _attend(query, key, value, mask, scaling, **options, **more)
+        op = constant.attention if lengths_decide() else ops.attention
+        return _attend(query, key, value, mask, scaling, op=op, **options, **more)
     key, value = layer.read()
     found = in_torch.seen(layer.after, m, n, window)
     if mask is None:

@@ -1,6 +1,8 @@
-"""Products whose weights nothing writes meanwhile: those that adze.graph captures. A graph starts when all work that
-came before has ended, and no forward writes its own Linears. So a kernel may read its weights while the one before it
-still runs."""
+"""Calls of which something is constant meanwhile, among those that adze.graph captures. A graph starts when all work
+that came before has ended. No forward writes its own Linears, so a product may read its weights while the kernel
+before it still runs. Of a cache only the newest tokens are written, so attention may read the older ones."""
+
+import contextlib
 
 from torch import nn
 
@@ -18,12 +20,27 @@ def _are_constant(operands):
     return all(operands.get(name) is None or isinstance(operands[name], nn.Parameter) for name in names)
 
 
+@contextlib.contextmanager
+def flagged(name):
+    """This thread's calls inside have a flag."""
+    description.library.adze_call_flags(FLAGS[name])
+    try:
+        yield
+    finally:
+        description.library.adze_call_flags(0)
+
+
 def gemm(x, **operands):
     """ops.gemm with weights of a module."""
     if not cuda_graph.capturing() or not _are_constant(operands):
         return ops.gemm(x, **operands)
-    description.library.adze_call_flags(FLAGS["CONST_WEIGHTS"])
-    try:
+    with flagged("CONST_WEIGHTS"):
         return ops.gemm(x, **operands)
-    finally:
-        description.library.adze_call_flags(0)
+
+
+def attention(*operands, **options):
+    """ops.attention over a cache whose last tokens this forward has appended, and no others."""
+    if not cuda_graph.capturing():
+        return ops.attention(*operands, **options)
+    with flagged("CONST_CACHE"):
+        return ops.attention(*operands, **options)

@@ -9,6 +9,7 @@ ROUNDING = {
 FLAGS = {
     "CONST_WEIGHTS": 1,
     "BATCH_INVARIANT": 2,
+    "CONST_CACHE": 4,
 }
 DTYPES = {
     "float32": 1,
