@@ -132,6 +132,16 @@ typedef struct adze_rows {
     int64_t size[4], stride[ADZE_ROW_TENSORS][4];
     int32_t rank, reserved;
 } adze_rows;
+/* A tensor of one element for each row of x, as adze_rows_init() takes it: with a last dimension. */
+static inline adze_tensor adze_by_rows(const adze_tensor *t)
+{
+    adze_tensor by_rows = *t;
+    if (t->dtype && !(t->rank == 1 && t->shape[0] == 1)) {
+        by_rows.shape[by_rows.rank] = 1;
+        by_rows.stride[by_rows.rank++] = 1;
+    }
+    return by_rows;
+}
 void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_tensor *const *tensors);
 static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t row)
 {

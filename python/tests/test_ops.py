@@ -84,6 +84,7 @@ def samples(dtype):
         ("gemm.out2", (x, wide, wide), {"separate": 1, "out_dtype": 1}),
         ("gemm.out3", (x, wide, wide, randn(9, 64, dtype=dtype)), {"separate": 1, "norm": 1, "eps": 1e-6}),
         ("gemm.out", (x, wide), {"out": randn(2, 3, 24, dtype=dtype)}),
+        ("gemm.default", (x.to(torch.int8), wide.to(torch.int8)), {"w_scale": randn(24), "x_scale": randn(2, 3)}),
         ("quantize.default", (x, 5), {}),
         ("quantize.zero", (x, 11), {"format": 1, "group": 32, "zero_points": 1, "scale_dtype": 2}),
         ("quantize.out", (x, 5), {"out": empty(x, dtype=torch.int8), "scale": torch.empty(2, 3)}),
@@ -294,6 +295,15 @@ def test_quantised_linear(dtype):
     q, scale = adze.quantize(w, "f8e4m3", group_rows=-1)
     assert scale.shape == (1,) and torch.equal(scale, (w.double().abs().amax()[None] / 448).float())
     agrees(q.double() * scale.double(), w=q, w_scale=scale)
+
+    for kind in ("i8", "f8e4m3"):  # x too
+        (a, a_scale), (b, b_scale) = adze.quantize(x, kind), adze.quantize(w, kind)
+        want = (a.double() * a_scale.double()[..., None]) @ (b.double() * b_scale.double()[:, None]).T
+        off = 320 * 2**-24 * (x.double().abs() @ w.double().abs().T).amax()
+        for out_dtype in (None, dtype):
+            got = adze.linear(a, b, w_scale=b_scale, x_scale=a_scale, out_dtype=out_dtype)
+            assert got.dtype == (out_dtype or torch.float32) and got.shape == want.shape
+            assert ((got.double() - want).abs() <= torch.finfo(got.dtype).eps * want.abs() + off).all()
 
     q, scale, zero = adze.quantize(w, "u4", group=64, zero_points=True)
     assert q.shape == (200, 150) and scale.shape == zero.shape == (200, 5) and zero.dtype == torch.uint8

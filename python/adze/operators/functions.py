@@ -100,21 +100,26 @@ def _gemm_shape(x, w, w2, w3, glu, separate, output, **_):
     return (*x.shape[:-1], own)
 
 
-@returns(shape=_gemm_shape)
+def _gemm_dtype(x_scale, out_dtype, **_):
+    return DTYPES["float32"] if x_scale is not None and not out_dtype else None
+
+
+@returns(shape=_gemm_shape, dtype=_gemm_dtype)
 def gemm(x, w, bias=None, *, w2=None, w3=None, bias2=None, bias3=None, norm=None, norm_weight=None, norm_bias=None,
          eps=1e-6, weight_offset=0.0, act=None, glu=False, residual=None, gate=None, separate=False, rounding=0,
          out_dtype=None, w_scale=None, w2_scale=None, w3_scale=None, w_zero=None, w2_zero=None, w3_zero=None, group=0,
-         group_rows=0, format=None, out=None, out2=None, out3=None):  # fmt: skip
+         group_rows=0, format=None, x_scale=None, out=None, out2=None, out3=None):  # fmt: skip
     """residual + gate * act(norm(x) @ w.T + bias); also called linear.
 
     w2 and w3 read the same x: their columns follow those of w, or with separate the result is a tuple of one output
     for each weight; with glu it is act(x @ w.T + bias) * (x @ w2.T + bias2). norm is "rms" or "layer". Quantised
-    weights have scales, and perhaps zeros; format is "u4" for those of 4 bits."""
+    weights have scales, and perhaps zeros; format is "u4" for those of 4 bits. x may be quantised too, "i8" or
+    "f8e4m3" by rows as quantize makes it, with weights of the same dtype; the result is float32, or out_dtype."""
     code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
     args = (x, w, w2, w3, bias, bias2, bias3, norm_weight, norm_bias, residual, gate, eps, weight_offset,
             0 if norm is None else word(NORMS, norm, "norm"), 0 if act is None else word(ACTS, act, "act"), int(glu),
             int(separate), rounding, code, w_scale, w2_scale, w3_scale, w_zero, w2_zero, w3_zero, group, group_rows,
-            0 if format is None else word(FORMATS, format, "format"))  # fmt: skip
+            0 if format is None else word(FORMATS, format, "format"), x_scale)  # fmt: skip
     return ops.gemm(args, out, out2, (w3 is not None) + 1 if separate else 0, out3)
 
 

@@ -60,7 +60,10 @@ layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) 
 the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
 ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
 Infinities and NaN in x and w come out as the formula has them. A batch of products has w [batch, n, k] of x's
-dtype and x [batch, m, k], without w2 and norm.""",
+dtype and x [batch, m, k], without w2 and norm.
+x may be quantised, of i8 with w of i8 or f8e4m3 with w of f8e4m3, without norm, where w's scales are of whole
+rows. Then y is the product of the stored numbers, times x_scale, times w_scale, plus bias. The product of i8 is
+exact; as a float it is rounded, and so it is after each scale. "x's dtype" above and below is then out's.""",
     "quantize": """\
 quantize: numbers of fewer bits, by groups as gemm reads them, rounded to nearest. With `most` the largest |x| of a
 group, and Q 127 (i8), 448 (f8e4m3) or 7 (4 bits):

@@ -1,0 +1,87 @@
+/* gemm with quantised x on CUDA: the shapes of gemm_tile.cuh and gemm_any.cuh for it, and which of them a call takes.
+ */
+#include "gemm_any.cuh"
+#include "gemm_tile.cuh"
+
+typedef tile_shape<16, 64, 16, 64, 4, 4> SLICED_16X64;
+typedef tile_shape<32, 64, 32, 64, 4, 4> SLICED_32X64;
+typedef tile_shape<64, 64, 64, 64, 3, 4> SLICED_64X64;
+typedef tile_shape<64, 64, 32, 64, 3, 4> SLICED_64X64_F8; /* as f16 a warp's operands take more registers */
+typedef tile_shape<32, 64, 32, 16, 5> TILE_32X64;
+typedef tile_shape<64, 64, 32, 32, 3> TILE_64X64;
+typedef tile_shape<128, 128, 64, 32, 3> TILE_128X128;
+
+/* As gemm_vectors of gemm.cu, for bytes. Before sm_80 there are tensor cores for i8 alone. */
+static bool bytes_vectors(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t most = 1 << 28;
+    bool ok = p.format == OF_I8 || adze_cuda_tensor_cores(s.device);
+    ok = ok && p.k % 16 == 0 && p.k > 0 && p.k < most && p.n < most && p.rows.rank == 1;
+    ok = ok && (uintptr_t)p.x % 16 == 0 && p.rows.stride[GEMM_X][0] % 16 == 0;
+    for (const gemm_part &part : p.part)
+        ok = ok && (part.n == 0 || ((uintptr_t)part.w % 16 == 0 && part.w_stride % 16 == 0));
+    return ok && ceil_div(p.m, 16) * gemm_tiles(p, 32) * 8 < 0x7fffffff;
+}
+
+template <class S, class S_F8 = S>
+static adze_status bytes_tile(const cuda_call &s, const gemm_params &p, bool ask)
+{
+    const bool ordered = S::SLICES > 1 && p.format == OF_F8 && p.batch_invariant; /* slices have their own order */
+    if (!bytes_vectors(s, p) || S::SHARED > s.gpu.block_shared || ordered)
+        return ADZE_NO_KERNEL;
+    if (ask)
+        return ADZE_OK;
+    return p.format == OF_I8 ? tile_launch<f16, S, tile_i8>(s, p) : tile_launch<f16, S_F8, tile_f8>(s, p);
+}
+
+template <typename T, int TOKENS, weight_format F>
+static adze_status bytes_any(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t tokens = ceil_div(p.m, TOKENS), tiles = gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS);
+    if (tokens > 0x7fffffff || tiles > 0x7fffffff / tokens)
+        return adze_fail(ADZE_NO_KERNEL, "gemm: %lld tokens and %lld rows of weights are too many", (long long)p.m,
+                         (long long)p.n);
+    return launch(s, gemm_any<T, TOKENS, F, true>, tokens * tiles, dim3(ANY_GEMM_THREADS), launch_shape(0), p,
+                  (int)tokens);
+}
+template <int TOKENS>
+static adze_status bytes_any(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const bool i8 = p.format == OF_I8;
+    switch (dtype) {
+    case ADZE_F32: return i8 ? bytes_any<float, TOKENS, OF_I8>(s, p) : bytes_any<float, TOKENS, OF_F8>(s, p);
+    case ADZE_F16: return i8 ? bytes_any<f16, TOKENS, OF_I8>(s, p) : bytes_any<f16, TOKENS, OF_F8>(s, p);
+    default: return i8 ? bytes_any<bf16, TOKENS, OF_I8>(s, p) : bytes_any<bf16, TOKENS, OF_F8>(s, p);
+    }
+}
+
+/* Runs a shape, or with `ask` says only whether it can: ADZE_NO_KERNEL. dtype is out's. */
+extern "C" adze_status gemm_bytes_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask)
+{
+    switch (shape) {
+    case GEMM_BYTES_SLICED_16X64: return bytes_tile<SLICED_16X64>(s, p, ask);
+    case GEMM_BYTES_SLICED_32X64: return bytes_tile<SLICED_32X64>(s, p, ask);
+    case GEMM_BYTES_SLICED_64X64: return bytes_tile<SLICED_64X64, SLICED_64X64_F8>(s, p, ask);
+    case GEMM_BYTES_32X64: return bytes_tile<TILE_32X64>(s, p, ask);
+    case GEMM_BYTES_64X64: return bytes_tile<TILE_64X64>(s, p, ask);
+    case GEMM_BYTES_128X128: return bytes_tile<TILE_128X128>(s, p, ask);
+    case GEMM_BYTES_ANY_8: return ask ? ADZE_OK : bytes_any<8>(s, p, dtype);
+    default: return ask ? ADZE_OK : bytes_any<64>(s, p, dtype);
+    }
+}
+
+/* Few tokens take slices, which read weights as fast as memory has them. */
+extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128);
+    const int preferred[] = {p.m <= 16   ? GEMM_BYTES_SLICED_16X64
+                             : p.m <= 32 ? GEMM_BYTES_SLICED_32X64
+                             : p.m <= 64 ? GEMM_BYTES_SLICED_64X64
+                                         : GEMM_BYTES_SHAPES,
+                             p.m > 64 && large >= s.gpu.sm_count ? GEMM_BYTES_128X128 : GEMM_BYTES_SHAPES,
+                             p.m > 32 ? GEMM_BYTES_64X64 : GEMM_BYTES_32X64, GEMM_BYTES_32X64};
+    for (const int shape : preferred)
+        if (shape < GEMM_BYTES_SHAPES && gemm_bytes_run(s, p, 0, shape, 1) == ADZE_OK)
+            return shape;
+    return p.m <= 8 ? GEMM_BYTES_ANY_8 : GEMM_BYTES_ANY_64;
+}
