@@ -114,7 +114,9 @@ typedef struct adze_call {
                out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
    The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
    of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
-   shift + shift_table and the sum is rounded to x's dtype. */
+   shift + shift_table and the sum is rounded to x's dtype.
+   With out_dtype i8 or f8e4m3, out is rounded to x's dtype as it would be stored, and its rows are then quantised:
+   out and out_scale are what quantize makes of them. */
 typedef struct adze_norm_args {
     adze_call call;
     adze_tensor out;                /* like x, of out_dtype; may be x, residual or shift */
@@ -127,7 +129,8 @@ typedef struct adze_norm_args {
     adze_tensor shift, shift_table; /* to x; shift_table needs shift */
     float eps, weight_offset;       /* weight_offset: Gemma's 1 */
     int32_t rounding;               /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM */
-    int32_t out_dtype;              /* 0 means x's dtype; or ADZE_F32 */
+    int32_t out_dtype;              /* 0 means x's dtype; or ADZE_F32, ADZE_I8, ADZE_F8E4M3 */
+    adze_tensor out_scale;          /* of quantised out, f32: x's shape without dim, or [1] */
 } adze_norm_args;
 typedef adze_norm_args adze_rms_norm_args;
 typedef adze_norm_args adze_layer_norm_args;
@@ -188,16 +191,18 @@ typedef struct adze_activation_args {
 ADZE_API adze_status adze_activation(adze_stream stream, const adze_activation_args *args);
 
 /* glu: out = act(gate) * value. With a value tensor, x is the gate; without, x holds both halves of each row.
-   ADZE_ROUND_STEPS rounds act(gate) to x's dtype. */
+   ADZE_ROUND_STEPS rounds act(gate) to x's dtype. With out_dtype i8 or f8e4m3, out is rounded to x's dtype and its
+   rows are then quantised, as those of a norm. */
 typedef struct adze_glu_args {
     adze_call call;
-    adze_tensor out;     /* [..., dim]; may be x or value, but must not overlap a packed x */
+    adze_tensor out;     /* [..., dim], of out_dtype; may be x or value, but must not overlap a packed x */
     adze_tensor x;       /* [..., dim] with value, [..., 2 * dim] without */
     adze_tensor value;   /* [..., dim] */
     int32_t act;         /* an adze_act; 0 means ADZE_ACT_SILU */
     int32_t value_first; /* packed x: 0 is gate then value, 1 is value then gate */
     int32_t rounding;
-    int32_t reserved; /* zero */
+    int32_t out_dtype;     /* 0 means x's dtype; or ADZE_I8, ADZE_F8E4M3 */
+    adze_tensor out_scale; /* of quantised out, f32: out's shape without dim, or [1] */
 } adze_glu_args;
 ADZE_API adze_status adze_glu(adze_stream stream, const adze_glu_args *args);
 

@@ -164,6 +164,23 @@ adze_status adze_check_like(const char *op, const char *name, const adze_tensor 
 adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x);
 adze_status adze_check_param(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x,
                              int64_t count); /* [count], of x's dtype or f32 */
+/* Of an op that may store its rows quantised: whether out_dtype is one of these dtypes, or one of its own. */
+static inline int adze_is_bytes(int dtype)
+{
+    return dtype == ADZE_I8 || dtype == ADZE_F8E4M3;
+}
+/* The scales of rows of `out`, where it is quantised. */
+static inline void adze_scale_like(adze_tensor *scale, const adze_tensor *out)
+{
+    if (!adze_is_bytes(out->dtype))
+        return;
+    adze_like(scale, out);
+    scale->dtype = ADZE_F32;
+    if (out->rank > 1)
+        scale->rank--;
+    else
+        scale->shape[0] = 1;
+}
 adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed);
 adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high);
 #define ADZE_CHECK(call)                                                                                             \

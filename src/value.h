@@ -121,6 +121,22 @@ static inline adze_value adze_rounded_if(int condition, int dtype, adze_value a)
 {
     return condition ? adze_rounded(dtype, a) : a;
 }
+/* A row as it would be stored in x's dtype, and then quantised to i8 or f8e4m3 by quantize: y, and its scale. */
+static inline void adze_quantised(int x_dtype, int dtype, int64_t n, adze_value *y, adze_value *scale)
+{
+    const double top = dtype == ADZE_I8 ? 127 : 448;
+    double most = 0, low = 0, high = 0; /* the largest magnitude, and what float error leaves open */
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = adze_rounded(x_dtype, y[i]);
+        most = fmax(most, fabs(y[i].v));
+        low = fmax(low, fabs(y[i].v) - y[i].e), high = fmax(high, fabs(y[i].v) + y[i].e);
+    }
+    *scale = most == 0 ? adze_exact(0) : adze_div((adze_value){most, fmax(high - most, most - low)}, adze_exact(top));
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = most == 0 ? adze_exact(0) : adze_div(y[i], *scale);
+        y[i].v = fmin(fmax(y[i].v, -top), top);
+    }
+}
 static inline adze_value adze_element(const adze_tensor *t, int64_t at)
 {
     return adze_exact(adze_get(t, at));

@@ -84,6 +84,9 @@ def samples(dtype):
         ("gemm.out2", (x, wide, wide), {"separate": 1, "out_dtype": 1}),
         ("gemm.out3", (x, wide, wide, randn(9, 64, dtype=dtype)), {"separate": 1, "norm": 1, "eps": 1e-6}),
         ("gemm.out", (x, wide), {"out": randn(2, 3, 24, dtype=dtype)}),
+        ("rms_norm.out_scale", (x,), {"out_dtype": 5}),
+        ("layer_norm.out_scale", (x, r), {"out_dtype": 4}),
+        ("glu.out_scale", (x,), {"out_dtype": 5}),
         ("gemm.default", (x.to(torch.int8), wide.to(torch.int8)), {"w_scale": randn(24), "x_scale": randn(2, 3)}),
         ("quantize.default", (x, 5), {}),
         ("quantize.zero", (x, 11), {"format": 1, "group": 32, "zero_points": 1, "scale_dtype": 2}),
@@ -268,6 +271,35 @@ def test_linear(dtype):
         adze.linear(x, w, norm="batch")
     with pytest.raises(RuntimeError, match="the arguments give out2 too; take the form that returns it"):
         _ops.ops.gemm.default(x, w, v, separate=1)
+
+
+@pytest.mark.parametrize("kind", ["i8", "f8e4m3"])
+def test_quantised_rows(kind):
+    """A norm or a glu whose rows are quantised is the op, then quantize. On CUDA its sums may have another order."""
+    dtype = {"i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}[kind]
+    x, r, w = randn(2, 3, 96), randn(2, 3, 96, seed=1), randn(96, seed=2)
+
+    def same(got, y):
+        scale = adze.quantize(y, kind)[1]
+        torch.testing.assert_close(got[1], scale, rtol=1e-6, atol=0)
+        half_step = 0.5 * scale[..., None] if kind == "i8" else y.abs() / 16 + 2**-10 * scale[..., None]
+        assert got[0].dtype == dtype
+        assert ((got[0].float() * got[1][..., None] - y).abs() <= 1.001 * half_step).all()
+
+    for norm in (adze.rms_norm, adze.layer_norm):
+        same(norm(x, w, out_dtype=dtype), norm(x, w))
+        y, h = norm(x, w, residual=r)
+        q, total, scale = norm(x, w, residual=r, out_dtype=dtype)
+        same((q, scale), y)
+        assert torch.equal(total, h)
+        same(norm(x, w, residual=r, need_sum=False, out_dtype=dtype), y)
+        out, out_scale = torch.empty(2, 3, 96, dtype=dtype), torch.empty(2, 3)
+        norm(x, w, out_dtype=dtype, out=out, out_scale=out_scale)
+        same((out, out_scale), norm(x, w))
+    same(adze.glu(x, r, out_dtype=dtype), adze.glu(x, r))
+    same(adze.glu(x[0, 0], act="gelu", out_dtype=dtype), adze.glu(x[0, 0], act="gelu"))
+    with pytest.raises(ValueError, match="out_dtype is 'float32', it must be one of int8, float8_e4m3fn"):
+        adze.glu(x.half(), out_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

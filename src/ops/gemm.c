@@ -242,6 +242,7 @@ static adze_status validate(const void *args)
     ADZE_CHECK(check_norm(a));
     ADZE_CHECK(adze_check_range("gemm", "act", a->act, ADZE_ACT_NONE, ADZE_ACT_SIGMOID));
     ADZE_CHECK(adze_check_bits("gemm", "rounding", a->rounding, ADZE_ROUND_NORM | ADZE_ROUND_STEPS));
+    ADZE_REQUIRE(!a->reserved, ADZE_BAD_ARG, "gemm: reserved is %d, it must be 0", a->reserved);
     return check_residual(a);
 }
 
@@ -282,7 +283,7 @@ static const adze_value *prologue(definition *d, int64_t row)
                            .weight_offset = a->weight_offset,
                            .rounding = a->rounding & ADZE_ROUND_NORM};
     norm.x.data = (char *)a->x.data + at * (int64_t)adze_dtype_size(a->x.dtype);
-    adze_value *const out[] = {p, NULL};
+    adze_value *const out[] = {p, NULL, NULL};
     (a->norm == ADZE_NORM_RMS ? &adze_op_rms_norm : &adze_op_layer_norm)->reference(&norm, out);
     for (int64_t i = 0; i < d->k; i++)
         p[i] = adze_rounded(a->x.dtype, p[i]);

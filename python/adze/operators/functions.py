@@ -21,6 +21,7 @@ def _words(number):
 
 ACTS, COLUMNS, NORMS, FORMATS = map(_words, ("act", "columns", "norm", "format"))
 WHOLES = {name: DTYPES[name] for name in ("int32", "int64")}
+BYTES = {name: DTYPES[name] for name in ("int8", "float8_e4m3fn")}
 KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
@@ -43,26 +44,52 @@ def returns(shape=None, dtype=None):
     return with_rule
 
 
+def _norm_shape(x, residual, output, **_):
+    if output == "out_scale":
+        return x.shape[:-1] or (1,)
+    return (0,) if output == "sum" and residual is None else x.shape
+
+
+def _norm_dtype(residual, output, **_):
+    empty = output == "sum" and residual is None
+    return DTYPES["float32"] if output == "out_scale" or empty else None
+
+
+@returns(shape=_norm_shape, dtype=_norm_dtype)
 def rms_norm(x, weight=None, *, residual=None, bias=None, gate=None, gate_table=None, scale=None, scale_table=None,
              shift=None, shift_table=None, eps=1e-6, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
-             out=None, sum_out=None):  # fmt: skip
+             out=None, sum_out=None, out_scale=None):  # fmt: skip
     """h = residual + gate * x; out = h / rms(h) * (weight + weight_offset) * (1 + scale) + shift.
 
-    With a residual the result is (out, h), unless need_sum is False."""
-    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    With a residual the result is (out, h), unless need_sum is False. With out_dtype int8 or float8_e4m3fn, out is
+    quantised by rows, and the last of the result is its scale."""
+    code = 0
+    if out_dtype is not None and out_dtype is not getattr(x, "dtype", None):
+        name = getattr(out_dtype, "__name__", str(out_dtype)).rpartition(".")[2]
+        code = BYTES.get(name) or dtype_code("out_dtype", out_dtype, x)
     args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
             rounding, code)  # fmt: skip
-    return ops.rms_norm(args, out, sum_out, need_sum and residual is not None)
+    if code not in BYTES.values():
+        return ops.rms_norm(args, out, sum_out, need_sum and residual is not None)
+    made = ops.rms_norm(args, out, sum_out, 2, out_scale)
+    return made if need_sum and residual is not None else (made[0], made[-1])
 
 
+@returns(shape=_norm_shape, dtype=_norm_dtype)
 def layer_norm(x, weight=None, bias=None, *, residual=None, gate=None, gate_table=None, scale=None, scale_table=None,
                shift=None, shift_table=None, eps=1e-5, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
-               out=None, sum_out=None):  # fmt: skip
+               out=None, sum_out=None, out_scale=None):  # fmt: skip
     """As rms_norm, with the mean subtracted first."""
-    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    code = 0
+    if out_dtype is not None and out_dtype is not getattr(x, "dtype", None):
+        name = getattr(out_dtype, "__name__", str(out_dtype)).rpartition(".")[2]
+        code = BYTES.get(name) or dtype_code("out_dtype", out_dtype, x)
     args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
             rounding, code)  # fmt: skip
-    return ops.layer_norm(args, out, sum_out, need_sum and residual is not None)
+    if code not in BYTES.values():
+        return ops.layer_norm(args, out, sum_out, need_sum and residual is not None)
+    made = ops.layer_norm(args, out, sum_out, 2, out_scale)
+    return made if need_sum and residual is not None else (made[0], made[-1])
 
 
 def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channels_last=False, rounding=0, out=None):
@@ -81,10 +108,22 @@ def activation(x, act, *, out=None):
     return ops.activation((x, word(ACTS, act, "act")), out)
 
 
-@returns(shape=lambda x, value, **_: x.shape if value is not None else (*x.shape[:-1], x.shape[-1] // 2))
-def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out=None):
-    """act(x) * value; without value, x holds the gate and the value (or the value first) in each row."""
-    return ops.glu((x, value, word(ACTS, act, "act"), int(value_first), rounding), out)
+def _glu_shape(x, value, output, **_):
+    if output == "out_scale":
+        return x.shape[:-1] or (1,)
+    return x.shape if value is not None else (*x.shape[:-1], x.shape[-1] // 2)
+
+
+@returns(shape=_glu_shape, dtype=lambda output, **_: DTYPES["float32"] if output == "out_scale" else None)
+def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out_dtype=None, out=None, out_scale=None):
+    """act(x) * value; without value, x holds the gate and the value (or the value first) in each row.
+
+    With out_dtype int8 or float8_e4m3fn the result is (out, its scales), quantised by rows."""
+    code = 0
+    if out_dtype is not None and out_dtype is not getattr(x, "dtype", None):
+        code = word(BYTES, getattr(out_dtype, "__name__", str(out_dtype)).rpartition(".")[2], "out_dtype")
+    args = (x, value, word(ACTS, act, "act"), int(value_first), rounding, code)
+    return ops.glu(args, out, out_scale, int(code != 0))
 
 
 def softmax(x, mask=None, *, scale=1.0, out=None):
@@ -286,7 +325,8 @@ def take_functions(host, call, outputs=True):
     here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
-    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS, "WHOLES": WHOLES}
+    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS, "WHOLES": WHOLES,
+             "BYTES": BYTES}  # fmt: skip
     host.update(ops=made, word=word, **words, **ROUNDING)
     aliases = {"linear": "gemm"} if "gemm" in names else {}
     host["__all__"] = [*names, *aliases, *ROUNDING]

@@ -31,7 +31,9 @@ both:       h   = residual + (gate + gate_table) * x        (absent residual: h 
             out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
 The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
 of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
-shift + shift_table and the sum is rounded to x's dtype.""",
+shift + shift_table and the sum is rounded to x's dtype.
+With out_dtype i8 or f8e4m3, out is rounded to x's dtype as it would be stored, and its rows are then quantised:
+out and out_scale are what quantize makes of them.""",
     "layer_norm": """\
 rms_norm:   n = h / sqrt(mean(h^2) + eps)
 layer_norm: n = (h - mean(h)) / sqrt(mean((h - mean(h))^2) + eps)        means over the last dimension
@@ -40,7 +42,9 @@ both:       h   = residual + (gate + gate_table) * x        (absent residual: h 
             out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
 The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
 of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
-shift + shift_table and the sum is rounded to x's dtype.""",
+shift + shift_table and the sum is rounded to x's dtype.
+With out_dtype i8 or f8e4m3, out is rounded to x's dtype as it would be stored, and its rows are then quantised:
+out and out_scale are what quantize makes of them.""",
     "group_norm": """\
 group_norm: out = act((x - mean) / sqrt(variance + eps) * weight[c] + bias[c]), mean and variance over one
 batch entry's group of channels / groups neighbouring channels and all its positions""",
@@ -51,7 +55,8 @@ gate + gate_table and the product to x's dtype.""",
 activation: out = act(x)""",
     "glu": """\
 glu: out = act(gate) * value. With a value tensor, x is the gate; without, x holds both halves of each row.
-ADZE_ROUND_STEPS rounds act(gate) to x's dtype.""",
+ADZE_ROUND_STEPS rounds act(gate) to x's dtype. With out_dtype i8 or f8e4m3, out is rounded to x's dtype and its
+rows are then quantised, as those of a norm.""",
     "softmax": """\
 softmax: out[i] = exp(y[i] - max(y)) / sum(exp(y - max(y))), y = x * scale + mask, over the last dimension""",
     "gemm": """\
