@@ -193,6 +193,8 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"bytes32x64", "quantised x of aligned rows, tiles of 32 tokens and 64 rows"},
     {"bytes64x64", "the same with tiles of 64 tokens"},
     {"bytes128x128", "the same with tiles of 128 tokens and 128 rows"},
+    {"bytes-wgmma128x256", "i8 of aligned rows on Hopper, tiles of 128 tokens and 256 rows"},
+    {"bytes-wgmma128x128", "the same with tiles of 128 rows"},
     {"bytes-any8", "quantised x, every call, 8 tokens at a time"},
     {"bytes-any64", "quantised x, every call, 64 tokens at a time"},
     {NULL, NULL},

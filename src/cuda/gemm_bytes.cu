@@ -65,23 +65,34 @@ extern "C" adze_status gemm_bytes_run(const cuda_call &s, const gemm_params &p, 
     case GEMM_BYTES_32X64: return bytes_tile<TILE_32X64>(s, p, ask);
     case GEMM_BYTES_64X64: return bytes_tile<TILE_64X64>(s, p, ask);
     case GEMM_BYTES_128X128: return bytes_tile<TILE_128X128>(s, p, ask);
+    case GEMM_BYTES_WGMMA_256:
+    case GEMM_BYTES_WGMMA_128:
+        return bytes_vectors(s, p) ? gemm_wgmma_run(s, p, shape == GEMM_BYTES_WGMMA_256, ask) : ADZE_NO_KERNEL;
     case GEMM_BYTES_ANY_8: return ask ? ADZE_OK : bytes_any<8>(s, p, dtype);
     default: return ask ? ADZE_OK : bytes_any<64>(s, p, dtype);
     }
 }
 
-/* Few tokens take slices, which read weights as fast as memory has them. */
+/* Few tokens take slices, which read weights as fast as memory has them. Many take the tiles that leave least of the
+   last round of them empty, and the larger of two that are alike. */
 extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p)
 {
     const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128);
+    const int64_t larger = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 128 : 256);
+    const bool wide = 2 * ceil_div(larger, s.gpu.sm_count) <= ceil_div(large, s.gpu.sm_count) * 11 / 10;
+    const bool many = p.m > 64 && 2 * large >= s.gpu.sm_count;
+    const int none = GEMM_BYTES_SHAPES;
     const int preferred[] = {p.m <= 16   ? GEMM_BYTES_SLICED_16X64
                              : p.m <= 32 ? GEMM_BYTES_SLICED_32X64
                              : p.m <= 64 ? GEMM_BYTES_SLICED_64X64
-                                         : GEMM_BYTES_SHAPES,
-                             p.m > 64 && large >= s.gpu.sm_count ? GEMM_BYTES_128X128 : GEMM_BYTES_SHAPES,
+                                         : none,
+                             !many  ? none
+                             : wide ? GEMM_BYTES_WGMMA_256
+                                    : GEMM_BYTES_WGMMA_128,
+                             p.m > 64 && large >= s.gpu.sm_count ? GEMM_BYTES_128X128 : none,
                              p.m > 32 ? GEMM_BYTES_64X64 : GEMM_BYTES_32X64, GEMM_BYTES_32X64};
     for (const int shape : preferred)
-        if (shape < GEMM_BYTES_SHAPES && gemm_bytes_run(s, p, 0, shape, 1) == ADZE_OK)
+        if (shape != none && gemm_bytes_run(s, p, 0, shape, 1) == ADZE_OK)
             return shape;
     return p.m <= 8 ? GEMM_BYTES_ANY_8 : GEMM_BYTES_ANY_64;
 }

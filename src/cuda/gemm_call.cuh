@@ -200,12 +200,17 @@ enum {
     GEMM_BYTES_32X64,
     GEMM_BYTES_64X64,
     GEMM_BYTES_128X128,
+    GEMM_BYTES_WGMMA_256,
+    GEMM_BYTES_WGMMA_128,
     GEMM_BYTES_ANY_8,
     GEMM_BYTES_ANY_64,
     GEMM_BYTES_SHAPES
 };
 extern "C" adze_status gemm_bytes_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p);
+
+/* gemm_sm90.cu: x of i8 and aligned rows, many tokens, on Hopper; `wide`: by 256 rows of the weights, else by 128. */
+extern "C" adze_status gemm_wgmma_run(const cuda_call &s, const gemm_params &p, int wide, int ask);
 
 /* gemm_bulk.cu: one or two tokens. `ask`: only whether it takes the call. */
 extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
