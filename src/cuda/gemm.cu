@@ -3,7 +3,7 @@
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
    rows. Quantised weights are streamed for any number of tokens: up to 16 by gemm_compact.cu, which takes the common
    calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
-   gemm_any.cuh. */
+   gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
 #include "gemm_any.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"

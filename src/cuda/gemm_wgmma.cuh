@@ -29,13 +29,9 @@ struct bytes_tiles { /* of a call: those of tokens, and all */
     int tokens, all;
 };
 
-#define BYTES_LIST64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
-#define BYTES_LIST128                                                                                                \
-    WGMMA_TEN()                                                                                                      \
-    WGMMA_TEN(1)                                                                                                     \
-    WGMMA_TEN(2)                                                                                                     \
-    WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10)         \
-        WGMMA_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+#define BYTES_FIFTY   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4)
+#define BYTES_NEXT    WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
+#define BYTES_LIST128 BYTES_FIFTY BYTES_NEXT "%120, %121, %122, %123, %124, %125, %126, %127"
 #define BYTES_SUM8(i)                                                                                                \
     "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]),      \
         "+r"(d[i + 7])
@@ -57,7 +53,7 @@ __device__ __forceinline__ void wgmma_i8(int (&d)[N / 2], uint64_t a, uint64_t b
     static_assert(N == 128 || N == 256, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (N == 128)
-        BYTES_WGMMA(128, BYTES_LIST64, BYTES_SUMS64, 64, 65, 66);
+        BYTES_WGMMA(128, WGMMA_LIST64, BYTES_SUMS64, 64, 65, 66);
     else
         BYTES_WGMMA(256, BYTES_LIST128, BYTES_SUMS128, 128, 129, 130);
 #else
