@@ -194,6 +194,14 @@ extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, i
 
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {
+    GEMM_BYTES_DIRECT_16X16,
+    GEMM_BYTES_DIRECT_32X16,
+    GEMM_BYTES_DIRECT_64X8,
+    GEMM_BYTES_DIRECT16_32X8,
+    GEMM_BYTES_DIRECT16_64X8,
+    GEMM_BYTES_DIRECT32_32X8,
+    GEMM_BYTES_DIRECT32_64X8,
+    GEMM_BYTES_DIRECT64_32X8,
     GEMM_BYTES_SLICED_16X64,
     GEMM_BYTES_SLICED_32X64,
     GEMM_BYTES_SLICED_64X64,
