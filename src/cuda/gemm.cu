@@ -447,7 +447,9 @@ static adze_status bytes_run(const cuda_call &s, const gemm_params &p, int dtype
 {
     const int choice = gemm_bytes_choice(s, p);
     for (int shape = 0; shape < GEMM_BYTES_SHAPES; shape++) {
-        const bool can = gemm_bytes_run(s, p, dtype, shape, 1) == ADZE_OK;
+        /* Hopper's own products of f8e4m3 have a kernel of their own. */
+        const bool other = p.format == OF_F8 && (shape == GEMM_BYTES_WGMMA_256 || shape == GEMM_BYTES_WGMMA_128);
+        const bool can = !other && gemm_bytes_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(BYTES + shape, can, shape == choice))
             return gemm_bytes_run(s, p, dtype, shape, 0);
     }
@@ -534,6 +536,27 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
     });
 }
 CUDA_ENTRIES(gemm, GEMM_VARIANTS, gemm_run)
+
+/* Many tokens of f8e4m3 on Hopper, whose tensor cores multiply it as it is and add with few bits. */
+static adze_status f8_run(adze_stream stream, const adze_gemm_args *a, bool ask)
+{
+    adze_choice choice = {};
+    choice.want = choice.ran = -1;
+    const cuda_call s(stream, adze_op_gemm, &choice);
+    const gemm_params p = gemm_params_of(a);
+    const bool can = p.m > 128 && p.n > 0;
+    return can ? gemm_bytes_run(s, p, a->out.dtype, GEMM_BYTES_WGMMA_128, ask) : ADZE_NO_KERNEL;
+}
+extern "C" int adze_gemm_cuda_f8_accepts(adze_stream stream, const void *args)
+{
+    const adze_gemm_args *const a = (const adze_gemm_args *)args;
+    return a->x.dtype == ADZE_F8E4M3 && f8_run(stream, a, true) == ADZE_OK;
+}
+extern "C" adze_status adze_gemm_cuda_f8(adze_stream stream, const void *args)
+{
+    const adze_status status = f8_run(stream, (const adze_gemm_args *)args, false);
+    return status == ADZE_NO_KERNEL ? adze_gemm_cuda(stream, args) : status; /* a driver without maps of tensors */
+}
 
 extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
 {

@@ -125,7 +125,7 @@ extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p)
     const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128);
     const int64_t larger = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 128 : 256);
     const bool wide = 2 * ceil_div(larger, s.gpu.sm_count) <= ceil_div(large, s.gpu.sm_count) * 11 / 10;
-    const bool many = p.m > 64 && 2 * large >= s.gpu.sm_count;
+    const bool many = p.format == OF_I8 && p.m > 64 && 2 * large >= s.gpu.sm_count;
     const int none = GEMM_BYTES_SHAPES;
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
     const int preferred[] = {p.m > 32    ? none

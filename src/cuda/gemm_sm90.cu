@@ -1,15 +1,15 @@
-/* gemm_sm90.cu - products of i8 and many tokens on Hopper: which calls gemm_wgmma.cuh takes, and its launch. */
+/* gemm_sm90.cu - products of quantised x and many tokens on Hopper: which calls gemm_wgmma.cuh takes, its launch. */
 #include "gemm_wgmma.cuh"
 
 typedef bytes_shape<256, 4> BYTES_128X256;
 typedef bytes_shape<128, 6> BYTES_128X128;
 
-template <class S>
+template <class S, typename SUM>
 static adze_status bytes_launch(const cuda_call &s, const gemm_params &p, bool ask)
 {
     const int64_t tokens = ceil_div(p.m, S::TOKENS), rows = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
     bool can = s.gpu.sm == 90 && adze_cuda_clusters(s.device) && S::SHARED <= s.gpu.block_shared;
-    can = can && p.format == OF_I8 && p.rows.stride[GEMM_X][0] >= p.k && tokens < 0x7fffffff / rows;
+    can = can && p.rows.stride[GEMM_X][0] >= p.k && tokens < 0x7fffffff / rows;
     for (const gemm_part &part : p.part)
         can = can && (part.n == 0 || part.w_stride >= p.k);
     if (!can || ask)
@@ -25,12 +25,14 @@ static adze_status bytes_launch(const cuda_call &s, const gemm_params &p, bool a
         return ADZE_NO_KERNEL;
     const int64_t all = tokens * rows, blocks = all < s.gpu.sm_count ? all : s.gpu.sm_count;
     const bytes_tiles tiles = {(int)tokens, (int)all};
-    return launch(s, gemm_wgmma<S>, blocks, dim3(S::THREADS), launch_shape(S::SHARED), p, maps, tiles);
+    return launch(s, gemm_wgmma<S, SUM>, blocks, dim3(S::THREADS), launch_shape(S::SHARED), p, maps, tiles);
 }
 
-/* Runs the shape with 256 rows or the one with 128, or with `ask` says only whether it can. The caller has seen that
-   rows are of 16 bytes. */
+/* Runs the shape with 256 rows or the one with 128, or with `ask` says only whether it can. f8e4m3 has the latter.
+   The caller has seen that rows are of 16 bytes. */
 extern "C" adze_status gemm_wgmma_run(const cuda_call &s, const gemm_params &p, int wide, int ask)
 {
-    return wide ? bytes_launch<BYTES_128X256>(s, p, ask) : bytes_launch<BYTES_128X128>(s, p, ask);
+    if (p.format == OF_F8)
+        return wide || p.batch_invariant ? ADZE_NO_KERNEL : bytes_launch<BYTES_128X128, float>(s, p, ask);
+    return wide ? bytes_launch<BYTES_128X256, int>(s, p, ask) : bytes_launch<BYTES_128X128, int>(s, p, ask);
 }

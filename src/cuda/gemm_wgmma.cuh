@@ -1,8 +1,9 @@
-/* gemm_wgmma.cuh - products of i8 and many tokens on Hopper's tensor cores (sm_90a alone).
+/* gemm_wgmma.cuh - products of quantised x and many tokens on Hopper's tensor cores (sm_90a alone).
 
    A block goes from tile to tile, 128 tokens by ROWS rows of the weights. A thread of the last warpgroup copies boxes
    of 128 bytes of k into the stages of a ring. The other two warpgroups multiply 64 tokens each with all rows of the
-   tile, and keep the sums in registers: they are integers, so that nothing is lost over all of k. A finished tile
+   tile, and keep the sums in registers. Those of i8 are integers, so that nothing is lost over all of k. Those of
+   f8e4m3, which the tensor cores add with few bits, are of one stage, and added to others in float. A finished tile
    passes 64 columns at a time through a warp's own shared memory, so that its stores are of whole rows, while the
    copies of the next tile are under way. With glu half of a tile's rows are the gate's, the others the value's. */
 #ifndef ADZE_CUDA_GEMM_WGMMA_CUH
@@ -38,6 +39,12 @@ struct bytes_tiles { /* of a call: those of tokens, and all */
 #define BYTES_SUM32(i) BYTES_SUM8(i), BYTES_SUM8(i + 8), BYTES_SUM8(i + 16), BYTES_SUM8(i + 24)
 #define BYTES_SUMS64   BYTES_SUM32(0), BYTES_SUM32(32)
 #define BYTES_SUMS128  BYTES_SUMS64, BYTES_SUM32(64), BYTES_SUM32(96)
+#define BYTES_WGMMA_F8                                                                                               \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %66, 0;\n\t"                                            \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" WGMMA_LIST64                              \
+                 "}, %64, %65, adds, 1, 1;\n\t}"                                                                     \
+                 : WGMMA_SUMS64                                                                                      \
+                 : "l"(a), "l"(b), "r"(adds))
 #define BYTES_WGMMA(n, list, sums, a_at, b_at, adds_at)                                                              \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" list "}, %" #a_at ", %" #b_at              \
@@ -45,10 +52,20 @@ struct bytes_tiles { /* of a call: those of tokens, and all */
                  : sums                                                                                              \
                  : "l"(a), "l"(b), "r"(adds))
 
-/* d [64 tokens x N] += a [64 x 32] . b^T, of b [N x 32], or = where it does not add. Lanes have d as wgmma_shared has
-   it. */
+/* d [64 tokens x N] += a [64 x 32] . b^T, of b [N x 32], or = where it does not add: floats of f8e4m3, integers of
+   i8. Lanes have d as wgmma_shared has it. */
 template <int N>
-__device__ __forceinline__ void wgmma_i8(int (&d)[N / 2], uint64_t a, uint64_t b, int adds)
+__device__ __forceinline__ void wgmma_bytes(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
+{
+    static_assert(N == 128, "");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    BYTES_WGMMA_F8;
+#else
+    (void)d, (void)a, (void)b, (void)adds;
+#endif
+}
+template <int N>
+__device__ __forceinline__ void wgmma_bytes(int (&d)[N / 2], uint64_t a, uint64_t b, int adds)
 {
     static_assert(N == 128 || N == 256, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -68,13 +85,16 @@ __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NEWER) : "memory");
 #endif
 }
-template <int N>
-__device__ __forceinline__ void wgmma_wait_all(int (&sums)[N])
+template <typename SUM, int N>
+__device__ __forceinline__ void wgmma_wait_all(SUM (&sums)[N])
 {
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < N; i++)
-        asm volatile("" : "+r"(sums[i])::"memory");
+        if constexpr (std::is_same<SUM, int>::value)
+            asm volatile("" : "+r"(sums[i])::"memory");
+        else
+            asm volatile("" : "+f"(sums[i])::"memory");
 }
 
 template <class S>
@@ -120,9 +140,10 @@ __device__ __forceinline__ void bytes_copies(const gemm_params &p, const bytes_m
 
 /* Writes columns `chunk` of a warp's sums to its shared memory. With glu these are 32 of the gate and 32 of the
    value. A chunk is known at run time, the registers of one are not: hence all cases. */
-template <class S, int CHUNK = 0>
-__device__ __forceinline__ void bytes_put(const int (&d)[S::ROWS / 2], int chunk, bool glu, int *to)
+template <class S, int CHUNK = 0, typename SUM>
+__device__ __forceinline__ void bytes_put(const SUM (&d)[S::ROWS / 2], int chunk, bool glu, SUM *to)
 {
+    typedef typename std::conditional<std::is_same<SUM, int>::value, int2, float2>::type pair;
     if constexpr (CHUNK < S::ROWS / S::COLUMNS) {
         if (chunk == CHUNK) {
             const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -132,13 +153,13 @@ __device__ __forceinline__ void bytes_put(const int (&d)[S::ROWS / 2], int chunk
                 const int plain = CHUNK * 8 + i, of_glu = i < 4 ? CHUNK * 4 + i : ALL / 2 + CHUNK * 4 + i - 4;
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int low = glu ? d[of_glu * 4 + half * 2] : d[plain * 4 + half * 2];
-                    const int high = glu ? d[of_glu * 4 + half * 2 + 1] : d[plain * 4 + half * 2 + 1];
-                    *reinterpret_cast<int2 *>(to + (g + half * 8) * S::PITCH + i * 8 + t * 2) = make_int2(low, high);
+                    const SUM low = glu ? d[of_glu * 4 + half * 2] : d[plain * 4 + half * 2];
+                    const SUM high = glu ? d[of_glu * 4 + half * 2 + 1] : d[plain * 4 + half * 2 + 1];
+                    *reinterpret_cast<pair *>(to + (g + half * 8) * S::PITCH + i * 8 + t * 2) = {low, high};
                 }
             }
         }
-        bytes_put<S, CHUNK + 1>(d, chunk, glu, to);
+        bytes_put<S, CHUNK + 1, SUM>(d, chunk, glu, to);
     }
 }
 
@@ -161,10 +182,11 @@ __device__ __forceinline__ void store_pair(T *to, float low, float high, bool se
 }
 
 /* What a warp does with its 16 tokens, from `first` on, and the tile's rows. */
-template <typename T, class S>
+template <typename T, class S, typename SUM>
 __device__ __forceinline__ void bytes_finish(const gemm_params &p, const gemm_rows &rows, int64_t first,
-                                             const int (&d)[S::ROWS / 2], int *result)
+                                             const SUM (&d)[S::ROWS / 2], SUM *result)
 {
+    typedef typename std::conditional<std::is_same<SUM, int>::value, int2, float2>::type pair;
     const int lane = (int)threadIdx.x % 32, tokens = p.m - first < 16 ? (int)(p.m - first) : 16;
     const gemm_part &part = p.part[rows.part];
     const int64_t stride = p.rows.stride[part.out_rows][0];
@@ -174,7 +196,7 @@ __device__ __forceinline__ void bytes_finish(const gemm_params &p, const gemm_ro
 #pragma unroll 1
     for (int chunk = 0; chunk < S::ROWS / S::COLUMNS; chunk++) {
         __syncwarp();
-        bytes_put<S>(d, chunk, p.glu, result);
+        bytes_put<S, 0, SUM>(d, chunk, p.glu, result);
         __syncwarp();
         if (plain) {
             const int column = chunk * S::COLUMNS + lane * 2, left = rows.count - column, row = rows.at + column;
@@ -191,7 +213,7 @@ __device__ __forceinline__ void bytes_finish(const gemm_params &p, const gemm_ro
             T *to = (T *)part.out + first * stride + row;
 #pragma unroll 4
             for (int r = 0; r < tokens; r++, to += stride) {
-                const int2 sum = *reinterpret_cast<const int2 *>(result + r * S::PITCH + lane * 2);
+                const pair sum = *reinterpret_cast<const pair *>(result + r * S::PITCH + lane * 2);
                 const float by = __shfl_sync(0xffffffffu, x_scale, r);
                 if (left > 0)
                     store_pair<T>(to, (float)sum.x * by * w_scale[0] + bias[0],
@@ -205,7 +227,7 @@ __device__ __forceinline__ void bytes_finish(const gemm_params &p, const gemm_ro
 #pragma unroll 1
             for (int j = 0; j < 2; j++) {
                 const int in_chunk = lane % lanes * 2 + j, column = chunk * columns + in_chunk;
-                const int *const at = result + r * S::PITCH + in_chunk;
+                const SUM *const at = result + r * S::PITCH + in_chunk;
                 if (column < rows.count)
                     gemm_finish<T, true, true>(p, rows.part, 0, first + r, rows.at + column, (float)at[0],
                                                p.glu ? (float)at[S::COLUMNS / 2] : 0);
@@ -214,52 +236,71 @@ __device__ __forceinline__ void bytes_finish(const gemm_params &p, const gemm_ro
 }
 
 /* A warpgroup that computes. */
-template <class S>
+template <class S, typename SUM>
 __device__ __forceinline__ void bytes_computes(const gemm_params &p, const bytes_tiles &tiles, int steps,
                                                char *panels, uint32_t shared, const bytes_barriers<S> &barriers)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const uint64_t x = wgmma_operand(shared + (uint32_t)(warp / 4 * 64 * S::DEPTH), 16);
     const uint64_t w = wgmma_operand(shared + S::X_BYTES, 16);
-    int *const result = (int *)(panels + S::RESULT_AT + warp * S::WARP_RESULT);
+    SUM *const result = (SUM *)(panels + S::RESULT_AT + warp * S::WARP_RESULT);
     bytes_place<S> at = {0, 0};
-    int d[S::ROWS / 2];
+    constexpr bool BY_STAGE = std::is_same<SUM, float>::value;
+    SUM d[S::ROWS / 2], all[BY_STAGE ? S::ROWS / 2 : 1];
 #pragma unroll
     for (int i = 0; i < S::ROWS / 2; i++)
         d[i] = 0;
     for (int tile = (int)blockIdx.x; tile < tiles.all; tile += (int)gridDim.x) {
         int last = -1; /* the stage whose products are under way */
+#pragma unroll
+        for (int i = 0; i < S::ROWS / 2 && BY_STAGE; i++)
+            all[i] = 0;
 #pragma unroll 1
         for (int step = 0; step < steps; step++, at.next()) {
             bulk_wait(barriers.there(at.stage), at.parity);
             wgmma_fence();
 #pragma unroll
             for (int c = 0; c < S::DEPTH / 32; c++)
-                wgmma_i8<S::ROWS>(d, wgmma_later(x, at.stage * S::STAGE_BYTES + c * 32),
-                                  wgmma_later(w, at.stage * S::STAGE_BYTES + c * 32), step + c > 0);
+                wgmma_bytes<S::ROWS>(d, wgmma_later(x, at.stage * S::STAGE_BYTES + c * 32),
+                                     wgmma_later(w, at.stage * S::STAGE_BYTES + c * 32), BY_STAGE ? c : step + c);
             wgmma_commit();
-            wgmma_wait<1>();
-            if (last >= 0 && lane == 0)
-                bulk_arrive(barriers.free(last));
-            last = at.stage;
+            if constexpr (BY_STAGE) {
+                wgmma_wait_all(d);
+                if (lane == 0)
+                    bulk_arrive(barriers.free(at.stage));
+#pragma unroll
+                for (int i = 0; i < S::ROWS / 2; i++)
+                    all[i] += d[i];
+            } else {
+                wgmma_wait<1>();
+                if (last >= 0 && lane == 0)
+                    bulk_arrive(barriers.free(last));
+                last = at.stage;
+            }
         }
-        wgmma_wait_all(d);
-        if (lane == 0)
-            bulk_arrive(barriers.free(last));
+        if constexpr (BY_STAGE) {
+#pragma unroll
+            for (int i = 0; i < S::ROWS / 2; i++)
+                d[i] = all[i];
+        } else {
+            wgmma_wait_all(d);
+            if (lane == 0)
+                bulk_arrive(barriers.free(last));
+        }
         const gemm_rows rows = gemm_tile_rows(p, tile / tiles.tokens, p.glu ? S::ROWS / 2 : S::ROWS);
         const int64_t first = (int64_t)(tile % tiles.tokens) * S::TOKENS + warp * 16;
         if (first >= p.m)
             continue;
         if (p.out_f32)
-            bytes_finish<float, S>(p, rows, first, d, result);
+            bytes_finish<float, S, SUM>(p, rows, first, d, result);
         else if (p.out_bf16)
-            bytes_finish<bf16, S>(p, rows, first, d, result);
+            bytes_finish<bf16, S, SUM>(p, rows, first, d, result);
         else
-            bytes_finish<f16, S>(p, rows, first, d, result);
+            bytes_finish<f16, S, SUM>(p, rows, first, d, result);
     }
 }
 
-template <class S>
+template <class S, typename SUM>
 __global__ void __launch_bounds__(S::THREADS, 1)
     gemm_wgmma(const __grid_constant__ gemm_params p, const __grid_constant__ bytes_maps maps,
                const bytes_tiles tiles)
@@ -288,7 +329,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
             bytes_copies<S>(p, maps, tiles, steps, shared, barriers);
     } else {
         registers_up<S::REGISTERS>();
-        bytes_computes<S>(p, tiles, steps, panels, shared, barriers);
+        bytes_computes<S, SUM>(p, tiles, steps, panels, shared, barriers);
     }
 #endif
 }

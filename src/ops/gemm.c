@@ -390,10 +390,11 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
         free(d.w[i]);
 }
 
+enum { HOPPER = 90 };
 static int sums_of(const adze_kernel *kernel)
 {
     if (!kernel || kernel->on_cuda)
-        return ADZE_SUMS_TENSOR;
+        return kernel && kernel->to == HOPPER ? ADZE_SUMS_F8 : ADZE_SUMS_TENSOR;
     return kernel->from & ADZE_CPU_BF16 ? ADZE_SUMS_PAIRS : ADZE_SUMS_BLOCKS;
 }
 
@@ -412,7 +413,12 @@ ADZE_CPU_DECLARE(gemm)
 ADZE_CUDA_DECLARE(gemm)
 adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
 int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
+adze_status adze_gemm_cuda_f8(adze_stream, const void *);
+int adze_gemm_cuda_f8_accepts(adze_stream, const void *);
 static const adze_kernel kernels[] = {
+#if ADZE_CUDA
+    {"cuda_f8", 1, HOPPER, HOPPER, adze_gemm_cuda_f8_accepts, adze_gemm_cuda_f8, NULL, 0},
+#endif
     ADZE_CUDA_ROW(gemm)
 #if defined(__aarch64__)
         {"cpu_bf16", 0, ADZE_CPU_BF16, 0, adze_gemm_cpu_bf16_accepts, adze_gemm_cpu_bf16, NULL, 0},
