@@ -99,6 +99,8 @@ static const adze_bad_case bad[] = {
 };
 
 static const char *const bench[] = {
+    "x=$[1,28672] out_dtype=5",
+    "x=$[4096,28672] out_dtype=5",
     "x=$[1,28672]",
     "x=$[8,28672]",
     "x=$[1024,28672]",
