@@ -123,7 +123,8 @@ def measure(options):
                 left_out.append({"line": line, "reason": "accuracy_calls.py has no formula of this op"})
         adze = Adze(torch, options.lib)
         for name, shape, dtype in GPU_CASES:
-            found.append(compared_row(adze, name, smaller(name, shape, rows), dtype, device))
+            if not hasattr(OPS[name], "exact"):  # of quantised x torch has no product in double
+                found.append(compared_row(adze, name, smaller(name, shape, rows), dtype, device))
     return found, left_out
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 EPS = 1e-6
-SILU, GELU, INTERLEAVED, ROUND_NORM, CONST_WEIGHTS = 1, 2, 1, 1, 1
+SILU, GELU, INTERLEAVED, ROUND_NORM, CONST_WEIGHTS, BF16 = 1, 2, 1, 1, 1, 3
 
 
 def hf_rms_norm(x, weight):
@@ -124,6 +124,38 @@ class Linear:
         return out
 
 
+class BytesLinear:
+    """The same with x and weights of 8 bits, whose scales are for rows. torch's products are cuBLASLt's. That of int8
+    has no scales and more than 16 tokens: scales are 1 here, and its int32 is left as it is."""
+
+    compiles = False
+    out_dtype = torch.bfloat16
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def tensors(self, new, m, n, k):
+        i8 = self.dtype == torch.int8
+        x, w = (new(rows, k).float() for rows in (m, n))
+        x, w = ((t * 40).round().clamp(-127, 127) if i8 else t for t in (x, w))
+        ones = torch.ones(m, device=x.device), torch.ones(n, device=x.device)
+        return (x.to(self.dtype), w.to(self.dtype), *ones)
+
+    def exact(self, x, w, x_scale, w_scale):
+        return x_scale[:, None] * (x @ w.T) * w_scale
+
+    def torch(self, x, w, x_scale, w_scale):
+        if self.dtype == torch.int8:
+            return torch._int_mm(x, w.T)
+        return torch._scaled_mm(x, w.T, x_scale[:, None], w_scale[None], out_dtype=self.out_dtype)
+
+    def adze(self, adze, x, w, x_scale, w_scale):
+        out = torch.empty(x.shape[0], w.shape[0], dtype=self.out_dtype, device=x.device)
+        scales = {"x_scale": x_scale, "w_scale": w_scale}
+        adze("gemm", flags=CONST_WEIGHTS, out=out, x=x, w=w, out_dtype=BF16, **scales)
+        return out
+
+
 def rotate_half(x):
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -221,6 +253,8 @@ OPS = {
     "silu_mul": SiluMul(),
     "rope": Rope(),
     "gemm": Linear(),
+    "gemm i8": BytesLinear(torch.int8),
+    "gemm f8e4m3": BytesLinear(torch.float8_e4m3fn),
     "group_norm": group_norm(False),
     "group_norm channels_last": group_norm(True),
     "group_norm + silu": group_norm(False, SILU),
@@ -251,4 +285,6 @@ GPU_CASES += [("qk_norm_rope (Qwen3)", (512, 32, 128), "bf16"), ("qk_norm_rope (
 GPU_CASES += [("qk_norm_rope (LTX)", (4992, 1, 2048), "bf16"), ("gated_add", (4992, 2048), "bf16")]
 WEIGHTS = [(4096, 4096), (11008, 4096), (14336, 4096), (22016, 4096), (4096, 14336), (128256, 4096)]
 GPU_CASES += [("gemm", (m, *weight), "bf16") for weight in WEIGHTS for m in (1, 2, 4, 8, 16, 32, 64)]
+BYTES = [(m, *weight) for weight in ((4096, 4096), (14336, 4096)) for m in (1, 16, 64, 512, 4096)]
+GPU_CASES += [(f"gemm {kind}", shape, "bf16") for kind in ("i8", "f8e4m3") for shape in BYTES]
 CPU_CASES = [(op, (32768, 4096), t) for op in ["rms_norm", "layer_norm", "silu_mul"] for t in ["bf16", "f32"]]

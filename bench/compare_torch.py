@@ -69,8 +69,8 @@ def variants_of(op, adze, sample, compile_mode):
             found[name] = getattr(op, name)
     if getattr(op, "compiles", True):
         found["compile"] = compiled(op, compile_mode)
-    exact = [t.double() for t in listed(plain(*[t.double() for t in sample]))]
-    unit = torch.finfo(sample[0].dtype).eps
+    exact = [t.double() for t in listed(getattr(op, "exact", plain)(*[t.double() for t in sample]))]
+    unit = torch.finfo(getattr(op, "out_dtype", sample[0].dtype)).eps
     for name in list(found):
         try:
             got = listed(found[name](*[t.clone() for t in sample]))  # clones: some work in place

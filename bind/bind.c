@@ -50,8 +50,11 @@ void bind_dense_shape(bind_call *call, const adze_field *f, int64_t rank, const 
 
 void bind_other_output(bind_call *call, bind_form form, const adze_field *f)
 {
-    if (bind_returns(call->op, f, form))
+    if (bind_returns(call->op, f, form) &&
+        !(f->kind == ADZE_OUT_OPTIONAL && f != bind_last_optional(call->op, form))) /* that one is empty */
         bind_fail(call, "%s: the arguments give %s no value", call->op->name, f->name);
+    else if (bind_returns(call->op, f, form))
+        return;
     else if (f->kind == ADZE_OUT_IF)
         bind_fail(call, "%s: the arguments give %s too; take the form that returns it", call->op->name, f->name);
     else

@@ -140,11 +140,14 @@ static inline void make_outputs(torch_call *c, const plan *p, bind_form form, va
         if (!bind_output(&c->call, form, f))
             continue;
         adze_tensor *view = bind_tensor(&c->call, f);
-        tensor t = make(c, view->rank, view->shape, view->stride, torch.dtype[view->dtype]);
+        const int64_t none = 0, one = 1;
+        tensor t = view->dtype ? make(c, view->rank, view->shape, view->stride, torch.dtype[view->dtype])
+                               : make(c, 1, &none, &one, torch.dtype[ADZE_F32]);
         if (!t)
             return;
         stack[c->n_made++] = (value)(uintptr_t)t;
-        torch.torch_get_const_data_ptr(t, &view->data); /* it is new, so there is no copy-on-write to resolve */
+        if (view->dtype)
+            torch.torch_get_const_data_ptr(t, &view->data); /* it is new, so there is no copy-on-write to resolve */
     }
 }
 

@@ -19,6 +19,42 @@
         "x=$[" m ",100] w=f8e4m3[37,100] w_scale=f32[1]", "x=$[" m ",135] w=f8e4m3[37,135] w_scale=$[37]",           \
         "x=$[" m ",300] w=f8e4m3[200,300] w_scale=f32[2,3] group=128 group_rows=128"
 
+/* Quantised x, with sizes of w that are multiples of nothing and of much; out is f32, f16 (2) or bf16 (3). */
+#define BYTES_OF(t, m)                                                                                               \
+    "x=" t "[" m ",72] x_scale=f32[" m "] w=" t "[40,72] w_scale=f32[40] out_dtype=3",                               \
+        "x=" t "[" m ",33] x_scale=f32[" m "] w=" t "[17,33] w_scale=f32[1] bias=f16[17] out_dtype=2",               \
+        "x=" t "[" m ",128] x_scale=f32[" m "] w=" t "[96,128] w_scale=f16[96] residual=f32[" m ",96]",              \
+        "x=" t "[" m ",640] x_scale=f32[1] w=" t "[70,640] w_scale=bf16[70,1] out_dtype=3 flags=const_weights",      \
+        "x=" t "[" m ",656] x_scale=f32[" m "] w=" t "[70,656] w2=" t "[70,656] w_scale=f32[70] w2_scale=f32[70] "   \
+        "glu=1 out_dtype=2"
+#define BYTES(m) BYTES_OF("i8", m), BYTES_OF("f8e4m3", m)
+/* All that follows, and views. */
+#define BYTES_THEN(t)                                                                                                \
+    "x=" t "[3,0] x_scale=f32[3] w=" t "[5,0] w_scale=f32[5] bias=bf16[5] out_dtype=3",                              \
+        "x=" t "[2,64] x_scale=f32[2] w=" t "[0,64] w_scale=f32[0]",                                                 \
+        "x=" t "[64] x_scale=f32[1] w=" t "[9,64] w_scale=f32[9] bias=f32[9] out_dtype=2",                           \
+        "x=" t "[1,1] x_scale=f32[1] w=" t "[1,1] w_scale=f32[1]",                                                   \
+        "x=" t "[3,20011] x_scale=f32[3] w=" t "[9,20011] w_scale=f32[9]",                                           \
+        "x=" t "[5,8192] x_scale=f32[5] w=" t "[70,8192] w_scale=f32[70] out_dtype=3",                               \
+        "x=" t "[130,2048] x_scale=f32[130] w=" t "[200,2048] w_scale=f32[200] bias=bf16[200] act=gelu out_dtype=3", \
+        "x=" t "[5,100] x_scale=f32[5] w=" t                                                                         \
+        "[37,100] w_scale=f32[37] bias=f16[37] act=silu rounding=2 out_dtype=2",                                     \
+        "x=" t "[70,256] x_scale=f32[70] w=" t "[40,256] w2=" t "[40,256] w_scale=f32[40] w2_scale=f32[40] "         \
+        "bias2=bf16[40] glu=1 act=gelu residual=bf16[70,40] gate=f32[40] rounding=2 out_dtype=3",                    \
+        "x=" t "[9,256] x_scale=f32[9] w=" t "[40,256] w2=" t "[23,256] w3=" t "[7,256] w_scale=f32[40] "            \
+        "w2_scale=f32[1] w3_scale=f32[7] bias3=f16[7] separate=1 out_dtype=2",                                       \
+        "x=" t "[80,256] x_scale=f32[80] w=" t "[40,256] w2=" t "[23,256] w3=" t "[70,256] w_scale=f32[40] "         \
+        "w2_scale=f32[23] w3_scale=f32[70] out_dtype=3",                                                             \
+        "x=" t "[2,3,64] x_scale=f32[2,3] w=" t "[41,64] w_scale=f32[41] residual=bf16[2,3,41] gate=bf16[2,1,41] "   \
+        "out_dtype=3",                                                                                               \
+        "x=" t "[2:768,3:64,4:192,64:1] x_scale=f32[2:20,3:5,4:1]@+1 w=" t "[33,64] w_scale=f32[33]",                \
+        "x=" t "[7:700,656:1]@+3 x_scale=f32[7]@+1 w=" t "[70:673,656:1]@+1 w_scale=f32[70]@+1 out=f16[7:80,70:1] "  \
+        "out_dtype=2",                                                                                               \
+        "x=" t "[7:704,656:1] x_scale=f32[7] w=" t "[70:672,656:1]@+16 w_scale=f32[70] out=f32[7:80,70:1]@+1",       \
+        "out=bf16[65:100,40:1] x=" t "[65,128] x_scale=f32[65] w=" t "[40,128] w_scale=f32[40] "                     \
+        "residual=bf16[65:100,40:1]@out out_dtype=3",                                                                \
+        "x=" t "[40,256] x_scale=f32[40] w=" t "[130,256] w_scale=f32[130] out_dtype=3 flags=batch_invariant"
+
 /* What follows the sums, in one rounding and in steps. */
 #define EACH(rest) rest, rest " rounding=2"
 
@@ -228,6 +264,22 @@ static const char *const good[] = {
     "x=$[5,1280] w=f8e4m3[130,1280] w_scale=f32[130] norm=rms eps=1e-6 norm_weight=$[1280] residual=$[5,130]",
     "x=$[3,1024] w=f8e4m3[100,1024] w_scale=f32[1,8] group=128 group_rows=128",
     "x=$[9,1024] w=f8e4m3[100,1024] w_scale=$[100] values:special",
+    /* quantised x */
+    BYTES("0"),
+    BYTES("1"),
+    BYTES("2"),
+    BYTES("5"),
+    BYTES("8"),
+    BYTES("15"),
+    BYTES("16"),
+    BYTES("17"),
+    BYTES("33"),
+    BYTES("64"),
+    BYTES("65"),
+    BYTES("200"),
+    BYTES_THEN("i8"),
+    BYTES_THEN("f8e4m3"),
+    "x=i8[2,131071] x_scale=f32[2] w=i8[3,131071] w_scale=f32[3] values:equal",
     /* flags */
     "x=$[5,64] w=$[40,64] bias=$[40] flags=const_weights",
     "x=$[1,64] w=$[40,64] norm=rms eps=1e-6 norm_weight=$[64] flags=const_weights",
@@ -307,11 +359,41 @@ static const adze_bad_case bad[] = {
      "w_zero is given, w of i8 has none"},
     {"x=bf16[3,8] w=i8[4,8] w_scale=f32[4] w2=bf16[4,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "w2 is bf16, w is i8"},
     {"x=bf16[3,5,8] w=i8[3,4,8] w_scale=f32[4] out=bf16[3,5,4]", ADZE_BAD_ARG, "w has rank 3, it must be 2"},
+    {"x=u8[3,8] w=bf16[4,8] out=bf16[3,4]", ADZE_BAD_DTYPE, "x is u8, it must be f32, f16, bf16, i8 or f8e4m3"},
+    {"x=i8[3,8] w=i8[4,8] w_scale=f32[4] out=f32[3,4]", ADZE_BAD_ARG, "x_scale is absent, x of i8 needs it"},
+    {"x=bf16[3,8] x_scale=f32[3] w=bf16[4,8] out=bf16[3,4]", ADZE_BAD_ARG, "x_scale is given, x is not quantised"},
+    {"x=i8[3,8] x_scale=f16[3] w=i8[4,8] w_scale=f32[4] out=f32[3,4]", ADZE_BAD_DTYPE,
+     "x_scale is f16, it must be f32"},
+    {"x=i8[3,8] x_scale=f32[4] w=i8[4,8] w_scale=f32[4] out=f32[3,4]", ADZE_BAD_ARG,
+     "x_scale has 4 in dimension 0, it must have 3 as x"},
+    {"x=i8[3,8] x_scale=f32[3,1] w=i8[4,8] w_scale=f32[4] out=f32[3,4]", ADZE_BAD_ARG, "x_scale has rank 2"},
+    {"x=i8[3,8] x_scale=f32[3:2] w=i8[4,8] w_scale=f32[4] out=f32[3,4]", ADZE_BAD_ARG, "x_scale"},
+    {"x=i8[3,8] x_scale=f32[3] w=i8[4,8] w_scale=f32[4] norm=rms out=f32[3,4]", ADZE_BAD_ARG,
+     "norm is 1, it must be 0 for x of i8"},
+    {"x=i8[3,8] x_scale=f32[3] w=f8e4m3[4,8] w_scale=f32[4] out=f32[3,4]", ADZE_BAD_DTYPE,
+     "w is f8e4m3, it must be i8 as x"},
+    {"x=f8e4m3[3,8] x_scale=f32[3] w=bf16[4,8] out=f32[3,4]", ADZE_BAD_DTYPE, "w is bf16, it must be f8e4m3 as x"},
+    {"x=i8[3,8] x_scale=f32[3] w=i8[4,8] w_scale=f32[4,1] group=32 out=f32[3,4]", ADZE_BAD_ARG, "group is 32"},
+    {"x=f8e4m3[3,8] x_scale=f32[3] w=f8e4m3[4,8] w_scale=f32[1,1] group=128 group_rows=128 out=f32[3,4]",
+     ADZE_BAD_ARG, "w must have scales of whole rows for x of f8e4m3"},
+    {"x=i8[3,8] x_scale=f32[3] w=i8[4,8] w_scale=f32[4] out_dtype=5 out=i8[3,4]", ADZE_BAD_DTYPE,
+     "out_dtype is i8, it must be f32, f16 or bf16 for quantised x"},
+    {"x=i8[3,8] x_scale=f32[3] w=i8[4,8] w_scale=f32[4] out=i8[3,4]", ADZE_BAD_DTYPE, "out is i8, it must be f32"},
+    {"x=i8[3,8] x_scale=f32[3] w=i8[4,8] w_scale=f32[4] bias=f16[4] out_dtype=3 out=bf16[3,4]", ADZE_BAD_DTYPE,
+     "bias is f16"},
+    {"x=i8[1,131072] x_scale=f32[1] w=i8[1,131072] w_scale=f32[1] out=f32[1,1]", ADZE_BAD_ARG,
+     "at most 131071 for x of i8"},
     {NULL, ADZE_OK, NULL},
 };
 
 #define EVERY_M(rest)                                                                                                \
     "x=$[1," rest, "x=$[2," rest, "x=$[4," rest, "x=$[8," rest, "x=$[16," rest, "x=$[32," rest, "x=$[64," rest
+
+#define OF_BYTES(t, m, n, k)                                                                                         \
+    "x=" t "[" m "," k "] x_scale=f32[" m "] w=" t "[" n "," k "] w_scale=f32[" n "] out_dtype=3 "                   \
+    "flags=const_weights"
+#define EVERY_BYTES_OF(t, n, k) OF_BYTES(t, "1", n, k), OF_BYTES(t, "16", n, k), OF_BYTES(t, "64", n, k)
+#define EVERY_BYTES(n, k)       EVERY_BYTES_OF("i8", n, k), EVERY_BYTES_OF("f8e4m3", n, k)
 
 static const char *const bench[] = {
     EVERY_M("4096] w=$[4096,4096] flags=const_weights"),
@@ -325,6 +407,8 @@ static const char *const bench[] = {
     "x=$[1,8192] w=u8[8192,4096] w_scale=$[8192,64] group=128 format=u4 flags=const_weights",
     "x=$[16,8192] w=u8[8192,4096] w_scale=$[8192,64] group=128 format=u4 flags=const_weights",
     "x=$[1,4096] w=f8e4m3[14336,4096] w_scale=f32[112,32] group=128 group_rows=128 flags=const_weights",
+    EVERY_BYTES("4096", "4096"),
+    EVERY_BYTES("14336", "4096"),
     /* the layer of a model, at one token */
     "x=$[1,4096] w=$[4096,4096] w2=$[4096,4096] w3=$[4096,4096] norm=rms norm_weight=$[4096] eps=1e-6 rounding=1 "
     "separate=1 flags=const_weights",
@@ -334,6 +418,18 @@ static const char *const bench[] = {
     "x=$[1,11008] w=$[4096,11008] residual=$[1,4096] flags=const_weights",
     NULL,
 };
+
+#define BYTES_GPU(t)                                                                                                 \
+    "x=" t "[1,4096] x_scale=f32[1] w=" t "[4096,4096] w_scale=f32[4096] out_dtype=3 flags=const_weights",           \
+        "x=" t "[16,4096] x_scale=f32[16] w=" t "[1000,4096] w_scale=f32[1000] residual=bf16[16,1000] out_dtype=3",  \
+        "x=" t "[50,4096] x_scale=f32[50] w=" t "[400,4096] w2=" t "[400,4096] w_scale=f32[400] w2_scale=f32[400] "  \
+        "glu=1 out_dtype=2",                                                                                         \
+        "x=" t "[300,1040] x_scale=f32[300] w=" t "[700,1040] w_scale=f32[700] out_dtype=3",                         \
+        "x=" t "[700,2048] x_scale=f32[700] w=" t "[1300,2048] w2=" t "[1300,2048] w_scale=f32[1300] "               \
+        "w2_scale=f32[1300] bias=bf16[1300] glu=1 out_dtype=3",                                                      \
+        "x=" t "[520,14336] x_scale=f32[520] w=" t "[300,14336] w2=" t                                               \
+        "[200,14336] w_scale=f32[300] w2_scale=f32[1] "                                                              \
+        "residual=f32[520,500]"
 
 /* Sizes at which a GPU splits k or n among its blocks. */
 static const char *const gpu[] = {
@@ -364,6 +460,8 @@ static const char *const gpu[] = {
     "x=$[8,16384] w=u8[600,8192] w_scale=f32[600,128] group=128 format=u4",
     "x=$[1,32768] w=$[64,32768]",
     "x=$[2,100003] w=$[3,100003]",
+    BYTES_GPU("i8"),
+    BYTES_GPU("f8e4m3"),
     NULL,
 };
 
@@ -378,15 +476,17 @@ static void fill(void *args)
     enum { NAN_ROW = 77 };
     if (a->w.dtype == ADZE_F8E4M3 && a->w.shape[0] > NAN_ROW && a->w.shape[1] > 0)
         adze_put(&a->w, NAN_ROW * a->w.stride[0] + a->w.shape[1] / 2 * a->w.stride[1], NAN);
-    const adze_tensor *const small[] = {&a->w_scale, &a->w2_scale, &a->w3_scale,
+    const adze_tensor *const small[] = {&a->w_scale, &a->w2_scale, &a->w3_scale, &a->x_scale,
                                         &a->w_zero,  &a->w2_zero,  &a->w3_zero};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         const adze_tensor *t = small[i];
+        if (t->rank > 2)
+            continue;
         for (int64_t r = 0; r < (t->rank == 2 ? t->shape[0] : t->rank > 0) && t->dtype; r++)
             for (int64_t j = 0; j < t->shape[t->rank - 1]; j++) {
                 const int64_t at = (t->rank == 2 ? r * t->stride[0] : 0) + j * t->stride[t->rank - 1];
                 const double v = adze_get(t, at);
-                adze_put(t, at, i < 3 ? (v < 0 ? -v : v) * 0x1p-6 + 0x1p-8 : (double)((int)v & 15));
+                adze_put(t, at, i < 4 ? (v < 0 ? -v : v) * 0x1p-6 + 0x1p-8 : (double)((int)v & 15));
             }
     }
 }
@@ -418,6 +518,8 @@ static void cut(void *args)
     for (int i = 0; i < 3; i++)
         for (int d = 0; d < rows[i]->rank - 1; d++)
             at_most(&rows[i]->shape[d], d == rows[i]->rank - 2 ? M : 2);
+    for (int d = 0; d < a->x_scale.rank; d++)
+        at_most(&a->x_scale.shape[d], d == a->x_scale.rank - 1 ? M : 2);
     for (int i = 1; i < 3; i++)
         at_most(&rows[i]->shape[rows[i]->rank ? rows[i]->rank - 1 : 0], columns);
 }

@@ -7,7 +7,19 @@
         "x=$[5,1040] act=" act " values:special", "x=$[5,520] value=$[5,520] act=" act " rounding=2 values:special", \
         "x=$[9,2002] act=" act " rounding=2", "x=$[5,512] value_first=1 act=" act " rounding=2 values:wide"
 
+/* Quantised rows, of i8 (5) and f8e4m3 (4). */
+#define BYTES(kind)                                                                                                  \
+    "x=$[7,246] out_dtype=" kind, "x=$[3,1024] value=$[3,1024] act=gelu out_dtype=" kind,                            \
+        "x=$[9,2002] rounding=2 out_dtype=" kind, "x=$[5,512] value_first=1 act=relu values:wide out_dtype=" kind,   \
+        "x=$[0,64] out_dtype=" kind, "x=$[3,0] out_dtype=" kind, "x=$[2] out_dtype=" kind,                           \
+        "x=$[3,64] values:zero out_dtype=" kind, "x=$[2,140002] out_dtype=" kind,                                    \
+        "x=$[4,28672] act=gelu_tanh out_dtype=" kind,                                                                \
+        "out=i8[7:300,200:1]@+1 out_scale=f32[7]@+1 x=$[7:210,200:1]@+1 value=$[7,200]@+3 out_dtype=5",              \
+        "x=$[2:768,3:64,4:192,64:1] value=$[2,3,4,64] out_dtype=" kind
+
 static const char *const good[] = {
+    BYTES("5"),
+    BYTES("4"),
     "x=$[7,246] value=$[7,246]",
     EACH("silu"),
     EACH("gelu"),
@@ -65,6 +77,10 @@ static const char *const good[] = {
 };
 
 static const adze_bad_case bad[] = {
+    {"x=bf16[3,8] out_dtype=1 out=f32[3,4]", ADZE_BAD_DTYPE, "out_dtype is f32, it must be x's dtype, i8 or f8e4m3"},
+    {"x=bf16[3,8] out_dtype=5 out=i8[3,4] out_scale=none", ADZE_BAD_ARG, "out_scale"},
+    {"x=bf16[3,8] out_dtype=5 out=i8[3,4] out_scale=f32[4]", ADZE_BAD_ARG, "out_scale has 4 in dimension 0"},
+    {"x=bf16[3,8] out=bf16[3,4] out_scale=f32[3]", ADZE_BAD_ARG, "out_scale must be absent"},
     {"x=bf16[3,9] out=bf16[3,4]", ADZE_BAD_ARG, "x has 9 elements in its last dimension, it must be even"},
     {"x=bf16[3,8] value=bf16[3,7] out=bf16[3,8]", ADZE_BAD_ARG, "value has 7 in dimension 1"},
     {"x=bf16[3,8] value=f32[3,8] out=bf16[3,8]", ADZE_BAD_DTYPE, "value is f32"},
@@ -83,6 +99,8 @@ static const adze_bad_case bad[] = {
 };
 
 static const char *const bench[] = {
+    "x=$[1,28672] out_dtype=5",
+    "x=$[4096,28672] out_dtype=5",
     "x=$[1,28672]",
     "x=$[8,28672]",
     "x=$[1024,28672]",

@@ -1,7 +1,7 @@
 /* layer_norm: what is checked and what is timed. */
 #include "norm.h"
 
-static const char *const good[] = {NORM_GOOD, NULL};
+static const char *const good[] = {NORM_GOOD, NORM_BYTES, NULL};
 static const char *const gpu[] = {NORM_GPU, NULL};
 static const adze_bad_case bad[] = {NORM_BAD, {NULL, ADZE_OK, NULL}};
 static const char *const bench[] = {

@@ -92,6 +92,25 @@
         "x=$[2,10240] weight=$[10240] eps=1e-6", "x=$[2,12000] weight=$[12000] eps=1e-6",                            \
         "x=$[2,2048] residual=$[2,2048] weight=$[2048] bias=$[2048] eps=1e-6"
 
+/* Quantised rows, of i8 (5) and f8e4m3 (4). */
+#define NORM_BYTES_OF(kind)                                                                                          \
+    "x=$[5,256] weight=$[256] eps=1e-6 out_dtype=" kind, "x=$[3,123] weight=$[123] eps=1e-6 out_dtype=" kind,        \
+        "x=$[1,1] eps=1e-6 out_dtype=" kind, "x=$[0,64] out_dtype=" kind, "x=$[3,0] out_dtype=" kind,                \
+        "x=$[64] weight=f32[64] eps=1e-6 rounding=1 out_dtype=" kind,                                                \
+        "x=$[5,96] eps=1e-6 values:zero out_dtype=" kind, "x=$[5,96] eps=1e-6 values:outlier out_dtype=" kind,       \
+        "x=$[5,96] eps=1e-6 values:equal out_dtype=" kind, "x=$[5,96] eps=1e-6 values:tiny out_dtype=" kind,         \
+        "x=$[3,4096] weight=$[4096] eps=1e-6 rounding=1 out_dtype=" kind,                                            \
+        "x=$[2,70001] weight=$[70001] eps=1e-6 out_dtype=" kind,                                                     \
+        "x=$[5,256] residual=$[5,256] weight=$[256] bias=$[256] eps=1e-6 out_dtype=" kind,                           \
+        "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=8 sum=none out_dtype=" kind,                   \
+        "out=i8[7:300,200:1]@+1 out_scale=f32[7]@+1 x=$[7:210,200:1]@+1 weight=$[200] eps=1e-6 out_dtype=5",         \
+        "x=$[2:768,3:64,4:192,64:1] weight=$[64] eps=1e-6 out_dtype=" kind,                                          \
+        "x=$[2,5,256] scale=$[2,1,256] scale_table=$[256] shift=$[2,1,256] shift_table=$[256] eps=1e-6 rounding=2 "  \
+        "out_dtype=" kind,                                                                                           \
+        "x=$[2,5,251] residual=$[2,5,251] gate=$[2,1,251] gate_table=$[251] scale=f32[2,1,251] eps=1e-6 rounding=2 " \
+        "out_dtype=" kind
+#define NORM_BYTES NORM_BYTES_OF("5"), NORM_BYTES_OF("4")
+
 /* Many rows: several share a block. */
 #define NORM_GPU                                                                                                     \
     "x=$[2129,64] weight=$[64] eps=1e-6", "x=$[2131,512] weight=$[512] eps=1e-6", "x=$[1061,272] eps=1e-6",          \
@@ -197,6 +216,10 @@
         {"x=bf16[3,8] sum=bf16[3,8] out=bf16[3,8]", ADZE_BAD_ARG, "sum must be absent"},                             \
         {"x=bf16[3,8] rounding=64 out=bf16[3,8]", ADZE_BAD_ARG, "rounding is 64, it must be 0 or a sum of 1, 2"},    \
         {"x=bf16[3,8] eps=-1 out=bf16[3,8]", ADZE_BAD_ARG, "eps is -1"},                                             \
+        {"x=bf16[3,8] out_dtype=5 out=i8[3,8] out_scale=none", ADZE_BAD_ARG, "out_scale"},                           \
+        {"x=bf16[3,8] out_dtype=5 out=i8[3,8] out_scale=f32[2]", ADZE_BAD_ARG, "out_scale has 2 in dimension 0"},    \
+        {"x=bf16[3,8] out_dtype=4 out=f8e4m3[3,8] out_scale=f16[3]", ADZE_BAD_DTYPE, "out_scale is f16"},            \
+        {"x=bf16[3,8] out=bf16[3,8] out_scale=f32[3]", ADZE_BAD_ARG, "out_scale must be absent"},                    \
         {"x=bf16[3,8] out_dtype=2 out=f16[3,8]", ADZE_BAD_DTYPE, "out_dtype is f16"},                                \
         {"x=bf16[] out=bf16[]", ADZE_BAD_ARG, "rank 0"},                                                             \
     {                                                                                                                \

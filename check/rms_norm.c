@@ -1,10 +1,13 @@
 /* rms_norm: what is checked and what is timed. */
 #include "norm.h"
 
-static const char *const good[] = {NORM_GOOD, NULL};
+static const char *const good[] = {NORM_GOOD, NORM_BYTES, NULL};
 static const char *const gpu[] = {NORM_GPU, NULL};
 static const adze_bad_case bad[] = {NORM_BAD, {NULL, ADZE_OK, NULL}};
 static const char *const bench[] = {
+    "x=$[1,4096] weight=$[4096] eps=1e-6 out_dtype=5",
+    "x=$[64,4096] residual=$[64,4096] weight=$[4096] eps=1e-6 out_dtype=5",
+    "x=$[4096,4096] weight=$[4096] eps=1e-6 out_dtype=4",
     "x=$[1,4096] weight=$[4096] eps=1e-6",
     "x=$[16,4096] weight=$[4096] eps=1e-6",
     "x=$[128,4096] weight=$[4096] eps=1e-6",

@@ -117,7 +117,9 @@ typedef struct adze_call {
                out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
    The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
    of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
-   shift + shift_table and the sum is rounded to x's dtype. */
+   shift + shift_table and the sum is rounded to x's dtype.
+   With out_dtype i8 or f8e4m3, out is rounded to x's dtype as it would be stored, and its rows are then quantised:
+   out and out_scale are what quantize makes of them. */
 typedef struct adze_norm_args {
     adze_call call;
     adze_tensor out;                /* like x, of out_dtype; may be x, residual or shift */
@@ -130,7 +132,8 @@ typedef struct adze_norm_args {
     adze_tensor shift, shift_table; /* to x; shift_table needs shift */
     float eps, weight_offset;       /* weight_offset: Gemma's 1 */
     int32_t rounding;               /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM */
-    int32_t out_dtype;              /* 0 means x's dtype; or ADZE_F32 */
+    int32_t out_dtype;              /* 0 means x's dtype; or ADZE_F32, ADZE_I8, ADZE_F8E4M3 */
+    adze_tensor out_scale;          /* of quantised out, f32: x's shape without dim, or [1] */
 } adze_norm_args;
 typedef adze_norm_args adze_rms_norm_args;
 typedef adze_norm_args adze_layer_norm_args;
@@ -191,16 +194,18 @@ typedef struct adze_activation_args {
 ADZE_API adze_status adze_activation(adze_stream stream, const adze_activation_args *args);
 
 /* glu: out = act(gate) * value. With a value tensor, x is the gate; without, x holds both halves of each row.
-   ADZE_ROUND_STEPS rounds act(gate) to x's dtype. */
+   ADZE_ROUND_STEPS rounds act(gate) to x's dtype. With out_dtype i8 or f8e4m3, out is rounded to x's dtype and its
+   rows are then quantised, as those of a norm. */
 typedef struct adze_glu_args {
     adze_call call;
-    adze_tensor out;     /* [..., dim]; may be x or value, but must not overlap a packed x */
+    adze_tensor out;     /* [..., dim], of out_dtype; may be x or value, but must not overlap a packed x */
     adze_tensor x;       /* [..., dim] with value, [..., 2 * dim] without */
     adze_tensor value;   /* [..., dim] */
     int32_t act;         /* an adze_act; 0 means ADZE_ACT_SILU */
     int32_t value_first; /* packed x: 0 is gate then value, 1 is value then gate */
     int32_t rounding;
-    int32_t reserved; /* zero */
+    int32_t out_dtype;     /* 0 means x's dtype; or ADZE_I8, ADZE_F8E4M3 */
+    adze_tensor out_scale; /* of quantised out, f32: out's shape without dim, or [1] */
 } adze_glu_args;
 ADZE_API adze_status adze_glu(adze_stream stream, const adze_glu_args *args);
 
@@ -238,12 +243,17 @@ ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *a
    the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
    ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
    Infinities and NaN in x and w come out as the formula has them. A batch of products has w [batch, n, k] of x's
-   dtype and x [batch, m, k], without w2 and norm. */
+   dtype and x [batch, m, k], without w2 and norm.
+   x may be quantised, of i8 with w of i8 or f8e4m3 with w of f8e4m3, without norm, where w's scales are of whole
+   rows. Then y is the product of the stored numbers, times x_scale, times w_scale, plus bias. The product of i8 is
+   exact; as a float it is rounded, and so it is after each scale. On Hopper the tensor cores add f8e4m3 of more than
+   128 tokens with 14 bits, 128 products at a time, unless ADZE_BATCH_INVARIANT. "x's dtype" above and below is then
+   out's. */
 typedef struct adze_gemm_args {
     adze_call call;
     adze_tensor out;        /* [..., n], of out_dtype; n + n2 + n3 columns without separate; may be residual */
     adze_tensor out2, out3; /* [..., n2], [..., n3], with separate */
-    adze_tensor x;          /* [..., k]: f32, f16, bf16 */
+    adze_tensor x;          /* [..., k]: f32, f16, bf16; i8 (k less than 131072) and f8e4m3 with x_scale */
     adze_tensor w;          /* [n, k], or [batch, n, k]; x's dtype or quantised */
     adze_tensor w2, w3;     /* [n2, k], [n3, k], of w's dtype; w3 needs w2, glu has no w3 */
     adze_tensor bias, bias2, bias3;          /* [n], [n2], [n3]; x's dtype or f32 */
@@ -256,13 +266,14 @@ typedef struct adze_gemm_args {
     int32_t glu;                             /* 1: w gives the gate, w2 of the same shape the value */
     int32_t separate;                        /* 1: w2 and w3 have outputs of their own */
     int32_t rounding;                        /* ADZE_ROUND_NORM | ADZE_ROUND_STEPS */
-    int32_t out_dtype;                       /* 0 means x's dtype; or ADZE_F32 */
+    int32_t out_dtype;                       /* 0 means x's dtype; or ADZE_F32; quantised x: f32 by 0, f16, bf16 */
     adze_tensor w_scale, w2_scale, w3_scale; /* of quantised w: [1], [n], or [n / group_rows, k / group] rounded up */
     adze_tensor w_zero, w2_zero, w3_zero;    /* as the scale, u8; with ADZE_FORMAT_U4, and then optional */
     int32_t group;                           /* 0: a scale is for whole rows; or 32, 64, 128 columns */
     int32_t group_rows;                      /* 0 means 1; f8e4m3: 128, with group 128 */
     int32_t format;                          /* of w, w2 and w3: ADZE_FORMAT_DTYPE or ADZE_FORMAT_U4 */
     int32_t reserved;                        /* zero */
+    adze_tensor x_scale;                     /* of quantised x, f32: x's shape without k, or [1] */
 } adze_gemm_args;
 ADZE_API adze_status adze_gemm(adze_stream stream, const adze_gemm_args *args);
 ADZE_API adze_status adze_gemm_scratch(adze_stream stream, const adze_gemm_args *args, size_t *bytes);

@@ -132,6 +132,16 @@ typedef struct adze_rows {
     int64_t size[4], stride[ADZE_ROW_TENSORS][4];
     int32_t rank, reserved;
 } adze_rows;
+/* A tensor of one element for each row of x, as adze_rows_init() takes it: with a last dimension. */
+static inline adze_tensor adze_by_rows(const adze_tensor *t)
+{
+    adze_tensor by_rows = *t;
+    if (t->dtype && !(t->rank == 1 && t->shape[0] == 1)) {
+        by_rows.shape[by_rows.rank] = 1;
+        by_rows.stride[by_rows.rank++] = 1;
+    }
+    return by_rows;
+}
 void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_tensor *const *tensors);
 static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t row)
 {
@@ -154,6 +164,23 @@ adze_status adze_check_like(const char *op, const char *name, const adze_tensor 
 adze_status adze_check_to(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x);
 adze_status adze_check_param(const char *op, const char *name, const adze_tensor *t, const adze_tensor *x,
                              int64_t count); /* [count], of x's dtype or f32 */
+/* Of an op that may store its rows quantised: whether out_dtype is one of these dtypes, or one of its own. */
+static inline int adze_is_bytes(int dtype)
+{
+    return dtype == ADZE_I8 || dtype == ADZE_F8E4M3;
+}
+/* The scales of rows of `out`, where it is quantised. */
+static inline void adze_scale_like(adze_tensor *scale, const adze_tensor *out)
+{
+    if (!adze_is_bytes(out->dtype))
+        return;
+    adze_like(scale, out);
+    scale->dtype = ADZE_F32;
+    if (out->rank > 1)
+        scale->rank--;
+    else
+        scale->shape[0] = 1;
+}
 adze_status adze_check_bits(const char *op, const char *name, int32_t value, int32_t allowed);
 adze_status adze_check_range(const char *op, const char *name, int32_t value, int32_t low, int32_t high);
 #define ADZE_CHECK(call)                                                                                             \

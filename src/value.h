@@ -65,7 +65,8 @@ typedef enum adze_sums {
     ADZE_SUMS_LANES,  /* float in 32 or more lanes, then a tree */
     ADZE_SUMS_BLOCKS, /* float in chains of at most 256 terms, whose sums are added one after the other */
     ADZE_SUMS_TENSOR, /* tensor cores, in the order of k or in several such sums, then a tree */
-    ADZE_SUMS_PAIRS   /* as BLOCKS, but by pairs of bf16 products: BFMMLA of aarch64 */
+    ADZE_SUMS_PAIRS,  /* as BLOCKS, but by pairs of bf16 products: BFMMLA of aarch64 */
+    ADZE_SUMS_F8      /* tensor cores of sm_90 that multiply f8e4m3, 128 products at a time, whose sums are added */
 } adze_sums;
 
 /* A dot product as it is summed, in the order of k. */
@@ -93,6 +94,10 @@ static inline void adze_dot_add(adze_dot *d, double a, double a_error, double b)
    the float 2^-23 M: 11 u M for 8 products, 22 u M for 16; 17 * 2^-25 M + 2^-23 M = 10.5 u M on sm_90. A chain that
    takes only some of the terms up to k, as split k and several warps do, has a smaller M at each.
 
+   Of f8e4m3 sm_90 adds, by what has been measured, 32 products and the accumulator at once, cuts each below 2^(e -
+   13), and the sum to 13 bits of fraction. So 33 addends lose 33 * 2^-13 M and the sum 2^-13 M, where M is the
+   magnitude of the 128 products that four of them add: 4 * 34 * 2^-13 M. All such M together are the whole magnitude.
+
    BFMMLA, as Arm defines it (FPCR.EBF = 0), multiplies exactly, adds two products, and adds that to the sum. Both
    additions round to odd, which may lose a whole unit, 2 u. A chain of 256 terms has 128 such sums, 256 u M, and the
    pairs lose 2 u M. Numbers that are subnormal are taken as zero, and so are results. */
@@ -102,6 +107,7 @@ static inline adze_value adze_dotted(adze_sums sums, const adze_dot *d)
         return adze_exact(d->sum);
     const double n = (double)d->n, all = d->magnitude + d->error;
     const double e = sums == ADZE_SUMS_LANES    ? (adze_sum_depth(d->n) + 1) * all
+                     : sums == ADZE_SUMS_F8     ? (4 * 34 * 0x1p11 + n / 128 + 2) * all
                      : sums != ADZE_SUMS_TENSOR ? (fmin(n, 256) + n / 256 + 12) * all
                                                 : 22 * (d->prefixes + all + n / 16 * d->error) + 12 * all;
     const double flushed = sums == ADZE_SUMS_PAIRS ? d->subnormal : 0;
@@ -120,6 +126,22 @@ static inline adze_value adze_rounded(int dtype, adze_value a)
 static inline adze_value adze_rounded_if(int condition, int dtype, adze_value a)
 {
     return condition ? adze_rounded(dtype, a) : a;
+}
+/* A row as it would be stored in x's dtype, and then quantised to i8 or f8e4m3 by quantize: y, and its scale. */
+static inline void adze_quantised(int x_dtype, int dtype, int64_t n, adze_value *y, adze_value *scale)
+{
+    const double top = dtype == ADZE_I8 ? 127 : 448;
+    double most = 0, low = 0, high = 0; /* the largest magnitude, and what float error leaves open */
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = adze_rounded(x_dtype, y[i]);
+        most = fmax(most, fabs(y[i].v));
+        low = fmax(low, fabs(y[i].v) - y[i].e), high = fmax(high, fabs(y[i].v) + y[i].e);
+    }
+    *scale = most == 0 ? adze_exact(0) : adze_div((adze_value){most, fmax(high - most, most - low)}, adze_exact(top));
+    for (int64_t i = 0; i < n; i++) {
+        y[i] = most == 0 ? adze_exact(0) : adze_div(y[i], *scale);
+        y[i].v = fmin(fmax(y[i].v, -top), top);
+    }
 }
 static inline adze_value adze_element(const adze_tensor *t, int64_t at)
 {

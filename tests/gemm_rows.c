@@ -11,6 +11,7 @@ enum { M = 70, N = 300, K = 700, GROUP = 32, GROUPS = (K + GROUP - 1) / GROUP };
 static uint16_t x[M * K], half[N * K], out[2][M * N];
 static uint8_t bytes[N * K];
 static float scale[N * GROUPS];
+static int of_bytes; /* x has the dtype of the weights, and they have scales of whole rows */
 
 static adze_tensor matrix(void *data, int64_t rows, int64_t columns, int dtype)
 {
@@ -25,15 +26,22 @@ static int product(int dtype, int first, int m, uint32_t flags, uint16_t *to)
     a.x = matrix(x + first * K, m, K, ADZE_BF16);
     a.out = matrix(to + first * N, m, N, ADZE_BF16);
     a.w = matrix(dtype == ADZE_BF16 ? (void *)half : bytes, N, dtype == ADZE_U8 ? K / 2 : K, dtype);
-    if (dtype != ADZE_BF16)
+    if (of_bytes) {
+        a.x = matrix(bytes + first * K, m, K, dtype);
+        a.x_scale = (adze_tensor){scale + first, {m}, {1}, 1, ADZE_F32};
+        a.w_scale = (adze_tensor){scale, {N}, {1}, 1, ADZE_F32};
+        a.out_dtype = ADZE_BF16;
+    } else if (dtype != ADZE_BF16) {
         a.w_scale = matrix(scale, N, GROUPS, ADZE_F32), a.group = GROUP;
+    }
     a.format = dtype == ADZE_U8 ? ADZE_FORMAT_U4 : ADZE_FORMAT_DTYPE;
     return adze_gemm((adze_stream){.device = ADZE_CPU}, &a) == ADZE_OK;
 }
 
 int main(void)
 {
-    static const int dtypes[] = {ADZE_BF16, ADZE_I8, ADZE_U8}, counts[] = {2, 7, 8, 9, 17, 33, M};
+    static const int dtypes[] = {ADZE_BF16, ADZE_I8, ADZE_U8, ADZE_I8, ADZE_F8E4M3},
+                     counts[] = {2, 7, 8, 9, 17, 33, M};
     uint32_t state = 1;
     for (int i = 0; i < N * K; i++) {
         state = state * 1664525u + 1013904223u;
@@ -44,6 +52,7 @@ int main(void)
     }
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
         int ok = 1;
+        of_bytes = d > 2;
         for (int row = 0; row < M; row++)
             ok = ok && product(dtypes[d], row, 1, ADZE_BATCH_INVARIANT, out[0]);
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {

@@ -84,6 +84,10 @@ def samples(dtype):
         ("gemm.out2", (x, wide, wide), {"separate": 1, "out_dtype": 1}),
         ("gemm.out3", (x, wide, wide, randn(9, 64, dtype=dtype)), {"separate": 1, "norm": 1, "eps": 1e-6}),
         ("gemm.out", (x, wide), {"out": randn(2, 3, 24, dtype=dtype)}),
+        ("rms_norm.out_scale", (x,), {"out_dtype": 5}),
+        ("layer_norm.out_scale", (x, r), {"out_dtype": 4}),
+        ("glu.out_scale", (x,), {"out_dtype": 5}),
+        ("gemm.default", (x.to(torch.int8), wide.to(torch.int8)), {"w_scale": randn(24), "x_scale": randn(2, 3)}),
         ("quantize.default", (x, 5), {}),
         ("quantize.zero", (x, 11), {"format": 1, "group": 32, "zero_points": 1, "scale_dtype": 2}),
         ("quantize.out", (x, 5), {"out": empty(x, dtype=torch.int8), "scale": torch.empty(2, 3)}),
@@ -269,6 +273,35 @@ def test_linear(dtype):
         _ops.ops.gemm.default(x, w, v, separate=1)
 
 
+@pytest.mark.parametrize("kind", ["i8", "f8e4m3"])
+def test_quantised_rows(kind):
+    """A norm or a glu whose rows are quantised is the op, then quantize. On CUDA its sums may have another order."""
+    dtype = {"i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}[kind]
+    x, r, w = randn(2, 3, 96), randn(2, 3, 96, seed=1), randn(96, seed=2)
+
+    def same(got, y):
+        scale = adze.quantize(y, kind)[1]
+        torch.testing.assert_close(got[1], scale, rtol=1e-6, atol=0)
+        half_step = 0.5 * scale[..., None] if kind == "i8" else y.abs() / 16 + 2**-10 * scale[..., None]
+        assert got[0].dtype == dtype
+        assert ((got[0].float() * got[1][..., None] - y).abs() <= 1.001 * half_step).all()
+
+    for norm in (adze.rms_norm, adze.layer_norm):
+        same(norm(x, w, out_dtype=dtype), norm(x, w))
+        y, h = norm(x, w, residual=r)
+        q, total, scale = norm(x, w, residual=r, out_dtype=dtype)
+        same((q, scale), y)
+        assert torch.equal(total, h)
+        same(norm(x, w, residual=r, need_sum=False, out_dtype=dtype), y)
+        out, out_scale = torch.empty(2, 3, 96, dtype=dtype), torch.empty(2, 3)
+        norm(x, w, out_dtype=dtype, out=out, out_scale=out_scale)
+        same((out, out_scale), norm(x, w))
+    same(adze.glu(x, r, out_dtype=dtype), adze.glu(x, r))
+    same(adze.glu(x[0, 0], act="gelu", out_dtype=dtype), adze.glu(x[0, 0], act="gelu"))
+    with pytest.raises(ValueError, match="out_dtype is 'float32', it must be one of int8, float8_e4m3fn"):
+        adze.glu(x.half(), out_dtype=torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantised_linear(dtype):
     w, x = randn(200, 300, dtype=dtype), randn(3, 300, dtype=dtype, seed=1)
@@ -294,6 +327,15 @@ def test_quantised_linear(dtype):
     q, scale = adze.quantize(w, "f8e4m3", group_rows=-1)
     assert scale.shape == (1,) and torch.equal(scale, (w.double().abs().amax()[None] / 448).float())
     agrees(q.double() * scale.double(), w=q, w_scale=scale)
+
+    for kind in ("i8", "f8e4m3"):  # x too
+        (a, a_scale), (b, b_scale) = adze.quantize(x, kind), adze.quantize(w, kind)
+        want = (a.double() * a_scale.double()[..., None]) @ (b.double() * b_scale.double()[:, None]).T
+        off = 320 * 2**-24 * (x.double().abs() @ w.double().abs().T).amax()
+        for out_dtype in (None, dtype):
+            got = adze.linear(a, b, w_scale=b_scale, x_scale=a_scale, out_dtype=out_dtype)
+            assert got.dtype == (out_dtype or torch.float32) and got.shape == want.shape
+            assert ((got.double() - want).abs() <= torch.finfo(got.dtype).eps * want.abs() + off).all()
 
     q, scale, zero = adze.quantize(w, "u4", group=64, zero_points=True)
     assert q.shape == (200, 150) and scale.shape == zero.shape == (200, 5) and zero.dtype == torch.uint8

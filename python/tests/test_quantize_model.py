@@ -66,16 +66,21 @@ def test_kinds(kind, dtype):
     handle = adze.quantize(net, kind)
     layer, (row,) = net[0], handle.rows
     assert layer.kind == row.kind == kind and layer.weight.dtype == dtype
-    step = {"int8": 1 / 127, "fp8": 32 / 448, "int4": 1 / 7}[kind.partition("-")[0]]  # the widest, of the largest
+    step = {"i8": 1 / 127, "f8e4m3": 32 / 448, "u4": 1 / 7}[KINDS[kind][0]]  # the widest, of the largest
     most = (0.51 * step + torch.finfo(dtype).eps) * linear.weight.abs().max()
     assert ((layer.weight - linear.weight).abs() <= most).all()
     assert row.after == sum(t.nbytes for t in layer.stored if t is not None) < row.before
     assert 0 < row.on_random < 0.2
     for rows in (2, ROWS + 1):
         x = torch.randn(rows, K, generator=generator(rows), device=here()).to(dtype)
-        want = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+        read = x.double()
+        if layer.activations:
+            q, scale = adze.quantize(x, KINDS[kind][0])
+            read = q.double() * scale.double()[:, None]
+            assert 0 < (read - x.double()).abs().max() < 0.1 * x.double().abs().max()
+        want = F.linear(read, layer.weight.double(), layer.bias.double())
         # Sums in float, and a rounding of the result; above ROWS rows each weight is rounded to the dtype too.
-        terms = F.linear(x.double().abs(), layer.weight.double().abs())
+        terms = F.linear(read.abs(), layer.weight.double().abs())
         eps = torch.finfo(dtype).eps
         assert ((layer(x).double() - want).abs() <= eps * (want.abs() + terms) + K * 2**-24 * terms).all()
         assert layer(x).dtype == dtype

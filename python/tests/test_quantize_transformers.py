@@ -23,7 +23,7 @@ def layers(model):
     return {path: module for path, module in model.named_modules() if isinstance(module, adze.QuantizedLinear)}
 
 
-@pytest.mark.parametrize("name, kind", [("qwen2", "int4-g64"), ("gpt2", "fp8")])
+@pytest.mark.parametrize("name, kind", [("qwen2", "int4-g64"), ("gpt2", "fp8"), ("qwen2", "w8a8")])
 def test_round_trip(name, kind, tmp_path):
     """qwen2 has Linears with a bias, gpt2 Conv1Ds and a head that is tied to the embedding."""
     models.build(name).save_pretrained(tmp_path / "plain")

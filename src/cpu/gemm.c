@@ -3,6 +3,7 @@
    one vector of sums in a register. A row's sums do not depend on how many others there are. */
 #include "cpu/gemm_tile.h"
 
+#include "cpu/gemm_i8.h"
 #include "cpu/gemm_panels.h"
 
 enum {
@@ -180,6 +181,8 @@ ADZE_CPU_KERNEL(gemm)
     gemm_call c;
     (void)stream;
     gemm_init(&c, args);
+    if (c.x_dtype == ADZE_I8)
+        return i8_all(&c);
     if (gemm_takes_panels(c.a, GEMM_FEW))
         return panels_all(&c);
     int64_t blocks = 0;

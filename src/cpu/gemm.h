@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { X, OUT, OUT2, OUT3, RESIDUAL, GATE, GEMM_TENSORS };
+enum { X, OUT, OUT2, OUT3, RESIDUAL, GATE, X_SCALE, GEMM_TENSORS };
 enum {
     GEMM_FEW = 32,           /* rows of x up to which they are not packed: measured with AVX-512 */
     LINE_BYTES = 64,         /* of the cache */
@@ -18,9 +18,10 @@ enum {
 
 typedef struct gemm_weight {
     adze_tensor w, bias;
-    scales scales;     /* of quantised weights */
-    int64_t n, column; /* rows of w; where its columns begin in its output */
-    int out;           /* OUT, OUT2 or OUT3 */
+    scales scales; /* of quantised weights, which are multiplied as they are read; ones with quantised x: */
+    struct scales sum_scales; /* then the sums are multiplied by these */
+    int64_t n, column;        /* rows of w; where its columns begin in its output */
+    int out;                  /* OUT, OUT2 or OUT3 */
 } gemm_weight;
 
 typedef struct gemm_call {
@@ -28,8 +29,9 @@ typedef struct gemm_call {
     const adze_tensor *tensors[GEMM_TENSORS];
     gemm_weight weight[3];
     adze_rows rows;
-    int weights; /* that have columns of their own: of glu only the first */
-    int dtype, act, steps;
+    int weights;        /* that have columns of their own: of glu only the first */
+    int x_dtype, dtype; /* of x; of what is rounded in steps, and of bias and gate: x's, or out's with quantised x */
+    int act, steps;
     int kind;                 /* of w: its dtype */
     int64_t k, k_floats;      /* a row of `floats` */
     int64_t per_batch;        /* rows of x that share a w */
@@ -42,7 +44,7 @@ typedef struct gemm_call {
 
 INLINE int64_t size_of(int dtype)
 {
-    return dtype == ADZE_F32 ? 4 : 2;
+    return dtype == ADZE_F32 ? 4 : is_quantised(dtype) ? 1 : 2;
 }
 INLINE int64_t least(int64_t a, int64_t b)
 {
@@ -53,12 +55,22 @@ INLINE int64_t least(int64_t a, int64_t b)
 
 static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
 {
-    const adze_tensor *const tensors[GEMM_TENSORS] = {&a->x, &a->out, &a->out2, &a->out3, &a->residual, &a->gate};
+    static const float one = 1;
+    const struct scales ones = {.scale = (const char *)&one, .group = INT64_MAX, .group_rows = 1, .dtype = ADZE_F32};
+    const adze_tensor x_scale = adze_by_rows(&a->x_scale);
+    const adze_tensor *const tensors[GEMM_TENSORS] = {&a->x,        &a->out,  &a->out2, &a->out3,
+                                                      &a->residual, &a->gate, &x_scale};
     const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3}, *const bias[] = {&a->bias, &a->bias2, &a->bias3};
     const adze_tensor *const scale[] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
     const adze_tensor *const zero[] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
-    *c = (gemm_call){.a = a, .dtype = a->x.dtype, .kind = a->w.dtype, .k = a->x.shape[a->x.rank - 1]};
+    const int bytes = is_quantised(a->x.dtype);
+    *c = (gemm_call){.a = a,
+                     .x_dtype = a->x.dtype,
+                     .dtype = bytes ? a->out.dtype : a->x.dtype,
+                     .kind = a->w.dtype,
+                     .k = a->x.shape[a->x.rank - 1]};
     memcpy(c->tensors, tensors, sizeof tensors);
+    c->tensors[X_SCALE] = &a->x_scale;
     adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
     c->k_floats = (c->k + STEP - 1) / STEP * STEP;
     if (c->k_floats % 512 == 0)
@@ -69,9 +81,11 @@ static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
     int64_t column = 0;
     for (int i = 0; i < 3 && w[i]->dtype; i++) {
         const int64_t n = w[i]->shape[w[i]->rank - 2];
+        const struct scales own = scales_of(scale[i], zero[i], a->group, a->group_rows, c->k);
         c->weight[i] = (gemm_weight){.w = *w[i],
                                      .bias = *bias[i],
-                                     .scales = scales_of(scale[i], zero[i], a->group, a->group_rows, c->k),
+                                     .scales = bytes ? ones : own,
+                                     .sum_scales = own,
                                      .n = n,
                                      .column = a->separate ? 0 : column,
                                      .out = a->separate ? OUT + i : OUT};
@@ -105,7 +119,7 @@ INLINE int gemm_next_rows(gemm_call *c, int64_t most)
 /* Where a row of x begins. */
 INLINE const char *gemm_row(const gemm_call *c, int64_t row)
 {
-    return (const char *)c->a->x.data + adze_row_offset(&c->rows, X, c->first_row + row) * size_of(c->dtype);
+    return (const char *)c->a->x.data + adze_row_offset(&c->rows, X, c->first_row + row) * size_of(c->x_dtype);
 }
 /* Where the rows of a weight begin, and the bytes from one to the next. */
 typedef struct weight_rows {
@@ -122,11 +136,18 @@ INLINE weight_rows weight_rows_of(const gemm_call *c, const gemm_weight *w)
 
 /* ---- x as floats ---- */
 
-/* In the order in which w is read; a row ends with zeros. */
-INLINE void floats_of(float *to, const void *row, int dtype, int order, int64_t k)
+/* The n <= STEP elements of a row from i on, in the order in which w is read, ended by zeros. */
+INLINE vf32 x_load(const char *row, int dtype, int order, int64_t i, int64_t n)
+{
+    const dequantise as_stored = {.scale = 1};
+    if (dtype == ADZE_F8E4M3) /* w is of f8e4m3 too */
+        return quantised_load(row, ADZE_F8E4M3, i, n, &as_stored);
+    return vf32_order(row_load32_part(row, dtype, i, n), dtype, order);
+}
+INLINE void floats_of(float *to, const char *row, int dtype, int order, int64_t k)
 {
     for (int64_t i = 0; i < k; i += STEP)
-        row_store32(to, ADZE_F32, i, vf32_order(row_load32_part(row, dtype, i, least(k - i, STEP)), dtype, order), 0);
+        row_store32(to, ADZE_F32, i, x_load(row, dtype, order, i, least(k - i, STEP)), 0);
 }
 
 /* The norms of this ISA. A file for an ISA that norms are not compiled for says which ones it takes. */
@@ -170,9 +191,10 @@ NO_INLINE void gemm_rows(void *context, int64_t begin, int64_t end)
             x = normed;
         }
         const int order = order_of(c->kind);
-        switch (c->dtype) {
+        switch (c->x_dtype) {
         case ADZE_F32: floats_of(to, x, ADZE_F32, order, c->k); break;
         case ADZE_F16: floats_of(to, x, ADZE_F16, order, c->k); break;
+        case ADZE_F8E4M3: floats_of(to, x, ADZE_F8E4M3, order, c->k); break;
         default: floats_of(to, x, ADZE_BF16, order, c->k); break;
         }
     }
@@ -213,10 +235,20 @@ INLINE vf16 gemm_rounded(const gemm_call *c, vf16 v)
         return v;
     return c->dtype == ADZE_BF16 ? bf16_to_f32(f32_to_bf16(v)) : f16_to_f32(f32_to_f16(v));
 }
-INLINE vf16 gemm_biased(const gemm_call *c, const gemm_weight *w, const float *y, int64_t column, int64_t i,
-                        int64_t n)
+/* The product of x and n columns of w from `column + i` on; x_scale is that of quantised x. */
+INLINE vf16 gemm_biased(const gemm_call *c, const gemm_weight *w, const float *y, float x_scale, int64_t column,
+                        int64_t i, int64_t n)
 {
     vf16 v = row_load_part(y, ADZE_F32, i, n);
+    if (is_quantised(c->x_dtype)) {
+        float scale[LANES] = {0};
+        for (int64_t j = 0; j < n; j++)
+            scale[j] =
+                float_at(w->sum_scales.scale, w->sum_scales.dtype, (column + i + j) * w->sum_scales.row_stride);
+        const vf16 of_w = row_load_part(scale, ADZE_F32, 0, LANES);
+        for (int p = 0; p < VF_PARTS; p++)
+            v.part[p] = v.part[p] * x_scale * of_w.part[p];
+    }
     if (w->bias.dtype) {
         const vf16 bias = gemm_load(w->bias.data, w->bias.dtype, column + i, n);
         for (int p = 0; p < VF_PARTS; p++)
@@ -234,13 +266,16 @@ NO_INLINE void gemm_finish(const gemm_call *c, const gemm_weight *w, const float
     char *to = (char *)out->data + (adze_row_offset(&c->rows, w->out, row) + at) * size_of(out->dtype);
     const int64_t gate_at = adze_row_offset(&c->rows, GATE, row) + at;
     const int64_t residual_at = adze_row_offset(&c->rows, RESIDUAL, row) + at;
+    const adze_tensor *x_scales = c->tensors[X_SCALE];
+    const float x_scale =
+        x_scales->dtype ? ((const float *)x_scales->data)[adze_row_offset(&c->rows, X_SCALE, row)] : 1;
     for (int64_t i = 0; i < count; i += LANES) {
         const int64_t n = least(count - i, LANES);
-        vf16 v = gemm_biased(c, w, y, column, i, n);
+        vf16 v = gemm_biased(c, w, y, x_scale, column, i, n);
         if (c->act)
             v = gemm_rounded(c, gemm_act(c->act, v));
         if (c->a->glu) {
-            const vf16 value = gemm_biased(c, w + 1, y2, column, i, n);
+            const vf16 value = gemm_biased(c, w + 1, y2, x_scale, column, i, n);
             for (int p = 0; p < VF_PARTS; p++)
                 v.part[p] *= value.part[p];
             v = gemm_rounded(c, v);

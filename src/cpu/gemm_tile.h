@@ -38,8 +38,7 @@ INLINE void pack_rows(const gemm_call *c, number *to, const char *const *row, in
         for (int64_t r = 0; r < lanes; r++) {
             float lane[STEP] = {0};
             if (r < rows)
-                row_store32(lane, ADZE_F32, 0,
-                            vf32_order(row_load32_part(row[r], dtype, i, least(c->k - i, STEP)), dtype, order), 0);
+                row_store32(lane, ADZE_F32, 0, x_load(row[r], dtype, order, i, least(c->k - i, STEP)), 0);
             for (int64_t e = 0; e < STEP; e++)
                 to[(i - from + e) * lanes + r] = lane[e];
         }
@@ -47,9 +46,10 @@ INLINE void pack_rows(const gemm_call *c, number *to, const char *const *row, in
 NO_INLINE void pack_panel(const gemm_call *c, number *to, const char *const *row, int64_t rows, int64_t from,
                           int64_t end)
 {
-    switch (c->dtype) {
+    switch (c->x_dtype) {
     case ADZE_F32: pack_rows(c, to, row, rows, from, end, ADZE_F32); break;
     case ADZE_F16: pack_rows(c, to, row, rows, from, end, ADZE_F16); break;
+    case ADZE_F8E4M3: pack_rows(c, to, row, rows, from, end, ADZE_F8E4M3); break;
     default: pack_rows(c, to, row, rows, from, end, ADZE_BF16); break;
     }
 }

@@ -6,8 +6,15 @@ static void body(void *context, int64_t begin, int64_t end)
     norm_range(context, begin, end, 1);
 }
 
+adze_status ADZE_CPU_FN(layer_norm)(adze_stream stream, const void *args);
+static adze_status one_row(const bytes_call *c, int64_t row, const adze_tensor *out)
+{
+    return norm_row(c, row, out, ADZE_CPU_FN(layer_norm));
+}
+
 ADZE_CPU_KERNEL(layer_norm)
 {
+    const adze_norm_args *a = args;
     (void)stream;
-    return norm_run(args, body);
+    return adze_is_bytes(a->out.dtype) ? norm_bytes("layer_norm", a, one_row) : norm_run(a, body);
 }

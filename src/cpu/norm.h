@@ -9,6 +9,7 @@
 #ifndef ADZE_CPU_NORM_H
 #define ADZE_CPU_NORM_H
 
+#include "cpu/bytes_out.h"
 #include "cpu/row32.h"
 
 #include <stdlib.h>
@@ -444,6 +445,47 @@ INLINE void norm_range(const norm_call *c, int64_t begin, int64_t end, int centr
     if (c->stream_out || c->stream_sum)
         row_stream_end();
     free(heap);
+}
+
+/* ---- Quantised rows ---- */
+
+/* One row, with what belongs to it; the order of tensors is that of norm_call, after which the scale comes. */
+static adze_status norm_row(const bytes_call *c, int64_t row, const adze_tensor *out, adze_run_fn norm)
+{
+    const adze_norm_args *a = c->args;
+    const adze_stream cpu = {ADZE_CPU, NULL};
+    adze_norm_args one = *a;
+    one.x = bytes_row_of(c, &a->x, X, row);
+    one.sum = bytes_row_of(c, &a->sum, SUM, row);
+    one.residual = bytes_row_of(c, &a->residual, RESIDUAL, row);
+    one.gate = bytes_row_of(c, &a->gate, GATE, row);
+    one.gate_table = bytes_row_of(c, &a->gate_table, GATE_TABLE, row);
+    one.scale = bytes_row_of(c, &a->scale, SCALE, row);
+    one.scale_table = bytes_row_of(c, &a->scale_table, SCALE_TABLE, row);
+    one.shift = bytes_row_of(c, &a->shift, SHIFT, row);
+    one.shift_table = bytes_row_of(c, &a->shift_table, SHIFT_TABLE, row);
+    one.out = *out;
+    one.out_dtype = 0;
+    one.out_scale = (adze_tensor){.dtype = ADZE_NONE};
+    return norm(cpu, &one);
+}
+static adze_status norm_bytes(const char *op, const adze_norm_args *a,
+                              adze_status (*row)(const bytes_call *c, int64_t row, const adze_tensor *out))
+{
+    const adze_tensor scale = adze_by_rows(&a->out_scale);
+    const adze_tensor *const tensors[NORM_TENSORS + 1] = {&a->x,     &a->out,         &a->sum,   &a->residual,
+                                                          &a->gate,  &a->gate_table,  &a->scale, &a->scale_table,
+                                                          &a->shift, &a->shift_table, &scale};
+    bytes_call c = {.args = a,
+                    .out = &a->out,
+                    .scale = &a->out_scale,
+                    .out_at = OUT,
+                    .scale_at = NORM_TENSORS,
+                    .dtype = a->x.dtype,
+                    .dim = a->x.shape[a->x.rank - 1],
+                    .row = row};
+    adze_rows_init(&c.rows, &a->x, NORM_TENSORS + 1, tensors);
+    return bytes_run(op, &c, row_grain(c.dim));
 }
 
 INLINE adze_status norm_run(const adze_norm_args *a, adze_range_fn body)

@@ -3,7 +3,7 @@
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
    rows. Quantised weights are streamed for any number of tokens: up to 16 by gemm_compact.cu, which takes the common
    calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
-   gemm_any.cuh. */
+   gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
 #include "gemm_any.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
@@ -16,7 +16,7 @@ extern "C" adze_status adze_layer_norm_cuda(adze_stream, const void *);
 static gemm_params gemm_params_of(const adze_gemm_args *a)
 {
     gemm_params p = {};
-    const int size = adze_float_size(a->x.dtype);
+    const int size = (int)adze_dtype_size(a->x.dtype);
     const int out_size = adze_float_size(a->out.dtype);
     const adze_tensor *const w[GEMM_PARTS] = {&a->w, &a->w2, &a->w3};
     const adze_tensor *const bias[GEMM_PARTS] = {&a->bias, &a->bias2, &a->bias3};
@@ -24,7 +24,8 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
     const adze_tensor *const zero[GEMM_PARTS] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
     const adze_tensor *const out[GEMM_PARTS] = {&a->out, &a->out2, &a->out3};
     adze_tensor x = a->x, gate = a->gate;
-    adze_tensor rows_of[GEMM_TENSORS] = {a->x, a->out, a->out2, a->out3, a->residual, a->gate};
+    adze_tensor rows_of[GEMM_TENSORS] = {
+        a->x, a->out, a->out2, a->out3, a->residual, a->gate, adze_by_rows(&a->x_scale)};
     p.batches = 1;
     if (a->w.rank == 3) { /* the first dimension of each is the batch */
         p.batches = a->x.shape[0];
@@ -56,7 +57,7 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
         part.w = (const char *)w[i]->data;
         part.w_stride = w[i]->stride[w[i]->rank - 2] * size;
         part.n = w[i]->shape[w[i]->rank - 2];
-        if (a->w.dtype != a->x.dtype) {
+        if (scale[i]->dtype) {
             part.w_stride = w[i]->stride[0]; /* of bytes */
             part.scale = scale[i]->data;
             part.scale_dtype = scale[i]->dtype;
@@ -84,7 +85,8 @@ static gemm_params gemm_params_of(const adze_gemm_args *a)
     p.eps = a->eps, p.weight_offset = a->weight_offset;
     p.norm = a->norm, p.rounding = a->rounding, p.glu = a->glu;
     p.act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
-    p.out_f32 = a->out.dtype == ADZE_F32;
+    p.out_f32 = a->out.dtype == ADZE_F32, p.out_bf16 = a->out.dtype == ADZE_BF16;
+    p.x_scale = (const float *)a->x_scale.data;
     p.format = a->w.dtype == ADZE_I8       ? OF_I8
                : a->w.dtype == ADZE_F8E4M3 ? OF_F8
                : a->w.dtype == ADZE_U8     ? OF_U4
@@ -148,7 +150,8 @@ enum {
     SLICED_FEW,
     SLICED,
     ANY_8,
-    ANY_64
+    ANY_64,
+    BYTES /* and the other GEMM_BYTES_SHAPES */
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
     {"bulk", "one or two tokens, weights of x's dtype, by bulk copies, on the tensor cores (sm_90 and newer)"},
@@ -183,6 +186,26 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"sliced64x64", "the same with tiles of 64 tokens"},
     {"any8", "every call without norm, 8 tokens at a time"},
     {"any64", "every call without norm, 64 tokens at a time"},
+    {"bytes-direct16x16",
+     "quantised x of aligned rows, up to 8 tokens, straight into registers, 16 rows and 16 warps"},
+    {"bytes-direct32x16", "the same with 32 rows"},
+    {"bytes-direct64x8", "the same with 64 rows and 8 warps"},
+    {"bytes-direct32x8-16", "up to 16 tokens, 32 rows and 8 warps"},
+    {"bytes-direct64x8-16", "up to 16 tokens, 64 rows and 8 warps"},
+    {"bytes-direct32x8-32", "up to 32 tokens, 32 rows and 8 warps"},
+    {"bytes-direct64x8-32", "up to 32 tokens, 64 rows and 8 warps"},
+    {"bytes-direct32x8-64", "up to 64 tokens, 32 rows and 8 warps"},
+    {"bytes-sliced16x64",
+     "quantised x of aligned rows, tiles of 16 tokens and 64 rows, of which 4 warps have a part of k each"},
+    {"bytes-sliced32x64", "the same with tiles of 32 tokens"},
+    {"bytes-sliced64x64", "the same with tiles of 64 tokens"},
+    {"bytes32x64", "quantised x of aligned rows, tiles of 32 tokens and 64 rows"},
+    {"bytes64x64", "the same with tiles of 64 tokens"},
+    {"bytes128x128", "the same with tiles of 128 tokens and 128 rows"},
+    {"bytes-wgmma128x256", "i8 of aligned rows on Hopper, tiles of 128 tokens and 256 rows"},
+    {"bytes-wgmma128x128", "the same with tiles of 128 rows"},
+    {"bytes-any8", "quantised x, every call, 8 tokens at a time"},
+    {"bytes-any64", "quantised x, every call, 64 tokens at a time"},
     {NULL, NULL},
 };
 
@@ -272,49 +295,6 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
     return ADZE_NO_KERNEL;
 }
 
-/* In how many parts the blocks of a cluster take k: as few as load the multiprocessors about evenly, and give each of
-   them two blocks. */
-static int tile_parts(const cuda_call &s, const gemm_params &p, int64_t blocks)
-{
-    const int64_t sm_count = s.gpu.sm_count, steps = ceil_div(p.k, 64);
-    if (!adze_cuda_clusters(s.device) || p.batch_invariant)
-        return 1;
-    double best = 1e30;
-    for (int parts = 1; parts <= 8; parts *= 2)
-        best = std::min(best, (double)ceil_div(blocks * parts, sm_count) / parts);
-    int parts = 1;
-    while (parts < 8 && steps >= parts * 16 &&
-           ((double)ceil_div(blocks * parts, sm_count) / parts > 1.1 * best || blocks * parts * 10 < sm_count * 19))
-        parts *= 2;
-    return parts;
-}
-/* The same for blocks that have a multiprocessor to themselves, or half of it: as few as leave little of the last
-   round of blocks empty. The weights are what takes the time, and most multiprocessors can read them as fast as all.
- */
-static int sliced_parts(const cuda_call &s, int64_t blocks, int64_t at_once, int64_t steps)
-{
-    if (!adze_cuda_clusters(s.device))
-        return 1;
-    auto rounds = [&](int parts) { return (double)ceil_div(blocks * parts, at_once) / parts; };
-    double best = 1e30;
-    const int most = (int)std::min<int64_t>(8, std::max<int64_t>(1, steps / 4));
-    for (int parts = 1; parts <= most; parts++)
-        best = std::min(best, rounds(parts));
-    int parts = 1;
-    while (rounds(parts) > 1.25 * best)
-        parts++;
-    return parts;
-}
-template <typename T, class S>
-static adze_status tile_launch(const cuda_call &s, const gemm_params &p)
-{
-    const int64_t tokens = ceil_div(p.m, S::TOKENS), tiles = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
-    const int64_t blocks = tokens * tiles * p.batches, fit = std::max<int64_t>(1, s.gpu.block_shared / S::SHARED);
-    const int parts = S::SLICES == 1 ? tile_parts(s, p, blocks)
-                                     : sliced_parts(s, blocks, s.gpu.sm_count * fit, ceil_div(p.k * 2, S::DEPTH));
-    return launch(s, gemm_tile<T, S>, tokens * tiles * parts, dim3(S::THREADS),
-                  launch_shape(S::SHARED, parts, p.batches), p, (int)tokens);
-}
 /* The choice between sliced and plain tiles, by tokens and by rows that a multiprocessor has: the first rule that a
    call is within. From sweeps on an H200 (2026-11-17) over 4096 x 4096, 11008 x 4096, 14336 x 4096, 22016 x 4096 and
    128256 x 4096. What is faster changes with how full the last round of tiles is. */
@@ -463,6 +443,19 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
     return s.takes(ANY_64, !p.norm) ? any_launch<T, 64>(s, p) : ADZE_NO_KERNEL;
 }
 
+static adze_status bytes_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int choice = gemm_bytes_choice(s, p);
+    for (int shape = 0; shape < GEMM_BYTES_SHAPES; shape++) {
+        /* Hopper's own products of f8e4m3 have a kernel of their own. */
+        const bool other = p.format == OF_F8 && (shape == GEMM_BYTES_WGMMA_256 || shape == GEMM_BYTES_WGMMA_128);
+        const bool can = !other && gemm_bytes_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(BYTES + shape, can, shape == choice))
+            return gemm_bytes_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
+}
+
 /* Whether the norm is a launch of its own, into scratch. */
 static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
 {
@@ -533,6 +526,8 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
     const int form =
         a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20;
     return s.tuned(form, p.m, p.n, p.k, p.batches, [&]() {
+        if (p.x_scale)
+            return bytes_run(s, p, a->out.dtype);
         switch (a->x.dtype) {
         case ADZE_F32: return gemm_launch<float>(s, p, vectors);
         case ADZE_F16: return gemm_launch<f16>(s, p, vectors);
@@ -541,6 +536,27 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
     });
 }
 CUDA_ENTRIES(gemm, GEMM_VARIANTS, gemm_run)
+
+/* Many tokens of f8e4m3 on Hopper, whose tensor cores multiply it as it is and add with few bits. */
+static adze_status f8_run(adze_stream stream, const adze_gemm_args *a, bool ask)
+{
+    adze_choice choice = {};
+    choice.want = choice.ran = -1;
+    const cuda_call s(stream, adze_op_gemm, &choice);
+    const gemm_params p = gemm_params_of(a);
+    const bool can = p.m > 128 && p.n > 0;
+    return can ? gemm_bytes_run(s, p, a->out.dtype, GEMM_BYTES_WGMMA_128, ask) : ADZE_NO_KERNEL;
+}
+extern "C" int adze_gemm_cuda_f8_accepts(adze_stream stream, const void *args)
+{
+    const adze_gemm_args *const a = (const adze_gemm_args *)args;
+    return a->x.dtype == ADZE_F8E4M3 && f8_run(stream, a, true) == ADZE_OK;
+}
+extern "C" adze_status adze_gemm_cuda_f8(adze_stream stream, const void *args)
+{
+    const adze_status status = f8_run(stream, (const adze_gemm_args *)args, false);
+    return status == ADZE_NO_KERNEL ? adze_gemm_cuda(stream, args) : status; /* a driver without maps of tensors */
+}
 
 extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
 {

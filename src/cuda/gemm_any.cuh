@@ -8,7 +8,7 @@ enum { ANY_ROWS = 64, ANY_DEPTH = 32, ANY_GEMM_THREADS = 256 };
 
 /* A block computes TOKENS x 64 products; a thread has every 16th row of 4 and TOKENS / 16 tokens, or a row and two
    tokens when there are 8. Elements of the next 32 of k are loaded while those of the last are multiplied. */
-template <typename T, int TOKENS, weight_format F>
+template <typename T, int TOKENS, weight_format F, bool BYTES = false>
 __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p, int token_tiles)
 {
     constexpr int THREAD_ROWS = TOKENS >= 64 ? 4 : 1, ACROSS = ANY_ROWS / THREAD_ROWS;
@@ -23,7 +23,9 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
 
     /* A warp loads 32 neighbouring elements of a row at a time. */
     const char *w_at[W_LOADS];
-    const T *x_at[X_LOADS];
+    const char *x_at[X_LOADS];
+    constexpr weight_format X = BYTES ? F : OF_X; /* BYTES: x is quantised as the weights are */
+    constexpr int X_SIZE = BYTES ? 1 : (int)sizeof(T);
 #pragma unroll
     for (int i = 0; i < W_LOADS; i++) {
         const int r = i * (ANY_GEMM_THREADS / 32) + warp, of_tile = p.glu && r >= size ? r - size : r;
@@ -35,11 +37,13 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
 #pragma unroll
     for (int i = 0; i < X_LOADS; i++) {
         const int64_t of_x = first_token + i * (ANY_GEMM_THREADS / 32) + warp;
-        x_at[i] = of_x < p.m
-                      ? (const T *)(p.x + batch * p.x_batch) + row_offset(p.rows, GEMM_X, row_split(p.rows, of_x))
-                      : NULL;
+        x_at[i] = of_x < p.m ? p.x + batch * p.x_batch + row_offset(p.rows, GEMM_X, row_split(p.rows, of_x)) * X_SIZE
+                             : NULL;
     }
-    float w_next[W_LOADS], x_next[X_LOADS], sum[THREAD_TOKENS][THREAD_ROWS] = {};
+    /* The sum of 32 products of i8 is exact in a float, that of all is not. */
+    typedef typename std::conditional<BYTES && F == OF_I8, int, float>::type sum_type;
+    float w_next[W_LOADS], x_next[X_LOADS];
+    sum_type sum[THREAD_TOKENS][THREAD_ROWS] = {};
     auto fetch = [&](int64_t at) {
 #pragma unroll
         for (int i = 0; i < W_LOADS; i++)
@@ -55,7 +59,7 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
             }
 #pragma unroll
         for (int i = 0; i < X_LOADS; i++)
-            x_next[i] = x_at[i] && at + lane < p.k ? to_float(x_at[i][at + lane]) : 0;
+            x_next[i] = x_at[i] && at + lane < p.k ? weight_float<T, X>(x_at[i], at + lane) : 0;
     };
     pdl_wait();
     pdl_launch_next();
@@ -84,7 +88,7 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
                 for (int r = 0; r < THREAD_ROWS; r++)
                     part[i][r] = fmaf(xs[d][token + i], w[r], part[i][r]);
         }
-        if (F != OF_X && p.group) { /* of at least 32 columns */
+        if (F != OF_X && !BYTES && p.group) { /* of at least 32 columns */
 #pragma unroll
             for (int r = 0; r < THREAD_ROWS; r++) {
                 const int of_block = row + r * ACROSS,
@@ -102,19 +106,19 @@ __global__ void __launch_bounds__(ANY_GEMM_THREADS) gemm_any(const gemm_params p
         for (int i = 0; i < THREAD_TOKENS; i++)
 #pragma unroll
             for (int r = 0; r < THREAD_ROWS; r++)
-                sum[i][r] += part[i][r];
+                sum[i][r] += (sum_type)part[i][r];
     }
 #pragma unroll
     for (int i = 0; i < THREAD_TOKENS; i++)
 #pragma unroll
         for (int r = 0; r < THREAD_ROWS; r++)
-            result[token + i][row + r * ACROSS] = sum[i][r];
+            result[token + i][row + r * ACROSS] = (float)sum[i][r];
     __syncthreads();
     for (int i = (int)threadIdx.x; i < TOKENS * size; i += ANY_GEMM_THREADS) {
         const int of_block = i / size, column = i % size;
         if (first_token + of_block < p.m && column < rows.count)
-            gemm_finish<T, false>(p, rows.part, batch, first_token + of_block, rows.at + column,
-                                  result[of_block][column], result[of_block][(column + size) % ANY_ROWS]);
+            gemm_finish<T, false, BYTES>(p, rows.part, batch, first_token + of_block, rows.at + column,
+                                         result[of_block][column], result[of_block][(column + size) % ANY_ROWS]);
     }
 }
 

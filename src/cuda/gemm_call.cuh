@@ -8,7 +8,7 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
-enum { GEMM_X, GEMM_OUT, GEMM_OUT2, GEMM_OUT3, GEMM_RESIDUAL, GEMM_GATE, GEMM_TENSORS };
+enum { GEMM_X, GEMM_OUT, GEMM_OUT2, GEMM_OUT3, GEMM_RESIDUAL, GEMM_GATE, GEMM_X_SCALE, GEMM_TENSORS };
 enum { GEMM_PARTS = 3 };
 
 /* On targets other than sm_90 the launch bounds must allow one block all registers, or the compiler spills. */
@@ -45,6 +45,8 @@ struct gemm_params {
     int format;            /* a weight_format */
     int group, group_rows; /* of quantised weights; group 0: whole rows */
     bool glu, norm_weight_f32, norm_bias_f32, gate_f32, out_f32, const_weights, batch_invariant;
+    const float *x_scale; /* of quantised x, whose format is that of the weights; else NULL */
+    bool out_bf16;
 };
 
 /* The scale and the zero of a row of a part, in a group of columns. */
@@ -67,8 +69,8 @@ __host__ __device__ inline bool gemm_has_zero(const gemm_params &p)
 }
 
 /* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. FLAT: the tokens
-   have one dimension. */
-template <typename T, bool FLAT = true>
+   have one dimension. BYTES: x is quantised. */
+template <typename T, bool FLAT = true, bool BYTES = false>
 __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int64_t batch, int64_t token, int64_t row,
                                             float y, float y2)
 {
@@ -77,7 +79,11 @@ __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int6
     const row_index at = FLAT ? row_index{{token, 0, 0, 0}} : row_split(p.rows, token);
     auto offset = [&](int of) { return FLAT ? token * p.rows.stride[of][0] : row_offset(p.rows, of, at); };
     float f[1], b[1];
-    if (p.format != OF_X && p.group == 0) {
+    if (BYTES) {
+        const float x_scale = p.x_scale[offset(GEMM_X_SCALE)];
+        y *= x_scale, y2 *= x_scale;
+    }
+    if (BYTES || (p.format != OF_X && p.group == 0)) {
         y *= gemm_scale(p, part, row, 0);
         if (p.glu)
             y2 *= gemm_scale(p, 1, row, 0);
@@ -185,6 +191,34 @@ extern "C" int gemm_compact_choice(const cuda_call &s, const gemm_params &p, int
 /* gemm_ring.cu: the same as gemm_direct.cu, with or without norm. */
 enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
 extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+
+/* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
+enum {
+    GEMM_BYTES_DIRECT_16X16,
+    GEMM_BYTES_DIRECT_32X16,
+    GEMM_BYTES_DIRECT_64X8,
+    GEMM_BYTES_DIRECT16_32X8,
+    GEMM_BYTES_DIRECT16_64X8,
+    GEMM_BYTES_DIRECT32_32X8,
+    GEMM_BYTES_DIRECT32_64X8,
+    GEMM_BYTES_DIRECT64_32X8,
+    GEMM_BYTES_SLICED_16X64,
+    GEMM_BYTES_SLICED_32X64,
+    GEMM_BYTES_SLICED_64X64,
+    GEMM_BYTES_32X64,
+    GEMM_BYTES_64X64,
+    GEMM_BYTES_128X128,
+    GEMM_BYTES_WGMMA_256,
+    GEMM_BYTES_WGMMA_128,
+    GEMM_BYTES_ANY_8,
+    GEMM_BYTES_ANY_64,
+    GEMM_BYTES_SHAPES
+};
+extern "C" adze_status gemm_bytes_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p);
+
+/* gemm_sm90.cu: x of i8 and aligned rows, many tokens, on Hopper; `wide`: by 256 rows of the weights, else by 128. */
+extern "C" adze_status gemm_wgmma_run(const cuda_call &s, const gemm_params &p, int wide, int ask);
 
 /* gemm_bulk.cu: one or two tokens. `ask`: only whether it takes the call. */
 extern "C" adze_status gemm_bulk_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);

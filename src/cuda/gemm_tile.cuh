@@ -14,6 +14,8 @@
 #include "gemm_call.cuh"
 #include "mma.cuh"
 
+#include <algorithm>
+
 /* Tokens and rows of a block and of a warp, both multiples of 16. */
 template <int TOKENS_, int ROWS_, int WARP_TOKENS_, int WARP_ROWS_, int STAGES_, int SLICES_ = 1>
 struct tile_shape {
@@ -26,8 +28,81 @@ struct tile_shape {
     static_assert(SLICES * TOKENS * PITCH * 4 <= SHARED, "the sums take the place of the stages");
 };
 
-template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const gemm_params p, int token_tiles)
+/* What is multiplied: elements of a 16-bit dtype, or bytes of i8 or f8e4m3, whose products are scaled at the end.
+   Each takes a lane's 16 bytes of the rows of both operands. An f8e4m3 becomes f16, which is exact: tensor cores that
+   multiply it as it is add, by what has been measured of sm_89 and sm_90, with 14 bits. */
+template <typename T>
+struct tile_halves {
+    enum { SIZE = 2, BYTES = 0 };
+    typedef float sum_type;
+    template <int MT, int NT>
+    static __device__ __forceinline__ void multiply(float (&sum)[MT][NT][4], const uint4 (&a)[MT][2],
+                                                    const uint4 (&b)[NT])
+    {
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+                mma<T>(sum[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[n].x, b[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+                mma<T>(sum[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[n].z, b[n].w);
+    }
+};
+struct tile_i8 {
+    enum { SIZE = 1, BYTES = 1 };
+    typedef int sum_type;
+    template <int MT, int NT>
+    static __device__ __forceinline__ void multiply(int (&sum)[MT][NT][4], const uint4 (&a)[MT][2],
+                                                    const uint4 (&b)[NT])
+    {
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+                mma_i8(sum[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[n].x, b[n].y);
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+                mma_i8(sum[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[n].z, b[n].w);
+    }
+};
+struct tile_f8 {
+    enum { SIZE = 1, BYTES = 1 };
+    typedef float sum_type;
+    template <int MT, int NT>
+    static __device__ __forceinline__ void multiply(float (&sum)[MT][NT][4], const uint4 (&a)[MT][2],
+                                                    const uint4 (&b)[NT])
+    {
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            uint32_t x[MT][2][2];
+#pragma unroll
+            for (int i = 0; i < MT * 2; i++)
+                f8_halves(word(a[i / 2][i % 2], w), x[i / 2][i % 2]);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                uint32_t y[2];
+                f8_halves(word(b[n], w), y);
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+                    mma<f16>(sum[i][n], x[i][0][0], x[i][1][0], x[i][0][1], x[i][1][1], y[0], y[1]);
+            }
+        }
+    }
+    static __device__ __forceinline__ uint32_t word(const uint4 &v, int w)
+    {
+        return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w;
+    }
+};
+
+/* T is what O has, or with bytes of no meaning: out's dtype is known at the end. */
+template <typename T, class S, class O = tile_halves<T>>
+__global__ void __launch_bounds__(S::THREADS, O::BYTES ? 1 : GEMM_ONE_BLOCK)
+    gemm_tile(const gemm_params p, int token_tiles)
 {
     constexpr int MT = S::WARP_TOKENS / 16, NT = S::WARP_ROWS / 8, DEPTH = S::DEPTH, PIECES = DEPTH / 16;
     constexpr int STEP = S::THREADS / PIECES;
@@ -44,7 +119,9 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
     const int64_t first_token = (int64_t)(block % (unsigned)token_tiles) * S::TOKENS;
     const int size = p.glu ? S::ROWS / 2 : S::ROWS;
     const gemm_rows rows = gemm_tile_rows(p, tile, size);
-    const int all_steps = ((int)p.k * 2 + DEPTH - 1) / DEPTH;
+    constexpr int IN_PIECE = 16 / O::SIZE;
+    typedef typename O::sum_type sum_type;
+    const int all_steps = ((int)p.k * O::SIZE + DEPTH - 1) / DEPTH;
     const int first_step = (int)((int64_t)all_steps * rank / parts);
     const int steps = (int)((int64_t)all_steps * (rank + 1) / parts) - first_step;
     /* With glu half of a warp's rows are of the gate's weight, the other half are the same rows of the value's. */
@@ -77,12 +154,11 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
         const int64_t token = first_token + i * STEP + first_row;
         const bool there = token < p.m;
         x_there |= (uint32_t)there << i;
-        x_from[i] =
-            p.x + batch * p.x_batch + (there ? token * p.rows.stride[GEMM_X][0] * (int)sizeof(T) : 0) + in_row;
+        x_from[i] = p.x + batch * p.x_batch + (there ? token * p.rows.stride[GEMM_X][0] * (int)O::SIZE : 0) + in_row;
     }
     auto fetch_weights = [&](int step) {
         const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES + S::TOKENS * DEPTH);
-        const uint32_t there = ((first_step + step) * PIECES + piece) * 8 < (int)p.k ? w_there : 0;
+        const uint32_t there = ((first_step + step) * PIECES + piece) * IN_PIECE < (int)p.k ? w_there : 0;
 #pragma unroll
         for (int i = 0; i < W_COPIES; i++)
             copy_async(to + (uint32_t)(i * STEP * DEPTH), there ? w_from[i] + step * DEPTH : p.part[0].w,
@@ -90,7 +166,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
     };
     auto fetch_x = [&](int step) {
         const uint32_t to = thread_shared + (uint32_t)(step % S::STAGES * S::STAGE_BYTES);
-        const uint32_t there = ((first_step + step) * PIECES + piece) * 8 < (int)p.k ? x_there : 0;
+        const uint32_t there = ((first_step + step) * PIECES + piece) * IN_PIECE < (int)p.k ? x_there : 0;
 #pragma unroll
         for (int i = 0; i < X_COPIES; i++)
             copy_async(to + (uint32_t)(i * STEP * DEPTH), there ? x_from[i] + step * DEPTH : p.x, there >> i & 1);
@@ -113,7 +189,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
         copy_commit();
     }
 
-    float sum[MT][NT][4] = {};
+    sum_type sum[MT][NT][4] = {};
     const int odd = (g & 1) << 2;
     for (int step = 0; step < steps; step++) {
         copy_wait<S::STAGES - 2>();
@@ -138,20 +214,11 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
 #pragma unroll
             for (int n = 0; n < NT; n++)
                 b[n] = load_shared(at + (S::TOKENS + warp_row + n * 8) * DEPTH);
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-                    mma<T>(sum[i][n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b[n].x, b[n].y);
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-                    mma<T>(sum[i][n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b[n].z, b[n].w);
+            O::multiply(sum, a, b);
         }
     }
     const int warp_column = p.glu ? warp_row / 2 : warp_row;
-    if (S::SLICES == 1 && parts == 1) {
+    if (S::SLICES == 1 && !O::BYTES && parts == 1) {
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -162,12 +229,12 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
                     const int column = warp_column + n * 8 + t * 2 + e % 2;
                     if ((p.glu && n >= NT / 2) || token >= p.m || column >= rows.count)
                         continue;
-                    gemm_finish<T>(p, rows.part, batch, token, rows.at + column, sum[i][n][e],
-                                   sum[i][(n + NT / 2) % NT][e]);
+                    gemm_finish<T>(p, rows.part, batch, token, rows.at + column, (float)sum[i][n][e],
+                                   (float)sum[i][(n + NT / 2) % NT][e]);
                 }
         return;
     }
-    float *const sums = (float *)shared, *const own = sums + slice * S::TOKENS * S::PITCH;
+    sum_type *const sums = (sum_type *)shared, *const own = sums + slice * S::TOKENS * S::PITCH;
     copy_wait<0>();
     __syncthreads();
 #pragma unroll
@@ -184,8 +251,8 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
     if constexpr (S::SLICES > 1) { /* the sums of all slices are the first one's */
         __syncthreads();
         for (int i = (int)threadIdx.x; i < S::TOKENS * S::ROWS; i += S::THREADS) {
-            float *const at = sums + i / S::ROWS * S::PITCH + i % S::ROWS;
-            float all = at[0];
+            sum_type *const at = sums + i / S::ROWS * S::PITCH + i % S::ROWS;
+            sum_type all = at[0];
 #pragma unroll
             for (int v = 1; v < S::SLICES; v++)
                 all += at[v * S::TOKENS * S::PITCH];
@@ -197,24 +264,90 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK) gemm_tile(const ge
         cluster_arrive();
         cluster_wait();
     }
+    if (S::SLICES == 1 && parts == 1)
+        __syncthreads();
     const int first = S::TOKENS * rank / (int)parts, last = S::TOKENS * (rank + 1) / (int)parts;
-    for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS) {
-        const int of_tile = i / size, column = i % size;
-        if (first_token + of_tile >= p.m || column >= rows.count)
-            continue;
-        const float *at = sums + of_tile * S::PITCH + column;
-        float y = 0, y2 = 0;
-        for (int part = 0; part < (int)parts; part++) {
-            y += parts > 1 ? cluster_load(at, part) : at[0];
-            if (p.glu)
-                y2 += parts > 1 ? cluster_load(at + S::ROWS / 2, part) : at[S::ROWS / 2];
+    auto load_sum = [&](const sum_type *at, int part) {
+        if constexpr (std::is_same<sum_type, int>::value)
+            return __float_as_int(cluster_load(at, part));
+        else
+            return cluster_load(at, part);
+    };
+    auto finish = [&](auto of_out) {
+        for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS) {
+            const int of_tile = i / size, column = i % size;
+            if (first_token + of_tile >= p.m || column >= rows.count)
+                continue;
+            const sum_type *at = sums + of_tile * S::PITCH + column;
+            sum_type y = 0, y2 = 0;
+            for (int part = 0; part < (int)parts; part++) {
+                y += parts > 1 ? load_sum(at, part) : at[0];
+                if (p.glu)
+                    y2 += parts > 1 ? load_sum(at + S::ROWS / 2, part) : at[S::ROWS / 2];
+            }
+            gemm_finish<decltype(of_out), true, O::BYTES>(p, rows.part, batch, first_token + of_tile,
+                                                          rows.at + column, (float)y, (float)y2);
         }
-        gemm_finish<T>(p, rows.part, batch, first_token + of_tile, rows.at + column, y, y2);
+    };
+    if constexpr (O::BYTES) {
+        if (p.out_f32)
+            finish(float());
+        else if (p.out_bf16)
+            finish(bf16());
+        else
+            finish(f16());
+    } else {
+        finish(T());
     }
     if (parts > 1) { /* other blocks read this one's sums */
         cluster_arrive();
         cluster_wait();
     }
+}
+
+/* In how many parts the blocks of a cluster take k: as few as load the multiprocessors about evenly, and give each of
+   them two blocks. */
+static inline int tile_parts(const cuda_call &s, int64_t blocks, int64_t steps)
+{
+    const int64_t sm_count = s.gpu.sm_count;
+    double best = 1e30;
+    for (int parts = 1; parts <= 8; parts *= 2)
+        best = std::min(best, (double)ceil_div(blocks * parts, sm_count) / parts);
+    int parts = 1;
+    while (parts < 8 && steps >= parts * 16 &&
+           ((double)ceil_div(blocks * parts, sm_count) / parts > 1.1 * best || blocks * parts * 10 < sm_count * 19))
+        parts *= 2;
+    return parts;
+}
+/* The same for blocks that have a multiprocessor to themselves, or half of it: as few as leave little of the last
+   round of blocks empty. The weights are what takes the time, and most multiprocessors can read them as fast as all.
+ */
+static inline int sliced_parts(int64_t blocks, int64_t at_once, int64_t steps)
+{
+    auto rounds = [&](int parts) { return (double)ceil_div(blocks * parts, at_once) / parts; };
+    double best = 1e30;
+    const int most = (int)std::min<int64_t>(8, std::max<int64_t>(1, steps / 4));
+    for (int parts = 1; parts <= most; parts++)
+        best = std::min(best, rounds(parts));
+    int parts = 1;
+    while (rounds(parts) > 1.25 * best)
+        parts++;
+    return parts;
+}
+template <typename T, class S, class O = tile_halves<T>>
+static adze_status tile_launch(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t tokens = ceil_div(p.m, S::TOKENS), tiles = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
+    const int64_t blocks = tokens * tiles * p.batches, fit = std::max<int64_t>(1, s.gpu.block_shared / S::SHARED);
+    /* Sums of integers are the same in any order. */
+    const bool may = adze_cuda_clusters(s.device) &&
+                     (std::is_same<typename O::sum_type, int>::value || S::SLICES > 1 || !p.batch_invariant);
+    const int64_t steps = ceil_div(p.k * O::SIZE, S::DEPTH);
+    const int parts = !may             ? 1
+                      : S::SLICES == 1 ? tile_parts(s, blocks, steps)
+                                       : sliced_parts(blocks, s.gpu.sm_count * fit, steps);
+    return launch(s, gemm_tile<T, S, O>, tokens * tiles * parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, parts, p.batches), p, (int)tokens);
 }
 
 #endif

@@ -1,5 +1,5 @@
-/* mma.cuh - tensor-core products of 16-bit elements, and how their operands come from memory: asynchronous copies
-   into shared memory (sm_80 and newer), and loads that stay in their place. */
+/* mma.cuh - tensor-core products of 16-bit elements and of i8, and how their operands come from memory: asynchronous
+   copies into shared memory (sm_80 and newer), and loads that stay in their place. */
 #ifndef ADZE_CUDA_MMA_CUH
 #define ADZE_CUDA_MMA_CUH
 
@@ -30,6 +30,24 @@ __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uin
 #endif
 }
 
+/* The same with k of 32 and i8: 4 neighbouring elements are where 2 are above. Sums are exact. */
+__device__ __forceinline__ void mma_i8(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                       uint32_t b1)
+{
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    const uint32_t a[4] = {a0, a1, a2, a3}, b[2] = {b0, b1};
+#    pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};"
+            : "+r"(c[i % 2 * 2]), "+r"(c[i % 2 * 2 + 1])
+            : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *at)
 {
     return (uint32_t)__cvta_generic_to_shared(at);
@@ -48,8 +66,10 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool t
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
                  : "memory");
-#else
-    (void)to, (void)from, (void)there;
+#else /* at once, for kernels that have barriers between copies and loads */
+    const uint4 v = there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 #endif
 }
 /* The same with 4 bytes. */

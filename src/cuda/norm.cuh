@@ -1,5 +1,6 @@
 /* norm.cuh - rms_norm and layer_norm on CUDA: the choice between norm_registers, for the calls that models make,
-   norm_short.cu and norm_shifted.cu, for rows and parameters off a 16-byte border, and norm_any.cu, for any other. */
+   norm_short.cu and norm_shifted.cu, for rows and parameters off a 16-byte border, norm_bytes.cu, for rows that are
+   quantised, and norm_any.cu, for any other. */
 #ifndef ADZE_CUDA_NORM_CUH
 #define ADZE_CUDA_NORM_CUH
 
@@ -160,13 +161,15 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     norm_params p = {};
     p.dim = a->x.shape[a->x.rank - 1];
     adze_rows_init(&p.rows, &a->x, NORM_TENSORS, tensors);
-    if (p.dim == 0 || p.rows.count == 0)
+    const bool bytes = adze_is_bytes(a->out.dtype);
+    if ((p.dim == 0 && !bytes) || p.rows.count == 0)
         return ADZE_OK;
     p.width = 16;
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
-        p.width = std::min(p.width, rows_width(tensors[t], p.dim));
+        if (t != OUT || !bytes)
+            p.width = std::min(p.width, rows_width(tensors[t], p.dim));
     }
     /* The rows are far more than the weight: it need not be aligned, unless a modulation takes its registers. */
     const int flat_width = std::min(rows_width(&a->weight, p.dim), rows_width(&a->bias, p.dim));
@@ -181,6 +184,8 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     p.inverse_dim = 1 / (float)p.dim;
     p.rounding = a->rounding;
     p.centred = CENTRED;
+    if (bytes)
+        return adze_norm_bytes_cuda(s, p, a, NORM_ANY<CENTRED> + 4);
     const auto registers = a->x.dtype == ADZE_F32   ? norm_in_registers<float, CENTRED>
                            : a->x.dtype == ADZE_F16 ? norm_in_registers<f16, CENTRED>
                                                     : norm_in_registers<bf16, CENTRED>;

@@ -35,5 +35,8 @@ extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_param
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */
 extern "C" adze_status adze_norm_any_cuda(const cuda_call &s, const norm_params &g, int dtype, int any);
+/* norm_bytes.cu: any call with quantised rows, as `variant`. */
+extern "C" adze_status adze_norm_bytes_cuda(const cuda_call &s, const norm_params &g, const adze_norm_args *a,
+                                            int variant);
 
 #endif

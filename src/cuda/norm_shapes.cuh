@@ -321,14 +321,14 @@ static inline bool norm_prefers(const norm_rule &r, int64_t rows, int64_t vector
     return as_many && vectors >= r.from && vectors <= r.to && (room - vectors) * 8 <= room * r.idle;
 }
 
-/* The variants of an op: its shapes, then norm_any, norm_loop, norm_shifted and norm_short. 512x2-full-b3: up to 512
-   threads of 2 vectors that a row fills exactly, 3 blocks per SM. */
+/* The variants of an op: its shapes, then norm_any, norm_loop, norm_shifted, norm_short and norm_bytes.
+   512x2-full-b3: up to 512 threads of 2 vectors that a row fills exactly, 3 blocks per SM. */
 template <bool CENTRED>
 constexpr int NORM_ANY = NORM_SHAPES<CENTRED>.count;
 template <bool CENTRED>
 struct norm_variants {
     char name[NORM_ANY<CENTRED>][32], takes[NORM_ANY<CENTRED>][80];
-    adze_variant list[NORM_ANY<CENTRED> + 5];
+    adze_variant list[NORM_ANY<CENTRED> + 6];
     norm_variants() : name(), takes(), list()
     {
         for (int i = 0; i < NORM_ANY<CENTRED>; i++) {
@@ -352,6 +352,7 @@ struct norm_variants {
         list[NORM_ANY<CENTRED> + 1] = {"loop", "every call"};
         list[NORM_ANY<CENTRED> + 2] = {"shifted", "rows at any address, in 16-byte vectors; no modulation"};
         list[NORM_ANY<CENTRED> + 3] = {"short", "rows of up to 512 elements at any address; no modulation"};
+        list[NORM_ANY<CENTRED> + 4] = {"bytes", "every call with quantised rows"};
     }
 };
 

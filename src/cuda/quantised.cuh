@@ -112,6 +112,21 @@ __device__ __forceinline__ void f8_nan_pairs(uint32_t w, uint32_t (&pair)[2])
     }
 }
 
+/* 4 bytes f8e4m3 as two pairs of f16, in an order that is the same for all. */
+__device__ __forceinline__ void f8_halves(uint32_t w, uint32_t (&pair)[2])
+{
+#if __CUDA_ARCH__ >= 890
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %2;\n\tcvt.rn.f16x2.e4m3x2 %0, low;\n\t"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n\t}"
+        : "=r"(pair[0]), "=r"(pair[1])
+        : "r"(w));
+#else
+    f8_pairs<f16>(w, pair);
+    if (f8_nan(w))
+        f8_nan_pairs(w, pair);
+#endif
+}
+
 /* Pairs of T of the 4 bytes w. OF_I8 and OF_F8: elements 0 and 2, 1 and 3. OF_U4: elements 0 and 4, 1 and 5, 2 and 6,
    3 and 7, less the zero, of which `zero` has both halves. All are exact. Elements so far apart lie in the two halves
    of a word as they are stored, so that a shift and a mask for both halves take them out. */

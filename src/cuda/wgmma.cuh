@@ -36,11 +36,11 @@ __device__ __forceinline__ void panel_prefetch_map(const CUtensorMap &map)
 #endif
 }
 
-/* Host: the map of a tensor of 16-bit elements, [batch, head, row, column], whose strides, but for the last, count
-   elements and are multiples of 8. A box has `rows` rows of one panel. False where the driver has no such maps, or
-   does not take these sizes and strides. */
-static inline bool panel_map(CUtensorMap &map, bool is_bf16, const void *data, const int64_t (&shape)[4],
-                             const int64_t (&stride)[3], int rows)
+/* Host: the map of a tensor of elements of `size` bytes, [batch, head, row, column], whose strides, but for the last,
+   count elements and are of multiples of 16 bytes. A box has `rows` rows of 128 bytes. False where the driver has no
+   such maps, or does not take these sizes and strides. */
+static inline bool panel_map_of(CUtensorMap &map, CUtensorMapDataType type, unsigned size, const void *data,
+                                const int64_t (&shape)[4], const int64_t (&stride)[3], int rows)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                   const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -63,13 +63,19 @@ static inline bool panel_map(CUtensorMap &map, bool is_bf16, const void *data, c
     for (int d = 0; d < 4; d++)
         sizes[d] = (cuuint64_t)shape[3 - d];
     for (int d = 0; d < 3; d++) /* of one row, or head, the stride has no meaning, and must still be valid */
-        strides[d] = shape[2 - d] > 1 ? (cuuint64_t)stride[2 - d] * 2 : sizes[d] * (d ? strides[d - 1] : 2);
-    const cuuint32_t box[4] = {PANEL, (cuuint32_t)rows, 1, 1}, each[4] = {1, 1, 1, 1};
-    return reinterpret_cast<encode_fn>(entry)(
-               &map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-               const_cast<void *>(data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+        strides[d] = shape[2 - d] > 1 ? (cuuint64_t)stride[2 - d] * size : sizes[d] * (d ? strides[d - 1] : size);
+    const cuuint32_t box[4] = {PANEL_ROW / size, (cuuint32_t)rows, 1, 1}, each[4] = {1, 1, 1, 1};
+    return reinterpret_cast<encode_fn>(entry)(&map, type, 4, const_cast<void *>(data), sizes, strides, box, each,
+                                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+/* The same of bf16 or f16. */
+static inline bool panel_map(CUtensorMap &map, bool is_bf16, const void *data, const int64_t (&shape)[4],
+                             const int64_t (&stride)[3], int rows)
+{
+    return panel_map_of(map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, data,
+                        shape, stride, rows);
 }
 
 /* An operand that begins at `at`. Of one whose contiguous columns are summed over, `next` has no meaning; of one

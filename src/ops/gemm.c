@@ -39,6 +39,7 @@ static const adze_field fields[] = {
     ADZE_FIELD(gemm, ADZE_INT, group),
     ADZE_FIELD(gemm, ADZE_INT, group_rows),
     ADZE_WORDS(gemm, format, format_words),
+    ADZE_FIELD(gemm, ADZE_OPTIONAL, x_scale),
     ADZE_FIELDS_END,
 };
 
@@ -47,6 +48,18 @@ static const adze_field fields[] = {
 static int64_t k_of(const adze_gemm_args *a)
 {
     return a->x.shape[a->x.rank - 1];
+}
+
+/* The dtype of what is not quantised: x's, or out's where x is quantised. */
+static int float_dtype(const adze_gemm_args *a)
+{
+    return !is_quantised(a->x.dtype) ? a->x.dtype : a->out_dtype ? a->out_dtype : ADZE_F32;
+}
+static adze_tensor float_x(const adze_gemm_args *a)
+{
+    adze_tensor x = a->x;
+    x.dtype = float_dtype(a);
+    return x;
 }
 
 static quantised quantised_of(const adze_gemm_args *a, int i)
@@ -77,6 +90,9 @@ static adze_status check_weight(const adze_gemm_args *a, int i)
         ADZE_REQUIRE(!bias->dtype, ADZE_BAD_ARG, "gemm: %s is given without %s", bias_names[i], q.name);
         return ADZE_OK;
     }
+    ADZE_REQUIRE(!is_quantised(a->x.dtype) || w->dtype == a->x.dtype, ADZE_BAD_DTYPE,
+                 "gemm: %s is %s, it must be %s as x", q.name, adze_dtype_name(w->dtype),
+                 adze_dtype_name(a->x.dtype));
     ADZE_REQUIRE(w->dtype == a->x.dtype || fewer, ADZE_BAD_DTYPE,
                  "gemm: %s is %s, it must be x's %s, i8, f8e4m3, or u8 in a format", q.name,
                  adze_dtype_name(w->dtype), adze_dtype_name(a->x.dtype));
@@ -91,7 +107,8 @@ static adze_status check_weight(const adze_gemm_args *a, int i)
                  q.name, (long long)got, (long long)due, (long long)q.k);
     if (fewer)
         ADZE_CHECK(check_quantised("gemm", &q, !a->group, a->format, scale_names[i], zero_names[i]));
-    return adze_check_param("gemm", bias_names[i], bias, &a->x, w->shape[w->rank - 2]);
+    const adze_tensor x = float_x(a);
+    return adze_check_param("gemm", bias_names[i], bias, &x, w->shape[w->rank - 2]);
 }
 
 static adze_status check_batch(const adze_gemm_args *a)
@@ -150,7 +167,7 @@ static void outputs(void *args)
         adze_tensor *to = out[a->separate ? i : 0];
         const int64_t n = w[i]->shape[w[i]->rank - 2], before = i > 0 && !a->separate ? to->shape[last] : 0;
         adze_like(to, &a->x);
-        to->dtype = a->out_dtype ? a->out_dtype : a->x.dtype;
+        to->dtype = a->out_dtype ? a->out_dtype : float_dtype(a);
         to->shape[last] = before + n;
     }
 }
@@ -174,27 +191,64 @@ static adze_status check_residual(const adze_gemm_args *a)
                      "gemm: residual has %lld in dimension %d, it must have %lld as out", (long long)r->shape[d], d,
                      (long long)due.out.shape[d]);
     ADZE_CHECK(adze_check_rows("gemm", "residual", r));
-    due.out.dtype = a->x.dtype;
+    due.out.dtype = float_dtype(a);
     return adze_check_to("gemm", "gate", &a->gate, &due.out);
+}
+
+/* x, and its scales where it is quantised: one for each row, or one for all. */
+static adze_status check_x(const adze_gemm_args *a)
+{
+    enum { K_MOST = (1 << 17) - 1 }; /* (-128)^2 times so much is less than 2^31 */
+    const adze_tensor *s = &a->x_scale;
+    const char *x_name = adze_dtype_name(a->x.dtype);
+    const int is_float = a->x.dtype == ADZE_F32 || a->x.dtype == ADZE_F16 || a->x.dtype == ADZE_BF16;
+    ADZE_REQUIRE(is_float || a->x.dtype == ADZE_I8 || a->x.dtype == ADZE_F8E4M3, ADZE_BAD_DTYPE,
+                 "gemm: x is %s, it must be f32, f16, bf16, i8 or f8e4m3", x_name);
+    ADZE_CHECK(adze_check_rows("gemm", "x", &a->x));
+    ADZE_REQUIRE(!is_float || !s->dtype, ADZE_BAD_ARG, "gemm: x_scale is given, x is not quantised");
+    if (is_float)
+        return ADZE_OK;
+    ADZE_REQUIRE(a->x.dtype != ADZE_I8 || k_of(a) <= K_MOST, ADZE_BAD_ARG,
+                 "gemm: rows of x have %lld elements, they must have at most %d for x of i8", (long long)k_of(a),
+                 K_MOST);
+    ADZE_REQUIRE(!a->norm, ADZE_BAD_ARG, "gemm: norm is %d, it must be 0 for x of %s", a->norm, x_name);
+    ADZE_REQUIRE(!a->group && a->group_rows <= 1, ADZE_BAD_ARG,
+                 "gemm: group is %d and group_rows %d, w must have scales of whole rows for x of %s", a->group,
+                 a->group_rows, x_name);
+    ADZE_REQUIRE(s->dtype, ADZE_BAD_ARG, "gemm: x_scale is absent, x of %s needs it", x_name);
+    ADZE_REQUIRE(s->dtype == ADZE_F32, ADZE_BAD_DTYPE, "gemm: x_scale is %s, it must be f32",
+                 adze_dtype_name(s->dtype));
+    ADZE_CHECK(adze_check_rows("gemm", "x_scale", s));
+    if (s->rank == 1 && s->shape[0] == 1)
+        return ADZE_OK;
+    ADZE_REQUIRE(s->rank == a->x.rank - 1, ADZE_BAD_ARG,
+                 "gemm: x_scale has rank %d, it must be [1] or x's shape without its last dimension", s->rank);
+    for (int d = 0; d < s->rank; d++)
+        ADZE_REQUIRE(s->shape[d] == a->x.shape[d], ADZE_BAD_ARG,
+                     "gemm: x_scale has %lld in dimension %d, it must have %lld as x", (long long)s->shape[d], d,
+                     (long long)a->x.shape[d]);
+    return ADZE_OK;
 }
 
 static adze_status validate(const void *args)
 {
     const adze_gemm_args *a = args;
-    ADZE_CHECK(adze_check_float("gemm", "x", &a->x));
-    ADZE_CHECK(adze_check_rows("gemm", "x", &a->x));
+    ADZE_CHECK(check_x(a));
+    const int bytes = is_quantised(a->x.dtype), to = a->out_dtype;
+    ADZE_REQUIRE(to == 0 || to == ADZE_F32 || (bytes ? to == ADZE_F16 || to == ADZE_BF16 : to == a->x.dtype),
+                 ADZE_BAD_DTYPE, "gemm: out_dtype is %s, it must be %s", adze_dtype_name(to),
+                 bytes ? "f32, f16 or bf16 for quantised x" : "x's dtype or f32");
     ADZE_CHECK(check_weights(a));
     ADZE_CHECK(check_norm(a));
     ADZE_CHECK(adze_check_range("gemm", "act", a->act, ADZE_ACT_NONE, ADZE_ACT_SIGMOID));
     ADZE_CHECK(adze_check_bits("gemm", "rounding", a->rounding, ADZE_ROUND_NORM | ADZE_ROUND_STEPS));
-    ADZE_REQUIRE(a->out_dtype == 0 || a->out_dtype == a->x.dtype || a->out_dtype == ADZE_F32, ADZE_BAD_DTYPE,
-                 "gemm: out_dtype is %s, it must be x's dtype or f32", adze_dtype_name(a->out_dtype));
+    ADZE_REQUIRE(!a->reserved, ADZE_BAD_ARG, "gemm: reserved is %d, it must be 0", a->reserved);
     return check_residual(a);
 }
 
 /* ---- The definition ---- */
 
-enum { X, RESIDUAL, GATE, TENSORS };
+enum { X, RESIDUAL, GATE, X_SCALE, TENSORS };
 
 typedef struct definition {
     const adze_gemm_args *a;
@@ -229,7 +283,7 @@ static const adze_value *prologue(definition *d, int64_t row)
                            .weight_offset = a->weight_offset,
                            .rounding = a->rounding & ADZE_ROUND_NORM};
     norm.x.data = (char *)a->x.data + at * (int64_t)adze_dtype_size(a->x.dtype);
-    adze_value *const out[] = {p, NULL};
+    adze_value *const out[] = {p, NULL, NULL};
     (a->norm == ADZE_NORM_RMS ? &adze_op_rms_norm : &adze_op_layer_norm)->reference(&norm, out);
     for (int64_t i = 0; i < d->k; i++)
         p[i] = adze_rounded(a->x.dtype, p[i]);
@@ -244,8 +298,9 @@ static const double *weight_row(definition *d, int i, const adze_tensor *w, int6
     else if (d->w_at[i] == at)
         return d->w[i];
     const quantised q = quantised_of(d->a, i);
+    const int scaled = is_quantised(w->dtype) && !is_quantised(d->a->x.dtype);
     for (int64_t j = 0; j < d->k; j++)
-        d->w[i][j] = is_quantised(w->dtype) ? weight_at(&q, column, j) : adze_get(w, at + j);
+        d->w[i][j] = scaled ? weight_at(&q, column, j) : adze_get(w, at + j);
     d->w_at[i] = at;
     return d->w[i];
 }
@@ -253,6 +308,17 @@ static const double *weight_row(definition *d, int i, const adze_tensor *w, int6
 static adze_value settled(adze_value v)
 {
     return isfinite(v.v) ? v : adze_exact(v.v); /* an infinity is exact */
+}
+
+/* The product of stored numbers, before it is scaled: a sum of i8 is exact until it is a float. */
+static adze_value scaled_sum(const definition *d, const adze_dot *dot, int weight, int64_t row, int64_t column)
+{
+    const quantised q = quantised_of(d->a, weight);
+    const double x_scale = adze_get(&d->a->x_scale, adze_row_offset(&d->rows, X_SCALE, row));
+    adze_value y =
+        d->a->x.dtype == ADZE_I8 ? (adze_value){dot->sum, ADZE_U * fabs(dot->sum)} : adze_dotted(d->sums, dot);
+    y = adze_mul(settled(y), adze_exact(x_scale));
+    return adze_mul(settled(y), adze_exact(of_group(q.scale, &q, column, 0)));
 }
 
 static adze_value product(definition *d, int weight, int64_t row, int64_t column)
@@ -264,8 +330,9 @@ static adze_value product(definition *d, int weight, int64_t row, int64_t column
     adze_dot dot = {0};
     for (int64_t i = 0; i < d->k; i++)
         adze_dot_add(&dot, p[i].v, p[i].e, v[i]);
-    adze_value y = adze_dotted(d->sums, &dot);
-    if (is_quantised(w[weight]->dtype) && isfinite(y.v)) {
+    const int scaled = is_quantised(d->a->x.dtype);
+    adze_value y = scaled ? scaled_sum(d, &dot, weight, row, column) : adze_dotted(d->sums, &dot);
+    if (is_quantised(w[weight]->dtype) && !scaled && isfinite(y.v)) {
         /* A weight and its product are rounded once more, or the sum of each group is, as it is scaled and added. */
         const quantised q = quantised_of(d->a, weight);
         const int64_t groups = (d->k + q.group - 1) / q.group;
@@ -273,14 +340,14 @@ static adze_value product(definition *d, int weight, int64_t row, int64_t column
     }
     if (bias->dtype)
         y = adze_add(y, adze_element(bias, column));
-    return settled(adze_rounded_if(d->a->rounding & ADZE_ROUND_STEPS, d->a->x.dtype, settled(y)));
+    return settled(adze_rounded_if(d->a->rounding & ADZE_ROUND_STEPS, float_dtype(d->a), settled(y)));
 }
 
 static adze_value element(definition *d, int output, int64_t row, int64_t column)
 {
     const adze_gemm_args *a = d->a;
     const adze_tensor *const w[] = {&a->w, &a->w2, &a->w3};
-    const int steps = a->rounding & ADZE_ROUND_STEPS, dtype = a->x.dtype;
+    const int steps = a->rounding & ADZE_ROUND_STEPS, dtype = float_dtype(a);
     int i = output;
     int64_t own = column;
     while (i < 2 && !a->separate && !a->glu && own >= w[i]->shape[w[i]->rank - 2])
@@ -304,7 +371,8 @@ static adze_value element(definition *d, int output, int64_t row, int64_t column
 static void reference_at(const void *args, int sums, int output, int64_t n, const int64_t *index, adze_value *out)
 {
     const adze_gemm_args *a = args;
-    const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->gate};
+    const adze_tensor x_scale = adze_by_rows(&a->x_scale);
+    const adze_tensor *const tensors[TENSORS] = {&a->x, &a->residual, &a->gate, &x_scale};
     const adze_tensor *to = output == 0 ? &a->out : output == 1 ? &a->out2 : &a->out3;
     const int64_t columns = to->shape[to->rank - 1];
     definition d = {.a = a, .sums = (adze_sums)sums, .k = k_of(a), .per_batch = a->w.rank == 3 ? a->x.shape[1] : 1};
@@ -322,10 +390,11 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
         free(d.w[i]);
 }
 
+enum { HOPPER = 90 };
 static int sums_of(const adze_kernel *kernel)
 {
     if (!kernel || kernel->on_cuda)
-        return ADZE_SUMS_TENSOR;
+        return kernel && kernel->to == HOPPER ? ADZE_SUMS_F8 : ADZE_SUMS_TENSOR;
     return kernel->from & ADZE_CPU_BF16 ? ADZE_SUMS_PAIRS : ADZE_SUMS_BLOCKS;
 }
 
@@ -344,7 +413,12 @@ ADZE_CPU_DECLARE(gemm)
 ADZE_CUDA_DECLARE(gemm)
 adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
 int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
+adze_status adze_gemm_cuda_f8(adze_stream, const void *);
+int adze_gemm_cuda_f8_accepts(adze_stream, const void *);
 static const adze_kernel kernels[] = {
+#if ADZE_CUDA
+    {"cuda_f8", 1, HOPPER, HOPPER, adze_gemm_cuda_f8_accepts, adze_gemm_cuda_f8, NULL, 0},
+#endif
     ADZE_CUDA_ROW(gemm)
 #if defined(__aarch64__)
         {"cpu_bf16", 0, ADZE_CPU_BF16, 0, adze_gemm_cpu_bf16_accepts, adze_gemm_cpu_bf16, NULL, 0},

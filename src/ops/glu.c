@@ -8,6 +8,8 @@ static const adze_field fields[] = {
     ADZE_WORDS(glu, act, act_words),
     ADZE_FIELD(glu, ADZE_INT, value_first),
     ADZE_FIELD(glu, ADZE_INT, rounding),
+    ADZE_FIELD(glu, ADZE_INT, out_dtype),
+    ADZE_OUTPUT(glu, ADZE_OUT_IF, out_scale, 0, 0, 0),
     ADZE_FIELDS_END,
 };
 
@@ -25,6 +27,8 @@ static adze_status validate(const void *args)
                  "glu: value_first is %d, it must be 0 when value is given", a->value_first);
     ADZE_CHECK(adze_check_range("glu", "value_first", a->value_first, 0, 1));
     ADZE_CHECK(adze_check_range("glu", "act", a->act, 0, ADZE_ACT_SIGMOID));
+    ADZE_REQUIRE(a->out_dtype == 0 || a->out_dtype == a->x.dtype || adze_is_bytes(a->out_dtype), ADZE_BAD_DTYPE,
+                 "glu: out_dtype is %s, it must be x's dtype, i8 or f8e4m3", adze_dtype_name(a->out_dtype));
     return adze_check_bits("glu", "rounding", a->rounding, ADZE_ROUND_STEPS);
 }
 
@@ -34,6 +38,9 @@ static void outputs(void *args)
     adze_like(&a->out, &a->x);
     if (!a->value.dtype)
         a->out.shape[a->out.rank - 1] /= 2;
+    if (a->out_dtype)
+        a->out.dtype = a->out_dtype;
+    adze_scale_like(&a->out_scale, &a->out);
 }
 
 static void reference(const void *args, adze_value *const *out)
@@ -55,14 +62,23 @@ static void reference(const void *args, adze_value *const *out)
                 y.e = 0; /* an infinity is exact */
             out[0][r * dim + i] = y;
         }
+        if (out[1])
+            adze_quantised(a->x.dtype, a->out_dtype, dim, out[0] + r * dim, &out[1][r]);
     }
 }
 
 ADZE_KERNELS(glu)
 
-const adze_op adze_op_glu = {
-    "glu", sizeof(adze_glu_args), ADZE_FIRST_SIZE(glu, reserved), fields, validate, outputs, reference, kernels, NULL,
-    NULL};
+const adze_op adze_op_glu = {"glu",
+                             sizeof(adze_glu_args),
+                             ADZE_FIRST_SIZE(glu, out_dtype),
+                             fields,
+                             validate,
+                             outputs,
+                             reference,
+                             kernels,
+                             NULL,
+                             NULL};
 
 adze_status adze_glu(adze_stream stream, const adze_glu_args *args)
 {

@@ -22,6 +22,7 @@ static const adze_field fields[] = {
     ADZE_FIELD(norm, ADZE_FLOAT, weight_offset),
     ADZE_FIELD(norm, ADZE_INT, rounding),
     ADZE_FIELD(norm, ADZE_INT, out_dtype),
+    ADZE_OUTPUT(norm, ADZE_OUT_IF, out_scale, 0, 0, 0),
     ADZE_FIELDS_END,
 };
 
@@ -48,8 +49,10 @@ static adze_status norm_validate(const char *op, const adze_norm_args *a)
     ADZE_REQUIRE(!a->gate.dtype || a->residual.dtype, ADZE_BAD_ARG, "%s: gate is given without residual", op);
     ADZE_REQUIRE(a->eps >= 0, ADZE_BAD_ARG, "%s: eps is %g, it must not be negative", op, (double)a->eps);
     ADZE_CHECK(adze_check_bits(op, "rounding", a->rounding, ADZE_ROUND_NORM | ADZE_ROUND_STEPS | ADZE_FLOAT_SUM));
-    ADZE_REQUIRE(a->out_dtype == 0 || a->out_dtype == a->x.dtype || a->out_dtype == ADZE_F32, ADZE_BAD_DTYPE,
-                 "%s: out_dtype is %s, it must be x's dtype or f32", op, adze_dtype_name(a->out_dtype));
+    ADZE_REQUIRE(a->out_dtype == 0 || a->out_dtype == a->x.dtype || a->out_dtype == ADZE_F32 ||
+                     adze_is_bytes(a->out_dtype),
+                 ADZE_BAD_DTYPE, "%s: out_dtype is %s, it must be x's dtype, f32, i8 or f8e4m3", op,
+                 adze_dtype_name(a->out_dtype));
     return ADZE_OK;
 }
 
@@ -61,6 +64,7 @@ static void norm_outputs(void *args)
         a->out.dtype = a->out_dtype;
     if (a->residual.dtype)
         adze_like(&a->sum, &a->x);
+    adze_scale_like(&a->out_scale, &a->out);
 }
 
 /* t + table at one element; `steps` rounds it to x's dtype. */
@@ -150,6 +154,8 @@ static void norm_reference(const adze_norm_args *a, adze_value *const *out, int 
         const adze_value scale = adze_rsqrt(adze_add(variance, adze_exact(a->eps)));
         for (int64_t i = 0; i < dim; i++)
             h[i] = norm_out(a, at, i, norm_scaled(h[i], scale, dim));
+        if (out[2])
+            adze_quantised(a->x.dtype, a->out_dtype, dim, h, &out[2][r]);
     }
 }
 

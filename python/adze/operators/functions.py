@@ -21,6 +21,7 @@ def _words(number):
 
 ACTS, COLUMNS, NORMS, FORMATS = map(_words, ("act", "columns", "norm", "format"))
 WHOLES = {name: DTYPES[name] for name in ("int32", "int64")}
+BYTES = {name: DTYPES[name] for name in ("int8", "float8_e4m3fn")}
 KINDS = {"i8": DTYPES["int8"], "f8e4m3": DTYPES["float8_e4m3fn"], "u4": DTYPES["uint8"]}
 
 
@@ -43,26 +44,52 @@ def returns(shape=None, dtype=None):
     return with_rule
 
 
+def _norm_shape(x, residual, output, **_):
+    if output == "out_scale":
+        return x.shape[:-1] or (1,)
+    return (0,) if output == "sum" and residual is None else x.shape
+
+
+def _norm_dtype(residual, output, **_):
+    empty = output == "sum" and residual is None
+    return DTYPES["float32"] if output == "out_scale" or empty else None
+
+
+@returns(shape=_norm_shape, dtype=_norm_dtype)
 def rms_norm(x, weight=None, *, residual=None, bias=None, gate=None, gate_table=None, scale=None, scale_table=None,
              shift=None, shift_table=None, eps=1e-6, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
-             out=None, sum_out=None):  # fmt: skip
+             out=None, sum_out=None, out_scale=None):  # fmt: skip
     """h = residual + gate * x; out = h / rms(h) * (weight + weight_offset) * (1 + scale) + shift.
 
-    With a residual the result is (out, h), unless need_sum is False."""
-    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    With a residual the result is (out, h), unless need_sum is False. With out_dtype int8 or float8_e4m3fn, out is
+    quantised by rows, and the last of the result is its scale."""
+    code = 0
+    if out_dtype is not None and out_dtype is not getattr(x, "dtype", None):
+        name = getattr(out_dtype, "__name__", str(out_dtype)).rpartition(".")[2]
+        code = BYTES.get(name) or dtype_code("out_dtype", out_dtype, x)
     args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
             rounding, code)  # fmt: skip
-    return ops.rms_norm(args, out, sum_out, need_sum and residual is not None)
+    if code not in BYTES.values():
+        return ops.rms_norm(args, out, sum_out, need_sum and residual is not None)
+    made = ops.rms_norm(args, out, sum_out, 2, out_scale)
+    return made if need_sum and residual is not None else (made[0], made[-1])
 
 
+@returns(shape=_norm_shape, dtype=_norm_dtype)
 def layer_norm(x, weight=None, bias=None, *, residual=None, gate=None, gate_table=None, scale=None, scale_table=None,
                shift=None, shift_table=None, eps=1e-5, weight_offset=0.0, rounding=0, out_dtype=None, need_sum=True,
-               out=None, sum_out=None):  # fmt: skip
+               out=None, sum_out=None, out_scale=None):  # fmt: skip
     """As rms_norm, with the mean subtracted first."""
-    code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
+    code = 0
+    if out_dtype is not None and out_dtype is not getattr(x, "dtype", None):
+        name = getattr(out_dtype, "__name__", str(out_dtype)).rpartition(".")[2]
+        code = BYTES.get(name) or dtype_code("out_dtype", out_dtype, x)
     args = (x, residual, weight, bias, gate, gate_table, scale, scale_table, shift, shift_table, eps, weight_offset,
             rounding, code)  # fmt: skip
-    return ops.layer_norm(args, out, sum_out, need_sum and residual is not None)
+    if code not in BYTES.values():
+        return ops.layer_norm(args, out, sum_out, need_sum and residual is not None)
+    made = ops.layer_norm(args, out, sum_out, 2, out_scale)
+    return made if need_sum and residual is not None else (made[0], made[-1])
 
 
 def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, act=None, channels_last=False, rounding=0, out=None):
@@ -81,10 +108,22 @@ def activation(x, act, *, out=None):
     return ops.activation((x, word(ACTS, act, "act")), out)
 
 
-@returns(shape=lambda x, value, **_: x.shape if value is not None else (*x.shape[:-1], x.shape[-1] // 2))
-def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out=None):
-    """act(x) * value; without value, x holds the gate and the value (or the value first) in each row."""
-    return ops.glu((x, value, word(ACTS, act, "act"), int(value_first), rounding), out)
+def _glu_shape(x, value, output, **_):
+    if output == "out_scale":
+        return x.shape[:-1] or (1,)
+    return x.shape if value is not None else (*x.shape[:-1], x.shape[-1] // 2)
+
+
+@returns(shape=_glu_shape, dtype=lambda output, **_: DTYPES["float32"] if output == "out_scale" else None)
+def glu(x, value=None, *, act="silu", value_first=False, rounding=0, out_dtype=None, out=None, out_scale=None):
+    """act(x) * value; without value, x holds the gate and the value (or the value first) in each row.
+
+    With out_dtype int8 or float8_e4m3fn the result is (out, its scales), quantised by rows."""
+    code = 0
+    if out_dtype is not None and out_dtype is not getattr(x, "dtype", None):
+        code = word(BYTES, getattr(out_dtype, "__name__", str(out_dtype)).rpartition(".")[2], "out_dtype")
+    args = (x, value, word(ACTS, act, "act"), int(value_first), rounding, code)
+    return ops.glu(args, out, out_scale, int(code != 0))
 
 
 def softmax(x, mask=None, *, scale=1.0, out=None):
@@ -100,21 +139,26 @@ def _gemm_shape(x, w, w2, w3, glu, separate, output, **_):
     return (*x.shape[:-1], own)
 
 
-@returns(shape=_gemm_shape)
+def _gemm_dtype(x_scale, out_dtype, **_):
+    return DTYPES["float32"] if x_scale is not None and not out_dtype else None
+
+
+@returns(shape=_gemm_shape, dtype=_gemm_dtype)
 def gemm(x, w, bias=None, *, w2=None, w3=None, bias2=None, bias3=None, norm=None, norm_weight=None, norm_bias=None,
          eps=1e-6, weight_offset=0.0, act=None, glu=False, residual=None, gate=None, separate=False, rounding=0,
          out_dtype=None, w_scale=None, w2_scale=None, w3_scale=None, w_zero=None, w2_zero=None, w3_zero=None, group=0,
-         group_rows=0, format=None, out=None, out2=None, out3=None):  # fmt: skip
+         group_rows=0, format=None, x_scale=None, out=None, out2=None, out3=None):  # fmt: skip
     """residual + gate * act(norm(x) @ w.T + bias); also called linear.
 
     w2 and w3 read the same x: their columns follow those of w, or with separate the result is a tuple of one output
     for each weight; with glu it is act(x @ w.T + bias) * (x @ w2.T + bias2). norm is "rms" or "layer". Quantised
-    weights have scales, and perhaps zeros; format is "u4" for those of 4 bits."""
+    weights have scales, and perhaps zeros; format is "u4" for those of 4 bits. x may be quantised too, "i8" or
+    "f8e4m3" by rows as quantize makes it, with weights of the same dtype; the result is float32, or out_dtype."""
     code = 0 if out_dtype is None or out_dtype is getattr(x, "dtype", None) else dtype_code("out_dtype", out_dtype, x)
     args = (x, w, w2, w3, bias, bias2, bias3, norm_weight, norm_bias, residual, gate, eps, weight_offset,
             0 if norm is None else word(NORMS, norm, "norm"), 0 if act is None else word(ACTS, act, "act"), int(glu),
             int(separate), rounding, code, w_scale, w2_scale, w3_scale, w_zero, w2_zero, w3_zero, group, group_rows,
-            0 if format is None else word(FORMATS, format, "format"))  # fmt: skip
+            0 if format is None else word(FORMATS, format, "format"), x_scale)  # fmt: skip
     return ops.gemm(args, out, out2, (w3 is not None) + 1 if separate else 0, out3)
 
 
@@ -281,7 +325,8 @@ def take_functions(host, call, outputs=True):
     here, and finds these names in the host."""
     names = [name for name in OPS if name in globals()]
     made = types.SimpleNamespace(**{name: call(OPS[name]) for name in names})
-    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS, "WHOLES": WHOLES}
+    words = {"ACTS": ACTS, "COLUMNS": COLUMNS, "NORMS": NORMS, "FORMATS": FORMATS, "KINDS": KINDS, "WHOLES": WHOLES,
+             "BYTES": BYTES}  # fmt: skip
     host.update(ops=made, word=word, **words, **ROUNDING)
     aliases = {"linear": "gemm"} if "gemm" in names else {}
     host["__all__"] = [*names, *aliases, *ROUNDING]

@@ -32,7 +32,9 @@ both:       h   = residual + (gate + gate_table) * x        (absent residual: h 
             out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
 The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
 of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
-shift + shift_table and the sum is rounded to x's dtype.""",
+shift + shift_table and the sum is rounded to x's dtype.
+With out_dtype i8 or f8e4m3, out is rounded to x's dtype as it would be stored, and its rows are then quantised:
+out and out_scale are what quantize makes of them.""",
     "layer_norm": """\
 rms_norm:   n = h / sqrt(mean(h^2) + eps)
 layer_norm: n = (h - mean(h)) / sqrt(mean((h - mean(h))^2) + eps)        means over the last dimension
@@ -41,7 +43,9 @@ both:       h   = residual + (gate + gate_table) * x        (absent residual: h 
             out = (n * (weight + weight_offset) + bias) * (1 + scale + scale_table) + shift + shift_table
 The sum is rounded to x's dtype before it is normalised, unless ADZE_FLOAT_SUM. With ADZE_ROUND_STEPS each
 of gate + gate_table, its product with x, the affine norm, scale + scale_table, 1 + that, the product,
-shift + shift_table and the sum is rounded to x's dtype.""",
+shift + shift_table and the sum is rounded to x's dtype.
+With out_dtype i8 or f8e4m3, out is rounded to x's dtype as it would be stored, and its rows are then quantised:
+out and out_scale are what quantize makes of them.""",
     "group_norm": """\
 group_norm: out = act((x - mean) / sqrt(variance + eps) * weight[c] + bias[c]), mean and variance over one
 batch entry's group of channels / groups neighbouring channels and all its positions""",
@@ -52,7 +56,8 @@ gate + gate_table and the product to x's dtype.""",
 activation: out = act(x)""",
     "glu": """\
 glu: out = act(gate) * value. With a value tensor, x is the gate; without, x holds both halves of each row.
-ADZE_ROUND_STEPS rounds act(gate) to x's dtype.""",
+ADZE_ROUND_STEPS rounds act(gate) to x's dtype. With out_dtype i8 or f8e4m3, out is rounded to x's dtype and its
+rows are then quantised, as those of a norm.""",
     "softmax": """\
 softmax: out[i] = exp(y[i] - max(y)) / sum(exp(y - max(y))), y = x * scale + mask, over the last dimension""",
     "gemm": """\
@@ -61,7 +66,12 @@ layer_norm have it, rounded to x's dtype. f(y) is act(y); with glu it is act(y) 
 the columns of y2 and y3 follow those of y in out, or with `separate` they are out2 and out3. Sums are in float.
 ADZE_ROUND_STEPS rounds y, act(y), the product of glu, and gate * f to x's dtype; ADZE_ROUND_NORM is that of norm.
 Infinities and NaN in x and w come out as the formula has them. A batch of products has w [batch, n, k] of x's
-dtype and x [batch, m, k], without w2 and norm.""",
+dtype and x [batch, m, k], without w2 and norm.
+x may be quantised, of i8 with w of i8 or f8e4m3 with w of f8e4m3, without norm, where w's scales are of whole
+rows. Then y is the product of the stored numbers, times x_scale, times w_scale, plus bias. The product of i8 is
+exact; as a float it is rounded, and so it is after each scale. On Hopper the tensor cores add f8e4m3 of more than
+128 tokens with 14 bits, 128 products at a time, unless ADZE_BATCH_INVARIANT. "x's dtype" above and below is then
+out's.""",
     "quantize": """\
 quantize: numbers of fewer bits, by groups as gemm reads them, rounded to nearest. With `most` the largest |x| of a
 group, and Q 127 (i8), 448 (f8e4m3) or 7 (4 bits):

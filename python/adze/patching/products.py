@@ -63,6 +63,8 @@ def _quantized_operands(linears):
     for number, linear in zip(("", "2", "3"), linears, strict=False):
         if not plain(linear, QuantizedLinear) or linear.groups != groups or linear.weight_order is not None:
             return None
+        if linear.activations:
+            return None
         q, scale, zero, _ = linear.stored
         if q.dtype != made.get("w", q).dtype:
             return None
@@ -87,6 +89,8 @@ def few_rows(x, *linears):
     for linear in linears:
         if isinstance(linear, QuantizedLinear):
             if _rows(x) > QUANTIZED_ROWS or linear.device != x.device or linear.weight_order is not None:
+                return False
+            if linear.activations:  # its input is quantised first
                 return False
             continue
         if type(linear) is not nn.Linear or _rows(x) > rows_by_gemm(x.device, x.dtype):
@@ -134,6 +138,8 @@ def linear_add(linear, x, residual):
 def products_note(*linears):
     """What a report says of a block whose products may be gemm's; None where they are torch's."""
     if all(isinstance(linear, QuantizedLinear) for linear in linears):
+        if any(linear.activations for linear in linears):
+            return None
         return f"+ products of up to {QUANTIZED_ROWS} rows by gemm"
     weight = parameter(linears[0], "weight")
     rows = rows_by_gemm(weight.device, weight.dtype) if type(linears[0]) is nn.Linear else 0

@@ -13,7 +13,7 @@ from torch import nn
 from . import formats
 from .linear import QuantizedLinear
 from .model import bytes_of, matrix_of, unfit
-from .weight import Weight, groups_of
+from .weight import ACTIVATIONS, Weight, groups_of
 
 
 def _own(tensors, config):
@@ -125,7 +125,8 @@ def _layer(path, module, format, tensors, config):
         raise ValueError(f"adze.load_quantized: {path}: the scale is {list(weight.scale.shape)} for {[n, k]}")
     device = module.weight.device if module.weight.device.type != "meta" else torch.device("cpu")
     weight = Weight(*(None if part is None else part.to(device) for part in weight))
-    return QuantizedLinear(weight, k, module.bias, module.weight.dtype).train(module.training)
+    activations = format.convert is _own and config.get("kind") in ACTIVATIONS
+    return QuantizedLinear(weight, k, module.bias, module.weight.dtype, activations).train(module.training)
 
 
 def _put(model, path, made):
@@ -176,7 +177,8 @@ def load_quantized(model, folder):
       with desc_act), compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 with blocks of
       128 x 128, adze's own.
 
-    The weights are those of the format, bit for bit. What a config says of activations is not applied."""
+    The weights are those of the format, bit for bit. What a config says of activations is applied where it is adze's
+    own ("w8a8")."""
     folder = pathlib.Path(folder)
     name, config = read_config(folder)
     if name not in FORMATS:

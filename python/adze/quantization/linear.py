@@ -15,10 +15,15 @@ _PARTS = ("weight_q", "weight_scale", "weight_zero", "weight_order")
 
 class QuantizedLinear(nn.Module):
     """y = x @ weight.T + bias, where the weight is stored in fewer bits, as adze.h documents it. It has no gradient;
-    x and the bias may have one. `weight` is the dequantised weight, made in each access."""
+    x and the bias may have one. `weight` is the dequantised weight, made in each access. activations: x is quantised
+    to the weight's dtype, by rows, and gemm has products of any number of rows."""
 
-    def __init__(self, weight, in_features, bias=None, dtype=torch.float32):
+    activations = False
+
+    def __init__(self, weight, in_features, bias=None, dtype=torch.float32, activations=False):
         super().__init__()
+        if activations:
+            self.activations = True
         self.in_features, self.out_features = in_features, weight.q.shape[0]
         self.dtype = dtype  # of `weight`; model.to(dtype) changes it, and leaves what is stored as it is
         for name, part in zip(_PARTS, weight, strict=True):
@@ -43,6 +48,8 @@ class QuantizedLinear(nn.Module):
     def kind(self):
         group, rows, _ = self.groups
         name = NAMES[self.weight_q.dtype]
+        if self.activations:
+            return "w8a8" if name == "int8" else f"w8a8-{name}"
         return f"{name}-block" if rows else f"{name}-g{group}" if group else name
 
     def gathered(self, x):
@@ -50,12 +57,13 @@ class QuantizedLinear(nn.Module):
         return x if self.weight_order is None else x.index_select(-1, self.weight_order)
 
     def taken(self, x):
-        """Whether gemm has the product with x: few rows, a dtype that it has, and no gradient is needed."""
+        """Whether gemm has the product with x: few rows, unless they are quantised too, a dtype that it has, and no
+        gradient is needed."""
         if x.dtype not in ops.DTYPES or x.device.type not in ("cpu", "cuda") or not 1 <= x.dim() <= 5:
             return False
         if torch.is_grad_enabled() and (x.requires_grad or (self.bias is not None and self.bias.requires_grad)):
             return False
-        return x.numel() <= ROWS * self.in_features
+        return self.activations or x.numel() <= ROWS * self.in_features
 
     def forward(self, input):
         if torch.is_autocast_enabled(input.device.type):
@@ -65,9 +73,14 @@ class QuantizedLinear(nn.Module):
             bias = bias.to(x.dtype)
         if not self.taken(x):
             return F.linear(x, dequantized(self.stored, self.in_features, x.dtype), bias)
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        if self.activations:
+            q, scale = ops.quantize(x, "i8" if self.weight_q.dtype == torch.int8 else "f8e4m3")
+            scales = {"w_scale": self.weight_scale, "x_scale": scale}
+            return ops.gemm(q, self.weight_q, bias, **scales, out_dtype=x.dtype)
         group, rows, packed = self.groups
         return ops.gemm(
-            x if x.stride(-1) == 1 else x.contiguous(),
+            x,
             self.weight_q,
             bias,
             w_scale=self.weight_scale,

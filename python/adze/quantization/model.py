@@ -14,7 +14,7 @@ from ..operators import ops
 from ..operators.header import OPS as COMMENTS
 from ..patching.frame import strange_weight
 from .linear import QuantizedLinear
-from .weight import check_kind, dequantized, quantized
+from .weight import ACTIVATIONS, KINDS, check_kind, dequantized, quantized
 
 _SAMPLE = 32  # rows of an input that the error of a layer is measured with
 _HOOKS = (
@@ -292,10 +292,14 @@ class QuantizeHandle:
 # ---- Errors ----
 
 
-def _relative(x, difference, weight):
-    """|x @ difference.T| / |x @ weight.T|."""
+def _relative(x, difference, weight, made):
+    """|x @ difference.T| / |x @ weight.T|, with what quantised inputs add to it."""
     exact = torch.linalg.vector_norm(x @ weight.t())
-    error = torch.linalg.vector_norm(x @ difference.t())
+    off = x @ difference.t()
+    if made.activations:
+        q, scale = ops.quantize(x, KINDS[made.kind][0])
+        off += (q.to(torch.float32) * scale[:, None] - x) @ (weight + difference).t()
+    error = torch.linalg.vector_norm(off)
     return float(error / exact) if float(exact) else float(error)
 
 
@@ -304,9 +308,9 @@ def _measure(row, original, made, given):
     difference = dequantized(made.stored, made.in_features, torch.float32) - weight
     generator = torch.Generator("cpu").manual_seed(0)
     x = torch.randn(_SAMPLE, made.in_features, generator=generator, device="cpu").to(weight.device)
-    row.on_random = _relative(x, difference, weight)
+    row.on_random = _relative(x, difference, weight, made)
     if given is not None:
-        row.on_inputs = _relative(given.to(weight.device, torch.float32), difference, weight)
+        row.on_inputs = _relative(given.to(weight.device, torch.float32), difference, weight, made)
 
 
 def _run(roots, inputs):
@@ -361,7 +365,8 @@ def _compared(before, after):
 def quantized_layer(module, kind, zero_points=False):
     """The layer that takes the place of a Linear or a Conv1D. It shares the bias and the hooks."""
     matrix = matrix_of(module)
-    made = QuantizedLinear(quantized(matrix, kind, zero_points), matrix.shape[1], module.bias, matrix.dtype)
+    weight = quantized(matrix, kind, zero_points)
+    made = QuantizedLinear(weight, matrix.shape[1], module.bias, matrix.dtype, kind in ACTIVATIONS)
     for name in _HOOKS:
         made.__dict__[name] = module.__dict__[name]
     return made.train(module.training)
@@ -429,7 +434,8 @@ def quantize(x, kind, **options):
     kind is "i8", "f8e4m3" or "u4"; options are group, group_rows, zero_points, scale_dtype, out, scale_out, zero_out.
 
     With a module or a pipeline it replaces the Linears, in place, and returns a handle with report(), disable(),
-    enable(), remove() and free(). kind is one of "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "fp8-block".
+    enable(), remove() and free(). kind is one of "int8", "int4-g32", "int4-g64", "int4-g128", "fp8", "fp8-block",
+    "w8a8", "w8a8-fp8"; of the last two the inputs of the Linears are quantised too, by rows, in each call.
       exclude: patterns of module paths or names; the default leaves "lm_head" as it is.
       keep: whether the original weights are kept, so that the handle can undo the change. False frees each one when
         its layer is done.

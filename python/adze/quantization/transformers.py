@@ -11,7 +11,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from .checkpoint import FORMATS
 from .linear import QuantizedLinear
 from .model import is_excluded, matrix_of, quantized_layer, unfit
-from .weight import KINDS, Weight, check_kind
+from .weight import ACTIVATIONS, KINDS, Weight, check_kind
 
 _BYTES = {"i8": 1.0, "u4": 0.5, "f8e4m3": 1.0}
 
@@ -54,7 +54,7 @@ class AdzeQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **_):
         if self.pre_quantized:
-            _make_room(model, checkpoint_files)
+            _make_room(model, checkpoint_files, self.quantization_config.kind in ACTIVATIONS)
             return
         config = self.quantization_config
         fp32 = {*(model._keep_in_fp32_modules or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
@@ -134,7 +134,7 @@ _DTYPES = {
 }
 
 
-def _make_room(model, files):
+def _make_room(model, files, activations):
     """Replaces the Linears that a checkpoint of adze has quantised by layers without data."""
     shapes = _shapes(files)
     for name in shapes:
@@ -147,7 +147,8 @@ def _make_room(model, files):
             raise ValueError(f"AdzeConfig: the checkpoint has {name}, the model has no {path}")
         module = model.get_submodule(at)
         weight = Weight(*(shapes.get(f"{path}.{part}") for part in FORMATS["adze"].names))
-        model.set_submodule(at, QuantizedLinear(weight, matrix_of(module).shape[1], module.bias, module.weight.dtype))
+        made = QuantizedLinear(weight, matrix_of(module).shape[1], module.bias, module.weight.dtype, activations)
+        model.set_submodule(at, made)
     if not shapes:
         raise ValueError("AdzeConfig: the checkpoint has no layer that adze has quantised")
 

@@ -15,7 +15,10 @@ KINDS = {
     "int4-g128": ("u4", 128, 0),
     "fp8": ("f8e4m3", 0, 0),
     "fp8-block": ("f8e4m3", 128, 128),
+    "w8a8": ("i8", 0, 0),
+    "w8a8-fp8": ("f8e4m3", 0, 0),
 }
+ACTIVATIONS = ("w8a8", "w8a8-fp8")  # of these the input is quantised too, by rows, in each call
 NAMES = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
 GROUPS = (32, 64, 128)
 
