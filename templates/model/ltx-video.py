@@ -6,7 +6,7 @@ from diffusers.models.activations import GELU
 from diffusers.models.normalization import RMSNorm
 
 NAME = "ltx-video"
-SHAPES = {"tokens": (1, 2688, 2048), "dim": 2048, "hidden": 8192, "heads": 32, "kv_heads": 32, "head_dim": 64}
+SHAPES = {"tokens": (2688,), "dim": 2048, "hidden": 8192, "heads": 32, "kv_heads": 32, "head_dim": 64}
 TINY = {
     "num_attention_heads": 4, "attention_head_dim": 64, "cross_attention_dim": 256, "caption_channels": 256,
     "num_layers": 2,
@@ -38,7 +38,20 @@ def forwards(kernel):
         rounding = 0 if self.weight is None or dtype == torch.float32 else kernel.ROUND_NORM
         return kernel.rms_norm(hidden_states, self.weight, eps=self.eps, rounding=rounding)
 
+    def norm_of_q(self, x):  # and of k, across all heads: torch's own norm rounds once
+        return kernel.rms_norm(x, self.weight, eps=self.eps)
+
     def gelu(self, hidden_states):  # tanh GELU, not GEGLU
         return kernel.activation(self.proj(hidden_states), f"gelu{'_tanh' if self.approximate == 'tanh' else ''}")
 
-    return {"rms_norm": {RMSNorm: norm}, "activation": {GELU: gelu}}
+    return {"rms_norm": {RMSNorm: norm, torch.nn.RMSNorm: norm_of_q}, "activation": {GELU: gelu}}
+
+
+def calls(tokens):
+    """(name, op, module, shape of its input) of each place, as large as in the model. GELU's Linear is narrow."""
+    dim, hidden = SHAPES["dim"], SHAPES["hidden"]
+    return [
+        ("norm of a block, no weight", "rms_norm", RMSNorm(dim, 1e-6, False), (1, tokens, dim)),
+        ("norm_q and norm_k", "rms_norm", torch.nn.RMSNorm(dim, 1e-5), (1, tokens, dim)),
+        ("feed-forward", "activation", GELU(64, hidden, approximate="tanh"), (1, tokens, 64)),
+    ]
