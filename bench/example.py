@@ -2,9 +2,10 @@
 
     make all python && python3 bench/example.py qwen3_8b [--json FILE] [--tiny] [--skip-model] [--keep FOLDER]
 
-The command is the one of the example's README. The project's kernels have the sources of this build, so its objects are
-taken as they are, and only what is missing is compiled. benchmark.py loads the package with `kernels`, and times the
-kernels alone and in the model. --json writes what bench/facts.py reads: bench/results/GPU/PROJECT-COMMIT.json.
+The command is the one of the example's README. The project's kernels have the sources of this build, so its objects
+are taken as they are, and only what is missing is compiled. benchmark.py loads the package with `kernels`, and times
+the kernels alone and in the model. --json writes what bench/facts.py reads as
+bench/results/GPU/PROJECT-COMMIT.json. Other options are those of benchmark.py (templates/model).
 """
 
 import argparse

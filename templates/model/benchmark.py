@@ -346,50 +346,54 @@ def alone(kernel, options, device, dtype):
 
 
 def end_to_end(kernel, options, device, dtype, keep):
-    """Milliseconds of a step. The compiled ones do not take turns: the compiler is told of one state of the model.
-    `keep` records what is known so far."""
+    """Milliseconds of a step. The compiled ones come last, since launches cost more after a compiler has run, and they
+    do not take turns: the compiler is told of one state of the model. `keep` records what is known so far."""
     model, step = place.build(options.tiny, device, dtype)
-    expected, rounds, taken = step(), 3 if options.tiny else 11, {}
-    compiler = {"backend": "eager"} if options.tiny else {"dynamic": False}
-    us, graphs, difference = {}, {}, 0.0
+    expected, rounds, taken, ms = step(), 3 if options.tiny else 11, {}, {}
+    found = {"model": place.NAME, "taken": taken, "difference": 0.0, "ms": ms}
+    states = {"eager": "compile", "kernel": "kernel + compile"}
 
     def set_to(name):
         inject.remove(model)
         if name.startswith("kernel"):
             taken.update(inject.inject(model, kernel, OPS))
 
-    with turn(options.turn):  # before a compiler has run: launches cost more after it
-        us |= in_turns(dict.fromkeys(("eager", "kernel"), step), rounds, set_to, device)
-    for name, compiled in ("eager", "compile"), ("kernel", "kernel + compile"):
+    def measure(ways, before=lambda name: None):
+        with turn(options.turn):
+            times = in_turns(ways, rounds, before, device)
+        ms.update({name: us / 1e3 for name, us in times.items()})
+        print(f"{place.NAME}:", *(f"{name} {ms[name]:.2f} ms" for name in ways), sep="  ", flush=True)
+        keep(found)
+
+    def captured_or_not(name):
         set_to(name)
-        difference = max(difference, (step().float() - expected.float()).abs().max().item())
-        torch._dynamo.reset()
-        fast = torch.compile(step, **compiler)
         try:
-            fast()
-            with turn(options.turn):
-                us |= in_turns({compiled: fast}, rounds, device=device)
+            return captured(step)
         except RuntimeError as why:
-            print(f"{compiled} is left out: {str(why).splitlines()[0]}")
-        if device == "cuda":
-            try:
-                graphs[f"{name} + graph"] = captured(step)
-            except RuntimeError as why:
-                print(f"{name} + graph is left out: {str(why).splitlines()[0]}")
-    torch._dynamo.reset()
-    with turn(options.turn):
-        us |= in_turns(graphs, rounds, device=device)
+            print(f"{name} + graph is left out: {str(why).splitlines()[0]}")
+
+    set_to("kernel")
+    found["difference"] = (step().float() - expected.float()).abs().max().item()
+    print(f"{place.NAME}: {taken}, largest difference {found['difference']:.3g} of {expected.abs().max():.3g}")
+    measure(dict.fromkeys(states, step), set_to)
+    if device == "cuda":
+        graphs = {f"{name} + graph": captured_or_not(name) for name in states}
+        measure({name: replay for name, replay in graphs.items() if replay})
     set_to("eager")
     assert torch.equal(step(), expected), "the model is as it was"
-    ms = {name: value / 1e3 for name, value in sorted(us.items())}
-    print(f"{place.NAME}: {taken}, largest difference {difference:.3g} of {expected.abs().max():.3g}")
-    print(f"{place.NAME}:", *(f"{name} {value:.2f} ms" for name, value in ms.items()), sep="  ", flush=True)
-    found = {"model": place.NAME, "taken": taken, "difference": difference, "ms": ms}
-    keep(found)
     if hasattr(place, "prompt"):
         with turn(options.turn):
             found["generate"] = generated(kernel, model, options)
         keep(found)
+    for name, compiled in states.items():
+        set_to(name)
+        torch._dynamo.reset()
+        fast = torch.compile(step, **({"backend": "eager"} if options.tiny else {"dynamic": False}))
+        try:
+            fast()
+            measure({compiled: fast})
+        except RuntimeError as why:
+            print(f"{compiled} is left out: {str(why).splitlines()[0]}")
 
 
 class Clock:
