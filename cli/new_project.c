@@ -24,11 +24,27 @@ static const char models[] = "llama|qwen3|ltx-video|flux";
 enum { OPS_KNOWN = 10 };
 static const char *const ops_known[OPS_KNOWN] = {"rms_norm",  "layer_norm", "glu",  "activation", "softmax",
                                                  "gated_add", "rope",       "gemm", "attention",  "quantize"};
+/* A call of each, for the card; %s is its name. x is [8, 4096], weight [4096]. */
+static const char *const calls_known[OPS_KNOWN] = {
+    "y = kernel.%s(x, weight, eps=1e-6)",
+    "y = kernel.%s(x, weight, eps=1e-6)",
+    "y = kernel.%s(x, x)  # silu(gate) * up",
+    "y = kernel.%s(x, \"silu\")",
+    "y = kernel.%s(x)",
+    "y = kernel.%s(x, x, weight)  # x, residual, gate",
+    "angles = torch.rand(8, 128, device=device)\n"
+    "y = kernel.%s(x.view(8, 32, 128), None, angles.cos(), angles.sin())  # q alone",
+    "y = kernel.%s(x, torch.randn(1024, 4096, device=device, dtype=x.dtype))  # x @ w.T",
+    "q = x.view(1, 32, 8, 128)\n"
+    "y = kernel.%s(q, q, q, causal=True)  # [batch, heads, tokens, dim]",
+    "numbers, scale = kernel.%s(x, \"i8\")",
+};
 
 typedef struct names {
     char module[64];         /* of the Python package */
     char list[400];          /* "a", "b" */
     char plain[400];         /* a, b */
+    char calls[2000];        /* a call of each, as Python */
     char own[OPS_KNOWN][64]; /* OWN=OP: the name, of each op of ops_known */
     int taken[OPS_KNOWN];    /* whether the project has it */
     char of_model[64];       /* its file among the templates */
@@ -67,6 +83,9 @@ static int add_op(new_files *files, const char *word, names *n)
     n->taken[at] = 1;
     snprintf(n->list + strlen(n->list), sizeof n->list - strlen(n->list), "%s\"%s\"", *n->list ? ", " : "", name);
     snprintf(n->plain + strlen(n->plain), sizeof n->plain - strlen(n->plain), "%s%s", *n->plain ? ", " : "", name);
+    const char *const call = calls_known[at], *const hole = strstr(call, "%s");
+    snprintf(n->calls + strlen(n->calls), sizeof n->calls - strlen(n->calls), "%s%.*s%s%s", *n->calls ? "\n" : "",
+             (int)(hole - call), call, name, hole + 2);
     return 1;
 }
 
@@ -124,8 +143,8 @@ static int use_own_names(new_files *files, const names *n)
 
 static int add_files(new_files *files, const char *name, const char *model, const names *n)
 {
-    const char *const pairs[] = {"name",   name,      "module", n->module, "model",   model, "ops",
-                                 n->plain, "op_list", n->list,  "prefix",  n->prefix, NULL};
+    const char *const pairs[] = {"name",    name,    "module", n->module, "model", model,    "ops", n->plain,
+                                 "op_list", n->list, "prefix", n->prefix, "calls", n->calls, NULL};
     static const struct {
         const char *template, *path, *what;
     } own[] = {

@@ -346,8 +346,8 @@ def alone(kernel, options, device, dtype):
 
 
 def end_to_end(kernel, options, device, dtype, keep):
-    """Milliseconds of a step. The compiled ones come last, since launches cost more after a compiler has run, and they
-    do not take turns: the compiler is told of one state of the model. `keep` records what is known so far."""
+    """Milliseconds of a step. Compiled ones come last, since launches cost more after a compiler has run. They do not
+    take turns: the compiler is told of one state of the model. `keep` records what is known so far."""
     model, step = place.build(options.tiny, device, dtype)
     expected, rounds, taken, ms = step(), 3 if options.tiny else 11, {}, {}
     found = {"model": place.NAME, "taken": taken, "difference": 0.0, "ms": ms}
