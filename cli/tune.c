@@ -52,30 +52,13 @@ static int progress; /* standard error is a terminal */
 
 /* ---- The grid ---- */
 
-/* The outermost dimension of a tensor that is not its last and has more than one index; -1: there is none. */
-static int outer(const adze_tensor *t)
-{
-    for (int d = 0; d < t->rank - 1; d++)
-        if (t->shape[d] > 1)
-            return d;
-    return -1;
-}
-
-static const adze_tensor *first_input(adze_line *line)
-{
-    int f = 0;
-    while (!adze_is_input(&line->op->fields[f]) || adze_is_inout(&line->op->fields[f]))
-        f++;
-    return adze_line_tensor(line, f);
-}
-
 /* Copies a line's text with `size` indices in that dimension of the first input, and of all tensors that share it. */
 static int resized(char *to, size_t room, adze_line *line, const char *text, int64_t size)
 {
-    const adze_tensor *x = first_input(line);
-    if (outer(x) < 0)
+    const adze_tensor *x = adze_line_tensor(line, adze_first_input(line->op));
+    if (adze_outer(x) < 0)
         return 0;
-    const int64_t old = x->shape[outer(x)];
+    const int64_t old = x->shape[adze_outer(x)];
     size_t n = 0;
     for (const char *at = text; *at && n + 24 < room;) {
         to[n++] = *at;
@@ -178,8 +161,8 @@ static int time_grid(adze_times *times, const adze_kernel *kernel, adze_stream s
     adze_line line;
     if (!adze_line_parse(&line, NULL, text, error, sizeof error))
         return 0;
-    const adze_tensor *x = first_input(&line);
-    const int d = outer(x);
+    const adze_tensor *x = adze_line_tensor(&line, adze_first_input(line.op));
+    const int d = adze_outer(x);
     const int64_t old = d < 0 ? 1 : x->shape[d], inner = adze_count(x) / old / (x->rank ? x->shape[x->rank - 1] : 1);
     const int64_t per_sm[] = {0, 1, 2, 8, 64}; /* halves of the SMs; 0: one row */
     int wrong = 0;
@@ -265,12 +248,9 @@ static int tune(const adze_op *op, adze_times *times)
     if (message)
         return fail(message);
     const adze_kernel *kernel = kernel_with_variants(op, stream);
-    const adze_suite *const *suite = adze_suites;
-    while ((*suite)->op != op)
-        suite++;
     describe(times, stream);
     progress = isatty(STDERR_FILENO);
-    const int wrong = kernel ? measure(times, *suite, kernel, stream) : 0;
+    const int wrong = kernel ? measure(times, adze_suite_of(op), kernel, stream) : 0;
     if (stream.device != ADZE_CPU)
         adze_gpu_close(stream);
     return !kernel ? fail("no kernel of this op has variants on this device") : wrong;
