@@ -8,15 +8,15 @@
 
 static const char help[] =
     "adze new project NAME --model MODEL --op [OWN=]OP,... [--dir DIR]\n\n"
-    "Makes a project of kernels for a model: sources of the ops, their cases, the places of the\n"
-    "kernels in the model, benchmarks alone and end to end, a Python package, and what a\n"
-    "repository of the Hugging Face Hub needs (`adze pack`). It builds against the installed\n"
-    "adze and works at once.\n\n"
+    "Makes a project of kernels for a model: sources of the ops, their cases, the model's forwards\n"
+    "that call them, benchmarks alone and end to end, a Python package, and what a repository of\n"
+    "the Hugging Face Hub needs (`adze pack`). It builds against the installed adze and works at\n"
+    "once.\n\n"
     "  --model M   llama, qwen3, ltx-video or flux\n"
     "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, gemm,\n"
     "              attention and quantize, with commas between them; modulation (AdaLN) is a\n"
-    "              part of the norms. OWN=OP is an op of your own that begins as a copy of OP\n"
-    "              and takes its place in the model, the benchmark and the tests\n"
+    "              part of the norms. OWN=OP is an op of your own that begins as a copy of OP;\n"
+    "              the model, the benchmark and the tests call it instead of OP\n"
     "  --dir DIR   where (default: a new folder NAME)\n\n"
     "Nothing that exists is overwritten. NAME has a-z, 0-9 and -, as the Hub demands.\n";
 
@@ -159,7 +159,8 @@ static int add_files(new_files *files, const char *name, const char *model, cons
         {"templates/project/Makefile", "Makefile", "builds against the installed adze"},
         {"templates/project/gitignore", ".gitignore", ""},
     };
-    int ok = new_project_file(files, n->of_model, "model.py", "the model, and the places of the kernels", pairs);
+    int ok =
+        new_project_file(files, n->of_model, "model.py", "the model, and the forwards that call the kernels", pairs);
     for (size_t i = 0; i < sizeof own / sizeof *own && ok; i++)
         ok = new_project_file(files, own[i].template, own[i].path, own[i].what, pairs);
     const int language = strcmp(model, "llama") == 0 || strcmp(model, "qwen3") == 0;
@@ -200,8 +201,8 @@ static int make(new_files *files, const char *name, const char *model, const cha
            "  make check             every kernel against its definition\n"
            "  adze pack              package/: a repository for the Hub, checked\n"
            "  python benchmark.py    the kernels alone, then the model, against eager and torch.compile\n"
-           "Then change, in this order: check/ (the calls of your model), src/cuda/ (the kernel), model.py (its "
-           "places).\n",
+           "Then change, in this order: check/ (the calls of your model), src/cuda/ (the kernel), model.py (the "
+           "forwards that call it).\n",
            files->root);
     return 0;
 }

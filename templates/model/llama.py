@@ -1,4 +1,4 @@
-"""Llama: a decoder with random weights, and the places of this project's kernels in it."""
+"""Llama: a decoder with random weights, and its forwards with this project's kernels."""
 
 import torch
 import transformers
@@ -46,7 +46,7 @@ def forwards(kernel):
 
 
 def calls(tokens):
-    """(name, op, module, shape of its input) of each place, as large as in the model; the MLP has narrow Linears."""
+    """(name, op, module, shape of its input) of these forwards, sized as in the model but for the MLP's Linears."""
     dim = SHAPES["dim"]
     mlp = LlamaMLP(transformers.LlamaConfig(hidden_size=64, intermediate_size=SHAPES["hidden"]))
     return [

@@ -1,4 +1,4 @@
-"""LTX-Video: its transformer with random weights, and the places of this project's kernels in it."""
+"""LTX-Video: its transformer with random weights, and its forwards with this project's kernels."""
 
 import diffusers
 import torch
@@ -48,7 +48,7 @@ def forwards(kernel):
 
 
 def calls(tokens):
-    """(name, op, module, shape of its input) of each place, as large as in the model. GELU's Linear is narrow."""
+    """(name, op, module, shape of its input) of these forwards, as large as in the model but for GELU's Linear."""
     dim, hidden = SHAPES["dim"], SHAPES["hidden"]
     return [
         ("norm of a block, no weight", "rms_norm", RMSNorm(dim, 1e-6, False), (1, tokens, dim)),

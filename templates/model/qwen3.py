@@ -1,4 +1,4 @@
-"""Qwen3: a decoder with random weights, and the places of this project's kernels in it."""
+"""Qwen3: a decoder with random weights, and its forwards with this project's kernels."""
 
 import torch
 import transformers
@@ -51,7 +51,7 @@ def forwards(kernel):
 
 
 def calls(tokens):
-    """(name, op, module, shape of its input) of each place, as large as in the model; the MLP has narrow Linears."""
+    """(name, op, module, shape of its input) of these forwards, sized as in the model but for the MLP's Linears."""
     dim, heads, kv_heads, head_dim = (SHAPES[name] for name in ("dim", "heads", "kv_heads", "head_dim"))
     mlp = Qwen3MLP(transformers.Qwen3Config(**QWEN3_8B | {"hidden_size": 64}))
     return [

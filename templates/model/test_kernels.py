@@ -110,7 +110,7 @@ def place():
 
 
 def own_calls(place, kernel):
-    """(name, the kernel's forward, module, input) of each place that this package has an op for."""
+    """(name, forward with the kernel, module, input) of each call of the model that this package has an op for."""
     for name, op, module, shape in place.calls(TOKENS):
         if hasattr(kernel, op):
             forward = place.forwards(kernel)[op][type(module)]
@@ -142,7 +142,7 @@ def test_calls_of_the_model(kernel, place):
             assert (got == own).double().mean() > 0.99, name
         tested += 1
     if not tested:
-        pytest.skip("no op of this package has a place in the model")
+        pytest.skip("the model calls no op of this package")
 
 
 @pytest.mark.kernels_ci
