@@ -40,6 +40,24 @@ static const char *const calls_known[OPS_KNOWN] = {
     "numbers, scale = kernel.%s(x, \"i8\")",
 };
 
+/* Calls that the models make, which `make bench` times first. */
+static const struct {
+    const char *model, *op, *line;
+} calls_of_models[] = {
+    {"llama", "rms_norm", "x=$[128,4096] weight=$[4096] eps=1e-5 rounding=1"},
+    {"llama", "glu", "x=$[128,11008] value=$[128,11008] act=silu rounding=2"},
+    {"qwen3", "rms_norm", "x=$[128,4096] weight=$[4096] eps=1e-6 rounding=1"},
+    {"qwen3", "rms_norm", "x=$[1,128,32,128] weight=$[128] eps=1e-6 rounding=1"},
+    {"qwen3", "rms_norm", "x=$[1,128,8,128] weight=$[128] eps=1e-6 rounding=1"},
+    {"qwen3", "glu", "x=$[128,12288] value=$[128,12288] act=silu rounding=2"},
+    {"ltx-video", "rms_norm", "x=$[1,2688,2048] eps=1e-6"},
+    {"ltx-video", "rms_norm", "x=$[1,2688,2048] weight=$[2048] eps=1e-5"},
+    {"ltx-video", "activation", "x=$[1,2688,8192] act=gelu_tanh"},
+    {"flux", "layer_norm", "x=$[1,4608,3072] eps=1e-6"},
+    {"flux", "rms_norm", "x=$[1,4608,24,128] weight=$[128] eps=1e-6"},
+    {"flux", "activation", "x=$[1,4608,12288] act=gelu_tanh"},
+};
+
 typedef struct names {
     char module[64];         /* of the Python package */
     char list[400];          /* "a", "b" */
@@ -141,6 +159,27 @@ static int use_own_names(new_files *files, const names *n)
     return !files->failed;
 }
 
+/* Puts the model's calls before the others that are timed. */
+static int add_calls(new_files *files, const char *model, const names *n)
+{
+    static const char list[] = "static const char *const bench[] = {\n";
+    char path[100], text[200];
+    for (size_t i = sizeof calls_of_models / sizeof *calls_of_models; i-- > 0 && !files->failed;) {
+        const int at = known_at(calls_of_models[i].op);
+        if (strcmp(calls_of_models[i].model, model) != 0 || !n->taken[at])
+            continue;
+        snprintf(path, sizeof path, "check/%s.c", n->own[at]);
+        snprintf(text, sizeof text, "    \"%s\",\n", calls_of_models[i].line);
+        for (int f = 0; f < files->count; f++) {
+            adze_text *to = &files->file[f].text;
+            const char *found = strcmp(files->file[f].path, path) == 0 ? strstr(to->data, list) : NULL;
+            if (found && !adze_text_insert(to, (size_t)(found - to->data) + strlen(list), text))
+                new_fail(files, "there is no memory");
+        }
+    }
+    return !files->failed;
+}
+
 static int add_files(new_files *files, const char *name, const char *model, const names *n)
 {
     const char *const pairs[] = {"name",    name,    "module", n->module, "model", model,    "ops", n->plain,
@@ -192,7 +231,8 @@ static int make(new_files *files, const char *name, const char *model, const cha
         *at = *at == '-' ? '_' : *at;
     snprintf(n.of_model, sizeof n.of_model, "templates/model/%s.py", model);
     new_prefix(n.prefix, sizeof n.prefix);
-    if (!name_holds(files, name) || !add_ops(files, ops, &n) || !add_files(files, name, model, &n))
+    if (!name_holds(files, name) || !add_ops(files, ops, &n) || !add_calls(files, model, &n) ||
+        !add_files(files, name, model, &n))
         return 2;
     printf("%s, kernels for %s, in %s:\n", name, model, files->root);
     if (!new_write(files))

@@ -75,6 +75,21 @@ def test_every_check_passes(project):
     assert set(found.values()) == {"ok"}
 
 
+def test_the_models_calls_are_timed_first(project):
+    """Each is a call, and an own op has them too."""
+    lines = re.findall(r'^    "(.*)",$', (project / "check/my_norm.c").read_text(), re.M)
+    assert lines[:2] == [
+        "x=$[128,4096] weight=$[4096] eps=1e-6 rounding=1",
+        "x=$[1,128,32,128] weight=$[128] eps=1e-6 rounding=1",
+    ]
+    table = (ROOT / "cli/new_project.c").read_text()
+    found = re.findall(r'^    \{"[\w-]+", "(\w+)", "(.*)"\},$', table, re.M)
+    for op, line in found:
+        few = re.sub(r"\[(1,)?(128|2688|4608),", r"[\g<1>2,", line.replace("$", "f32"))
+        run(ROOT / "build/adze", "run", f"{op} {few}", "--device=cpu", folder=ROOT)
+    assert len(found) > 10
+
+
 def test_a_dry_run_says_what_would_be_uploaded(project):
     said = (project / "said").read_text()
     assert re.search(r"\d+ files, .* MB, to org/q-kernels, branch v1:", said)
