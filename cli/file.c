@@ -48,7 +48,13 @@ char **adze_cli_lines(const char *option, char *error, size_t size)
             snprintf(error, size, "line %d of '%.60s': %s", at, option + 1, why);
         else if (!ok)
             snprintf(error, size, "%s", why);
-        lines = realloc(lines, (size_t)(count + 2) * sizeof *lines);
+        char **more = realloc(lines, (size_t)(count + 2) * sizeof *lines);
+        if (!more) {
+            snprintf(error, size, "there is no memory");
+            ok = 0;
+            break;
+        }
+        lines = more;
         lines[count++] = strdup(text);
         lines[count] = NULL;
     }
