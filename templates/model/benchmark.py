@@ -109,6 +109,17 @@ def attention_cases(kernel, tiny):
         )
 
 
+def own_code(module):
+    """The module's own forward, and that of a copy in double for inputs in double."""
+    wide = copy.deepcopy(module).double()
+
+    def own(x):
+        chosen = wide if x.dtype == torch.float64 else module
+        return type(chosen).forward(chosen, x)
+
+    return own
+
+
 def model_cases(kernel, tiny, device, dtype):
     """The norms as the model calls them, for prompts and for a token. Modules with matrices are left out: calls would
     find them in the cache."""
@@ -117,12 +128,11 @@ def model_cases(kernel, tiny, device, dtype):
             if op not in OPS or any(weight.ndim > 1 for weight in module.parameters()):
                 continue
             module = module.to(device, dtype).requires_grad_(False)
-            own = {dtype: module, torch.float64: copy.deepcopy(module).double()}
             size = " x ".join(map(str, shape[1:]))
             yield (
                 f"{name}, {size}",
                 op,
-                lambda x, own=own: type(own[x.dtype]).forward(own[x.dtype], x),
+                own_code(module),
                 functools.partial(place.forwards(kernel)[op][type(module)], module),
                 [shape],
             )
