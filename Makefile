@@ -176,11 +176,15 @@ $(foreach i,$(ISAS.$(ARCH)) $(ONLY.$(ARCH)),FLAGS.$i := $(FLAGS.$i)
 ADZE_CFLAGS := -std=c11 -D_GNU_SOURCE $(WARN) -fvisibility=hidden -fPIC -pthread -MMD -MP
 CPU_CFLAGS := $(CPU_CFLAGS)
 NVFLAGS := $(filter-out -I%,$(NVFLAGS))
+ADZE_OPTIMISED := $(if $(filter 0,$(CUDA))$(LIB_OPTIMISED),1,0)
 CUDA_ARCHS ?= $(CUDA_ARCHS)
 CUDA_PTX ?= $(CUDA_PTX)
 LIBS := $(LIBS)
 endef
-$(B)/build.mk: $(B)/flags
+# A project's kernels are optimised, also where this library's are not.
+LIB_OPTIMISED := $(OPTIMISED)
+$(B)/build.mk: OPTIMISED := 1
+$(B)/build.mk: $(B)/flags Makefile
 	$(file >$@,$(BUILD_MK))@:
 $(B)/adze.pc: adze.pc.in $(B)/flags
 	@sed 's|@VERSION@|$(VERSION)|; s|@LIBS@|$(LIBS)|' $< > $@

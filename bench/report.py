@@ -89,7 +89,9 @@ def table(head, rows):
 
 
 def source(run):
-    return f"[{run['path'].name}](../{run['path']}), commit {run['commit']}, {run['date'][:10]}"
+    """A project's program names the commit of the adze that it was built with."""
+    commit = f"commit {run['commit']}" if "commit" in run else f"commit of adze {run['adze_commit']}"
+    return f"[{run['path'].name}](../{run['path']}), {commit}, {run['date'][:10]}"
 
 
 def called(row):
@@ -124,7 +126,7 @@ def bench_section(run, found):
     where = f"{machine['gpu']}, sm_{machine['sm']}, {machine['sm_count']} SMs, driver {run['driver']}"
     if not gpu:
         where = f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads"
-    text = f"### adze bench: {where}\n\n{source(run)}."
+    text = f"### {pathlib.Path(run.get('program', 'adze')).name} bench: {where}\n\n{source(run)}."
     if run["clocks"]:
         text += f" Clocks: {run['clocks']}."
     text += (

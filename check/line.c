@@ -304,3 +304,19 @@ int adze_line_variants(const char *text)
 {
     return strchr(text, '$') ? 3 : 1;
 }
+
+int adze_first_input(const adze_op *op)
+{
+    int f = 0;
+    while (op->fields[f].name && (!adze_is_input(&op->fields[f]) || adze_is_inout(&op->fields[f])))
+        f++;
+    return f;
+}
+
+int adze_outer(const adze_tensor *t)
+{
+    for (int d = 0; d < t->rank - 1; d++)
+        if (t->shape[d] > 1)
+            return d;
+    return -1;
+}

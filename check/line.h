@@ -39,6 +39,10 @@ extern const char *const adze_line_dtypes[3]; /* what `$` stands for in turn */
 /* How many of them a text stands for: 1 where it has no `$`. */
 int adze_line_variants(const char *text);
 adze_tensor *adze_line_tensor(adze_line *line, int field);
+/* The first field that is read and not written: its rows are those of the call. */
+int adze_first_input(const adze_op *op);
+/* The outermost dimension that has more than one index and is not the last; -1: there is none. */
+int adze_outer(const adze_tensor *t);
 
 /* The elements of a tensor in row-major order; `i` counts them, `at` is the distance from data. */
 typedef struct adze_walk {

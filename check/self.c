@@ -1,10 +1,8 @@
 /* self.c - the checker is checked: the first CPU kernel of every op, broken on purpose, must be caught by a case of
-   the op, and the same kernel, not broken, must pass them all.
-   More than 600 lines: all faults work on the one call that is being judged. */
+   the op, and the same kernel, not broken, must pass them all. */
 #include "alias.h"
 #include "check.h"
-#include "dependency.h"
-#include "producer.h"
+#include "self_waits.h"
 #include "suite.h"
 
 #include <math.h>
@@ -339,7 +337,6 @@ static void judge(adze_job *job, const adze_kernel *kernel, adze_verdict *v)
         value->e = bound;
 }
 
-/* Whether the fault can show in this call at all. */
 /* Whether an output has the stored numbers of quantised weights: they are whole steps of a grid and have no NaN. */
 static int has_stored(void *args)
 {
@@ -394,6 +391,7 @@ static int is_read(void *args)
     return 0;
 }
 
+/* Whether the fault can show in this call at all. */
 static int can_show(void *args)
 {
     const adze_op *op = now.job->line.op;
@@ -575,68 +573,6 @@ static void check_suite(const adze_suite *suite, int verbose, adze_tally *tally)
     }
 }
 
-/* ---- Kernels that wait too late ---- */
-
-static adze_wait wait; /* of the kernel that is judged: it has no other way to know */
-
-static adze_status run_gated_add(adze_stream stream, const void *args)
-{
-    return adze_gpu_gated_add(stream, wait, args);
-}
-
-static void try_waits(adze_dependency *d, int verbose, adze_tally *tally)
-{
-    static const char *const names[ADZE_WAITS] = {"waits", "table_before_wait", "input_before_wait", "waits_last",
-                                                  "never_waits"};
-    static const char text[] = "x=f32[64,96] residual=f32[64,96] gate=f32[64,96] gate_table=f32[64,96]";
-    const adze_kernel kernel = {"broken", 1, 0, ADZE_ANY_SM, NULL, run_gated_add, NULL, 0};
-    char error[256];
-    adze_job *job = adze_job_new(&adze_op_gated_add, text, d->stream, error, sizeof error);
-    adze_wanted wanted = {.job = job};
-    if (!job) {
-        printf("FAIL self: gated_add %s: %s\n", text, error);
-        tally->failed++;
-        return;
-    }
-    for (wait = ADZE_WAIT_FIRST; wait < ADZE_WAITS; wait++) {
-        adze_verdict v;
-        adze_judge(job, &kernel, adze_wanted_of(&wanted, &kernel), &v); /* on an idle GPU all of them are right */
-        for (int i = 0; i < 4; i++) {
-            const uint32_t flags = i / 2 ? ADZE_CONST_WEIGHTS : 0;
-            const int right = wait == ADZE_WAIT_FIRST || (wait == ADZE_WAIT_AFTER_TABLE && flags);
-            char why[256] = "";
-            adze_dependency_run(d, job, &kernel, flags, i % 2, why, sizeof why);
-            const int ok = !v.why[0] && (why[0] == 0) == right;
-            ok ? tally->passed++ : tally->failed++;
-            if (!ok || verbose)
-                printf("%sself: gated_add.%s in a %s%s is %s: %s\n", ok ? "" : "FAIL ", names[wait],
-                       i % 2 ? "graph" : "stream", flags ? ", flags=const_weights" : "",
-                       why[0] ? "caught" : "not caught", v.why[0] ? v.why : why);
-        }
-    }
-    adze_wanted_free(&wanted);
-    adze_job_delete(job);
-}
-
-static void check_waits(const adze_check_options *options, adze_tally *tally)
-{
-    adze_dependency d = {0};
-    const int device = options->device == ADZE_ALL_DEVICES ? 0 : options->device;
-    const char *message = device == ADZE_CPU          ? "the CPU is asked for"
-                          : adze_cuda_count() == 0    ? "no CUDA device"
-                          : adze_prepare(device) != 0 ? adze_last_error()
-                                                      : adze_dependency_open(&d, device);
-    const int required = options->require || options->device >= 0;
-    if (!message) {
-        try_waits(&d, options->verbose, tally);
-    } else {
-        printf("%s   self: kernels that wait too late %s: %s\n", required ? "FAIL" : "--",
-               required ? "are required" : "skipped", message);
-        required ? tally->failed++ : tally->skipped++;
-    }
-    adze_dependency_close(&d);
-}
-
 int adze_check_self(const adze_check_options *options)
 {
     adze_tally tally = {0, 0, 0};
@@ -647,6 +583,6 @@ int adze_check_self(const adze_check_options *options)
         if (!options->op || strcmp(options->op, (*s)->op->name) == 0)
             check_suite(*s, options->verbose, &tally);
     if (!options->op || strcmp(options->op, "gated_add") == 0)
-        check_waits(options, &tally);
+        adze_self_waits(options, &tally);
     return adze_tally_report(&tally);
 }

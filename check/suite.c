@@ -11,3 +11,11 @@ const adze_suite *const adze_suites[] = {ADZE_OPS(X) NULL};
 #    define ADZE_PROGRAM "adze"
 #endif
 const char adze_program[] = ADZE_PROGRAM;
+
+const adze_suite *adze_suite_of(const adze_op *op)
+{
+    const adze_suite *const *s = adze_suites;
+    while ((*s)->op != op)
+        s++;
+    return *s;
+}

@@ -35,6 +35,7 @@ typedef struct adze_suite {
 ADZE_OPS(X)
 #undef X
 extern const adze_suite *const adze_suites[]; /* ended by NULL */
-extern const char adze_program[];             /* what runs these ops: "adze", or a project's "build/NAME" */
+const adze_suite *adze_suite_of(const adze_op *op);
+extern const char adze_program[]; /* what runs these ops: "adze", or a project's "build/NAME" */
 
 #endif

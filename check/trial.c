@@ -1,9 +1,9 @@
-/* trial.c - one call verified, then timed: with cold caches, kernels in turn, as a median.
-   More than 600 lines: verifying and timing share the buffers of a call. */
+/* trial.c - one call verified, then timed: with cold caches, kernels in turn, as a median. */
 #include "trial.h"
 
 #include "ceiling.h"
 #include "gpu.h"
+#include "smaller.h"
 #include "suite.h"
 #include "timing.h"
 
@@ -14,193 +14,14 @@
 #define SLOW 1.3 /* times the fastest: a variant that is not timed again in a race */
 
 enum {
-    SMALL_ELEMENTS = 1 << 20, /* of all tensors: the definition of more would take too long */
-    SMALL_VARIANTS = 1 << 17, /* the same where many variants are verified */
-    SMALL_MOST = 1 << 26,     /* but rows that depend on each other are verified together up to this */
-    SAMPLED = 200000,         /* elements of an output of the whole call that are compared with the definition, */
-    SAMPLED_AT = 600,         /* and those of an op with samples, for which the definition is computed */
-    SHIFT = 24,               /* bytes by which repeated data moves, so that no two rows are the same */
-    NODES_MIN = 20,           /* calls in a graph */
+    SAMPLED = 200000, /* elements of an output of the whole call that are compared with the definition, */
+    SAMPLED_AT = 600, /* and those of an op with samples, for which the definition is computed */
+    SHIFT = 24,       /* bytes by which repeated data moves, so that no two rows are the same */
+    NODES_MIN = 20,   /* calls in a graph */
     NODES_MAX = 4096,
 };
 
-/* ---- A smaller call to verify ---- */
-
-static int first_input(const adze_op *op)
-{
-    int f = 0;
-    while (op->fields[f].name && (!adze_is_input(&op->fields[f]) || adze_is_inout(&op->fields[f])))
-        f++;
-    return f;
-}
-
-/* The outermost dimension that has more than one index and is not the last; -1: there is none. */
-static int outer(const adze_tensor *t)
-{
-    for (int d = 0; d < t->rank - 1; d++)
-        if (t->shape[d] > 1)
-            return d;
-    return -1;
-}
-
-/* Gives the outermost dimension of the first input `size` indices, in every tensor that shares it. */
-static void resize(adze_line *line, int64_t size, size_t *period)
-{
-    const adze_op *op = line->op;
-    const adze_tensor *x = adze_line_tensor(line, first_input(op));
-    const int64_t old = x->shape[outer(x)];
-    for (int f = 0; op->fields[f].name; f++) {
-        adze_tensor *t = adze_line_tensor(line, f);
-        const int d = adze_is_tensor(&op->fields[f]) && t->dtype ? outer(t) : -1;
-        if (d < 0 || t->shape[d] != old)
-            continue;
-        t->shape[d] = size;
-        period[f] = (size_t)(size * t->stride[d]) * adze_dtype_size(t->dtype);
-    }
-}
-
-static int64_t elements(const adze_job *job)
-{
-    int64_t n = 0;
-    for (int f = 0; job->line.op->fields[f].name; f++)
-        if (job->memory_of[f] >= 0)
-            n += adze_count((const void *)(job->line.args + job->line.op->fields[f].offset));
-    return n;
-}
-
-/* Cuts the outermost dimension, so that the call is verified in little time; 0: there is none. `probe` is the same
-   call with another number of rows: where rows do not depend on each other, both agree on those they share. */
-static int cut(adze_line *line, adze_line *probe, int64_t *n, int64_t most, size_t *period)
-{
-    const adze_tensor *x = adze_line_tensor(line, first_input(line->op));
-    const int d = outer(x);
-    if (d < 0)
-        return 0;
-    const int64_t old = x->shape[d], factor = (*n + most - 1) / most;
-    int64_t size = old > factor ? old / factor : 1;
-    while (old % size)
-        size--;
-    *probe = *line;
-    size_t unused[ADZE_FIELDS_MAX];
-    resize(probe, size == 1 ? 2 : 1, unused);
-    resize(line, size, period);
-    *n = *n / old * size;
-    return 1;
-}
-
-static int rows_are_independent(const adze_line *line, const adze_line *probe)
-{
-    const adze_stream cpu = {ADZE_CPU, NULL};
-    const adze_line *lines[2] = {line, probe};
-    adze_value *const *want[2] = {NULL, NULL};
-    adze_wanted wanted[2] = {{0}};
-    adze_job *job[2] = {calloc(1, sizeof **job), calloc(1, sizeof **job)};
-    char error[256];
-    int same = 1;
-    for (int i = 0; i < 2 && same; i++) {
-        same = adze_job_make(job[i], lines[i], cpu, 1, error, sizeof error) &&
-               line->op->validate(job[i]->line.args) == ADZE_OK;
-        wanted[i].job = job[i];
-        if (same)
-            want[i] = adze_wanted_of(&wanted[i], NULL);
-    }
-    for (int f = 0, out = 0; line->op->fields[f].name && same; f++) {
-        if (!adze_is_output(&line->op->fields[f]))
-            continue;
-        const int64_t a = adze_count(adze_line_tensor(&job[0]->line, f));
-        const int64_t b = adze_count(adze_line_tensor(&job[1]->line, f));
-        if (want[0][out] && want[1][out])
-            same = memcmp(want[0][out], want[1][out], (size_t)(a < b ? a : b) * sizeof(adze_value)) == 0;
-        out++;
-    }
-    for (int i = 0; i < 2; i++) {
-        adze_wanted_free(&wanted[i]);
-        adze_job_free(job[i]);
-        free(job[i]);
-    }
-    return same;
-}
-
-/* Whether the memory of each tensor that was cut repeats as a whole: all that lies in it has the same period. */
-static int repeats(const adze_trial *t)
-{
-    const adze_op *op = t->whole->line.op;
-    for (int f = 0; op->fields[f].name; f++) {
-        const adze_tensor *x = adze_line_tensor(&t->whole->line, f);
-        for (int d = 0; t->period[f] && d < x->rank; d++)
-            if (x->stride[d] < 0)
-                return 0;
-        for (int g = 0; op->fields[g].name; g++)
-            if (t->whole->memory_of[f] >= 0 && t->whole->memory_of[f] == t->whole->memory_of[g] &&
-                t->period[f] != t->period[g])
-                return 0;
-    }
-    return 1;
-}
-
-static const adze_suite *suite_of(const adze_op *op)
-{
-    const adze_suite *const *s = adze_suites;
-    while ((*s)->op != op)
-        s++;
-    return *s;
-}
-
-/* Outputs that the line gives keep their strides. */
-static void cut_by_op(const adze_suite *suite, adze_line *line)
-{
-    _Alignas(16) char due[ADZE_ARGS_MAX];
-    suite->cut(line->args);
-    memcpy(due, line->args, sizeof due);
-    suite->op->outputs(due);
-    for (int f = 0; suite->op->fields[f].name; f++)
-        if (adze_is_made(&suite->op->fields[f]))
-            memcpy(adze_line_tensor(line, f)->shape,
-                   ((adze_tensor *)(void *)(due + suite->op->fields[f].offset))->shape, sizeof(int64_t) * 5);
-}
-
-/* Dimensions are cut as long as the rows that are left do not depend on those that are not. */
-static int make_small(adze_trial *t, const adze_line *line, adze_stream stream, adze_which which, char *error,
-                      size_t error_size)
-{
-    const int64_t most = which == ADZE_VARIANTS_ALL ? SMALL_VARIANTS : SMALL_ELEMENTS;
-    int64_t n = elements(t->whole);
-    const adze_suite *suite = suite_of(line->op);
-    if (suite->cut) {
-        adze_line reduced = t->whole->line;
-        if (n > SMALL_ELEMENTS / 4)
-            cut_by_op(suite, &reduced);
-        return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
-    }
-    adze_line reduced = t->whole->line, probe;
-    while (n > most) {
-        const adze_line before = reduced;
-        const int64_t n_before = n;
-        size_t period[ADZE_FIELDS_MAX];
-        memcpy(period, t->period, sizeof period);
-        if (!cut(&reduced, &probe, &n, most, t->period)) {
-            if (n > SMALL_MOST) {
-                snprintf(error, error_size,
-                         "the call is too large to be verified: one row of all its tensors has %lld elements",
-                         (long long)n);
-                return 0;
-            }
-            break;
-        }
-        if (n > SMALL_MOST) /* the next cut is judged with this one */
-            continue;
-        if (repeats(t) && line->op->validate(reduced.args) == ADZE_OK && rows_are_independent(&reduced, &probe))
-            continue;
-        if (n_before > SMALL_MOST) {
-            snprintf(error, error_size, "the call is too large to be verified, and its rows depend on each other");
-            return 0;
-        }
-        memcpy(t->period, period, sizeof period);
-        reduced = before;
-        break;
-    }
-    return adze_job_make(t->small, &reduced, stream, 1, error, error_size);
-}
+/* ---- Verifying ---- */
 
 static void attempt(adze_trial *t, const adze_kernel *k, int accepts)
 {
@@ -263,12 +84,12 @@ int adze_trial_make(adze_trial *t, const adze_line *line, adze_stream stream, ad
         snprintf(error, error_size, "%s", adze_last_error());
         return 0;
     }
-    const adze_tensor *x = adze_line_tensor(&t->whole->line, first_input(op));
+    const adze_tensor *x = adze_line_tensor(&t->whole->line, adze_first_input(op));
     t->dim = x->rank ? x->shape[x->rank - 1] : 1;
     t->rows = t->dim ? adze_count(x) / t->dim : 0;
     adze_job_bytes(t->whole, &t->read, &t->written);
-    t->flops = suite_of(op)->flops ? suite_of(op)->flops(t->whole->line.args) : 0;
-    if (!make_small(t, line, stream, which, error, error_size))
+    t->flops = adze_suite_of(op)->flops ? adze_suite_of(op)->flops(t->whole->line.args) : 0;
+    if (!adze_smaller_make(t->small, t->whole, t->period, which == ADZE_VARIANTS_ALL, error, error_size))
         return 0;
     const char *message = try_small(t->small);
     if (message) {

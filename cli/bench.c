@@ -408,49 +408,6 @@ static int bench(adze_stream stream)
     return status;
 }
 
-static void free_lines(void)
-{
-    for (char **line = state.lines; line && *line; line++)
-        free(*line);
-    free(state.lines);
-    state.lines = NULL;
-}
-
-/* The calls of --line, each of which must be one. A file's empty lines and those that begin with # are no calls. */
-static int read_lines(char *error, size_t size)
-{
-    const int from_file = options.line[0] == '@';
-    FILE *f = from_file ? fopen(options.line + 1, "r") : NULL;
-    if (from_file && !f) {
-        snprintf(error, size, "'%s' cannot be read", options.line + 1);
-        return 0;
-    }
-    char text[1024];
-    int count = 0, ok = 1;
-    for (int at = 1; ok && (f ? fgets(text, sizeof text, f) != NULL : at == 1); at++) {
-        if (!f)
-            snprintf(text, sizeof text, "%s", options.line);
-        text[strcspn(text, "\r\n")] = '\0';
-        if (f && (!text[0] || text[0] == '#'))
-            continue;
-        char why[400];
-        adze_line line;
-        ok = adze_line_parse(&line, NULL, text, why, sizeof why);
-        if (!ok && f)
-            snprintf(error, size, "line %d of '%.60s': %s", at, options.line + 1, why);
-        else if (!ok)
-            snprintf(error, size, "%s", why);
-        state.lines = realloc(state.lines, (size_t)(count + 2) * sizeof *state.lines);
-        state.lines[count++] = strdup(text);
-        state.lines[count] = NULL;
-    }
-    if (f)
-        fclose(f);
-    if (ok && !count)
-        snprintf(error, size, "'%s' has no line", options.line + 1);
-    return ok && count > 0;
-}
-
 int adze_cli_bench(int argc, char **argv)
 {
     const adze_option list[] = {
@@ -484,9 +441,8 @@ int adze_cli_bench(int argc, char **argv)
         return 2;
     }
     char error[512];
-    if (options.line && !read_lines(error, sizeof error)) {
+    if (options.line && !(state.lines = adze_cli_lines(options.line, error, sizeof error))) {
         fprintf(stderr, "adze bench: %s\n", error);
-        free_lines();
         return 2;
     }
     if (options.peers && !options.html) {
@@ -503,7 +459,8 @@ int adze_cli_bench(int argc, char **argv)
         return 2;
     }
     status = bench(stream);
-    free_lines();
+    adze_cli_lines_free(state.lines);
+    state.lines = NULL;
     if (stream.device != ADZE_CPU)
         adze_gpu_close(stream);
     return status;

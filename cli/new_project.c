@@ -8,15 +8,15 @@
 
 static const char help[] =
     "adze new project NAME --model MODEL --op [OWN=]OP,... [--dir DIR]\n\n"
-    "Makes a project of kernels for a model: sources of the ops, their cases, the places of the\n"
-    "kernels in the model, benchmarks alone and end to end, a Python package, and what a\n"
-    "repository of the Hugging Face Hub needs (`adze pack`). It builds against the installed\n"
-    "adze and works at once.\n\n"
+    "Makes a project of kernels for a model: sources of the ops, their cases, the model's forwards\n"
+    "that call them, benchmarks alone and end to end, a Python package, and what a repository of\n"
+    "the Hugging Face Hub needs (`adze pack`). It builds against the installed adze and works at\n"
+    "once.\n\n"
     "  --model M   llama, qwen3, ltx-video or flux\n"
     "  --op OPS    of rms_norm, layer_norm, glu, activation, softmax, gated_add, rope, gemm,\n"
     "              attention and quantize, with commas between them; modulation (AdaLN) is a\n"
-    "              part of the norms. OWN=OP is an op of your own that begins as a copy of OP\n"
-    "              and takes its place in the model, the benchmark and the tests\n"
+    "              part of the norms. OWN=OP is an op of your own that begins as a copy of OP;\n"
+    "              the model, the benchmark and the tests call it instead of OP\n"
     "  --dir DIR   where (default: a new folder NAME)\n\n"
     "Nothing that exists is overwritten. NAME has a-z, 0-9 and -, as the Hub demands.\n";
 
@@ -24,11 +24,45 @@ static const char models[] = "llama|qwen3|ltx-video|flux";
 enum { OPS_KNOWN = 10 };
 static const char *const ops_known[OPS_KNOWN] = {"rms_norm",  "layer_norm", "glu",  "activation", "softmax",
                                                  "gated_add", "rope",       "gemm", "attention",  "quantize"};
+/* A call of each, for the card; %s is its name. x is [8, 4096], weight [4096]. */
+static const char *const calls_known[OPS_KNOWN] = {
+    "y = kernel.%s(x, weight, eps=1e-6)",
+    "y = kernel.%s(x, weight, eps=1e-6)",
+    "y = kernel.%s(x, x)  # silu(gate) * up",
+    "y = kernel.%s(x, \"silu\")",
+    "y = kernel.%s(x)",
+    "y = kernel.%s(x, x, weight)  # x, residual, gate",
+    "angles = torch.rand(8, 128, device=device)\n"
+    "y = kernel.%s(x.view(8, 32, 128), None, angles.cos(), angles.sin())  # q alone",
+    "y = kernel.%s(x, torch.randn(1024, 4096, device=device, dtype=x.dtype))  # x @ w.T",
+    "q = x.view(1, 32, 8, 128)\n"
+    "y = kernel.%s(q, q, q, causal=True)  # [batch, heads, tokens, dim]",
+    "numbers, scale = kernel.%s(x, \"i8\")",
+};
+
+/* Calls that the models make, which `make bench` times first. */
+static const struct {
+    const char *model, *op, *line;
+} calls_of_models[] = {
+    {"llama", "rms_norm", "x=$[128,4096] weight=$[4096] eps=1e-5 rounding=1"},
+    {"llama", "glu", "x=$[128,11008] value=$[128,11008] act=silu rounding=2"},
+    {"qwen3", "rms_norm", "x=$[128,4096] weight=$[4096] eps=1e-6 rounding=1"},
+    {"qwen3", "rms_norm", "x=$[1,128,32,128] weight=$[128] eps=1e-6 rounding=1"},
+    {"qwen3", "rms_norm", "x=$[1,128,8,128] weight=$[128] eps=1e-6 rounding=1"},
+    {"qwen3", "glu", "x=$[128,12288] value=$[128,12288] act=silu rounding=2"},
+    {"ltx-video", "rms_norm", "x=$[1,2688,2048] eps=1e-6"},
+    {"ltx-video", "rms_norm", "x=$[1,2688,2048] weight=$[2048] eps=1e-5"},
+    {"ltx-video", "activation", "x=$[1,2688,8192] act=gelu_tanh"},
+    {"flux", "layer_norm", "x=$[1,4608,3072] eps=1e-6"},
+    {"flux", "rms_norm", "x=$[1,4608,24,128] weight=$[128] eps=1e-6"},
+    {"flux", "activation", "x=$[1,4608,12288] act=gelu_tanh"},
+};
 
 typedef struct names {
     char module[64];         /* of the Python package */
     char list[400];          /* "a", "b" */
     char plain[400];         /* a, b */
+    char calls[2000];        /* a call of each, as Python */
     char own[OPS_KNOWN][64]; /* OWN=OP: the name, of each op of ops_known */
     int taken[OPS_KNOWN];    /* whether the project has it */
     char of_model[64];       /* its file among the templates */
@@ -67,6 +101,9 @@ static int add_op(new_files *files, const char *word, names *n)
     n->taken[at] = 1;
     snprintf(n->list + strlen(n->list), sizeof n->list - strlen(n->list), "%s\"%s\"", *n->list ? ", " : "", name);
     snprintf(n->plain + strlen(n->plain), sizeof n->plain - strlen(n->plain), "%s%s", *n->plain ? ", " : "", name);
+    const char *const call = calls_known[at], *const hole = strstr(call, "%s");
+    snprintf(n->calls + strlen(n->calls), sizeof n->calls - strlen(n->calls), "%s%.*s%s%s", *n->calls ? "\n" : "",
+             (int)(hole - call), call, name, hole + 2);
     return 1;
 }
 
@@ -122,10 +159,31 @@ static int use_own_names(new_files *files, const names *n)
     return !files->failed;
 }
 
+/* Puts the model's calls before the others that are timed. */
+static int add_calls(new_files *files, const char *model, const names *n)
+{
+    static const char list[] = "static const char *const bench[] = {\n";
+    char path[100], text[200];
+    for (size_t i = sizeof calls_of_models / sizeof *calls_of_models; i-- > 0 && !files->failed;) {
+        const int at = known_at(calls_of_models[i].op);
+        if (strcmp(calls_of_models[i].model, model) != 0 || !n->taken[at])
+            continue;
+        snprintf(path, sizeof path, "check/%s.c", n->own[at]);
+        snprintf(text, sizeof text, "    \"%s\",\n", calls_of_models[i].line);
+        for (int f = 0; f < files->count; f++) {
+            adze_text *to = &files->file[f].text;
+            const char *found = strcmp(files->file[f].path, path) == 0 ? strstr(to->data, list) : NULL;
+            if (found && !adze_text_insert(to, (size_t)(found - to->data) + strlen(list), text))
+                new_fail(files, "there is no memory");
+        }
+    }
+    return !files->failed;
+}
+
 static int add_files(new_files *files, const char *name, const char *model, const names *n)
 {
-    const char *const pairs[] = {"name",   name,      "module", n->module, "model",   model, "ops",
-                                 n->plain, "op_list", n->list,  "prefix",  n->prefix, NULL};
+    const char *const pairs[] = {"name",    name,    "module", n->module, "model", model,    "ops", n->plain,
+                                 "op_list", n->list, "prefix", n->prefix, "calls", n->calls, NULL};
     static const struct {
         const char *template, *path, *what;
     } own[] = {
@@ -140,7 +198,8 @@ static int add_files(new_files *files, const char *name, const char *model, cons
         {"templates/project/Makefile", "Makefile", "builds against the installed adze"},
         {"templates/project/gitignore", ".gitignore", ""},
     };
-    int ok = new_project_file(files, n->of_model, "model.py", "the model, and the places of the kernels", pairs);
+    int ok =
+        new_project_file(files, n->of_model, "model.py", "the model, and the forwards that call the kernels", pairs);
     for (size_t i = 0; i < sizeof own / sizeof *own && ok; i++)
         ok = new_project_file(files, own[i].template, own[i].path, own[i].what, pairs);
     const int language = strcmp(model, "llama") == 0 || strcmp(model, "qwen3") == 0;
@@ -172,7 +231,8 @@ static int make(new_files *files, const char *name, const char *model, const cha
         *at = *at == '-' ? '_' : *at;
     snprintf(n.of_model, sizeof n.of_model, "templates/model/%s.py", model);
     new_prefix(n.prefix, sizeof n.prefix);
-    if (!name_holds(files, name) || !add_ops(files, ops, &n) || !add_files(files, name, model, &n))
+    if (!name_holds(files, name) || !add_ops(files, ops, &n) || !add_calls(files, model, &n) ||
+        !add_files(files, name, model, &n))
         return 2;
     printf("%s, kernels for %s, in %s:\n", name, model, files->root);
     if (!new_write(files))
@@ -181,8 +241,8 @@ static int make(new_files *files, const char *name, const char *model, const cha
            "  make check             every kernel against its definition\n"
            "  adze pack              package/: a repository for the Hub, checked\n"
            "  python benchmark.py    the kernels alone, then the model, against eager and torch.compile\n"
-           "Then change, in this order: check/ (the calls of your model), src/cuda/ (the kernel), model.py (its "
-           "places).\n",
+           "Then change, in this order: check/ (the calls of your model), src/cuda/ (the kernel), model.py (the "
+           "forwards that call it).\n",
            files->root);
     return 0;
 }

@@ -14,11 +14,12 @@ static const char help[] =
     "Builds a project (`adze new project`), runs its check (--brief), and makes DIR/package of it,\n"
     "a kernel repository for the Hugging Face Hub: build/VARIANT, sources for kernel-builder, card,\n"
     "benchmark, tests. Where this machine's torch has no CUDA, a variant for the CPU is built too.\n"
-    "Then it is checked: layout, metadata, digests, symbols, glibc, and whether the library\n"
-    "`kernels` loads it. Needs python3, with kernels and torch for the last check.\n\n"
+    "Then it is checked: layout, metadata, digests, symbols, glibc, CUDA, commit, and whether the\n"
+    "library `kernels` loads it. Needs python3, with kernels and torch for the last check.\n\n"
     "  DIR         the project (default: here)\n"
     "  --push R    upload it to the repository R with your own login (`hf auth login`)\n"
-    "  --dry-run   print what --push would upload, and by which commands; upload nothing\n";
+    "  --dry-run   print what --push would upload, by which commands, and why it would be refused;\n"
+    "              upload nothing\n";
 
 int adze_cli_pack(int argc, char **argv)
 {

@@ -5,6 +5,7 @@
 #include "cli.h"
 #include "gpu.h"
 #include "suite.h"
+#include "timing.h"
 #include "trial.h"
 
 #include <stdlib.h>
@@ -13,61 +14,51 @@
 #include <unistd.h>
 
 static const char help[] =
-    "adze tune OP [--table FILE] [--record FILE] [--device cuda|N] [--dtype bf16|f16|f32] [--quick]\n"
-    "adze tune OP --line LINE [--record FILE] [--device cuda|N] [--quick]\n"
+    "adze tune OP [--line LINE] [--table FILE] [--record FILE] [--seconds N] [--device cuda|N] [--dtype "
+    "bf16|f16|f32]\n"
+    "             [--quick]\n"
     "adze tune OP --times FILE [--table FILE]\n\n"
-    "Times every variant of the op's CUDA kernel (`adze info OP` lists them) on a grid of calls: those that\n"
-    "`adze bench OP` times, each with several numbers of rows, from one to many for each SM. Every variant is "
-    "verified\n"
-    "on a small call first, the fastest also on the whole one. The kernel's own choice stays where no other variant\n"
-    "is faster by 2 % and by more than the spread.\n\n"
+    "Times every variant of the op's CUDA kernel (`adze info OP` lists them) on the calls that `adze bench OP` "
+    "times,\n"
+    "and then on the same with other numbers of rows, from one to many for each SM. The sizes of gemm and attention\n"
+    "are not changed: their lists have them. Every variant is verified on a small call first, the fastest also on "
+    "the\n"
+    "whole one. The kernel's own choice stays where no other variant is faster by 2 % and by more than the "
+    "spread.\n\n"
     "  OP              the op\n"
     "  --table FILE    put the rows of this op and this card into the table FILE, in the place of earlier ones.\n"
     "                  The library is built with src/tuned.h: after\n"
     "                      adze tune OP --table src/tuned.h && make\n"
     "                  calls on such a card take the fastest variant. Without a row, the kernel chooses by the\n"
     "                  properties of the device: SMs, threads per SM, shared memory\n"
-    "  --record FILE   keep all times in FILE\n"
+    "  --record FILE   keep all times in FILE, which is written after each call\n"
     "  --times FILE    take the times that --record kept, of any machine; nothing is timed\n"
-    "  --line LINE     this call instead of those of the op, as ADZE_TRACE=1 prints it, with several numbers of "
-    "rows\n"
+    "  --line LINE     this call instead of those of the op, as ADZE_TRACE=1 prints it; @FILE: each line of a file\n"
+    "                  that is a call of the op\n"
+    "  --seconds N     begin no other call after N seconds\n"
     "  --device D      where (default: the first GPU)\n"
     "  --dtype T       one dtype only, of the lines that leave it open (default: all three in turn)\n"
     "  --quick         less exact\n";
 
 static struct {
-    const char *op, *table, *record, *times, *dtype, *line;
+    const char *op, *table, *record, *times, *dtype, *line, *seconds;
     int device, quick;
 } options;
 
+static char **lines; /* of --line, up to a null */
+static double begun; /* when the first call began, in us */
+static int left_out; /* calls that --seconds left no time for */
 static int progress; /* standard error is a terminal */
 
 /* ---- The grid ---- */
 
-/* The outermost dimension of a tensor that is not its last and has more than one index; -1: there is none. */
-static int outer(const adze_tensor *t)
-{
-    for (int d = 0; d < t->rank - 1; d++)
-        if (t->shape[d] > 1)
-            return d;
-    return -1;
-}
-
-static const adze_tensor *first_input(adze_line *line)
-{
-    int f = 0;
-    while (!adze_is_input(&line->op->fields[f]) || adze_is_inout(&line->op->fields[f]))
-        f++;
-    return adze_line_tensor(line, f);
-}
-
 /* Copies a line's text with `size` indices in that dimension of the first input, and of all tensors that share it. */
 static int resized(char *to, size_t room, adze_line *line, const char *text, int64_t size)
 {
-    const adze_tensor *x = first_input(line);
-    if (outer(x) < 0)
+    const adze_tensor *x = adze_line_tensor(line, adze_first_input(line->op));
+    if (adze_outer(x) < 0)
         return 0;
-    const int64_t old = x->shape[outer(x)];
+    const int64_t old = x->shape[adze_outer(x)];
     size_t n = 0;
     for (const char *at = text; *at && n + 24 < room;) {
         to[n++] = *at;
@@ -147,38 +138,54 @@ static int time_line(adze_times *times, const adze_kernel *kernel, adze_stream s
     return wrong;
 }
 
-/* A line as it is, and with other numbers of rows: from one to 32 for each SM. */
+/* Times a call, unless it has been timed or time is up. */
+static int time_once(adze_times *times, const adze_kernel *kernel, adze_stream stream, const char *text)
+{
+    for (int i = 0; i < times->count; i++)
+        if (strcmp(times->calls[i].line, text) == 0)
+            return 0;
+    if (options.seconds && adze_now_us() - begun > 1e6 * atof(options.seconds)) {
+        left_out++;
+        return 0;
+    }
+    const int wrong = time_line(times, kernel, stream, text);
+    if (options.record)
+        adze_times_write(times, options.record); /* kept, should the rest not be reached */
+    return wrong;
+}
+
+/* A line with other numbers of rows: from one to 32 for each SM. */
 static int time_grid(adze_times *times, const adze_kernel *kernel, adze_stream stream, const char *text)
 {
     char other[512], error[256];
     adze_line line;
     if (!adze_line_parse(&line, NULL, text, error, sizeof error))
         return 0;
-    const adze_tensor *x = first_input(&line);
-    const int d = outer(x);
+    const adze_tensor *x = adze_line_tensor(&line, adze_first_input(line.op));
+    const int d = adze_outer(x);
     const int64_t old = d < 0 ? 1 : x->shape[d], inner = adze_count(x) / old / (x->rank ? x->shape[x->rank - 1] : 1);
     const int64_t per_sm[] = {0, 1, 2, 8, 64}; /* halves of the SMs; 0: one row */
-    int wrong = time_line(times, kernel, stream, text);
+    int wrong = 0;
     int64_t last = old;
     for (size_t i = 0; i < sizeof per_sm / sizeof *per_sm; i++) {
         const int64_t rows = per_sm[i] ? per_sm[i] * times->sm_count / 2 : 1;
         const int64_t size = rows / inner > 1 ? rows / inner : 1;
         if (d < 0 || size == old || size == last || !resized(other, sizeof other, &line, text, size))
             continue;
-        wrong |= time_line(times, kernel, stream, other);
+        wrong |= time_once(times, kernel, stream, other);
         last = size;
     }
     return wrong;
 }
 
-static int measure(adze_times *times, const adze_suite *suite, const adze_kernel *kernel, adze_stream stream)
+/* The lines of the op, or of --line, with each dtype: as they are, and with other numbers of rows. */
+static int measure_all(adze_times *times, const adze_suite *suite, const adze_kernel *kernel, adze_stream stream,
+                       int grid)
 {
-    int lines = 0, wrong = 0;
-    if (options.line)
-        return time_grid(times, kernel, stream, options.line);
-    while (suite->bench && suite->bench[lines])
-        lines++;
-    for (int i = 0; i < lines; i++)
+    int wrong = 0;
+    for (char **line = lines; line && *line; line++)
+        wrong |= grid ? time_grid(times, kernel, stream, *line) : time_once(times, kernel, stream, *line);
+    for (int i = 0; !lines && suite->bench && suite->bench[i]; i++)
         for (int d = 0; d < adze_line_variants(suite->bench[i]); d++) {
             const char *dtype = options.dtype ? options.dtype : adze_line_dtypes[d];
             char text[400], full[512];
@@ -187,9 +194,21 @@ static int measure(adze_times *times, const adze_suite *suite, const adze_kernel
             adze_line_expand(text, sizeof text, suite->bench[i], dtype);
             snprintf(full, sizeof full, "%s %s", suite->op->name, text);
             if (progress)
-                fprintf(stderr, "\r%s %d/%d %s\033[K", suite->op->name, i, lines, dtype);
-            wrong |= time_grid(times, kernel, stream, full);
+                fprintf(stderr, "\r%s %d %s\033[K", suite->op->name, i, dtype);
+            wrong |= grid ? time_grid(times, kernel, stream, full) : time_once(times, kernel, stream, full);
         }
+    return wrong;
+}
+
+/* Listed calls come first. An op that counts its flops lists all sizes that matter. */
+static int measure(adze_times *times, const adze_suite *suite, const adze_kernel *kernel, adze_stream stream)
+{
+    begun = adze_now_us();
+    int wrong = measure_all(times, suite, kernel, stream, 0);
+    if (!suite->flops)
+        wrong |= measure_all(times, suite, kernel, stream, 1);
+    if (left_out)
+        printf("%d calls are left out: %s seconds are over\n", left_out, options.seconds);
     return wrong;
 }
 
@@ -229,15 +248,35 @@ static int tune(const adze_op *op, adze_times *times)
     if (message)
         return fail(message);
     const adze_kernel *kernel = kernel_with_variants(op, stream);
-    const adze_suite *const *suite = adze_suites;
-    while ((*suite)->op != op)
-        suite++;
     describe(times, stream);
     progress = isatty(STDERR_FILENO);
-    const int wrong = kernel ? measure(times, *suite, kernel, stream) : 0;
+    const int wrong = kernel ? measure(times, adze_suite_of(op), kernel, stream) : 0;
     if (stream.device != ADZE_CPU)
         adze_gpu_close(stream);
     return !kernel ? fail("no kernel of this op has variants on this device") : wrong;
+}
+
+/* Of a file only the op's own; a single line must be one. */
+static char **calls_of(const adze_op *op, char *error, size_t error_size)
+{
+    char **all = adze_cli_lines(options.line, error, error_size);
+    int kept = 0;
+    for (int i = 0; all && all[i]; i++) {
+        adze_line line;
+        if (adze_line_parse(&line, NULL, all[i], error, error_size) && line.op == op)
+            all[kept++] = all[i];
+        else
+            free(all[i]);
+    }
+    if (all && !kept) {
+        snprintf(error, error_size,
+                 options.line[0] == '@' ? "the file has no call of this op" : "the line is a call of another op");
+        free(all);
+        return NULL;
+    }
+    if (all)
+        all[kept] = NULL;
+    return all;
 }
 
 int adze_cli_tune(int argc, char **argv)
@@ -247,6 +286,7 @@ int adze_cli_tune(int argc, char **argv)
         {.name = "--record", .text = &options.record},
         {.name = "--times", .text = &options.times},
         {.name = "--line", .text = &options.line},
+        {.name = "--seconds", .text = &options.seconds},
         {.name = "--device", .device = &options.device},
         {.name = "--dtype", .text = &options.dtype, .choices = "bf16|f16|f32"},
         {.name = "--quick", .flag = &options.quick},
@@ -264,13 +304,12 @@ int adze_cli_tune(int argc, char **argv)
     }
     adze_times times = {.count = 0};
     char error[512];
-    adze_line line;
-    if (options.line && !adze_line_parse(&line, NULL, options.line, error, sizeof error))
+    if (options.seconds && atof(options.seconds) <= 0)
+        return fail("--seconds must be a number above 0");
+    if (options.line && options.times)
+        return fail("--line is timed, but with --times nothing is");
+    if (options.line && !(lines = calls_of(op, error, sizeof error)))
         return fail(error);
-    if (options.line && line.op != op)
-        return fail("the line is a call of another op");
-    if (options.line && (options.table || options.times))
-        return fail("--line is one call; --table and --times are for all of the op");
     if (options.times && options.record)
         return fail("--record keeps what is timed, but with --times nothing is");
     if (options.times && !adze_times_read(&times, options.times))
@@ -281,6 +320,7 @@ int adze_cli_tune(int argc, char **argv)
         return 2;
     }
     status = options.times ? 0 : tune(op, &times);
+    adze_cli_lines_free(lines);
     if (status == 0)
         adze_times_report(&times);
     if (status == 0 && options.record && !adze_times_write(&times, options.record))

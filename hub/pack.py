@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE, HUB = ROOT / "python/adze", ROOT / "hub"
 VERSION = 1  # of the package's interface: the Hub's branch v1
 SOURCES = ["include/*.h", "src/**/*.[ch]", "src/**/*.cu*", "bind/*.[ch]"]
+INCLUDE = [".", "src/cuda", "include", "src", "bind"]  # where a project's files are looked for
 OPS_PY = """import torch
 from . import {id}
 ops = torch.ops.{id}
@@ -80,11 +81,50 @@ class Package:
         """(path, its path in the repository)."""
         found = {str(path.relative_to(ROOT)): path for pattern in SOURCES for path in ROOT.glob(pattern)}
         if self.project:
-            others = set(library_ops()) - set(self.ops())
-            found = {own: path for own, path in found.items() if path.stem not in others or "src/" not in own}
+            own = {}
             for pattern in ("*.h", "src/**/*.[ch]", "src/**/*.cu*"):
-                found |= {str(path.relative_to(self.project)): path for path in self.project.glob(pattern)}
+                own |= {str(path.relative_to(self.project)): path for path in self.project.glob(pattern)}
+            found = needed(found | own, own)
         return sorted(found.items())
+
+
+def needed(found, own):
+    """Of the files {path in the repository: file} those of `own`, the public headers, the bindings, src/*.c, and what
+    these need: the headers that they include, and the files that define a function which they name."""
+    texts = {path: file.read_text() for path, file in found.items()}
+    taken, words = set(), set()
+
+    def take(path):
+        if path in taken:
+            return
+        taken.add(path)
+        words.update(re.findall(r"\w+", texts[path]))
+        for name in re.findall(r'^\s*#\s*include "([^"]+)"', texts[path], re.M):
+            for folder in (pathlib.PurePath(path).parent, *map(pathlib.PurePath, INCLUDE)):
+                if str(folder / name) in texts:
+                    take(str(folder / name))
+                    break
+
+    for path in texts:
+        if path in own or re.match(r"(include|bind)/|src/[^/]*\.c$", path):
+            take(path)
+    defined = {path: names_defined(path, texts[path]) for path in texts if re.search(r"\.(c|cu)$", path)}
+    count = 0
+    while count != len(taken):
+        count = len(taken)
+        for path, names in defined.items():
+            if names & words:
+                take(path)
+    return {path: found[path] for path in taken}
+
+
+def names_defined(path, text):
+    """The functions that other files may call. The files of an op name each other by macros: they are needed
+    together."""
+    op = re.fullmatch(rf"src/(?:ops|cpu|cuda)/({'|'.join(library_ops())})(?:_bf16)?\.cu?", path)
+    if op:
+        return {f"adze_op_{op[1]}", f"adze_{op[1]}_cpu", f"adze_{op[1]}_cuda"}
+    return set(re.findall(r'^(?!static|template|typedef|__)(?:extern "C" )?[A-Za-z_][\w ]*[ *&]+(\w+)\(', text, re.M))
 
 
 def library_ops():
@@ -280,10 +320,10 @@ def build_toml(package, paths, repo_id):
     def pick(pattern):
         return [p for p in paths if re.fullmatch(pattern, p)]
 
-    headers, include = pick(r"((include|src)/.*|[^/]*)\.(h|cuh)"), ["include", "src", "bind"]
+    headers, include = pick(r"((include|src)/.*|[^/]*)\.(h|cuh)"), INCLUDE[2:]
     list_of_ops = []
     if package.project:  # every file sees the list of ops
-        include, list_of_ops = [".", "src/cuda", *include], ["-include", "ops.h"]
+        include, list_of_ops = INCLUDE, ["-include", "ops.h"]
     names = ["-DADZE_NAMESPACE=TORCH_EXTENSION_NAME", "-DADZE_MODULE=TORCH_EXTENSION_NAME", "-fexceptions", "-O2"]
     backends, flags = ["cpu", "cuda"], [*C_FLAGS, *list_of_ops]
     text = [

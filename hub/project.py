@@ -10,9 +10,11 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
+BUILD_MK = pathlib.Path(__file__).resolve().parents[1] / "build.mk"  # of the installation
 REQUIRED = ("name", "id", "version", "license", "python-depends", "backend")
 GLIBC = (2, 28)
 LIBRARIES = re.compile(r"(lib(c|m|dl|rt|pthread)\.so\.\d|ld-linux-.*)")
@@ -26,8 +28,8 @@ class Skipped(Exception):
     """Why a check cannot be made here."""
 
 
-class ForThisMachine(Wrong):
-    """It works here, and not where others are: nothing is uploaded."""
+class NotForOthers(Wrong):
+    """It works here, and others would not get what they should: it is not uploaded."""
 
 
 def run(*command, **settings):
@@ -115,10 +117,42 @@ def check_glibc(package):
         text = run("objdump", "-T", next(variant.glob("*.so")))
         newest = max([newest, *(tuple(map(int, v.split(".")[:2])) for v in re.findall(r"GLIBC_(\d+\.\d+)", text))])
     if newest > GLIBC:
-        raise ForThisMachine(
+        raise NotForOthers(
             f"needs glibc {newest[0]}.{newest[1]}, others have 2.28: `pip install ziglang`, then pack again"
         )
     return f"glibc {newest[0]}.{newest[1]}"
+
+
+def backends(package):
+    """cpu, or cu and a version, of each variant."""
+    return [re.search(r"-(cpu|cu\d+)-", variant.name)[1] for variant in variants(package)]
+
+
+def check_cuda(package):
+    """Whether a variant has the project's CUDA kernels, and nvcc optimised what adze's library adds to them."""
+    found = backends(package)
+    if all(name == "cpu" for name in found):
+        own = [path.name for path in (package / "src/cuda").glob("*.cu") if path.name != "device.cu"]
+        if own:
+            raise NotForOthers(f"no variant has {own[0]}: pack on a machine with nvcc, without CUDA=0")
+        return "no kernel for CUDA"
+    if BUILD_MK.exists() and re.search(r"^ADZE_OPTIMISED := 0$", BUILD_MK.read_text(), re.M):
+        raise NotForOthers(
+            "adze was built with CUDA_OPT=0: what the package takes from its library is not optimised. "
+            "`make install` adze again without it, then pack again"
+        )
+    return "optimised"
+
+
+def check_commit(package):
+    """Whether the commit that the metadata names has the sources that were built."""
+    for variant in variants(package):
+        kernel = json.loads((variant / "metadata.json").read_text())["provenance"].get("kernel")
+        if not kernel:
+            return "the project is in no git repository: the metadata names no commit"
+        if kernel["dirty"]:
+            raise NotForOthers(f"files differ from commit {kernel['commit'][:12]}: commit them, then pack again")
+    return kernel["commit"][:12]
 
 
 def here():
@@ -131,8 +165,7 @@ def here():
 
 def serves(package, backend):
     """Whether a variant is for this backend: one of CUDA serves its major version."""
-    names = [re.search(r"-(cpu|cu\d+)-", variant.name)[1] for variant in variants(package)]
-    return any(name[:4] == backend[:4] for name in names)
+    return any(name[:4] == backend[:4] for name in backends(package))
 
 
 def check_loads(package):
@@ -159,26 +192,28 @@ CHECKS = {
     "digest": check_digest,
     "symbols": check_symbols,
     "glibc": check_glibc,
+    "cuda": check_cuda,
+    "commit": check_commit,
     "loads": check_loads,
 }
 
 
 def check(package):
-    """Prints a line for each check; how many failed, and how many would fail elsewhere."""
-    failed = elsewhere = 0
+    """Prints a line for each check: `no push` is what works here and must not be uploaded. How many of each."""
+    failed = not_for_others = 0
     for name, act in CHECKS.items():
         try:
             word, said = "ok", act(package)
         except Skipped as why:
             word, said = "skipped", why
-        except ForThisMachine as why:
-            word, said = "HERE", why
-            elsewhere += 1
+        except NotForOthers as why:
+            word, said = "no push", why
+            not_for_others += 1
         except (Wrong, KeyError, OSError, subprocess.CalledProcessError) as wrong:
             word, said = "FAIL", wrong
             failed += 1
         print(f"  {word:<8} {name:<9} {said}")
-    return failed, elsewhere
+    return failed, not_for_others
 
 
 def push(package, repo, dry):
@@ -236,14 +271,22 @@ def main():
         )
     build(options.dir, ["make", "-C", options.dir, f"PYTHON={sys.executable}", f"HUB_REPO={options.push or ''}"])
     package = options.dir / "package"
-    failed, elsewhere = check(package)
+    failed, not_for_others = check(package)
     if failed:
         nothing = ", nothing was uploaded" if options.push else ""
         sys.exit(f"adze pack: {failed} of {len(CHECKS)} checks failed{nothing}")
-    if elsewhere and options.push and not options.dry_run:
-        sys.exit("adze pack: it works on this machine and not on others (HERE above), nothing was uploaded")
-    if options.push:
+    refused = []
+    if not_for_others:
+        refused.append("it is not yet for others (`no push` above)")
+    if not shutil.which("hf"):
+        refused.append("the command hf is not here (`pip install huggingface_hub`)")
+    if options.push and (options.dry_run or not refused):
         push(package, options.push, options.dry_run)
+    if options.push and options.dry_run:
+        print("Whether `hf` is logged in, and may write there, is not checked: `hf auth whoami` says it.")
+    if options.push and refused:
+        nothing = "the push would be refused" if options.dry_run else "nothing was uploaded"
+        sys.exit(f"adze pack: {nothing}: {'; '.join(refused)}")
 
 
 if __name__ == "__main__":

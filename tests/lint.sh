@@ -65,7 +65,7 @@ layer 'src/cuda/*' "$base|(cuda/)?[a-z_0-9]+\.cuh"
 layer 'cli/*' "adze\.h|kernel\.h|$(own 'check/*.h' 'cli/*.h')"
 # The harness from the bottom up: a file may include src/*.h, its own header and those of the names before it. check.h has
 # the commands, which check.c and self.c are; all other files of check/ are cases of an op.
-harness='line suite gpu graph timing flops ceiling producer data alias judge dependency trial options check self'
+harness='line suite gpu graph timing flops ceiling producer data alias judge dependency smaller trial options check self_waits self'
 below=$base
 for name in $harness; do
     below="$below|$name\\.h"

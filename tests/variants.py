@@ -124,7 +124,8 @@ def tune(adze, program, folder):
     adze.says(2, "no op is called 'nosuch'", "tune", "nosuch")
     adze.says(2, "tune needs a CUDA device", "tune", "rms_norm", "--device=cpu")
     adze.says(2, "a call of another op", "tune", "glu", "--line", EVEN)
-    adze.says(2, "--line is one call", "tune", "activation", "--line", EVEN, "--table", "x")
+    adze.says(2, "with --times nothing is", "tune", "activation", "--line", EVEN, "--times", "x")
+    adze.says(2, "--seconds must be a number above 0", "tune", "activation", "--seconds", "soon")
     # A grid of calls, each with the variants that take it; the record of it is read again.
     record = folder / "record.txt"
     status, out, error = program(
@@ -137,6 +138,21 @@ def tune(adze, program, folder):
     program.says(0, r"\neven ", "tune", "activation", "--times", str(record), "--table", str(folder / "grid.h"))
     status, out, _ = program("tune", "activation", "--line", ODD, "--quick", "--device=cpu")
     expect(status == 0 and re.search(r"^any .*1 variants", out, re.M), out)
+    # Of a file the lines of this op; none is timed twice, listed ones come first, and a table may be made of them.
+    calls, made = folder / "calls.txt", folder / "lines.h"
+    calls.write_text(f"# calls\n{EVEN}\nsoftmax x=f32[4,4]\n{EVEN}\n{ODD}\n")
+    status, out, error = program(
+        *("tune", "activation", "--line", f"@{calls}", "--quick", "--device=cpu"),
+        *("--record", str(record), "--table", str(made)),
+    )
+    listed = re.findall(r"^call .*? (activation .*)$", record.read_text(), re.M)
+    expect(status == 0 and listed[:2] == [EVEN, ODD] and len(set(listed)) == len(listed), f"{out} {error} {listed}")
+    expect(made.read_text().count("TUNED(activation") == len(listed), made.read_text())
+    calls.write_text("softmax x=f32[4,4]\n")
+    program.says(2, "the file has no call of this op", "tune", "activation", "--line", f"@{calls}", "--device=cpu")
+    # Without time calls are left out.
+    status, out, _ = program("tune", "activation", "--line", EVEN, "--quick", "--device=cpu", "--seconds", "1e-9")
+    expect(status == 0 and re.search(r"^\d+ calls are left out: 1e-9 seconds are over$", out, re.M), out)
 
 
 def main(adze, program, broken, folder):

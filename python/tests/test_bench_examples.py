@@ -86,6 +86,32 @@ def test_performance_shows_both(bench, results):
     assert "| generate(), a token, adze.generate | 4.00 | 10.0 % | 7.50 |" in text
 
 
+def test_the_record_of_a_projects_program(bench, results):
+    """`NAME bench --json`: its op, and the commit of adze."""
+    ceilings = dict.fromkeys(("read", "two_reads", "copy", "write"), 4000.0)
+    row = {"op": "my_norm", "kernel": "cuda", "dtype": "bf16", "case": "8192x4096", "us": 24.5, "us_alone": 25.0,
+           "spread": 0.01, "gbps": 4100.0, "share": 0.955, "line": "my_norm x=bf16[8192,4096]"}  # fmt: skip
+    gpu = {"gpu": "a GPU", "sm": 90, "sm_count": 132}
+    run = {
+        "adze_bench": 1,
+        "program": "build/my_norm",
+        "machine": gpu,
+        "adze_commit": "fedcba9",
+        "date": "2026-01-01",
+    }
+    results("my_norm-0123456.json", run | {"ceilings": ceilings, "rows": [row]})
+    path = next(pathlib.Path(bench["report"].ROOT).rglob("my_norm-0123456.json"))
+    recorded = json.loads(path.read_text())
+    del recorded["commit"]
+    path.write_text(json.dumps(recorded))
+    text = bench["report"].performance(bench["report"].runs())
+    assert "### my_norm bench: a GPU" in text and "commit of adze fedcba9" in text and "| 24.50 | 25.00 |" in text
+    facts = list(bench["facts"].bench_facts(path, recorded))
+    assert [fact[:2] for fact in facts] == [
+        ("my_norm bf16 8192x4096, chained (PDL)", "24.50 us, 96 % of its ceiling")
+    ]
+
+
 def test_the_examples_are_marked(bench):
     """Each has the two marks between which its tables are written."""
     for name in bench["facts"].EXAMPLES:

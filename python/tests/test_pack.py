@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -60,17 +61,33 @@ def project(adze, tmp_path_factory):
     os.utime(makefile, (0, 0))
     for op in ops:
         os.utime(project / f"src/cpu/{op}.c", (0, 0))
-    (project / "said").write_text(run(adze, "pack", "--push", "org/q-kernels", "--dry-run", folder=project))
+    (project / "said").write_text(run(adze, "pack", "--push", "org/q-kernels", "--dry-run", folder=project, status=1))
     return project
 
 
 def test_every_check_passes(project):
     said = (project / "said").read_text()
-    found = {name: word for word, name in re.findall(r"^  (ok|HERE|FAIL|skipped) +(\w+)", said, re.M)}
-    assert set(found) == {"layout", "metadata", "digest", "symbols", "glibc", "loads"}, said
-    glibc = "ok" if importlib.util.find_spec("ziglang") else "HERE"
+    found = {name: word for word, name in re.findall(r"^  (ok|no push|FAIL|skipped) +(\w+)", said, re.M)}
+    assert set(found) == {"layout", "metadata", "digest", "symbols", "glibc", "cuda", "commit", "loads"}, said
+    glibc = "ok" if importlib.util.find_spec("ziglang") else "no push"
     assert found.pop("glibc") in ("ok", glibc)
+    assert found.pop("cuda") == "no push"  # the project is built with CUDA=0
     assert set(found.values()) == {"ok"}
+
+
+def test_the_models_calls_are_timed_first(project):
+    """Each is a call, and an own op has them too."""
+    lines = re.findall(r'^    "(.*)",$', (project / "check/my_norm.c").read_text(), re.M)
+    assert lines[:2] == [
+        "x=$[128,4096] weight=$[4096] eps=1e-6 rounding=1",
+        "x=$[1,128,32,128] weight=$[128] eps=1e-6 rounding=1",
+    ]
+    table = (ROOT / "cli/new_project.c").read_text()
+    found = re.findall(r'^    \{"[\w-]+", "(\w+)", "(.*)"\},$', table, re.M)
+    for op, line in found:
+        few = re.sub(r"\[(1,)?(128|2688|4608),", r"[\g<1>2,", line.replace("$", "f32"))
+        run(ROOT / "build/adze", "run", f"{op} {few}", "--device=cpu", folder=ROOT)
+    assert len(found) > 10
 
 
 def test_a_dry_run_says_what_would_be_uploaded(project):
@@ -79,6 +96,85 @@ def test_a_dry_run_says_what_would_be_uploaded(project):
     assert "build/torch-stable-abi210-cpu" in said and "build.toml" in said
     assert "hf upload org/q-kernels package . --type kernel --revision v1" in said
     assert 'get_kernel("org/q-kernels", version=1' in (project / "package/README.md").read_text()
+    assert "hf auth whoami" in said
+
+
+def test_a_dry_run_says_why_a_push_would_be_refused(project):
+    said = (project / "said").read_text()
+    assert re.search(r"no push +cuda +no variant has \w+\.cu: pack on a machine with nvcc, without CUDA=0", said)
+    assert said.splitlines()[-1].startswith("adze pack: the push would be refused: it is not yet for others"), said
+
+
+def test_what_must_not_be_pushed(project, tmp_path, monkeypatch):
+    """Files that no commit has, and kernels that nvcc did not optimise."""
+    checks = load(ROOT / "hub/project.py", "hub_project")
+    package = tmp_path / "package"
+    shutil.copytree(project / "package", package)
+    variant = next((package / "build").glob("torch*"))
+    metadata = json.loads((variant / "metadata.json").read_text())
+    for dirty, why in (True, "files differ from commit 0123456789ab: commit them"), (False, None):
+        metadata["provenance"]["kernel"] = {"commit": "0123456789abcdef", "dirty": dirty}
+        for each in (package / "build").iterdir():
+            (each / "metadata.json").write_text(json.dumps(metadata))
+        if why:
+            with pytest.raises(checks.NotForOthers, match=why):
+                checks.check_commit(package)
+    assert checks.check_commit(package) == "0123456789ab"
+    variant.rename(variant.with_name(variant.name.replace("-cpu-", "-cu130-")))
+    monkeypatch.setattr(checks, "BUILD_MK", tmp_path / "build.mk")
+    assert checks.check_cuda(package) == "optimised"
+    for optimised in (1, 0):
+        checks.BUILD_MK.write_text(f"ARCH := x86_64\nADZE_OPTIMISED := {optimised}\n")
+        if optimised:
+            assert checks.check_cuda(package) == "optimised"
+    with pytest.raises(checks.NotForOthers, match="built with CUDA_OPT=0"):
+        checks.check_cuda(package)
+
+
+def test_flags_of_projects_are_optimised():
+    """make CUDA_OPT=0 is for the tests of the library: a project's kernels are not built so."""
+    flags = (ROOT / "build/build.mk").read_text()
+    assert "--Ofast-compile" not in flags and re.search(r"^ADZE_OPTIMISED := [01]$", flags, re.M)
+
+
+def test_the_cards_example_runs(project):
+    text = (project / "package/README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", text, re.S)[1]
+    code = re.sub(r"get_kernel\(.*\)", "get_local_kernel(package)", code)
+    code = code.replace("import get_kernel", "import get_local_kernel")
+    called = [line for line in code.splitlines() if "= kernel." in line]
+    assert [re.search(r"kernel\.(\w+)", line)[1] for line in called] == [
+        *("activation", "gemm", "quantize", "attention", "my_norm")
+    ]
+    values = {"package": project / "package"}
+    with torch.no_grad():
+        exec(code, values)
+    assert values["y"].shape == (8, 4096) and values["numbers"].dtype == torch.int8
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "glu", "gemm", "attention"])
+def test_sources_are_those_that_the_op_needs(tmp_path, op):
+    """Everything that they include is there, all functions that they call are, and nothing of other ops is."""
+    run(ROOT / "build/adze", "new", "project", "x-y", "--model=qwen3", f"--op={op}", folder=tmp_path)
+    package = load(ROOT / "hub/pack.py", "hub_pack").Package(tmp_path / "x-y", "x-y")
+    sources = dict(package.sources())
+    for own, path in sources.items():
+        for name in re.findall(r'^\s*#\s*include "([^"]+)"', path.read_text(), re.M):
+            folders = [str(pathlib.PurePath(own).parent), ".", "src/cuda", "include", "src", "bind"]
+            assert any(os.path.normpath(f"{folder}/{name}") in sources for folder in folders), f"{own}: {name}"
+    assert "src/cuda/gemm_bulk.cu" not in sources or op == "gemm"
+    assert ("src/cuda/norm_any.cu" in sources) == (op in ("rms_norm", "gemm"))
+    assert not [own for own in sources if re.search(r"rope|sample|softmax", own) and own.count("/") > 1]
+    # The objects of this build, as many as it has, have no other's names left undefined.
+    objects = [ROOT / "build" / re.sub(r"(\.c)?$", ".o", own, count=1) for own in sources if own.startswith("src/")]
+    objects = [path for path in objects if path.exists() and path.name != "op_list.o"]
+    names = {}
+    for kind in ("--undefined-only", "--defined-only"):
+        said = run("nm", "-P", kind, *objects, folder=ROOT)
+        names[kind] = {line.split()[0] for line in said.splitlines() if len(line.split()) > 1}
+    missing = {n for n in names["--undefined-only"] - names["--defined-only"] if re.match(r"adze_|gemm_|_Z", n)}
+    isas = re.compile(r"adze_\w+_cpu_(avx2|avx512|sve|bf16)|adze_ops?|_Z(n|d|St).*|_ZTV.*")
+    assert not [name for name in missing if not isas.fullmatch(name)]
 
 
 def test_metadata(project):
@@ -148,13 +244,14 @@ def test_benchmark(project, folder):
     said = run(sys.executable, "benchmark.py", "--tiny", "--json", "out.json", folder=project / folder)
     found = json.loads((project / folder / "out.json").read_text())
     assert [row["op"] for row in found["rows"]] == [
-        *("my_norm", "my_norm", "activation", "gemm", "quantize", "attention", "attention")
+        *("my_norm", "my_norm", "my_norm", "activation", "gemm", "quantize", "attention", "attention")
     ]
+    assert found["rows"][1]["case"] == "q_norm, 3 x 32 x 128"
     assert set(found["rows"][0]["us"]) == {"eager", "kernel"} and "torch" in found["rows"][-1]["us"]
     assert found["rows"][0]["copy_gbps"] > 0 and found["rows"][-2]["tflops"] > 0
     whole = found["end_to_end"]
     assert whole["taken"] == {"activation": 0, "gemm": 15, "quantize": 0, "attention": 2, "my_norm": 9}
-    assert list(whole["ms"]) == ["compile", "eager", "kernel", "kernel + compile"] and "qwen3:  compile" in said
+    assert list(whole["ms"]) == ["eager", "kernel", "compile", "kernel + compile"] and "qwen3:  compile" in said
     assert found["adze_project"] == "q-kernels" and found["date"] and found["commit"]
 
 
@@ -232,6 +329,40 @@ def test_places_of_the_kernels(model, monkeypatch):
         assert "attention" not in ops or module.config._attn_implementation == called
         inject.remove(module)
         assert torch.equal(step(), expected)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_calls_of_the_models(model):
+    """The test that each project has, with adze's own functions as the kernels."""
+    pytest.importorskip(MODELS[model])
+    import adze as kernel
+
+    tests = load(ROOT / "templates/model/test_kernels.py", "test_kernels")
+    tests.test_calls_of_the_model(kernel, load(ROOT / f"templates/model/{model}.py", "model"))
+
+
+def test_a_model_that_rounds_elsewhere_is_found():
+    """A norm that rounds once is not the model's, though its error is smaller."""
+    pytest.importorskip("transformers")
+    import adze as kernel
+
+    tests = load(ROOT / "templates/model/test_kernels.py", "test_kernels")
+    place = load(ROOT / "templates/model/qwen3.py", "model")
+    once = dict(vars(kernel), ROUND_NORM=0)
+    with pytest.raises(AssertionError, match="norm of hidden states"):
+        tests.test_calls_of_the_model(types.SimpleNamespace(**once), place)
+
+
+def test_a_worked_example(tmp_path):
+    """bench/example.py: the project of the README's command, packed and timed."""
+    pytest.importorskip("transformers")
+    words = ["qwen3_8b", "--tiny", "--skip-model", "--json", tmp_path / "out.json", "--commit", "0123456"]
+    said = run(sys.executable, ROOT / "bench/example.py", *words, folder=tmp_path)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["adze_project"] == "qwen3-8b-kernels" and found["kernels"] == "package/", said
+    assert found["commit"] == "0123456" and {row["op"] for row in found["rows"]} == {
+        *("rms_norm", "glu", "gemm", "attention")
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
     adze pack && python benchmark.py [--tiny] [--package FOLDER] [--json FILE] [--skip-model]
 
-Each kernel is compared with the formula in double before it is timed. Variants take turns. On a GPU a call is timed
+The norms of the model (calls() in model.py) are compared with its own code, other calls with their formula in torch.
+Each kernel is verified against the same in double before it is timed. Variants take turns. On a GPU a call is timed
 in a CUDA graph of 20 to 500 calls, which begins with cold caches and does not come back to an input before more
 memory was read than they hold. A share is that of torch's copy of a large tensor in the same run; calls that write
 little may exceed it, and `make bench` has the ceiling of each mix of reads and writes. attention is compared with
@@ -17,6 +18,9 @@ project's (pip install -e .), adze has those that it began with.
 """
 
 import argparse
+import contextlib
+import copy
+import fcntl
 import functools
 import importlib
 import json
@@ -43,15 +47,11 @@ BACKENDS = {
 }
 
 
-def rms_norm(x, weight):
-    wide = x.float() if x.dtype != torch.float64 else x
-    normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return weight * normalised.to(x.dtype)
-
-
 def modulated(x, scale, shift):
     """The norm of an AdaLN block: no weight, then 1 + scale and shift."""
-    return rms_norm(x, torch.ones_like(x[0])) * (1 + scale) + shift
+    wide = x.float() if x.dtype != torch.float64 else x
+    normalised = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return normalised.to(x.dtype) * (1 + scale) + shift
 
 
 def rotated(x, cos, sin):
@@ -109,27 +109,56 @@ def attention_cases(kernel, tiny):
         )
 
 
-def cases(kernel, tiny):
+def own_code(module):
+    """The module's own forward, and that of a copy in double for inputs in double."""
+    wide = copy.deepcopy(module).double()
+
+    def own(x):
+        chosen = wide if x.dtype == torch.float64 else module
+        return type(chosen).forward(chosen, x)
+
+    return own
+
+
+def model_cases(kernel, tiny, device, dtype):
+    """The norms as the model calls them, for prompts and for a token. Modules with matrices are left out: calls would
+    find them in the cache."""
+    for tokens in [3] if tiny else place.SHAPES["tokens"]:
+        for name, op, module, shape in place.calls(tokens):
+            if op not in OPS or any(weight.ndim > 1 for weight in module.parameters()):
+                continue
+            module = module.to(device, dtype).requires_grad_(False)
+            size = " x ".join(map(str, shape[1:]))
+            yield (
+                f"{name}, {size}",
+                op,
+                own_code(module),
+                functools.partial(place.forwards(kernel)[op][type(module)], module),
+                [shape],
+            )
+
+
+def cases(kernel, tiny, device, dtype):
     """(name, op, formula, kernel, shapes of the inputs) of each call that is timed."""
-    rows, dim, hidden = place.SHAPES["tokens"][1], place.SHAPES["dim"], place.SHAPES["hidden"]
+    rows, dim, hidden = place.SHAPES["tokens"][-1], place.SHAPES["dim"], place.SHAPES["hidden"]
     heads, head_dim = place.SHAPES["heads"], place.SHAPES["head_dim"]
+
+    def modulate(x, scale, shift):
+        return kernel.rms_norm(x, scale=scale, shift=shift, eps=1e-6, rounding=kernel.ROUND_STEPS)
+
+    def geglu(x, up):
+        return kernel.glu(x, up, act="gelu", rounding=kernel.ROUND_STEPS)
+
     known = [
-        (
-            "rms_norm",
-            "rms_norm",
-            rms_norm,
-            lambda x, w: kernel.rms_norm(x, w, eps=1e-6, rounding=kernel.ROUND_NORM),
-            [(rows, dim), (dim,)],
-        ),
         (
             "rms_norm + modulation",
             "rms_norm",
             modulated,
-            lambda x, a, b: kernel.rms_norm(x, scale=a, shift=b, eps=1e-6, rounding=kernel.ROUND_STEPS),
+            modulate,
             [(rows, dim), (dim,), (dim,)],
         ),
         (
-            "layer_norm",
+            "layer_norm, weight and bias",
             "layer_norm",
             lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, 1e-6),
             lambda x, w, b: kernel.layer_norm(x, w, b, eps=1e-6),
@@ -146,7 +175,7 @@ def cases(kernel, tiny):
             "gelu * up (GEGLU)",
             "glu",
             lambda x, v: F.gelu(x) * v,
-            lambda x, v: kernel.glu(x, v, act="gelu", rounding=kernel.ROUND_STEPS),
+            geglu,
             [(rows, hidden), (rows, hidden)],
         ),
         (
@@ -172,21 +201,25 @@ def cases(kernel, tiny):
             [(rows, heads, head_dim), (rows, head_dim), (rows, head_dim)],
         ),
         (
-            "linear of a few tokens",
+            "linear of a token, wide",
             "gemm",
             lambda x, w: x @ w.T,
             lambda x, w: kernel.gemm(x, w),
-            [(place.SHAPES["tokens"][0], dim), (hidden, dim)],
+            [(1, dim), (hidden, dim)],
         ),
         ("int8 weights", "quantize", quantised, lambda x: kernel.quantize(x, "i8"), [(hidden, dim)]),
     ]
     if tiny:
         known = [(*case[:4], [(8, *shape[1:]) if len(shape) > 1 else shape for shape in case[4]]) for case in known]
-    return [case for case in [*known, *attention_cases(kernel, tiny)] if case[1] in OPS]
+    if hasattr(place, "prompt"):  # a language model has neither
+        known = [case for case in known if case[3] not in (modulate, geglu)]
+    others = [case for case in [*known, *attention_cases(kernel, tiny)] if case[1] in OPS]
+    return [*model_cases(kernel, tiny, device, dtype), *others]
 
 
 def peers(op, formula, inputs, tiny):
     """What the kernel is compared with, by name."""
+    torch._dynamo.reset()  # Dynamo limits how often it compiles the same function
     if op != "attention":
         return {"eager": formula} | ({} if tiny else {"compile": torch.compile(formula, dynamic=False)})
     found = {"torch": functools.partial(laid_out, formula)}
@@ -255,6 +288,17 @@ def over(call, sets, count):
     return run
 
 
+@contextlib.contextmanager
+def turn(path):
+    """Holds a lock on the file. Other processes may build models and compile meanwhile, but not measure."""
+    if not path:
+        yield
+        return
+    with open(path, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def time_calls(ways, one, size, device):
     """{name: microseconds of one call}; `size` is the bytes of the inputs."""
     if device != "cuda":
@@ -284,62 +328,82 @@ def copy_rate(device):
 
 
 def alone(kernel, options, device, dtype):
-    copy = copy_rate(device)
-    print(f"copy: {copy:.0f} GB/s", flush=True)
-    for name, op, formula, call, shapes in cases(kernel, options.tiny):
+    with turn(options.turn):
+        copied = copy_rate(device)
+    print(f"copy: {copied:.0f} GB/s", flush=True)
+    for name, op, formula, call, shapes in cases(kernel, options.tiny, device, dtype):
         one = [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
         size = sum(t.numel() * t.element_size() for t in one)
         exact = formula(*(t.double() for t in one))
         result = call(*one)
         got, eager = error(result, exact), error(formula(*one), exact)
-        assert got <= 2 * eager + torch.finfo(dtype).eps, (
-            f"{name} is wrong: {got:.3g}, the formula in {dtype}: {eager:.3g}"
-        )
-        us = time_calls({"kernel": call, **peers(op, formula, one, options.tiny)}, one, size, device)
+        # A model's norm computes in float32, of doubles too: in float32 what is exact here is itself off by an eps.
+        allowed = 2 * eager + (2 if dtype == torch.float32 else 1) * torch.finfo(dtype).eps
+        assert got <= allowed, f"{name} is wrong: {got:.3g}, the formula in {dtype}: {eager:.3g}"
+        ways = {"kernel": call, **peers(op, formula, one, options.tiny)}
+        for way in ways.values():
+            way(*one)  # compiles
+        with turn(options.turn):
+            us = time_calls(ways, one, size, device)
         moved = size + sum(t.numel() * t.element_size() for t in (result if isinstance(result, tuple) else [result]))
         row = {"case": name, "op": op, "shapes": shapes, "us": us, "gbps": moved / us["kernel"] / 1e3, "error": got}
-        row |= {"copy_gbps": copy, "tflops": flops(op, shapes) / us["kernel"] / 1e6}
+        row |= {"copy_gbps": copied, "tflops": flops(op, shapes) / us["kernel"] / 1e6}
         times = "  ".join(f"{variant} {value:.2f} us" for variant, value in us.items())
-        rate = f"{row['gbps']:.0f} GB/s" + (f", {row['gbps'] / copy:.0%} of copy" if device == "cuda" else "")
+        rate = f"{row['gbps']:.0f} GB/s" + (f", {row['gbps'] / copied:.0%} of copy" if device == "cuda" else "")
         rate += f", {row['tflops']:.1f} TFLOP/s" if row["tflops"] else ""
-        print(f"{name:<22} {times}  {rate}", flush=True)
+        print(f"{name:<36} {times}  {rate}", flush=True)
         yield row
 
 
-def end_to_end(kernel, options, device, dtype):
-    """Milliseconds of a step. The compiled ones do not take turns: the compiler is told of one state of the model."""
+def end_to_end(kernel, options, device, dtype, keep):
+    """Milliseconds of a step. Compiled ones come last, since launches cost more after a compiler has run. They do not
+    take turns: the compiler is told of one state of the model. `keep` records what is known so far."""
     model, step = place.build(options.tiny, device, dtype)
-    expected, rounds, taken = step(), 3 if options.tiny else 11, {}
-    compiler = {"backend": "eager"} if options.tiny else {"dynamic": False}
-    us, graphs, difference = {}, {}, 0.0
+    expected, rounds, taken, ms = step(), 3 if options.tiny else 11, {}, {}
+    found = {"model": place.NAME, "taken": taken, "difference": 0.0, "ms": ms}
+    states = {"eager": "compile", "kernel": "kernel + compile"}
 
     def set_to(name):
         inject.remove(model)
         if name.startswith("kernel"):
             taken.update(inject.inject(model, kernel, OPS))
 
-    for name, compiled in ("eager", "compile"), ("kernel", "kernel + compile"):
+    def measure(ways, before=lambda name: None):
+        with turn(options.turn):
+            times = in_turns(ways, rounds, before, device)
+        ms.update({name: us / 1e3 for name, us in times.items()})
+        print(f"{place.NAME}:", *(f"{name} {ms[name]:.2f} ms" for name in ways), sep="  ", flush=True)
+        keep(found)
+
+    def captured_or_not(name):
         set_to(name)
-        difference = max(difference, (step().float() - expected.float()).abs().max().item())
-        torch._dynamo.reset()
-        us |= in_turns({compiled: torch.compile(step, **compiler)}, rounds, device=device)
-        if device == "cuda":
-            try:
-                graphs[f"{name} + graph"] = captured(step)
-            except RuntimeError as why:
-                print(f"{name} + graph is left out: {str(why).splitlines()[0]}")
-    torch._dynamo.reset()
-    us |= in_turns(dict.fromkeys(("eager", "kernel"), step), rounds, set_to, device)
-    us |= in_turns(graphs, rounds, device=device)
+        try:
+            return captured(step)
+        except RuntimeError as why:
+            print(f"{name} + graph is left out: {str(why).splitlines()[0]}")
+
+    set_to("kernel")
+    found["difference"] = (step().float() - expected.float()).abs().max().item()
+    print(f"{place.NAME}: {taken}, largest difference {found['difference']:.3g} of {expected.abs().max():.3g}")
+    measure(dict.fromkeys(states, step), set_to)
+    if device == "cuda":
+        graphs = {f"{name} + graph": captured_or_not(name) for name in states}
+        measure({name: replay for name, replay in graphs.items() if replay})
     set_to("eager")
     assert torch.equal(step(), expected), "the model is as it was"
-    ms = {name: value / 1e3 for name, value in sorted(us.items())}
-    print(f"{place.NAME}: {taken}, largest difference {difference:.3g} of {expected.abs().max():.3g}")
-    print(f"{place.NAME}:", *(f"{name} {value:.2f} ms" for name, value in ms.items()), sep="  ", flush=True)
-    found = {"model": place.NAME, "taken": taken, "difference": difference, "ms": ms}
     if hasattr(place, "prompt"):
-        found["generate"] = generated(kernel, model, options)
-    return found
+        with turn(options.turn):
+            found["generate"] = generated(kernel, model, options)
+        keep(found)
+    for name, compiled in states.items():
+        set_to(name)
+        torch._dynamo.reset()
+        fast = torch.compile(step, **({"backend": "eager"} if options.tiny else {"dynamic": False}))
+        try:
+            fast()
+            measure({compiled: fast})
+        except RuntimeError as why:
+            print(f"{compiled} is left out: {str(why).splitlines()[0]}")
 
 
 class Clock:
@@ -463,6 +527,7 @@ def main():
     parser.add_argument("--skip-model", action="store_true", help="the kernels alone")
     parser.add_argument("--installed", metavar="MODULE", help="an installed Python package instead of package/")
     parser.add_argument("--commit", help="what the kernels were built from, where git cannot say")
+    parser.add_argument("--turn", metavar="FILE", help="a lock file: processes that name it take turns to measure")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -470,7 +535,7 @@ def main():
     results = where(device, options) | {"rows": list(alone(kernel, options, device, dtype))}
     record(options, results)  # kept, should the model not fit this machine
     if not options.skip_model:
-        record(options, results | {"end_to_end": end_to_end(kernel, options, device, dtype)})
+        end_to_end(kernel, options, device, dtype, lambda found: record(options, results | {"end_to_end": found}))
 
 
 if __name__ == "__main__":

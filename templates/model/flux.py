@@ -1,11 +1,11 @@
-"""FLUX: its transformer with random weights, and the places of this project's kernels in it."""
+"""FLUX: its transformer with random weights, and its forwards with this project's kernels."""
 
 import diffusers
 import torch
 from diffusers.models.activations import GELU
 
 NAME = "flux"
-SHAPES = {"tokens": (1, 4608, 3072), "dim": 3072, "hidden": 12288, "heads": 24, "kv_heads": 24, "head_dim": 128}
+SHAPES = {"tokens": (4608,), "dim": 3072, "hidden": 12288, "heads": 24, "kv_heads": 24, "head_dim": 128}
 TINY = {
     "in_channels": 8, "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 2, "joint_attention_dim": 64,
     "pooled_projection_dim": 64,
@@ -48,3 +48,13 @@ def forwards(kernel):
         "layer_norm": {torch.nn.LayerNorm: layer},
         "activation": {GELU: gelu},
     }
+
+
+def calls(tokens):
+    """(name, op, module, shape of its input) of these forwards, as large as in the model but for GELU's Linear."""
+    dim, hidden, heads, head_dim = (SHAPES[name] for name in ("dim", "hidden", "heads", "head_dim"))
+    return [
+        ("norm of a block, no weight", "layer_norm", torch.nn.LayerNorm(dim, 1e-6, False), (1, tokens, dim)),
+        ("norm_q and norm_k", "rms_norm", torch.nn.RMSNorm(head_dim, 1e-6), (1, tokens, heads, head_dim)),
+        ("feed-forward", "activation", GELU(64, hidden, approximate="tanh"), (1, tokens, 64)),
+    ]

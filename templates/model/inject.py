@@ -8,10 +8,11 @@ import model as place
 def guarded(forward, module):
     """There is no backward kernel: where a gradient is needed, the module runs its own code."""
 
-    def call(x):
-        if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())):
-            return type(module).forward(module, x)
-        return forward(module, x)
+    def call(*args, **kwargs):
+        given = [t for t in (*args, *kwargs.values(), *module.parameters()) if isinstance(t, torch.Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            return type(module).forward(module, *args, **kwargs)
+        return forward(module, *args, **kwargs)
 
     return call
 

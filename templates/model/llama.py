@@ -1,4 +1,4 @@
-"""Llama: a decoder with random weights, and the places of this project's kernels in it."""
+"""Llama: a decoder with random weights, and its forwards with this project's kernels."""
 
 import torch
 import transformers
@@ -7,7 +7,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 NAME = "llama"
 ATTENTION = LlamaAttention  # calls the attention that the config names
-SHAPES = {"tokens": (1, 128, 4096), "dim": 4096, "hidden": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128}
+SHAPES = {"tokens": (1, 128, 8192), "dim": 4096, "hidden": 11008, "heads": 32, "kv_heads": 32, "head_dim": 128}
 TINY = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "vocab_size": 512,
@@ -35,10 +35,22 @@ def forwards(kernel):
         return kernel.rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, rounding=kernel.ROUND_NORM)
 
     def mlp(self, x):
-        return self.down_proj(kernel.glu(self.gate_proj(x), self.up_proj(x), act=self.config.hidden_act))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(kernel.glu(gate, up, act=self.config.hidden_act, rounding=kernel.ROUND_STEPS))
 
     def linear(self, x):
         few = x.numel() // x.shape[-1] <= 16  # tokens, as in decoding: many are left to the vendor's library
         return kernel.gemm(x, self.weight, self.bias) if few else F.linear(x, self.weight, self.bias)
 
     return {"rms_norm": {LlamaRMSNorm: norm}, "glu": {LlamaMLP: mlp}, "gemm": {torch.nn.Linear: linear}}
+
+
+def calls(tokens):
+    """(name, op, module, shape of its input) of these forwards, sized as in the model but for the MLP's Linears."""
+    dim = SHAPES["dim"]
+    mlp = LlamaMLP(transformers.LlamaConfig(hidden_size=64, intermediate_size=SHAPES["hidden"]))
+    return [
+        ("norm of hidden states", "rms_norm", LlamaRMSNorm(dim, eps=1e-5), (1, tokens, dim)),
+        ("mlp", "glu", mlp, (1, tokens, 64)),
+        ("q_proj", "gemm", torch.nn.Linear(dim, dim, bias=False), (1, min(tokens, 16), dim)),
+    ]

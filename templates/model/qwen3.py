@@ -1,4 +1,4 @@
-"""Qwen3: a decoder with random weights, and the places of this project's kernels in it."""
+"""Qwen3: a decoder with random weights, and its forwards with this project's kernels."""
 
 import torch
 import transformers
@@ -7,7 +7,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Q
 
 NAME = "qwen3"
 ATTENTION = Qwen3Attention  # calls the attention that the config names
-SHAPES = {"tokens": (1, 128, 4096), "dim": 4096, "hidden": 12288, "heads": 32, "kv_heads": 8, "head_dim": 128}
+SHAPES = {"tokens": (1, 128, 8192), "dim": 4096, "hidden": 12288, "heads": 32, "kv_heads": 8, "head_dim": 128}
 TINY = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512,
@@ -40,10 +40,24 @@ def forwards(kernel):
         return kernel.rms_norm(hidden_states, self.weight, eps=self.variance_epsilon, rounding=kernel.ROUND_NORM)
 
     def mlp(self, x):
-        return self.down_proj(kernel.glu(self.gate_proj(x), self.up_proj(x), act=self.config.hidden_act))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(kernel.glu(gate, up, act=self.config.hidden_act, rounding=kernel.ROUND_STEPS))
 
     def linear(self, x):
         few = x.numel() // x.shape[-1] <= 16  # tokens, as in decoding: many are left to the vendor's library
         return kernel.gemm(x, self.weight, self.bias) if few else F.linear(x, self.weight, self.bias)
 
     return {"rms_norm": {Qwen3RMSNorm: norm}, "glu": {Qwen3MLP: mlp}, "gemm": {torch.nn.Linear: linear}}
+
+
+def calls(tokens):
+    """(name, op, module, shape of its input) of these forwards, sized as in the model but for the MLP's Linears."""
+    dim, heads, kv_heads, head_dim = (SHAPES[name] for name in ("dim", "heads", "kv_heads", "head_dim"))
+    mlp = Qwen3MLP(transformers.Qwen3Config(**QWEN3_8B | {"hidden_size": 64}))
+    return [
+        ("norm of hidden states", "rms_norm", Qwen3RMSNorm(dim, eps=1e-6), (1, tokens, dim)),
+        ("q_norm", "rms_norm", Qwen3RMSNorm(head_dim, eps=1e-6), (1, tokens, heads, head_dim)),
+        ("k_norm", "rms_norm", Qwen3RMSNorm(head_dim, eps=1e-6), (1, tokens, kv_heads, head_dim)),
+        ("mlp", "glu", mlp, (1, tokens, 64)),
+        ("k_proj", "gemm", torch.nn.Linear(dim, kv_heads * head_dim, bias=False), (1, min(tokens, 16), dim)),
+    ]

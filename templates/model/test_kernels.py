@@ -1,7 +1,9 @@
 """What Hugging Face's CI runs: the package loads, and each function computes its formula."""
 
+import copy
 import os
 import pathlib
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from kernels import get_kernel, get_local_kernel
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "package" if (ROOT / "Makefile").exists() else ROOT  # of the project, or the repository on the Hub
+PLACE = ROOT if (ROOT / "model.py").exists() else ROOT / "benchmarks"  # the folder of model.py
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOKENS = 3
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +96,53 @@ def test_attention_of_bf16(kernel, queries, keys, heads, kv_heads, dim):
     )
     rounded = u * exact.abs() + (1 + u) * (u + 2**-12) * terms
     assert ((got - exact).abs() <= rounded).all()
+
+
+@pytest.fixture(scope="session")
+def place():
+    """model.py, where the library of the model is installed."""
+    sys.path.insert(0, str(PLACE))
+    try:
+        import model
+    except ImportError as why:
+        pytest.skip(f"the model is not here: {why}")
+    return model
+
+
+def own_calls(place, kernel):
+    """(name, forward with the kernel, module, input) of each call of the model that this package has an op for."""
+    for name, op, module, shape in place.calls(TOKENS):
+        if hasattr(kernel, op):
+            forward = place.forwards(kernel)[op][type(module)]
+            module = module.to(DEVICE, torch.bfloat16).requires_grad_(False)
+            for parameter in module.parameters():  # those of a new norm are ones
+                parameter.normal_(1, 0.2) if parameter.ndim == 1 else parameter.normal_(0, 0.05)
+            yield name, forward, module, torch.randn(shape, device=DEVICE).bfloat16()
+
+
+def distance(a, exact):
+    return (a.double() - exact).abs().max().item()
+
+
+@pytest.mark.kernels_ci
+def test_calls_of_the_model(kernel, place):
+    """In bf16, with the weights, the row lengths and the roundings of the model. The error is at most twice that of
+    the model's own code. A norm rounds where that code rounds: its results are equal, but for a few elements of which
+    sums in another order changed the rounding."""
+    torch.manual_seed(0)
+    tested = 0
+    for name, forward, module, x in own_calls(place, kernel):
+        with torch.no_grad():
+            got, own = forward(module, x), type(module).forward(module, x)
+            wide = copy.deepcopy(module).double()
+            exact = type(module).forward(wide, x.double()).double()
+        assert got.dtype == own.dtype and got.shape == own.shape, name
+        assert distance(got, exact) <= 2 * distance(own, exact), name
+        if "norm" in name:
+            assert (got == own).double().mean() > 0.99, name
+        tested += 1
+    if not tested:
+        pytest.skip("the model calls no op of this package")
 
 
 @pytest.mark.kernels_ci
