@@ -192,7 +192,7 @@
         "x=$[17003,32]@+3 residual=$[17003,32] weight=$[32] eps=1e-6", "x=$[9001,64]@+1 bias=f32[64]@+1 eps=1e-6",   \
         "x=$[9001,122]@+1 weight=$[122] eps=1e-6", "x=$[4001:256,250:1] weight=f32[250] eps=1e-6 rounding=1",        \
         "x=$[4001,511] residual=$[4001,511]@+2 weight=$[511]@+1 eps=1e-6", "x=$[2129,512]@+2 eps=1e-6 values:mean",  \
-        "x=$[41:9000,7:70,31:500,61:1] weight=$[61] bias=$[61] eps=1e-6 weight_offset=1",                            \
+        "x=$[41:15500,7:70,31:500,61:1] weight=$[61] bias=$[61] eps=1e-6 weight_offset=1",                           \
         "sum=$[4001,130] x=$[4001,130] residual=$[4001,130]@sum weight=$[130] eps=1e-6 rounding=8",                  \
         "x=$[4001,500]@+2 weight=$[500] eps=1e-6 values:largest", "x=$[9001,77] eps=1e-6 values:opposite",           \
         "x=$[4001,512] weight=f32[512]@+1 bias=$[512]@+1 eps=1e-6", /* many long rows, in shared memory */           \

@@ -10,14 +10,9 @@
 typedef bytes_direct_shape<1, 1, 16, 4, 1> DIRECT_16X16;
 typedef bytes_direct_shape<2, 1, 16, 3, 1> DIRECT_32X16;
 typedef bytes_direct_shape<2, 1, 8, 4, 1> DIRECT_32X16_F8;
-typedef bytes_direct_shape<4, 1, 8, 1, 2> DIRECT_64X8;
 typedef bytes_direct_shape<2, 2, 8, 4, 1> DIRECT16_32X8;
 typedef bytes_direct_shape<2, 2, 8, 3, 1> DIRECT16_32X8_F8;
-typedef bytes_direct_shape<4, 2, 8, 1, 2> DIRECT16_64X8;
-typedef bytes_direct_shape<4, 2, 8, 1, 1> DIRECT16_64X8_F8;
 typedef bytes_direct_shape<2, 4, 8, 2, 1> DIRECT32_32X8;
-typedef bytes_direct_shape<4, 4, 8, 1, 1> DIRECT32_64X8;
-typedef bytes_direct_shape<2, 8, 8, 1, 1> DIRECT64_32X8;
 typedef tile_shape<16, 64, 16, 64, 4, 4> SLICED_16X64;
 typedef tile_shape<32, 64, 32, 64, 4, 4> SLICED_32X64;
 typedef tile_shape<64, 64, 64, 64, 3, 4> SLICED_64X64;
@@ -98,12 +93,8 @@ extern "C" adze_status gemm_bytes_run(const cuda_call &s, const gemm_params &p, 
     switch (shape) {
     case GEMM_BYTES_DIRECT_16X16: return bytes_direct<DIRECT_16X16>(s, p, ask);
     case GEMM_BYTES_DIRECT_32X16: return bytes_direct<DIRECT_32X16, DIRECT_32X16_F8>(s, p, ask);
-    case GEMM_BYTES_DIRECT_64X8: return bytes_direct<DIRECT_64X8>(s, p, ask);
     case GEMM_BYTES_DIRECT16_32X8: return bytes_direct<DIRECT16_32X8, DIRECT16_32X8_F8>(s, p, ask);
-    case GEMM_BYTES_DIRECT16_64X8: return bytes_direct<DIRECT16_64X8, DIRECT16_64X8_F8>(s, p, ask);
     case GEMM_BYTES_DIRECT32_32X8: return bytes_direct<DIRECT32_32X8>(s, p, ask);
-    case GEMM_BYTES_DIRECT32_64X8: return bytes_direct<DIRECT32_64X8>(s, p, ask);
-    case GEMM_BYTES_DIRECT64_32X8: return bytes_direct<DIRECT64_32X8>(s, p, ask);
     case GEMM_BYTES_SLICED_16X64: return bytes_tile<SLICED_16X64>(s, p, ask);
     case GEMM_BYTES_SLICED_32X64: return bytes_tile<SLICED_32X64>(s, p, ask);
     case GEMM_BYTES_SLICED_64X64: return bytes_tile<SLICED_64X64, SLICED_64X64_F8>(s, p, ask);
@@ -118,8 +109,9 @@ extern "C" adze_status gemm_bytes_run(const cuda_call &s, const gemm_params &p, 
     }
 }
 
-/* Up to 32 tokens go straight into registers, by as many rows as a multiprocessor has, or 64. More are sliced. Many
-   take the tiles that leave least of the last round of them empty, and the larger of two that are alike. */
+/* From sweeps on an H200 (2026-11-17) over 4096 x 4096 and 14336 x 4096: where a multiprocessor has few rows, up to
+   32 tokens go straight into registers, and elsewhere k is sliced. Many tokens take the tiles that leave least of the
+   last round of them empty, and the larger of two that are alike. */
 extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p)
 {
     const int64_t large = ceil_div(p.m, 128) * gemm_tiles(p, p.glu ? 64 : 128);
@@ -128,16 +120,17 @@ extern "C" int gemm_bytes_choice(const cuda_call &s, const gemm_params &p)
     const bool many = p.format == OF_I8 && p.m > 64 && 2 * large >= s.gpu.sm_count;
     const int none = GEMM_BYTES_SHAPES;
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    const int preferred[] = {p.m > 32    ? none
-                             : p.m > 16  ? (rows > 32 ? GEMM_BYTES_DIRECT32_64X8 : GEMM_BYTES_DIRECT32_32X8)
-                             : p.m > 8   ? (rows > 32 ? GEMM_BYTES_DIRECT16_64X8 : GEMM_BYTES_DIRECT16_32X8)
-                             : rows > 32 ? GEMM_BYTES_DIRECT_64X8
-                             : rows > 16 ? GEMM_BYTES_DIRECT_32X16
-                                         : GEMM_BYTES_DIRECT_16X16,
-                             p.m <= 16   ? GEMM_BYTES_SLICED_16X64
-                             : p.m <= 32 ? GEMM_BYTES_SLICED_32X64
-                             : p.m <= 64 ? GEMM_BYTES_SLICED_64X64
-                                         : none,
+    const bool larger_slices = p.format == OF_I8 && rows > 64;
+    const int preferred[] = {rows > 64 || p.m > 32           ? none
+                             : p.m > 16                      ? GEMM_BYTES_DIRECT32_32X8
+                             : p.m <= 8 && rows <= 16        ? GEMM_BYTES_DIRECT_16X16
+                             : p.m <= 8 && p.format == OF_F8 ? GEMM_BYTES_DIRECT_32X16
+                                                             : GEMM_BYTES_DIRECT16_32X8,
+                             p.m <= 16                    ? GEMM_BYTES_SLICED_16X64
+                             : p.m <= 32                  ? GEMM_BYTES_SLICED_32X64
+                             : p.m <= 64 && larger_slices ? GEMM_BYTES_SLICED_64X64
+                             : p.m <= 64                  ? GEMM_BYTES_SLICED_32X64
+                                                          : none,
                              !many  ? none
                              : wide ? GEMM_BYTES_WGMMA_256
                                     : GEMM_BYTES_WGMMA_128,
