@@ -186,9 +186,10 @@ def copy_gbps(device, tiny, rounds=ROUNDS, seconds=CPU_SECONDS):
 
 def row_of(name, shape, dtype, moved, us, reused):
     peers = {k: v for k, v in us.items() if k != "adze"}
-    best = min(peers, key=peers.get)
-    row = {"op": name, "case": "x".join(map(str, shape)), "dtype": dtype, "bytes": moved, "us": us, "best": best}
-    row["ratio"] = peers[best] / us["adze"]
+    row = {"op": name, "case": "x".join(map(str, shape)), "dtype": dtype, "bytes": moved, "us": us}
+    if peers:  # torch's int8 product takes more than 16 rows only
+        row["best"] = min(peers, key=peers.get)
+        row["ratio"] = peers[row["best"]] / us["adze"]
     row["gbps"] = moved / us["adze"] / 1000
     if reused:
         row["us_reused"] = reused
@@ -197,7 +198,8 @@ def row_of(name, shape, dtype, moved, us, reused):
 
 def show(row):
     times = "  ".join(f"{name} {us:.2f}" for name, us in row["us"].items())
-    print(f"{row['op']:22} {row['case']:12} {row['dtype']:5} {row['ratio']:5.2f}x of {row['best']:8} us: {times}")
+    ratio = f"{row['ratio']:5.2f}x of {row['best']:8}" if "best" in row else f"{'no peer':18}"
+    print(f"{row['op']:22} {row['case']:12} {row['dtype']:5} {ratio} us: {times}")
     if "us_reused" in row:
         times = "  ".join(f"{name} {us:.2f}" for name, us in row["us_reused"].items())
         print(f"{'':48} in reused memory, us: {times}")

@@ -148,7 +148,8 @@ def project_tables(project):
             yield times(path, [(f"{whole['model']}, a step", whole["ms"])], "ms")
             made = whole.get("generate")
             parts = {f"prompt of {made['prompt']}": "prompt", "a token": "token"} if made else {}
-            rows = [(what, {name: way[key] for name, way in made["ways"].items()}) for what, key in parts.items()]
+            ways = {name: way for name, way in made["ways"].items() if name.startswith("generate()")} if made else {}
+            rows = [(what, {name: way[key] for name, way in ways.items()}) for what, key in parts.items()]
             if rows:
                 yield times(path, rows, "ms")
 

@@ -242,6 +242,7 @@ def project_section(run):
         cells = [
             [name, number(way["prompt"]), number(way["token"]), percent(way["equal"])]
             for name, way in made["ways"].items()
+            if name.startswith("generate()")  # what has the project's kernels; generate.py has the others
         ]
         text += table(["ms", f"prompt of {made['prompt']}", "a token", "tokens equal"], cells) + "\n"
     return text
@@ -373,7 +374,7 @@ def readme_table(found):
     if not compared:
         return ""
     run, group = compared[-1]
-    machine, rows = run["machine"], run["rows"]
+    machine, rows = run["machine"], [row for row in run["rows"] if "best" in row]
     chosen = [rows[i * len(rows) // README_ROWS] for i in range(README_ROWS)] if len(rows) > README_ROWS else rows
     where, measured, cells = machine.get("gpu") or machine["cpu"], accuracies(group), []
     known = any(called(row) in measured for row in chosen)

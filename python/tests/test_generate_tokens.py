@@ -230,11 +230,15 @@ def test_a_step_can_be_repeated():
         assert all(torch.equal(step(*arguments, **options), first) for _ in range(3))
     after = [x for layer in cache.layers for x in layer.tensors()] + [step.previous]
     assert all(map(torch.equal, state, after)) and cache.count == 0
-    state = ModuleState(step)
-    with torch.no_grad():
-        step(*arguments, **options)
-    cache.set_lengths([3, 4])
-    assert state.same()  # so that a graph is replayed
+    for model.kept in (None, cache, [cache]):  # a caller may keep the cache anywhere
+        state = ModuleState(step)
+        with torch.no_grad():
+            step(*arguments, **options)
+        cache.set_lengths([3, 4])
+        cache.set_lengths([0, 0])
+        assert state.same()  # so that a graph is replayed
+    model.kept = None
+    assert not state.same()
 
 
 @needs_kernels

@@ -10,8 +10,7 @@ little may exceed it, and `make bench` has the ceiling of each mix of reads and 
 torch's own, also with each of its backends that takes the call; results are laid out as the model needs them.
 
 The model has random weights. It runs as it is, with the kernels, with torch.compile, with both, and on a GPU as CUDA
-graphs, without the time of launches. A language model also generates tokens, with generate() of transformers and with
-adze.generate where the Python package adze is installed.
+graphs, without the time of launches. A language model also generates tokens, with generate() of transformers.
 
 --installed takes the functions from an installed Python package in the place of package/: {{module}} is this
 project's (pip install -e .), adze has those that it began with.
@@ -425,33 +424,19 @@ def by_transformers(model, ids, count):
     return tokens[0, ids.shape[1] :].tolist(), clock.times
 
 
-def by_adze(model, ids, count):
-    """adze's own loop. A second call has the same cache, and with it the same CUDA graph."""
-    import adze
-
-    if not hasattr(model, "own_cache"):
-        model.own_cache = adze.Cache(model, ids.shape[1] + count)
-    model.own_cache.reset()
-    tokens, times = [], [time.perf_counter()]
-    for (token,) in adze.generate(model, ids, count, stop=(), cache=model.own_cache):
-        tokens.append(token)
-        times.append(time.perf_counter())
-    return tokens, times
-
-
 def generated(kernel, model, options):
-    """Milliseconds for a prompt and for each token after it: without the kernels, with them, and adze's own loop."""
+    """Milliseconds for a prompt and for each token after it, without the kernels and with them."""
     ids, count = place.prompt(model, options.tiny), 4 if options.tiny else 32
     model.generation_config.eos_token_id = None  # random weights mean nothing by it
     rows, first = {}, None
 
-    def measure(name, way):
+    def measure(name):
         nonlocal first
-        tokens, _ = way(model, ids, count)  # the first run captures graphs
+        tokens, _ = by_transformers(model, ids, count)
         first = first or tokens
         prompts, each = [], []
         for _ in range(1 if options.tiny else 3):
-            _, times = way(model, ids, count)
+            _, times = by_transformers(model, ids, count)
             ms = [(b - a) * 1e3 for a, b in zip(times, times[1:], strict=False)]
             prompts.append(ms[0])
             each += ms[1:]
@@ -459,18 +444,10 @@ def generated(kernel, model, options):
         rows[name] = {"prompt": statistics.median(prompts), "token": statistics.median(each), "equal": equal}
         print(f"{name:<22} prompt {rows[name]['prompt']:.2f} ms  token {rows[name]['token']:.2f} ms", flush=True)
 
-    measure("generate()", by_transformers)
+    measure("generate()")
     inject.inject(model, kernel, OPS)
-    measure("generate(), kernel", by_transformers)
+    measure("generate(), kernel")
     inject.remove(model)
-    try:
-        import adze
-    except ImportError:
-        print("adze.generate is left out: the Python package adze is not installed")
-    else:
-        handle = adze.patch(model, numerics="fast")
-        measure("adze.generate", by_adze)
-        handle.remove()
     return {"prompt": ids.shape[1], "tokens": count, "ways": rows}
 
 

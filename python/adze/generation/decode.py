@@ -135,7 +135,7 @@ class _Step(torch.nn.Module):
 
     def __init__(self, model, cache, previous):
         super().__init__()
-        self.model = model  # adze.graph compares its attributes; those of the cache are behind a function
+        self.model, self.apart = model, weakref.ref(cache)  # adze.graph compares all attributes but the cache's
         self.logits = _forward(model, cache)
         self.register_buffer("previous", previous, persistent=False)
 
@@ -151,7 +151,7 @@ class _Prompt(torch.nn.Module):
 
     def __init__(self, model, cache):
         super().__init__()
-        self.model = model
+        self.model, self.apart = model, weakref.ref(cache)
         self.logits = _forward(model, cache)
 
     def forward(self, ids, lengths, keep):

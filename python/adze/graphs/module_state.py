@@ -42,7 +42,9 @@ class ModuleState:
     """The state of a module when it was recorded; `same()` compares it with the current one."""
 
     def __init__(self, module):
-        self.module = module
+        """A module may have a function `apart`: it returns an object whose changes the module's forward takes into
+        account itself, wherever among the attributes it is."""
+        self.module, self.apart = module, getattr(module, "apart", None)
         self.own = set()  # (id of a container, key or None for all keys): what the module's forward itself writes
         self.record()
 
@@ -51,7 +53,8 @@ class ModuleState:
         self.modules = list(self.module.modules())
         self.weights = [own for m in self.modules for own in (m._parameters, m._buffers) if own]
         self.attributes = {id(m.__dict__) for m in self.modules}  # dicts whose keys are names of attributes
-        self.dicts, self.lists, self.empty, self.copies, seen = [], [], [], [], set()
+        self.dicts, self.lists, self.empty, self.copies = [], [], [], []
+        seen = set() if self.apart is None else {id(vars(self.apart()))}
         level = [m.__dict__ for m in self.modules] + _GLOBAL_HOOKS
         for depth in range(_DEPTH + 1):
             below = []
