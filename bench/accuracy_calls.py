@@ -322,13 +322,14 @@ def exact(call, given):
 
 
 def adze_outputs(call, given):
-    """Those of torch.ops.adze, with every optional output that the call can have."""
+    """Those of torch.ops.adze, with every optional output that the call can have. Rows are not quantised here."""
     table = OPS[call.op]
     packet = getattr(torch.ops.adze, call.op)
-    both = table.optional and ("residual" in given or "k" in given)
+    optional = [name for name in table.optional if name != "out_scale"]
+    both = optional and ("residual" in given or "k" in given)
     absent = {name: 0 if name in table.numbers else None for name in table.arguments}
     arguments = (absent | given | call.numbers).values()
-    return (getattr(packet, table.optional[-1]) if both else packet.default)(*arguments)
+    return (getattr(packet, optional[-1]) if both else packet.default)(*arguments)
 
 
 # ---- Errors ----
