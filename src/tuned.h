@@ -83,25 +83,3 @@ TUNED(layer_norm, 2035747, 9, 93, 3072, 0, 0, "384x2-full-b3", "384x2-full-b3", 
 TUNED(layer_norm, 2035747, 94, 259, 3072, 0, 0, "384x2-full-b3", "384x2-full-b3", 2.609, 2.609) /* layer_norm x=bf16[1,132,3072] residual=bf16[1,132,3072] gate=bf16[1,1,3072] scale=bf16[1,1,3072] shift=bf16[1,1,3072] eps=1e-6 rounding=2 */
 TUNED(layer_norm, 2035747, 520, 1470, 3072, 0, 0, "384x2-full-b3", "384x2-full-b3", 4.990, 4.990) /* layer_norm x=bf16[1,528,3072] residual=bf16[1,528,3072] gate=bf16[1,1,3072] scale=bf16[1,1,3072] shift=bf16[1,1,3072] eps=1e-6 rounding=2 */
 TUNED(layer_norm, 2035747, 4160, 8448, 3072, 0, 0, "384x2-full-b3", "384x2-full-b3", 26.502, 26.502) /* layer_norm x=bf16[1,4224,3072] residual=bf16[1,4224,3072] gate=bf16[1,1,3072] scale=bf16[1,1,3072] shift=bf16[1,1,3072] eps=1e-6 rounding=2 */
-CARD("NVIDIA H200", 132, gemm, "2026-11-17", "580.159.04", "d75fb74")
-TUNED(gemm, 51, 1, 2, 12288, 4096, 1, "bulk", "bulk", 24.405, 24.405) /* gemm x=bf16[1,4096] w=bf16[4096,4096] w2=bf16[4096,4096] w3=bf16[4096,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 separate=1 flags=const_weights */
-TUNED(gemm, 51, 1, 2, 6144, 4096, 1, "bulk", "bulk", 13.310, 13.310) /* gemm x=bf16[1,4096] w=bf16[4096,4096] w2=bf16[1024,4096] w3=bf16[1024,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 separate=1 flags=const_weights */
-TUNED(gemm, 51, 1, 2, 4096, 4096, 1, "stream32x8", "stream32x8", 9.575, 9.575) /* gemm x=bf16[1,4096] w=bf16[4096,4096] residual=bf16[1,4096] flags=const_weights */
-TUNED(gemm, 307, 1, 2, 11008, 4096, 1, "bulk", "bulk", 42.781, 42.781) /* gemm x=bf16[1,4096] w=bf16[11008,4096] w2=bf16[11008,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 glu=1 flags=const_weights */
-TUNED(gemm, 51, 1, 2, 4096, 11008, 1, "stream32x8", "stream32x8", 22.779, 22.779) /* gemm x=bf16[1,11008] w=bf16[4096,11008] residual=bf16[1,4096] flags=const_weights */
-TUNED(gemm, 307, 1, 2, 12288, 4096, 1, "bulk", "bulk", 47.298, 47.298) /* gemm x=bf16[1,4096] w=bf16[12288,4096] w2=bf16[12288,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 glu=1 flags=const_weights */
-TUNED(gemm, 51, 1, 2, 4096, 12288, 1, "stream32x8", "stream32x8", 24.875, 24.875) /* gemm x=bf16[1,12288] w=bf16[4096,12288] residual=bf16[1,4096] flags=const_weights */
-TUNED(gemm, 51, 3, 11, 12288, 4096, 1, "whole8", "whole8", 54.842, 54.842) /* gemm x=bf16[8,4096] w=bf16[4096,4096] w2=bf16[4096,4096] w3=bf16[4096,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 separate=1 flags=const_weights */
-TUNED(gemm, 51, 3, 11, 6144, 4096, 1, "whole8", "whole8", 45.407, 45.407) /* gemm x=bf16[8,4096] w=bf16[4096,4096] w2=bf16[1024,4096] w3=bf16[1024,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 separate=1 flags=const_weights */
-TUNED(gemm, 51, 3, 11, 4096, 4096, 1, "stream32x8", "stream32x8", 10.100, 10.100) /* gemm x=bf16[8,4096] w=bf16[4096,4096] residual=bf16[8,4096] flags=const_weights */
-TUNED(gemm, 307, 3, 11, 11008, 4096, 1, "whole8", "whole8", 76.392, 76.392) /* gemm x=bf16[8,4096] w=bf16[11008,4096] w2=bf16[11008,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 glu=1 flags=const_weights */
-TUNED(gemm, 51, 3, 11, 4096, 11008, 1, "stream32x8", "stream32x8", 23.439, 23.439) /* gemm x=bf16[8,11008] w=bf16[4096,11008] residual=bf16[8,4096] flags=const_weights */
-TUNED(gemm, 307, 3, 11, 12288, 4096, 1, "whole8", "whole8", 77.429, 77.429) /* gemm x=bf16[8,4096] w=bf16[12288,4096] w2=bf16[12288,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 glu=1 flags=const_weights */
-TUNED(gemm, 51, 3, 11, 4096, 12288, 1, "stream32x8", "stream32x8", 25.126, 25.126) /* gemm x=bf16[8,12288] w=bf16[4096,12288] residual=bf16[8,4096] flags=const_weights */
-TUNED(gemm, 51, 12, 32, 12288, 4096, 1, "whole16", "whole16", 87.824, 87.824) /* gemm x=bf16[16,4096] w=bf16[4096,4096] w2=bf16[4096,4096] w3=bf16[4096,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 separate=1 flags=const_weights */
-TUNED(gemm, 51, 12, 32, 6144, 4096, 1, "whole16", "whole16", 75.471, 75.471) /* gemm x=bf16[16,4096] w=bf16[4096,4096] w2=bf16[1024,4096] w3=bf16[1024,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 separate=1 flags=const_weights */
-TUNED(gemm, 51, 12, 32, 4096, 4096, 1, "wide16x8", "wide16x8", 11.281, 11.281) /* gemm x=bf16[16,4096] w=bf16[4096,4096] residual=bf16[16,4096] flags=const_weights */
-TUNED(gemm, 307, 12, 32, 11008, 4096, 1, "whole16", "whole16", 113.466, 113.466) /* gemm x=bf16[16,4096] w=bf16[11008,4096] w2=bf16[11008,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 glu=1 flags=const_weights */
-TUNED(gemm, 51, 12, 32, 4096, 11008, 1, "wide16x8", "wide16x8", 25.666, 25.666) /* gemm x=bf16[16,11008] w=bf16[4096,11008] residual=bf16[16,4096] flags=const_weights */
-TUNED(gemm, 307, 12, 32, 12288, 4096, 1, "whole16", "whole16", 114.552, 114.552) /* gemm x=bf16[16,4096] w=bf16[12288,4096] w2=bf16[12288,4096] norm=rms norm_weight=bf16[4096] eps=1e-6 rounding=1 glu=1 flags=const_weights */
-TUNED(gemm, 51, 12, 32, 4096, 12288, 1, "wide16x8", "wide16x8", 26.862, 26.862) /* gemm x=bf16[16,12288] w=bf16[4096,12288] residual=bf16[16,4096] flags=const_weights */

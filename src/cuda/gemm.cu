@@ -119,7 +119,6 @@ typedef stream_shape<1, 1, 8, 128, 3, false> STREAM_SMALL;
 typedef stream_shape<1, 2, 8, 128, 2, false> STREAM_WIDE_16X8;
 typedef stream_shape<1, 2, 4, 256, 2, false> STREAM_WIDE_16X4;
 typedef stream_shape<1, 1, 8, 256, 2, true> STREAM_WHOLE;
-typedef stream_shape<1, 2, 8, 128, 2, true> STREAM_WIDE_WHOLE;
 template <weight_format F>
 using STREAM_QUANTISED = stream_shape<1, 1, 8, 256, 2, true, F>;
 template <weight_format F>
@@ -133,7 +132,6 @@ typedef tile_shape<64, 64, 64, 64, 3, 4> SLICED_64X64;
 enum {
     BULK,
     WHOLE_8,
-    WHOLE_16,
     QUANTISED_8,
     QUANTISED_16,
     COMPACT,                              /* and the other GEMM_COMPACT_SHAPES */
@@ -156,7 +154,6 @@ enum {
 constexpr adze_variant GEMM_VARIANTS[] = {
     {"bulk", "one or two tokens, weights of x's dtype, by bulk copies, on the tensor cores (sm_90 and newer)"},
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
-    {"whole16", "up to 16 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
     {"quantised16", "the same, 16 tokens at a time"},
     {"compact",
@@ -230,7 +227,8 @@ static bool stream_whole_fits(const cuda_call &s, const gemm_params &p)
 {
     if (p.format != OF_X) /* the kernels of quantised weights take x without a norm */
         return false;
-    return stream_may(p) && (p.m <= 8 ? stream_fits<STREAM_WHOLE>(s, p) : stream_fits<STREAM_WIDE_WHOLE>(s, p));
+    /* With more tokens a norm of its own, and a product that streams x too, take half the time (H200, 2026-11-17). */
+    return stream_may(p) && p.m <= 2 && stream_fits<STREAM_WHOLE>(s, p);
 }
 static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
@@ -276,8 +274,6 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
     const int64_t twice = sm_count * (each > 16 ? 2 : 1);
     if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
         return stream_launch<T, STREAM_WHOLE>(s, p, twice);
-    if (s.takes(WHOLE_16, stream_fits<STREAM_WIDE_WHOLE>(s, p), p.norm))
-        return stream_launch<T, STREAM_WIDE_WHOLE>(s, p, twice);
     if (s.takes(STREAM_SHORT, stream_fits<STREAM_16X16>(s, p), each <= 16 || each > 100))
         return stream_launch<T, STREAM_16X16>(s, p, sm_count);
     if (s.takes(STREAM_LONG, stream_fits<STREAM_32X8>(s, p)))
@@ -520,7 +516,8 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
     }
     const bool vectors = gemm_vectors(s, p, a->x.dtype);
     const int form =
-        a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20;
+        a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20 |
+        (p.norm != 0) << 21;
     return s.tuned(form, p.m, p.n, p.k, p.batches, [&]() {
         if (p.x_scale)
             return bytes_run(s, p, a->out.dtype);
