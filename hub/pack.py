@@ -99,6 +99,7 @@ def needed(found, own):
             return
         taken.add(path)
         words.update(re.findall(r"\w+", texts[path]))
+        words.update(f"adze_{name}_cpu" for name in re.findall(r"ADZE_CPU_FN\((\w+)\)", texts[path]))
         for name in re.findall(r'^\s*#\s*include "([^"]+)"', texts[path], re.M):
             for folder in (pathlib.PurePath(path).parent, *map(pathlib.PurePath, INCLUDE)):
                 if str(folder / name) in texts:
@@ -120,10 +121,10 @@ def needed(found, own):
 
 def names_defined(path, text):
     """The functions that other files may call. The files of an op name each other by macros: they are needed
-    together."""
-    op = re.fullmatch(rf"src/(?:ops|cpu|cuda)/({'|'.join(library_ops())})(?:_bf16)?\.cu?", path)
+    together, but for a kernel of the CPU, which needs no other file."""
+    op = re.fullmatch(rf"src/(ops|cpu|cuda)/({'|'.join(library_ops())})(?:_bf16)?\.cu?", path)
     if op:
-        return {f"adze_op_{op[1]}", f"adze_{op[1]}_cpu", f"adze_{op[1]}_cuda"}
+        return {f"adze_op_{op[2]}", f"adze_{op[2]}_cuda"} | ({f"adze_{op[2]}_cpu"} if op[1] == "cpu" else set())
     return set(re.findall(r'^(?!static|template|typedef|__)(?:extern "C" )?[A-Za-z_][\w ]*[ *&]+(\w+)\(', text, re.M))
 
 
@@ -246,7 +247,7 @@ def write_init(package, framework, folder):
 def project_functions(package):
     """functions.py with the functions of a project in the place of adze's."""
     text = (PACKAGE / "operators/functions.py").read_text()
-    first, last = text.index("def rms_norm("), text.index("# ---- For hosts ----")
+    first, last = text.index("\n\n\n", text.index("def returns(")) + 3, text.index("# ---- For hosts ----")
     return text[:first] + (package.project / "functions.py").read_text().rstrip() + "\n\n\n" + text[last:]
 
 

@@ -112,7 +112,7 @@ def lines(adze):
         "rms_norm x=bf16[4,8] flags=nosuch": "flags must be a whole number or one of const_weights, batch_invariant",
         "rms_norm x=bf16[4,8] flags=": "a whole number is expected",
         "rms_norm x=bf16[4,8] flags=128": (
-            "flags is 0x80, it must be 0 or a sum of ADZE_CONST_WEIGHTS .* and ADZE_BATCH_INVARIANT"
+            "flags is 0x80, it must be 0 or a sum of ADZE_CONST_WEIGHTS .*ADZE_BATCH_INVARIANT .*and ADZE_CONST_CACHE"
         ),
         "rms_norm x=bf16[4,8] flags=1 flags=1": "flags is given twice",
         "glu x=bf16[4,8] act=nosuch": "act must be a whole number or one of silu",
