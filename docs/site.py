@@ -66,9 +66,10 @@ def pictures():
                 (WORK / file).write_text(bars(rows, "ms", f"{run['model']}, {what} ({where})"))
                 made.append((file, f"{run['model']}, {what}", path))
         elif "adze_bench" in run:
-            rows = [(f"adze {row['case']}", 100 * row["share"]) for row in run["rows"] if row["op"] == "rms_norm"]
-            (WORK / name).write_text(bars(rows, "%", f"rms_norm, share of the copy ceiling ({where})"))
-            made.append((name, "rms_norm, share of the ceiling", path))
+            op = next((op for op in ("rms_norm", run["rows"][0]["op"]) if any(op == row["op"] for row in run["rows"])))
+            rows = [(f"adze {row['case']}", 100 * row["share"]) for row in run["rows"] if row["op"] == op]
+            (WORK / name).write_text(bars(rows, "%", f"{op}, share of the copy ceiling ({where})"))
+            made.append((name, f"{op}, share of the ceiling", path))
     return made
 
 

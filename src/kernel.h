@@ -56,10 +56,9 @@ adze_status adze_run_choice(const adze_kernel *kernel, adze_stream stream, const
 /* tuned.c */
 typedef struct adze_tuned_row { /* a call that `adze tune` timed with every variant */
     const char *card;           /* of a row that begins the calls of a card: its name; else NULL */
-    int sm_count;
     const char *date, *driver, *commit;
-    const char *op; /* of a call */
-    int form;
+    const char *op;               /* of a call */
+    int sm_count, form;           /* of a card; of a call */
     int64_t least, most;          /* what the first size may be */
     int64_t size[ADZE_SIZES - 1]; /* the others are these */
     const char *variant, *before; /* the fastest variant; the one that the kernel would choose without this row */

@@ -5,12 +5,12 @@
 #include <string.h>
 
 /* clang-format off */
-#define CARD(card, sm_count, op, date, driver, commit) {card, sm_count, date, driver, commit, NULL, 0, 0, 0, {0}, NULL, NULL, 0, 0},
+#define CARD(card, sm_count, op, date, driver, commit) {card, date, driver, commit, NULL, sm_count, 0, 0, 0, {0}, NULL, NULL, 0, 0},
 #define TUNED(op, form, least, most, size1, size2, size3, variant, before, us, us_before) \
-    {NULL, 0, NULL, NULL, NULL, #op, form, least, most, {size1, size2, size3}, variant, before, us, us_before},
+    {NULL, NULL, NULL, NULL, #op, 0, form, least, most, {size1, size2, size3}, variant, before, us, us_before},
 static const adze_tuned_row tuned_rows[] = {
 #include "tuned.h"
-    {NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, {0}, NULL, NULL, 0, 0},
+    {NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, {0}, NULL, NULL, 0, 0},
 };
 /* clang-format on */
 

@@ -515,9 +515,8 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
         p = gemm_params_of(&rest);
     }
     const bool vectors = gemm_vectors(s, p, a->x.dtype);
-    const int form =
-        a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 | (a->group_rows > 1) << 20 |
-        (p.norm != 0) << 21;
+    const int form = a->x.dtype | a->w.dtype << 4 | p.glu << 8 | ((int)a->group & 0xff) << 12 |
+                     (a->group_rows > 1) << 20 | (p.norm != 0) << 21;
     return s.tuned(form, p.m, p.n, p.k, p.batches, [&]() {
         if (p.x_scale)
             return bytes_run(s, p, a->out.dtype);
