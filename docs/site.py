@@ -66,7 +66,8 @@ def pictures():
                 (WORK / file).write_text(bars(rows, "ms", f"{run['model']}, {what} ({where})"))
                 made.append((file, f"{run['model']}, {what}", path))
         elif "adze_bench" in run:
-            op = next((op for op in ("rms_norm", run["rows"][0]["op"]) if any(op == row["op"] for row in run["rows"])))
+            ops = [row["op"] for row in run["rows"]]
+            op = "rms_norm" if "rms_norm" in ops else ops[0]
             rows = [(f"adze {row['case']}", 100 * row["share"]) for row in run["rows"] if row["op"] == op]
             (WORK / name).write_text(bars(rows, "%", f"{op}, share of the copy ceiling ({where})"))
             made.append((name, f"{op}, share of the ceiling", path))
