@@ -42,8 +42,8 @@ class ModuleState:
     """The state of a module when it was recorded; `same()` compares it with the current one."""
 
     def __init__(self, module):
-        """A module may have a function `apart`: it returns an object whose changes the module's forward takes into
-        account itself, wherever among the attributes it is."""
+        """A module may have a function `apart`. The object that it returns is not compared, wherever it is among the
+        attributes: a graph reads its state on the device."""
         self.module, self.apart = module, getattr(module, "apart", None)
         self.own = set()  # (id of a container, key or None for all keys): what the module's forward itself writes
         self.record()

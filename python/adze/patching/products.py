@@ -1,6 +1,6 @@
-"""Products of few rows by gemm: a norm before them, an activation, a gate and a residual after them, in one launch.
-The weights are read where they are. This is for numerics="fast": a sum is added in another order than torch's, and
-what is fused is rounded once.
+"""Products of few rows by gemm: a norm before them, an activation, a gate and a residual after them, in one call.
+Where that is faster, the norm is in the same launch. The weights are read where they are. This is for numerics="fast": a
+sum is added in another order than torch's, and what is fused is rounded once.
 
 A module that can do this has a second function beside its patched forward (`with_products`): it gets an input that is
 not normed yet, and adds its result to that input. A block calls it where the products of all its Linears would be
@@ -102,7 +102,7 @@ def few_rows(x, *linears):
 
 
 def normed_linears(x, child, norm, linears):
-    """linear(child(x)) of each Linear, in one launch; None where gemm cannot take them."""
+    """linear(child(x)) of each Linear, in one call; None where gemm cannot take them."""
     made = _normed(x, child, norm, linears)
     if made is None or len(linears) == 1:
         return made and (gemm(x, **made),)
@@ -110,7 +110,7 @@ def normed_linears(x, child, norm, linears):
 
 
 def normed_glu(x, child, norm, gate, value, act):
-    """act(gate(child(x))) * value(child(x)), in one launch; None where gemm cannot take them."""
+    """act(gate(child(x))) * value(child(x)), in one call; None where gemm cannot take them."""
     made = _normed(x, child, norm, (gate, value))
     return made and gemm(x, **made, act=act, glu=True)
 
