@@ -1,6 +1,6 @@
 """Products of few rows by gemm: a norm before them, an activation, a gate and a residual after them, in one call.
-Where that is faster, the norm is in the same launch. The weights are read where they are. This is for numerics="fast": a
-sum is added in another order than torch's, and what is fused is rounded once.
+Where that is faster, the norm is in the same launch. The weights are read where they are. This is for
+numerics="fast": a sum is added in another order than torch's, and what is fused is rounded once.
 
 A module that can do this has a second function beside its patched forward (`with_products`): it gets an input that is
 not normed yet, and adds its result to that input. A block calls it where the products of all its Linears would be
