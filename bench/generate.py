@@ -92,6 +92,18 @@ def once(model, prompt, variant, options, caches):
     return tokens, ms[0], ms[1:]
 
 
+def kernels(model, prompt, options, caches):
+    """Where the GPU's time goes in a token of adze.generate, after the prompt and a few tokens."""
+    cache, count = caches[model], options.tokens // 2
+    cache.reset()
+    tokens = adze.generate(model, prompt, options.tokens, stop=(), cache=cache)
+    for _ in range(options.tokens - count):
+        next(tokens)
+    found = models.by_kernel(models.work_of(lambda: [next(tokens) for _ in range(count)]), count)
+    tokens.close()
+    return found
+
+
 def way_of(variant):
     """What is done to the model of a variant: nothing, a patch by its numerics, or quantization by its kind."""
     if variant in ("eager", "compile"):
@@ -131,6 +143,8 @@ def measure(model, prompt, options):
         for _ in models.progress([f"{i + 1}" for i in range(options.rounds)], "round"):
             for variant in names:
                 found[variant].append(once(of[variant], prompt, variant, options, caches))
+        loops = [name for name in names if name.startswith(LOOP) and options.device == "cuda"]
+        parts_of = {name: kernels(of[name], prompt, options, caches) for name in loops}
     rows, eager = [], found["eager"][0][0]
     for variant, runs in found.items():
         pairs = [pair for tokens, *_ in runs for pair in zip(tokens, eager, strict=True)]
@@ -145,6 +159,8 @@ def measure(model, prompt, options):
         for what, ms in parts.items():
             what = f"generate(), {what}" + (f", batch {options.batch}" if options.batch > 1 else "")
             rows.append({"what": what, "variant": variant, **models.summary(ms), "equal": statistics.mean(equal)})
+            if variant in parts_of and ms is each:
+                rows[-1]["kernels"] = parts_of[variant]
     return rows
 
 

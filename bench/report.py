@@ -193,7 +193,19 @@ def models_section(run):
         cells[-1] += [percent(row.get("whole_equal"))] if tokens else []
     head = ["step", "ms", "spread", "eager / it", "GPU ms", "launches", "error / eager's", "equal"]
     text += table(head + (["tokens equal"] if tokens else []), cells)
+    text += "".join(kernels_table(row) for row in run["rows"] if "kernels" in row)
     return text + "".join(f"\nLeft out: {x['what']}, {x['variant']}: {x['reason']}\n" for x in run["left_out"]) + "\n"
+
+
+def kernels_table(row):
+    """Where the GPU's time goes in a step: the kernels that have a hundredth of it or more."""
+    whole = sum(kernel["us"] for kernel in row["kernels"])
+    cells = [
+        [kernel["kernel"], f"{kernel['launches']:.0f}", number(kernel["us"]), percent(kernel["us"] / whole)]
+        for kernel in row["kernels"]
+        if kernel["us"] >= whole / 100
+    ]
+    return f"\n{row['what']}, {row['variant']}:\n\n" + table(["kernel", "launches", "us", "share"], cells)
 
 
 ATTENTION_INTRO = """\
@@ -447,9 +459,11 @@ def generate_table(found):
     runs = [run for group in found.values() for run in group if run.get("script") == "generate"]
     cells, where = [], ""
     for run in runs:
-        steps = {}
+        steps, context = {}, run["settings"].get("context")
         for row in run["rows"]:
-            steps.setdefault(row["what"].removeprefix("generate(), "), {})[row["variant"]] = row.get("ms")
+            what = row["what"].removeprefix("generate(), ")
+            what += f", context {context}" if what.startswith("a token") else ""
+            steps.setdefault(what, {})[row["variant"]] = row.get("ms")
         for what, ms in steps.items():
             if "adze.generate" in ms:
                 cells.append([f"{run['model']}, {what}", *(number(ms.get(variant)) for variant in columns)])

@@ -65,6 +65,12 @@ def pictures():
                 file = name.replace(".svg", f"-{number}.svg")
                 (WORK / file).write_text(bars(rows, "ms", f"{run['model']}, {what} ({where})"))
                 made.append((file, f"{run['model']}, {what}", path))
+            for number, row in enumerate(row for row in run["rows"] if "kernels" in row):
+                title = f"{run['model']}, {row['what']}, {row['variant']}: the GPU's time"
+                rows = [(kernel["kernel"], kernel["us"]) for kernel in row["kernels"][:12]]
+                file = name.replace(".svg", f"-kernels-{number}.svg")
+                (WORK / file).write_text(bars(rows, "us", f"{title} ({where})"))
+                made.append((file, title, path))
         elif "adze_bench" in run:
             ops = [row["op"] for row in run["rows"]]
             op = "rms_norm" if "rms_norm" in ops else ops[0]

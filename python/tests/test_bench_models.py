@@ -78,6 +78,23 @@ def test_a_report_has_the_rows_of_generate(bench):
     assert "| tiny, generate(), a token | 31.50 | 18.25 | 7.50 | 7.25 | - | - | - |" in table
 
 
+def test_the_time_of_a_token_is_shared_by_its_kernels(bench):
+    work = [
+        (10.0, 14.0, "void gemm_bulk<__nv_bfloat16, bulk_shape<1, 16>, (bulk_norm)1>(gemm_params)"),
+        (13.0, 16.0, "void attention_cluster<f16>(attention_params)"),  # begins before the product has ended
+        (20.0, 24.0, "void gemm_bulk<__nv_bfloat16, bulk_shape<1, 16>, (bulk_norm)0>(gemm_params)"),
+        (24.0, 25.0, "void at::native::(anonymous namespace)::fill<int>(int)"),
+    ]
+    kernels = bench["models"].by_kernel(work, 2)
+    assert kernels == [
+        {"kernel": "gemm_bulk", "launches": 1.0, "us": 4.0},
+        {"kernel": "attention_cluster", "launches": 0.5, "us": 1.0},
+        {"kernel": "fill", "launches": 0.5, "us": 0.5},
+    ]
+    shown = bench["report"].kernels_table({"what": "a token", "variant": "loop", "kernels": kernels})
+    assert "a token, loop:" in shown and "| gemm_bulk | 1 | 4.00 | 73 % |" in shown
+
+
 def test_a_report_has_errors_and_equal_shares(bench):
     row = {"what": "decode", "ms": 2.0, "spread": 0.01, "eager_error": 0.5}
     rows = [row | {"variant": name, "error": 0.5, "equal": 1.0} for name in ("eager", "compile", "adze + compile")]

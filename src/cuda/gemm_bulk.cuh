@@ -3,7 +3,7 @@
 
    A block has a multiprocessor to itself and rows of the weights, whose chunks its warps take in turn. With glu a row
    of the gate is followed by that of the value. The sums of chunks are kept in shared memory, and rows are finished
-   at the end. When the weights are constant, the rings fill before the dependency wait. The code around the
+   at the end. When the weights are constant, half of the rings fills before the dependency wait. The code around the
    loop is small: code that runs once misses the instruction caches, and each kernel of a model evicts that of the
    others. */
 #ifndef ADZE_CUDA_GEMM_BULK_CUH
@@ -63,10 +63,10 @@ __device__ __forceinline__ void bulk_copy_x(const gemm_params &p, const char *x,
     }
 }
 /* The same with a norm, up to HELD vectors a thread. weight: those of its vectors, or ones. room: WARPS floats of
-   each token. */
-template <typename T, class S>
+   each token. meanwhile() runs while the first token is loaded. */
+template <typename T, class S, typename F>
 __device__ __forceinline__ void bulk_norm_x(const gemm_params &p, const char *x, const packed<T> (&weight)[S::HELD],
-                                            char *xs, int x_pitch, float *room)
+                                            char *xs, int x_pitch, float *room, F meanwhile)
 {
     const int vectors = (int)p.k / 8, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
@@ -83,6 +83,8 @@ __device__ __forceinline__ void bulk_norm_x(const gemm_params &p, const char *x,
             if (at < vectors)
                 v[h] = load_packed(from + at * 8);
         }
+        if (t == 0)
+            meanwhile();
 #pragma unroll
         for (int h = 0; h < S::HELD; h++) {
             v[h].get(f);
@@ -217,15 +219,22 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
     if (!p.const_weights)
         pdl_wait();
     pdl_launch_next();
-    if (lane == 0)
+    /* Half of the ring before the wait. The loads of x, for which all warps wait, would queue behind the other half.
+     */
+    auto fill = [&](int first, int end) {
+        if (lane == 0)
 #pragma unroll 1
-        for (int i = 0; i < STAGES; i++)
-            fetch(i);
+            for (int i = first; i < end; i++)
+                fetch(i);
+    };
+    auto fill_up = [&]() { fill(STAGES / 2, STAGES); };
+    fill(0, STAGES / 2);
     const char *const x = p.x + batch * p.x_batch;
     if constexpr (NORM == BULK_PLAIN) {
         if (p.const_weights)
             pdl_wait();
         bulk_copy_x<T, S>(p, x, xs, x_pitch);
+        fill_up();
     } else if constexpr (NORM == BULK_RMS) {
         packed<T> weight[S::HELD];
 #pragma unroll
@@ -237,7 +246,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
         }
         if (p.const_weights)
             pdl_wait();
-        bulk_norm_x<T, S>(p, x, weight, xs, x_pitch, units);
+        bulk_norm_x<T, S>(p, x, weight, xs, x_pitch, units, fill_up);
     } else {
         const stream_x<T, S> loader(p, x, xs, x_pitch, units);
         if (p.const_weights) {
@@ -245,6 +254,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_bulk(const gemm_params p)
             pdl_wait();
         }
         loader.load();
+        fill_up();
     }
     __syncthreads();
 
