@@ -203,7 +203,8 @@ def run(options, adze):
             "clocks": compare_torch.ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else "",
             "commit": options.commit or compare_torch.commit(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "settings": {"seed": options.seed, "count": options.count, "tuned": not options.plain},
+            "settings": {"seed": options.seed, "count": options.count, "tuned": not options.plain}
+            | ({"op": options.op} if options.op else {}),
             "copy_gbps": ceiling,
             "summary": found,
         }

@@ -191,7 +191,7 @@ def test_every_op_on_the_cpu(bench, run, quick, capsys):
 
 
 @pytest.mark.parametrize(("op", "peer"), [("gemm", "eager"), ("attention", "torch")])
-def test_products_on_the_cpu(run, capsys, op, peer):
+def test_products_on_the_cpu(bench, run, capsys, op, peer):
     status, result = run("--op", op, "--seed", "3", "--count", "25", "--seconds", "600")
     rows = result["rows"]
     assert status == 0 and len(rows) == 25 and {row["op"] for row in rows} == {op}
@@ -203,6 +203,10 @@ def test_products_on_the_cpu(run, capsys, op, peer):
     quantised = [row for row in rows if "w_scale" in row["line"]]
     assert all("dequantised" in row["us"] for row in quantised) and (op == "attention" or quantised)
     assert "The 10 worst:" in capsys.readouterr().out
+    result["path"] = pathlib.Path(f"bench/results/cpu/sweep-{op}-abc.json")
+    text = bench["report"].performance({"cpu": [result]})
+    assert f"### Random calls of {op} compared with" in text and "max_autotune" not in text
+    assert text.count("\n| `") == 10
 
 
 @pytest.mark.parametrize("op", ["gemm", "attention"])
