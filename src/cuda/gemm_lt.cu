@@ -86,12 +86,13 @@ static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
     return !(rounds && (p.residual || p.out_f32)) && (!part.bias || part.bias_f32 == p.out_f32);
 }
 
-/* Whether cuBLASLt takes the operands: rows that do not overlap, in 32 bits; f8e4m3 in vectors of 16. */
+/* Whether cuBLASLt takes the operands: rows that do not overlap, matrices whose elements are counted in 31 bits,
+   which not all its versions exceed; f8e4m3 in vectors of 16. */
 static bool lt_takes(const gemm_params &p, int64_t size, bool bytes)
 {
     const int64_t most = 0x7fffffff, x_row = p.rows.stride[GEMM_X][0];
     bool ok = p.rows.rank == 1 && p.k > 0 && p.n > 0 && p.m <= most && p.n <= most && p.k <= most;
-    ok = ok && x_row >= p.k && x_row <= most && p.batches > 0 && p.batches < 65536;
+    ok = ok && x_row >= p.k && x_row <= most / p.m && p.batches > 0 && p.batches < 65536;
     ok = ok && p.m * p.batches <= most && p.m * p.batches * ceil_div(p.n, FINISH_COLUMNS) <= most;
     ok = ok && p.x_batch >= 0 && p.w_batch >= 0 && p.residual_batch >= 0;
     ok = ok && (!bytes || (p.k % 16 == 0 && x_row % 16 == 0 && (uintptr_t)p.x % 16 == 0));
@@ -99,7 +100,7 @@ static bool lt_takes(const gemm_params &p, int64_t size, bool bytes)
         const int64_t out_row = p.rows.stride[part.out_rows][0], w_row = part.w_stride / size;
         if (part.n == 0)
             continue;
-        ok = ok && w_row >= p.k && w_row <= most && out_row >= part.n && out_row <= most;
+        ok = ok && w_row >= p.k && w_row <= most / part.n && out_row >= part.n && out_row <= most / p.m;
         ok = ok && (p.batches == 1 || p.out_batch >= (p.m - 1) * out_row + part.n);
         ok = ok && (!p.residual || p.rows.stride[GEMM_RESIDUAL][0] >= part.n);
         ok = ok && (!bytes || (part.n % 16 == 0 && w_row % 16 == 0 && (uintptr_t)part.w % 16 == 0 &&
