@@ -46,7 +46,7 @@ class Adze:
         self.library.adze_last_error.restype = ctypes.c_char_p
         self.torch = torch
         names = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32", "int64": "I64"}
-        names |= {"int8": "I8", "float8_e4m3fn": "F8E4M3"}
+        names |= {"int8": "I8", "uint8": "U8", "bool": "BOOL", "float8_e4m3fn": "F8E4M3"}
         self.dtypes = {getattr(torch, name): self.numbers[f"ADZE_{short}"] for name, short in names.items()}
 
     def tensor(self, t):

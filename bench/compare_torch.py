@@ -4,10 +4,12 @@ before each graph), in captured graphs, variants in turn, medians. On the CPU: a
 op, with a fresh output each time, and with memory that the allocator kept.
 
     python3 bench/compare_torch.py [--device cuda|cpu] [--op NAME] [--json FILE] [--lib build/libadze.so]
+    python3 bench/compare_torch.py --op gemm --m 128 512 2048
     python3 bench/compare_torch.py --sweep [--seed N] [--count N] [--seconds S] [--op NAME] [--json FILE]
 
 With --sweep calls of every op are drawn from a seed, with random shapes, strides, offsets and dtypes; each
-is verified against its definition, timed in the same way, and the worst are shown with their `adze run` lines.
+is verified against its definition, timed in the same way, and the worst are shown with their `adze run` lines. gemm
+and attention are drawn where --op names them.
 """
 
 import argparse
@@ -229,11 +231,20 @@ def commit():
     return output.stdout.strip() or "unknown"
 
 
+def of_tokens(counts):
+    """The listed products, with other numbers of tokens."""
+    products = {(name, *shape[1:], dtype) for name, shape, dtype in GPU_CASES if name.startswith("gemm")}
+    return [(name, (m, n, k), dtype) for name, n, k, dtype in sorted(products) for m in counts]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--op", help="one op only")
     parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument(
+        "--m", type=int, nargs="+", help="products of so many tokens alone, instead of the listed ones"
+    )
     parser.add_argument("--json")
     parser.add_argument("--lib")
     parser.add_argument("--commit", help="what the library was built from, where git cannot say")
@@ -247,15 +258,17 @@ def main():
     sweep_options.add_argument("--tiny", action="store_true", help="small calls, as on the CPU")
     sweep_options.add_argument("--verbose", action="store_true", help="show every call")
     options = parser.parse_args()
-    known = sweep_draw.OPS if options.sweep else OPS
+    known = (*sweep_draw.OPS, *sweep_draw.PRODUCTS) if options.sweep else OPS
     if options.op not in (None, *known):
         parser.error(f"there is no op {options.op!r} here; there are {', '.join(known)}")
+    if options.m and (options.sweep or options.device != "cuda" or min(options.m) < 1):
+        parser.error("--m has numbers of tokens for a GPU, and goes without --sweep")
     if options.sweep:
         import sweep
 
         return sweep.run(options, Adze(torch, options.lib))
     on_gpu = options.device == "cuda"
-    cases = GPU_CASES if on_gpu else CPU_CASES
+    cases = of_tokens(options.m) if options.m else GPU_CASES if on_gpu else CPU_CASES
     cases = [c for c in cases if options.op in (None, c[0]) and options.dtype in (None, c[2])]
     rows = []
     if not on_gpu and len(cases) > 1:

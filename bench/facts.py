@@ -92,7 +92,8 @@ def attention_facts(path, run):
 def sweep_facts(path, run):
     summary = run["summary"]
     how = "`bench/compare_torch.py --sweep`: calls drawn at random from a seed"
-    yield f"{summary['drawn']} random calls, best peer / adze, median", f"{summary['median']:.2f}", how
+    of = f" of {run['settings']['op']}" if "op" in run["settings"] else ""
+    yield f"{summary['drawn']} random calls{of}, best peer / adze, median", f"{summary['median']:.2f}", how
 
 
 KINDS = {

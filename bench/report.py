@@ -19,6 +19,11 @@ NAMES = {
     "torch": "torch function",
     "compile": "torch.compile",
     "liger": "Liger",
+    "flash": "flash attention",
+    "cudnn": "cuDNN",
+    "efficient": "efficient attention",
+    "dequantised": "torch eager, dequantised before",
+    "int8pack": "torch int8",
 }
 README_ROWS = 6
 OWN = "adze's own"
@@ -264,13 +269,14 @@ def sweep_section(run):
     """The slowest of the random calls, relative to their peers, and how many miss the targets."""
     machine, settings = run["machine"], run["settings"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
-    text = f"### Random calls compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}."
+    what = f"calls of {settings['op']}" if "op" in settings else "calls"
+    text = f"### Random {what} compared with PyTorch {machine['torch']}: {where}\n\n{source(run)}."
     if run["clocks"]:
         text += f" Driver {run['driver']}, clocks: {run['clocks']}."
-    text += (
-        f" Seed {settings['seed']}, copy {run['copy_gbps']:.5g} GB/s. torch.compile is "
-        f"{'with' if settings['tuned'] else 'without'} max_autotune.\n\n{summary_text(run['summary'])}\n\n"
-    )
+    text += f" Seed {settings['seed']}, copy {run['copy_gbps']:.5g} GB/s."
+    if any("compile" in row.get("us", {}) for row in run["rows"]):
+        text += f" torch.compile is {'with' if settings['tuned'] else 'without'} max_autotune."
+    text += f"\n\n{summary_text(run['summary'])}\n\n"
     cells = []
     for row in worst(run["rows"]):
         cell = [f"`{row['line']}`", "yes" if row["aligned"] else "no"]

@@ -9,30 +9,46 @@ import time
 
 import compare_torch
 import formulas
+import product_formulas
 import sweep_draw
 import torch
 import warming
 from sweep_report import WORST, summary, summary_text, worst
 
 PEER_UNITS = 8  # a peer rounds in between
+PRODUCT_UNITS = 256  # of sums of many floats, in another order
 CALLS = (20, 256)  # least and most in a graph; other memory is read before each graph, so 256 are enough to be cold
 ROUNDS = 9
 WARM_SHARE = 0.5  # of the time, for compiling
 TINY_SECONDS = 0.005  # per call on the CPU, where only the code is tested
+GRAPH_SECONDS = 0.01  # of products: a graph has as many calls as take so long
+DTYPES = compare_torch.DTYPES | {"i8": torch.int8, "u8": torch.uint8, "bool": torch.bool}
 
 
 # ---- A call's tensors and its implementations ----
 
 
+def values(spec, size, device):
+    dtype = DTYPES[spec.dtype]
+    if spec.values == "bits":
+        low, high = {"i8": (-127, 128), "u8": (0, 256), "bool": (0, 2)}[spec.dtype]
+        return torch.randint(low, high, (size,), device=device, dtype=torch.int16).to(dtype)
+    if spec.values == "positive":
+        return ((torch.rand(size, device=device) + 0.5) * spec.size).to(dtype)
+    made = torch.randn(size, device=device, dtype=dtype)
+    return made if spec.size == 1 else made.mul_(spec.size)
+
+
 def tensor(spec, device):
     """Random values in a view whose memory is aligned to 16 bytes before the offset."""
-    dtype = compare_torch.DTYPES[spec.dtype]
     size = spec.offset + 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride, strict=True))
-    return torch.randn(size, device=device, dtype=dtype).as_strided(spec.shape, spec.stride, spec.offset)
+    return values(spec, size, device).as_strided(spec.shape, spec.stride, spec.offset)
 
 
 def tensors(call, device):
-    return {name: tensor(spec, device) for name, spec in call.tensors.items()}
+    """The tensors of a call, and what its peers read instead of some of them."""
+    given = {name: tensor(spec, device) for name, spec in call.tensors.items()}
+    return given | product_formulas.instead(call, given)
 
 
 def adze_way(adze, call, device):
@@ -40,7 +56,7 @@ def adze_way(adze, call, device):
 
     def way(given):
         outputs = {name: torch.empty(spec.shape, device=device, dtype=dtype) for name, spec in call.outputs.items()}
-        adze(call.op, **outputs, **given, **call.numbers)
+        adze(call.op, **outputs, **{name: given[name] for name in call.tensors}, **call.numbers)
         return list(outputs.values())
 
     return way
@@ -54,6 +70,8 @@ def compiled_way(call, tuned):
 
 
 def peers(call, tuned):
+    if call.op in sweep_draw.PRODUCTS:  # max_autotune would compile for seconds a shape, to choose cuBLAS or its like
+        return product_formulas.peers(call)
     numbers = dict(call.numbers)
     found = {"eager": lambda given: formulas.EAGER[call.op](**given, **numbers), "compile": compiled_way(call, tuned)}
     liger = formulas.liger(call.op, call.tensors | numbers)
@@ -70,16 +88,19 @@ def proven(call, adze, tuned, given):
         got = ways["adze"](given)
     except RuntimeError as error:  # a valid call that adze refuses
         return {}, math.inf, {"adze": str(error)}
-    worst, exacts = formulas.error_of(call.op, got, given | call.numbers)
+    if call.op in sweep_draw.PRODUCTS:
+        worst, exacts = product_formulas.error_of(call, got, given)
+    else:
+        worst, exacts = formulas.error_of(call.op, got, given | call.numbers)
     unit = torch.finfo(got[0].dtype).eps
     left_out = {}
     for name, way in peers(call, tuned).items():
         try:
-            found = compare_torch.listed(way(given))
+            found = product_formulas.seen(call, compare_torch.listed(way(given)))
             off = max(
                 ((a.double() - b).abs().max() / b.abs().max()).item() for a, b in zip(found, exacts, strict=True)
             )
-            if not off < PEER_UNITS * unit:
+            if not off < (PEER_UNITS if unit > 1e-6 or not call.flops else PRODUCT_UNITS) * unit:
                 raise RuntimeError(f"computes something else: off by {off / unit:.1f} units")
             ways[name] = way
         except Exception as error:  # a peer that does not support this call
@@ -95,17 +116,33 @@ def warm(job):
 # ---- Measuring ----
 
 
+def least_seconds(call):
+    """Of a call, by what it moves and by what it computes: about what a data center's GPU does."""
+    return call.bytes / 4e12, call.flops / (2e13 if call.main.dtype == "f32" else 4e14)
+
+
+def calls_of(call):
+    """How many calls a graph has."""
+    if not call.flops:
+        return min(max(compare_torch.COLD // call.bytes + 1, CALLS[0]), CALLS[1])
+    return min(max(round(GRAPH_SECONDS / max(5e-6, *least_seconds(call))), 1), CALLS[1])
+
+
 def measure(call, adze, device, tuned, ceiling):
     first = tensors(call, device)
     ways, worst, left_out = proven(call, adze, tuned, first)
     row = {"op": call.op, "line": call.line, "dtype": call.main.dtype, "bytes": call.bytes, "aligned": call.aligned}
     row |= {"error": worst, "left_out": left_out}
+    if call.flops:
+        moved, computed = least_seconds(call)
+        row |= {"flops": call.flops, "computes": computed > moved}
     if not worst <= 1:
         return row  # a wrong call has no speed
     if device == "cuda":
-        count = min(max(compare_torch.COLD // call.bytes + 1, 1), CALLS[1])
+        calls = calls_of(call)
+        count = min(compare_torch.COLD // call.bytes + 1, calls)
         sets = [(first,)] + [(tensors(call, device),) for _ in range(count - 1)]
-        us = compare_torch.time_on_gpu(ways, sets, max(CALLS[0], count), ROUNDS)
+        us = compare_torch.time_on_gpu(ways, sets, calls, ROUNDS)
     else:
         us = compare_torch.time_on_cpu(ways, (first,), TINY_SECONDS)
     row["us"] = us
@@ -132,7 +169,7 @@ def run(options, adze):
     begin, device, tiny = time.monotonic(), options.device, options.tiny or options.device == "cpu"
     ops = (options.op,) if options.op else sweep_draw.OPS
     calls = sweep_draw.draws(options.seed, options.count, ops, tiny)
-    jobs = [(call, device, not options.plain) for call in calls]
+    jobs = [(call, device, not options.plain) for call in calls if call.op not in sweep_draw.PRODUCTS]
     warming.compile_before(warm, jobs, warming.workers(options), WARM_SHARE * options.seconds)
     rows, left = [], 0
     with torch.inference_mode():
@@ -166,7 +203,8 @@ def run(options, adze):
             "clocks": compare_torch.ask_gpu("clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem") if gpu else "",
             "commit": options.commit or compare_torch.commit(),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "settings": {"seed": options.seed, "count": options.count, "tuned": not options.plain},
+            "settings": {"seed": options.seed, "count": options.count, "tuned": not options.plain}
+            | ({"op": options.op} if options.op else {}),
             "copy_gbps": ceiling,
             "summary": found,
         }

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import random
 
-SIZES = {"f32": 4, "f16": 2, "bf16": 2}
+SIZES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "bool": 1}
 EPS = 1e-6
 DIM = (32, 131072)
 BYTES = (64 << 10, 600 << 20)
@@ -18,12 +18,15 @@ GROUP_SHAPES = [  # channels and positions (height, width) of U-Nets and VAEs; a
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A tensor. Strides and the offset count elements; the memory before the offset is aligned to 16 bytes."""
+    """A tensor. Strides and the offset count elements; the memory before the offset is aligned to 16 bytes. `values`
+    are normal numbers, positive ones (scales), or bits of any kind; `size` is a factor of the former two."""
 
     dtype: str
     shape: tuple
     stride: tuple
     offset: int = 0
+    values: str = "normal"
+    size: float = 1.0
 
     @property
     def bytes(self):
@@ -56,6 +59,7 @@ class Call:
     tensors: dict
     numbers: dict
     outputs: dict  # new and contiguous, as a call of torch gives them
+    flops: float = 0.0  # of ops that do not only move memory
 
     @property
     def line(self):
@@ -131,9 +135,9 @@ class Draw:
     def new(self, shape, dtype=None):
         return Spec(dtype or self.dtype, tuple(shape), dense(shape))
 
-    def call(self, op, tensors, numbers, **outputs):
+    def call(self, op, tensors, numbers, flops=0.0, **outputs):
         given = {name: spec for name, spec in tensors.items() if spec is not None}
-        return Call(op, given, numbers, {name: self.new(shape) for name, shape in outputs.items()})
+        return Call(op, given, numbers, {name: self.new(shape) for name, shape in outputs.items()}, flops)
 
     # ---- The ops ----
 
@@ -256,8 +260,85 @@ class Draw:
         numbers = {"eps": EPS, "across_heads": int(across)} | numbers
         return self.call("qk_norm_rope", tensors | weights | tables, numbers, **outputs)
 
+    # ---- Products ----
+
+    def side(self, low, high):
+        """A side of a weight: half are multiples of 64, a quarter of 8, a quarter of nothing."""
+        n, kind = self.between(low, high), self.rng.random()
+        return max(64, n // 64 * 64) if kind < 0.5 else n // 8 * 8 if kind < 0.75 else n
+
+    def weight(self, n, k, kind):
+        """A weight and its scales: of x's dtype, or i8 with a scale for each row, or u4 with one for 128 columns."""
+        size = k**-0.5
+        if kind == "u4":
+            scale = Spec(self.dtype, (n, -(-k // 128)), dense((n, -(-k // 128))), values="positive", size=size / 5)
+            packed = (n, (k + 1) // 2)
+            return Spec("u8", packed, dense(packed), values="bits"), scale
+        if kind == "i8":
+            return Spec("i8", (n, k), dense((n, k)), values="bits"), Spec("f32", (n,), (1,), 0, "positive", size / 73)
+        return Spec(self.dtype, (n, k), dense((n, k)), size=size), None
+
+    def gemm(self):
+        """Products of a layer at 1 to 64 tokens, of x's dtype or with quantised weights."""
+        tiny = self.dims == TINY_DIM
+        m, n, k = self.between(1, 64), *(self.side(64, 500 if tiny else 16384) for _ in range(2))
+        kind = self.rng.choice(["x", "x", "x", "i8", "u4"])
+        glu, act = self.chance(0.2), 3 if self.chance(0.15) else 0
+        x = self.rows(m, k) if self.chance(0.3) else self.new((m, k))
+        w, scale = self.weight(n, k, kind)
+        tensors = {"x": x, "w": w, "w2": w if glu else None}
+        tensors["bias"] = self.new((n,)) if self.chance(0.3) else None
+        tensors["norm_weight"] = self.new((k,)) if self.chance(0.25) else None
+        tensors["residual"] = self.new((m, n)) if self.chance(0.25) else None
+        tensors |= {"w_scale": scale, "w2_scale": scale if glu else None}
+        numbers = {"eps": EPS, "norm": 1} if tensors["norm_weight"] else {}
+        numbers |= {"act": act} if act else {}
+        numbers |= {"glu": 1} if glu else {}
+        numbers |= {"group": 128, "format": 1} if kind == "u4" else {}
+        return self.call("gemm", tensors, numbers | {"flags": 1}, 2.0 * m * n * k * (2 if glu else 1), out=(m, n))
+
+    def attention(self):
+        """A step of decoding, which has one query or a few, or a prompt: all its tokens, or the last of them."""
+        tiny, decode = self.dims == TINY_DIM, self.chance(0.5)
+        dim = self.rng.choice([40, 64, 64, 80, 96, 128, 128, 128, 160, 256])
+        heads = self.rng.choice([4, 8, 12, 16, 24, 32, 32, 40])
+        kv_heads = self.rng.choice([heads, heads, *(heads // n for n in (2, 4, 8) if heads % n == 0)])
+        batch = self.rng.choice([1, 1, 1, 2, 4, 8, 16, 32] if decode else [1, 1, 2, 4])
+        least, most = (8, 300) if tiny else (16, 65536 if decode else 8192)
+        n = self.between(least, most)
+        if decode:
+            n = max(1, min(n, self.total[1] // (2 * batch * kv_heads * dim * SIZES[self.dtype])))
+            m = 1 if self.chance(0.75) else self.rng.randrange(2, 17)
+        else:
+            most, each = (1 << 25, 1 << 19) if tiny else (1 << 38, 1 << 27)  # products, and bytes of q
+            while batch * heads * n * n * dim > most or batch * heads * n * dim * SIZES[self.dtype] > each:
+                n = max(1, n // 2)
+            m = n if self.chance(0.8) else max(1, n // self.rng.randrange(2, 5))
+        m = min(m, n)
+        tokens_first = self.chance(0.6)  # [batch, tokens, heads, dim] in memory, as a projection leaves them
+
+        def part(count, tokens):
+            stride = (tokens * count * dim, dim, count * dim, 1) if tokens_first else None
+            shape = (batch, count, tokens, dim)
+            return Spec(self.dtype, shape, stride or dense(shape))
+
+        tensors = {"q": part(heads, m), "k": part(kv_heads, n), "v": part(kv_heads, n)}
+        numbers, kind = {}, self.rng.random()
+        if kind < 0.5 and m > 1:
+            numbers["causal"] = 1
+            if kind < 0.1 and n > 2:
+                numbers["window"] = self.between(2, n)
+        elif kind > 0.8:
+            shape = (batch, 1, m if kind > 0.9 else 1, n)
+            mask = ("bool", shape, dense(shape), 0, "bits") if self.chance(0.5) else (self.dtype, shape, dense(shape))
+            tensors["mask"] = Spec(*mask)
+        flops = 4.0 * batch * heads * m * n * dim / (2 if numbers and m == n else 1)
+        return self.call("attention", tensors, numbers, flops, out=(batch, heads, m, dim))
+
 
 OPS = ("rms_norm", "layer_norm", "group_norm", "softmax", "activation", "glu", "rope", "qk_norm_rope", "gated_add")
+
+PRODUCTS = ("gemm", "attention")  # which have other peers, and other limits than memory
 
 
 def draws(seed, count, ops=OPS, tiny=False):

@@ -18,7 +18,7 @@ def summary(rows, drawn):
     """Losses to the best peer, and large calls below their target share of the ceiling."""
     timed = [row for row in rows if "ratio" in row]
     ratios = sorted(row["ratio"] for row in timed)
-    large = [row for row in rows if "share" in row and row["bytes"] >= LARGE]
+    large = [row for row in rows if "share" in row and row["bytes"] >= LARGE and not row.get("computes")]
     aligned, off = [r for r in large if r["aligned"]], [r for r in large if not r["aligned"]]
     return {
         "drawn": drawn,

@@ -167,10 +167,12 @@ __attribute__((noinline)) static void *make_scratch(torch_call *c, bind_form for
 {
     void *data = NULL;
     *bytes = 0;
-    if (form != BIND_OUT)
+    if (form != BIND_OUT) {
+        ((adze_call *)(void *)c->call.args)->scratch_size = SIZE_MAX; /* as adze_dispatch_scratch() asks */
         *bytes = c->call.op->scratch(c->call.stream, c->call.args);
-    else
+    } else {
         bind_scratch(&c->call, bytes);
+    }
     const int64_t size = (int64_t)*bytes, one = 1;
     if (size && (c->scratch = make(c, 1, &size, &one, torch.uint8)))
         torch.torch_get_mutable_data_ptr(c->scratch, &data);

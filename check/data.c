@@ -246,9 +246,11 @@ int adze_job_make(adze_job *job, const adze_line *line, adze_stream stream, uint
         t->data = job->memory[job->memory_of[f]].work + job->place[f];
     }
     fill_inputs(job, seed);
+    adze_call *call = (adze_call *)(void *)job->args;
+    call->scratch_size = SIZE_MAX; /* as adze_dispatch_scratch() asks */
     const size_t scratch = op->scratch && op->validate(job->args) == ADZE_OK ? op->scratch(stream, job->args) : 0;
+    call->scratch_size = 0;
     if (scratch && !line->no_scratch) {
-        adze_call *call = (adze_call *)(void *)job->args;
         call->scratch = job->scratch = adze_memory_take(stream, scratch);
         call->scratch_size = scratch;
     }

@@ -58,6 +58,30 @@
 /* What follows the sums, in one rounding and in steps. */
 #define EACH(rest) rest, rest " rounding=2"
 
+/* So many tokens that a GPU has other kernels for them, with all that follows, and views. */
+#define MANY(m)                                                                                                      \
+    "x=$[" m ",264] w=$[72,264]", "x=$[" m ",264] w=$[72,264] bias=f32[72]",                                         \
+        EACH("x=$[" m ",264] w=$[72,264] bias=$[72] residual=$[" m ",72]"),                                          \
+        EACH("x=$[" m ",263] w=$[71,263] bias=$[71] act=gelu_tanh"),                                                 \
+        EACH("x=$[" m ",264] w=$[72,264] bias=$[72] act=relu residual=$[" m ",72] gate=$[72]"),                      \
+        EACH("x=$[" m ",264] w=$[72,264] w2=$[72,264] bias=$[72] bias2=$[72] glu=1"),                                \
+        EACH("x=$[" m ",265] w=$[71,265] w2=$[71,265] bias=f32[71] glu=1 residual=$[" m ",71]"),                     \
+        EACH("x=$[" m ",264] w=$[72,264] bias=$[72] out_dtype=1"),                                                   \
+        "x=$[" m ",264] w=$[72,264] w2=$[40,264] w3=$[8,264] bias2=$[40] separate=1",                                \
+        "x=$[" m ",264] w=$[72,264] w2=$[23,264] w3=$[7,264] bias3=$[7] residual=$[" m ",102]",                      \
+        EACH("x=$[" m ",264] w=$[72,264] norm=rms eps=1e-6 norm_weight=$[264] bias=$[72]"),                          \
+        "x=$[" m ",264] w=$[72,264] w2=$[72,264] norm=layer eps=1e-6 norm_weight=f32[264] glu=1 rounding=3",         \
+        EACH("x=$[" m ",264] w=$[72,264] bias=$[72] values:special"),                                                \
+        "x=$[" m ",264] w=$[72,264] act=relu values:special",                                                        \
+        "residual=$[" m ",72] x=$[" m ",264] w=$[72,264] values:special",                                            \
+        "x=$[" m ":270,264:1]@+1 w=$[72:265,264:1]@+3 bias=$[72]@+1 out=$[" m ":75,72:1]@+1",                        \
+        "x=$[" m ":272,264:1] w=$[72:280,264:1] out=$[" m ":80,72:1] residual=$[" m ":96,72:1]",                     \
+        "out=$[" m ":100,72:1] x=$[" m ",264] w=$[72,264] residual=$[" m ":100,72:1]@out",                           \
+        "x=$[" m ":0,264:1] w=$[72,264]", "x=$[" m ",264] w=$[72:-264,264:1]",                                       \
+        "x=$[2," m ",64] w=$[2,40,64] bias=$[40] residual=$[2," m ",40]",                                            \
+        "x=$[2," m ",64] w=$[2,40,64] act=silu gate=$[2,1,40] residual=$[2," m ",40]",                               \
+        "x=$[" m ",264] w=$[72,264] flags=batch_invariant"
+
 /* An activation alone, and as a gate. */
 #define ACT(act)                                                                                                     \
     EACH("x=$[5,100] w=$[37,100] bias=$[37] act=" act), EACH("x=$[5,64] w=$[40,64] w2=$[40,64] glu=1 act=" act)
@@ -81,6 +105,7 @@ static const char *const good[] = {
     ROWS("64"),
     ROWS("65"),
     ROWS("200"),
+    MANY("65"),
     /* sizes */
     "x=$[3,0] w=$[5,0]",
     "x=$[3,0] w=$[5,0] bias=$[5] act=silu",
@@ -429,7 +454,14 @@ static const char *const bench[] = {
         "w2_scale=f32[1300] bias=bf16[1300] glu=1 out_dtype=3",                                                      \
         "x=" t "[520,14336] x_scale=f32[520] w=" t "[300,14336] w2=" t                                               \
         "[200,14336] w_scale=f32[300] w2_scale=f32[1] "                                                              \
-        "residual=f32[520,500]"
+        "residual=f32[520,500]",                                                                                     \
+        "x=" t "[130,2048] x_scale=f32[130] w=" t                                                                    \
+        "[512,2048] w_scale=f32[512] bias=bf16[512] residual=bf16[130,512] "                                         \
+        "out_dtype=3",                                                                                               \
+        "x=" t "[65,1040] x_scale=f32[65] w=" t "[256,1040] w_scale=f32[256] out_dtype=2",                           \
+        "x=" t "[40,1024] x_scale=f32[1] w=" t "[256,1024] w_scale=f32[1] bias=f16[256] out_dtype=2",                \
+        "x=" t "[513,1024] x_scale=f32[513] w=" t "[256,1024] w_scale=f32[1] act=silu out_dtype=3",                  \
+        "x=" t "[513,1024] x_scale=f32[513] w=" t "[256,1024] w_scale=f32[256] residual=f32[513,256]"
 
 /* Sizes at which a GPU splits k or n among its blocks. */
 static const char *const gpu[] = {
@@ -460,6 +492,11 @@ static const char *const gpu[] = {
     "x=$[8,16384] w=u8[600,8192] w_scale=f32[600,128] group=128 format=u4",
     "x=$[1,32768] w=$[64,32768]",
     "x=$[2,100003] w=$[3,100003]",
+    MANY("128"),
+    MANY("513"),
+    "x=$[128,14336] w=$[520,14336] bias=$[520]",
+    "x=$[70,4096] w=$[1000,4096] w2=$[1000,4096] glu=1 rounding=2",
+    "x=$[2050,1024] w=$[3000,1024] residual=$[2050,3000]",
     BYTES_GPU("i8"),
     BYTES_GPU("f8e4m3"),
     NULL,

@@ -182,10 +182,12 @@ static const char *make_sets(adze_trial *t)
 static const char *make_scratch(adze_trial *t)
 {
     adze_job *job = t->whole;
+    adze_call *call = (adze_call *)(void *)job->args;
+    call->scratch_size = SIZE_MAX; /* as adze_dispatch_scratch() asks */
     const size_t bytes = job->line.op->scratch ? job->line.op->scratch(job->stream, job->args) : 0;
+    call->scratch_size = 0;
     if (!bytes)
         return NULL;
-    adze_call *call = (adze_call *)(void *)job->args;
     call->scratch = job->scratch = adze_memory_take(job->stream, bytes);
     call->scratch_size = bytes;
     return call->scratch ? NULL : "no memory for scratch";

@@ -547,6 +547,7 @@ adze_status adze_dispatch_scratch(const adze_op *op, adze_stream s, const void *
     ADZE_CHECK(take_args(op, caller, args));
     if (op->scratch && s.device != ADZE_CPU) /* it depends on the device */
         ADZE_CHECK(adze_check_device(op->name, s.device));
+    ((adze_call *)(void *)args)->scratch_size = SIZE_MAX; /* what a call can use, which may be more than it needs */
     *bytes = op->scratch ? op->scratch(s, args) : 0;
     return ADZE_OK;
 }

@@ -78,6 +78,63 @@ static void check_first_calls(adze_stream where)
     cudaSetDevice(0);
 }
 
+static float of_bf16(uint16_t value)
+{
+    const uint32_t bits = (uint32_t)value << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* The first product of many tokens, which is cuBLASLt's where that library is: in a capture, then as a plain call,
+   with the scratch that it asks for and with none. */
+static void check_many_tokens(adze_stream where, const uint16_t *values)
+{
+    enum { M = 128, N = 64, K = 128, OUT = M * N };
+    static uint16_t replayed[OUT], plain[OUT], bare[OUT];
+    uint16_t *x = NULL, *w = NULL, *out = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    size_t bytes = 0;
+    cudaSetDevice(where.device);
+    cudaMalloc((void **)&x, M * K * sizeof *x);
+    cudaMalloc((void **)&w, N * K * sizeof *w);
+    cudaMalloc((void **)&out, OUT * sizeof *out);
+    cudaMemcpy(x, values, M * K * sizeof *x, cudaMemcpyHostToDevice);
+    cudaMemcpy(w, values + M * K, N * K * sizeof *w, cudaMemcpyHostToDevice);
+    adze_gemm_args args = {.call = ADZE_CALL(gemm),
+                           .out = {out, {M, N}, {N, 1}, 2, ADZE_BF16},
+                           .x = {x, {M, K}, {K, 1}, 2, ADZE_BF16},
+                           .w = {w, {N, K}, {K, 1}, 2, ADZE_BF16},
+                           .act = ADZE_ACT_SILU};
+    expect(adze_gemm_scratch(where, &args, &bytes) == ADZE_OK, "the scratch of a product");
+    cudaMalloc(&args.call.scratch, bytes + 1);
+    args.call.scratch_size = bytes;
+    cudaStreamBeginCapture(where.handle, cudaStreamCaptureModeGlobal);
+    expect(adze_gemm(where, &args) == ADZE_OK, "the first product, captured");
+    expect(cudaStreamEndCapture(where.handle, &graph) == cudaSuccess, "the end of its capture");
+    expect(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "its graph");
+    cudaGraphLaunch(exec, where.handle);
+    expect(cudaStreamSynchronize(where.handle) == cudaSuccess, "its replay");
+    cudaMemcpy(replayed, out, sizeof replayed, cudaMemcpyDeviceToHost);
+    expect(adze_gemm(where, &args) == ADZE_OK && cudaStreamSynchronize(where.handle) == cudaSuccess,
+           "a plain product");
+    cudaMemcpy(plain, out, sizeof plain, cudaMemcpyDeviceToHost);
+    expect(memcmp(plain, replayed, sizeof plain) == 0 && plain[1] != 0, "the same bits of the product");
+    args.call.scratch_size = 0;
+    expect(adze_gemm(where, &args) == ADZE_OK && cudaStreamSynchronize(where.handle) == cudaSuccess,
+           "without scratch");
+    cudaMemcpy(bare, out, sizeof bare, cudaMemcpyDeviceToHost);
+    int close = 0; /* another order of sums: a neighbour of the same bf16, or what floats lose of 128 products */
+    for (int i = 0; i < OUT; i++) {
+        const float a = of_bf16(plain[i]), b = of_bf16(bare[i]), most = (a < 0 ? -a : a) / 128 + 0x1p-12f;
+        close += a - b <= most && b - a <= most;
+    }
+    expect(close == OUT, "without scratch: the same product");
+    cudaFree(x), cudaFree(w), cudaFree(out), cudaFree(args.call.scratch);
+    cudaSetDevice(0);
+}
+
 int main(void)
 {
     static uint16_t host[COUNT], plain[COUNT], replayed[COUNT];
@@ -101,6 +158,7 @@ int main(void)
 
     const adze_stream where = {device, stream};
     check_first_calls(where);
+    check_many_tokens(where, host);
     const adze_tensor view = {x, {ROWS, DIM}, {DIM, 1}, 2, ADZE_BF16};
     adze_rms_norm_args args = {.call = ADZE_CALL(rms_norm), .out = view, .x = view, .eps = 1e-6f};
     args.out.data = out;

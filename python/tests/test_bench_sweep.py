@@ -19,6 +19,7 @@ NAMES = (
     "sweep_draw",
     "sweep_report",
     "formulas",
+    "product_formulas",
     "warming",
     "sweep",
     "report",
@@ -101,6 +102,31 @@ def test_draws_cover_what_is_legal(bench):
         assert {(), ("residual",), ("weight",), ("residual", "weight"), ("scale",), ("residual", "scale")} <= forms
 
 
+def test_draws_of_products(bench):
+    calls = bench["sweep_draw"].draws(1, 2000, ("gemm",))
+    m, n, k = zip(*((c.main.shape[0], c.tensors["w"].shape[0], c.main.shape[1]) for c in calls), strict=True)
+    assert (min(m), max(m)) == (1, 64) and 5 < sorted(m)[1000] < 12
+    for side in (n, k):
+        assert min(side) >= 64 and max(side) > 15000 and 0.45 < sum(s % 64 == 0 for s in side) / 2000 < 0.6
+        assert sum(s % 8 != 0 for s in side) > 300
+    assert {c.tensors["w"].dtype for c in calls} == {"f32", "f16", "bf16", "i8", "u8"}
+    assert {c.main.dtype for c in calls} == {"f32", "f16", "bf16"}
+    for name in ("bias", "residual", "norm_weight", "w2"):
+        assert 0.15 < sum(name in c.tensors for c in calls) / 2000 < 0.35
+    assert max(c.bytes for c in calls) < 3 << 30
+    calls = bench["sweep_draw"].draws(1, 2000, ("attention",))
+    queries, keys = zip(*((c.tensors["q"].shape[2], c.tensors["k"].shape[2]) for c in calls), strict=True)
+    assert 0.3 < sum(n == 1 for n in queries) / 2000 < 0.5 and max(queries) > 4096 and max(keys) > 32768
+    assert all(m <= n for m, n in zip(queries, keys, strict=True))
+    assert any(1 < m < n for m, n in zip(queries, keys, strict=True))
+    assert {c.main.shape[3] for c in calls} == {40, 64, 80, 96, 128, 160, 256}
+    assert {c.main.shape[1] // c.tensors["k"].shape[1] for c in calls} == {1, 2, 4, 8}
+    numbers = {tuple(c.numbers) for c in calls}
+    assert numbers == {(), ("causal",), ("causal", "window")}
+    assert {c.tensors["mask"].dtype for c in calls if "mask" in c.tensors} == {"bool", "f32", "f16", "bf16"}
+    assert max(c.flops for c in calls) < 2e12 and max(c.bytes for c in calls) < 1 << 30
+
+
 def test_a_tensor_lies_where_its_description_says(bench):
     for call in bench["sweep_draw"].draws(3, 60, tiny=True):
         for spec in call.tensors.values():
@@ -114,12 +140,13 @@ def test_a_tensor_lies_where_its_description_says(bench):
                 assert all(made[i].data_ptr() % 16 == 0 for i in index[0]) if index else first
 
 
-def test_lines_are_those_that_the_library_traces(bench):
+@pytest.mark.parametrize("ops", ["OPS", "PRODUCTS"])
+def test_lines_are_those_that_the_library_traces(bench, ops):
     """So `adze run` repeats the call, with its strides and offsets."""
     code = (
         "import sys, torch, adze_ctypes, sweep, sweep_draw\n"
         "adze = adze_ctypes.Adze(torch)\n"
-        "for call in sweep_draw.draws(2, 45, tiny=True):\n"
+        f"for call in sweep_draw.draws(2, 45, sweep_draw.{ops}, tiny=True):\n"
         "    print('#', call.line, file=sys.stderr, flush=True)\n"
         "    sweep.adze_way(adze, call, 'cpu')(sweep.tensors(call, 'cpu'))\n"
     )
@@ -129,6 +156,7 @@ def test_lines_are_those_that_the_library_traces(bench):
     lines = [line for line in done.stderr.splitlines() if line]
     assert len(lines) == 90
     acts = {"silu": 1, "gelu": 2, "gelu_tanh": 3, "half": 0, "interleaved": 1}
+    acts |= {"rms": 1, "u4": 1, "const_weights": 1}
 
     def fields_of(line):
         """By name: a tensor's text, or a number; zeros are left out."""
@@ -136,7 +164,8 @@ def test_lines_are_those_that_the_library_traces(bench):
         numbers = {k: float(acts.get(v, v)) for k, v in words.items() if "[" not in v}
         return {k: v for k, v in words.items() if "[" in v}, {k: v for k, v in numbers.items() if v}
 
-    for call, drawn, traced in zip(bench["sweep_draw"].draws(2, 45, tiny=True), lines[::2], lines[1::2], strict=True):
+    calls = bench["sweep_draw"].draws(2, 45, getattr(bench["sweep_draw"], ops), tiny=True)
+    for call, drawn, traced in zip(calls, lines[::2], lines[1::2], strict=True):
         tensors, numbers = fields_of(traced)
         assert {k: v for k, v in tensors.items() if k not in call.outputs} == fields_of(drawn[2:])[0], traced
         assert numbers == pytest.approx(fields_of(drawn[2:])[1], rel=1e-6), traced
@@ -159,6 +188,41 @@ def test_every_op_on_the_cpu(bench, run, quick, capsys):
     assert result["summary"]["min"] == min(row["ratio"] for row in rows)
     done = capsys.readouterr().out
     assert "The 10 worst:" in done and done.count("% of copy") == 10 and "18 of 18 calls timed, 0 wrong" in done
+
+
+@pytest.mark.parametrize(("op", "peer"), [("gemm", "eager"), ("attention", "torch")])
+def test_products_on_the_cpu(bench, run, capsys, op, peer):
+    status, result = run("--op", op, "--seed", "3", "--count", "25", "--seconds", "600")
+    rows = result["rows"]
+    assert status == 0 and len(rows) == 25 and {row["op"] for row in rows} == {op}
+    assert result["summary"]["timed"] >= 23 and result["summary"]["wrong"] == 0
+    assert sum(row.get("best") == peer for row in rows) > 5
+    for row in rows:
+        assert 0 <= row["error"] <= 1 and row["flops"] > 0 and not set(row["left_out"]) - {"int8pack", "torch"}
+        assert "compile" not in row["us"]
+    quantised = [row for row in rows if "w_scale" in row["line"]]
+    assert all("dequantised" in row["us"] for row in quantised) and (op == "attention" or quantised)
+    assert "The 10 worst:" in capsys.readouterr().out
+    result["path"] = pathlib.Path(f"bench/results/cpu/sweep-{op}-abc.json")
+    text = bench["report"].performance({"cpu": [result]})
+    assert f"### Random calls of {op} compared with" in text and "max_autotune" not in text
+    assert text.count("\n| `") == 10
+
+
+@pytest.mark.parametrize("op", ["gemm", "attention"])
+def test_the_bound_of_products(bench, adze, op):
+    """An element that is off by some units of what is summed is wrong."""
+    for call in bench["sweep_draw"].draws(11, 40, (op,), tiny=True):
+        given = bench["sweep"].tensors(call, "cpu")
+        outputs = bench["sweep"].adze_way(adze, call, "cpu")(given)
+        worst, (exact,) = bench["product_formulas"].error_of(call, outputs, given)
+        assert worst <= 1, call.line
+        size = given["v"].double().abs().max() if op == "attention" else exact.abs().max()
+        units = 4 if call.main.dtype != "f32" else 8192
+        for broken in (float("nan"), units * torch.finfo(outputs[0].dtype).eps * size.item()):
+            changed = [outputs[0].clone()]
+            changed[0].view(-1)[0] += broken
+            assert not bench["product_formulas"].error_of(call, changed, given)[0] <= 1, call.line
 
 
 def test_a_wrong_kernel_has_no_speed(bench, run, quick, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 /* device.cu - CUDA devices: their properties (queried once), the current device, and whether launches may overlap.
  */
+#include "cublaslt.cuh"
 #include "launch.cuh"
 
 #include <atomic>
@@ -145,6 +146,7 @@ static adze_status prepare(adze_stream stream, const void *)
             return cuda_status("prepare", e);
     }
     has_wait(stream.device);
+    adze_lt_prepare(stream.device); /* which need not be there */
     return ADZE_OK;
 }
 extern "C" adze_status adze_cuda_prepare(int device)

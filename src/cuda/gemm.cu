@@ -5,6 +5,7 @@
    calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
    gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
 #include "gemm_any.cuh"
+#include "gemm_lt.cuh"
 #include "gemm_stream.cuh"
 #include "gemm_tile.cuh"
 
@@ -13,7 +14,7 @@
 extern "C" adze_status adze_rms_norm_cuda(adze_stream, const void *);
 extern "C" adze_status adze_layer_norm_cuda(adze_stream, const void *);
 
-static gemm_params gemm_params_of(const adze_gemm_args *a)
+extern "C" gemm_params gemm_params_of(const adze_gemm_args *a)
 {
     gemm_params p = {};
     const int size = (int)adze_dtype_size(a->x.dtype);
@@ -464,7 +465,7 @@ static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
 }
 
 /* x's norm in scratch. */
-static adze_tensor gemm_normed(const adze_gemm_args *a)
+extern "C" adze_tensor gemm_normed(const adze_gemm_args *a)
 {
     adze_tensor t = a->x;
     t.data = a->call.scratch;
@@ -475,7 +476,7 @@ static adze_tensor gemm_normed(const adze_gemm_args *a)
     }
     return t;
 }
-static adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p)
+extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p)
 {
     const adze_run_fn run = a->norm == ADZE_NORM_RMS ? adze_rms_norm_cuda : adze_layer_norm_cuda;
     adze_norm_args norm = {};
@@ -550,7 +551,7 @@ extern "C" adze_status adze_gemm_cuda_f8(adze_stream stream, const void *args)
     return status == ADZE_NO_KERNEL ? adze_gemm_cuda(stream, args) : status; /* a driver without maps of tensors */
 }
 
-extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
+static size_t norm_scratch(adze_stream stream, const adze_gemm_args *a)
 {
     if (!a->norm)
         return 0;
@@ -560,4 +561,10 @@ extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_arg
     const gemm_params p = gemm_params_of(a);
     const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
     return norm_first(s, p, a->x.dtype) ? bytes : 0;
+}
+/* cuBLASLt's products can do with less than they can use. */
+extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
+{
+    const size_t need = norm_scratch(stream, a);
+    return a->call.scratch_size == SIZE_MAX ? std::max(need, gemm_lt_scratch(stream, a)) : need;
 }

@@ -413,10 +413,16 @@ ADZE_CPU_DECLARE(gemm)
 ADZE_CUDA_DECLARE(gemm)
 adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
 int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
+adze_status adze_gemm_cuda_lt(adze_stream, const void *);
+int adze_gemm_cuda_lt_accepts(adze_stream, const void *);
+adze_status adze_gemm_cuda_lt_f8(adze_stream, const void *);
+int adze_gemm_cuda_lt_f8_accepts(adze_stream, const void *);
 adze_status adze_gemm_cuda_f8(adze_stream, const void *);
 int adze_gemm_cuda_f8_accepts(adze_stream, const void *);
 static const adze_kernel kernels[] = {
 #if ADZE_CUDA
+    {"cuda_lt", 1, 75, ADZE_ANY_SM, adze_gemm_cuda_lt_accepts, adze_gemm_cuda_lt, NULL, 0},
+    {"cuda_lt_f8", 1, HOPPER, HOPPER, adze_gemm_cuda_lt_f8_accepts, adze_gemm_cuda_lt_f8, NULL, 0},
     {"cuda_f8", 1, HOPPER, HOPPER, adze_gemm_cuda_f8_accepts, adze_gemm_cuda_f8, NULL, 0},
 #endif
     ADZE_CUDA_ROW(gemm)
@@ -425,7 +431,7 @@ static const adze_kernel kernels[] = {
 #endif
     ADZE_CPU_ROWS(gemm) ADZE_KERNELS_END};
 
-/* On CUDA a product that is split over k passes its parts through scratch. */
+/* On CUDA it has x's norm, products that are not finished, and what cuBLASLt needs. */
 ADZE_CUDA_SCRATCH(gemm)
 
 const adze_op adze_op_gemm = {"gemm",

@@ -33,7 +33,7 @@ ACTIVATIONS = {**GATES, "relu": F.relu, "quick_gelu": lambda x: x * torch.sigmoi
 
 def table():
     """What the choice depends on."""
-    return eager.FASTER, eager.WIDEST
+    return eager.FASTER
 
 
 # ---- What is before and after a product ----
@@ -190,15 +190,13 @@ def _left(product):
     which may have an epilogue."""
     if config.max_autotune or config.max_autotune_gemm:
         return "a graph whose products are autotuned"
-    x, n = _value(product.x), _value(product.w).shape[0]
+    x = _value(product.x)
     most, rows = eager.rows_by_gemm(x.device, x.dtype), math.prod(x.shape[:-1])
     if not most:
         return f"{str(x.dtype).removeprefix('torch.')} on {x.device.type}"
     if statically_known_true(rows > most):
         return f"more than {most} rows"
-    if not statically_known_true(rows <= most):
-        return f"rows that are not known to be at most {most}"
-    return f"a weight of more than {eager.WIDEST} rows" if n > eager.WIDEST else None
+    return None if statically_known_true(rows <= most) else f"rows that are not known to be at most {most}"
 
 
 # ---- Calls ----

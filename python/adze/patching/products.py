@@ -7,6 +7,7 @@ not normed yet, and adds its result to that input. A block calls it where the pr
 gemm's (`few_rows`), and runs its usual forward otherwise."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..graphs.constant import gemm
@@ -27,14 +28,12 @@ def _on_the_cpu():
 
 
 # By device and dtype, up to how many rows gemm was measured to be faster than torch's product with a weight that is
-# not quantised: bench/results/h200/compare-gemm-b12d6e2.json for CUDA, where weights of more rows than WIDEST are
-# torch's too. A dtype that is missing is left to torch.
+# not quantised: on an H200 for CUDA, with weights of 4096 to 128256 rows. A dtype that is missing is left to torch.
 FASTER = {"cuda": {torch.float16: 8, torch.bfloat16: 8}, "cpu": _on_the_cpu()}
-WIDEST = 32768
 
 
 def rows_by_gemm(device, dtype):
-    """Up to how many rows gemm has the products with weights of at most WIDEST rows; 0 where it has none."""
+    """Up to how many rows gemm has the products; 0 where it has none."""
     return FASTER.get(device.type, {}).get(dtype, 0) if device.type in DEVICES else 0
 
 
@@ -96,7 +95,7 @@ def few_rows(x, *linears):
         if type(linear) is not nn.Linear or _rows(x) > rows_by_gemm(x.device, x.dtype):
             return False
         weight = parameter(linear, "weight")
-        if not usable(x, weight, parameter(linear, "bias")) or weight.dtype != x.dtype or weight.shape[0] > WIDEST:
+        if not usable(x, weight, parameter(linear, "bias")) or weight.dtype != x.dtype:
             return False
     return True
 
@@ -133,6 +132,12 @@ def linear_add(linear, x, residual):
         if made is not None:
             return gemm(x, **made, residual=residual)
     return residual + linear(x)
+
+
+def linear_alone(linear, x):
+    """linear(x), where linear is patched itself."""
+    made = _operands((linear,)) if few_rows(x, linear) else None
+    return F.linear(x, linear.weight, linear.bias) if made is None else gemm(x, **made)
 
 
 def products_note(*linears):

@@ -248,8 +248,10 @@ def _by_rules(package, module, cls, node, judged):
     """Whether a class is known, and by which rules."""
     fitting = [rule.name for rule, wrong in judged if wrong == []]
     if not fitting:
+        from .residual_norm import RULES as STATEMENTS
+
         rules = [rule for rule, _ in judged]
-        fitting = [rule.name for rule in rules if rule.matches and _norms(package, rules, module, cls, node)]
+        fitting = [rule.name for rule in rules if rule in STATEMENTS and _norms(package, rules, module, cls, node)]
     return bool(fitting), ", ".join(fitting)
 
 

@@ -7,16 +7,17 @@ import functools
 import types
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from ...operators import ops
 from ...operators.ops import ROUND_NORM, ROUND_STEPS
 from ..fingerprint import fingerprint
-from ..frame import rule
+from ..frame import Rule, rule
 from ..fused_linear import fused_linears, mark_fused
 from ..known_sources import by_hash
 from ..norm_act import Act, Norm, act_note, act_rule, act_usable, norm_rule
-from ..products import linear_add, normed_glu, with_products
+from ..products import linear_add, linear_alone, normed_glu, products_note, with_products
 from ..residual_norm import RULES as STATEMENTS
 from .attention import attentions
 from .blocks import BLOCKS
@@ -208,5 +209,19 @@ MLPS = [
 ]
 
 
-RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS, *STATEMENTS]
+def _head(module, ctx):
+    """The Linear that makes logits. The others are parts of blocks."""
+    note = None if ctx.match or ctx.path.rpartition(".")[2] != "lm_head" else products_note(module)
+    if note is None:
+        return "not a head whose products are gemm's"
+
+    def forward(self, input):
+        return linear_alone(self, input)
+
+    forward.adze_note = note
+    return forward
+
+
+HEADS = [Rule("linear", "fuse", {}, _head, matches=lambda function: function is nn.Linear.forward)]
+RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS, *STATEMENTS, *HEADS]
 settings = attentions

@@ -1,0 +1,302 @@
+/* gemm of many tokens on CUDA by cuBLASLt (cublaslt.cuh).
+
+   Where bias and residual are all that follows a product, cuBLASLt writes out. Else it writes the product to scratch,
+   as floats, or rounded where the call rounds it, and lt_finish makes out of that; glu has a kernel that does the
+   latter. Scratch has x's norm, products, and cuBLASLt's workspace, in this order. */
+#include "gemm_lt.cuh"
+
+#include "cublaslt.cuh"
+
+#include <algorithm>
+
+extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
+extern "C" adze_status adze_glu_cuda(adze_stream, const void *);
+
+/* Tokens from which on cuBLASLt is faster: of 16-bit x, of f32, for which there are no other tiles, of f8e4m3. */
+enum { LT_TOKENS = 65, LT_TOKENS_F32 = 9, LT_TOKENS_F8 = 17 };
+
+enum { FINISH_THREADS = 256, FINISH_EACH = 4, FINISH_COLUMNS = FINISH_THREADS * FINISH_EACH };
+
+/* What follows the products y (and y2, of glu) of a part, [batches, m, n]. A block has FINISH_COLUMNS of a row. */
+template <typename T, typename S, bool BYTES>
+__global__ void __launch_bounds__(FINISH_THREADS)
+    lt_finish(const gemm_params p, int part, const S *__restrict__ y, const S *__restrict__ y2)
+{
+    pdl_launch_next();
+    pdl_wait();
+    const int64_t n = p.part[part].n;
+    const uint32_t blocks = (uint32_t)((n + FINISH_COLUMNS - 1) / FINISH_COLUMNS), row = blockIdx.x / blocks;
+    const int64_t batch = row / p.m, token = row % p.m;
+    const int64_t first = (int64_t)(blockIdx.x % blocks) * FINISH_COLUMNS + threadIdx.x, at = (int64_t)row * n;
+    float v[FINISH_EACH], v2[FINISH_EACH];
+#pragma unroll
+    for (int i = 0; i < FINISH_EACH; i++) {
+        const int64_t column = first + i * FINISH_THREADS;
+        v[i] = column < n ? to_float(y[at + column]) : 0;
+        v2[i] = column < n && p.glu ? to_float(y2[at + column]) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < FINISH_EACH; i++) {
+        const int64_t column = first + i * FINISH_THREADS;
+        if (column < n)
+            gemm_finish<T, true, BYTES>(p, part, batch, token, column, v[i], v2[i]);
+    }
+}
+
+struct lt_gemm { /* a call, as products and what follows them */
+    gemm_params p;
+    adze_gemm_args args; /* the call, of x's norm where it has one */
+    int count;
+    lt_product product[GEMM_PARTS];
+    lt_algorithm algorithm[GEMM_PARTS];
+    int part[GEMM_PARTS]; /* whose product it is */
+    int staged;           /* the dtype of products in scratch; 0: they are in out */
+    bool finished;        /* cuBLASLt adds the bias: products in scratch are as the call rounds them */
+    bool glu_apart;       /* the value is in out, the gate in scratch, for glu's kernel */
+    size_t norm_bytes, stage_bytes, workspace; /* of scratch */
+    char *stage;
+};
+
+static size_t lt_aligned(size_t bytes)
+{
+    return (bytes + LT_ALIGNMENT - 1) / LT_ALIGNMENT * LT_ALIGNMENT;
+}
+
+/* Whether the numbers of a part's rows, and x's, are such that cuBLASLt can scale the product by them. */
+static int lt_scales(const gemm_params &p, const gemm_part &part)
+{
+    const int64_t x_stride = p.rows.stride[GEMM_X_SCALE][0];
+    const bool aligned = (uintptr_t)p.x_scale % 16 == 0 && (uintptr_t)part.scale % 16 == 0;
+    if (part.scale_dtype != ADZE_F32 || x_stride != part.scale_stride)
+        return LT_UNSCALED;
+    return x_stride == 0 ? LT_SCALARS : x_stride == 1 && aligned ? LT_VECTORS : LT_UNSCALED;
+}
+
+/* Whether cuBLASLt can do all that the call asks of a part. It adds the residual before anything is rounded. */
+static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
+{
+    const gemm_params &p = g.p;
+    const bool steps = p.rounding & ADZE_ROUND_STEPS;
+    if (p.act || p.glu || p.gate)
+        return false;
+    if (bytes) /* which has no bias of floats */
+        return !(p.residual && steps) && lt_scales(p, part) != LT_UNSCALED &&
+               (!part.bias || !(part.bias_f32 || p.out_f32));
+    const bool rounds = steps && g.args.x.dtype != ADZE_F32;
+    return !(rounds && (p.residual || p.out_f32)) && (!part.bias || part.bias_f32 == p.out_f32);
+}
+
+/* Whether cuBLASLt takes the operands: rows that do not overlap, matrices whose elements are counted in 31 bits,
+   which not all its versions exceed; f8e4m3 in vectors of 16. */
+static bool lt_takes(const gemm_params &p, int64_t size, bool bytes)
+{
+    const int64_t most = 0x7fffffff, x_row = p.rows.stride[GEMM_X][0];
+    bool ok = p.rows.rank == 1 && p.k > 0 && p.n > 0 && p.m <= most && p.n <= most && p.k <= most;
+    ok = ok && x_row >= p.k && x_row <= most / p.m && p.batches > 0 && p.batches < 65536;
+    ok = ok && p.m * p.batches <= most && p.m * p.batches * ceil_div(p.n, FINISH_COLUMNS) <= most;
+    ok = ok && p.x_batch >= 0 && p.w_batch >= 0 && p.residual_batch >= 0;
+    ok = ok && (!bytes || (p.k % 16 == 0 && x_row % 16 == 0 && (uintptr_t)p.x % 16 == 0));
+    for (const gemm_part &part : p.part) {
+        const int64_t out_row = p.rows.stride[part.out_rows][0], w_row = part.w_stride / size;
+        if (part.n == 0)
+            continue;
+        ok = ok && w_row >= p.k && w_row <= most / part.n && out_row >= part.n && out_row <= most / p.m;
+        ok = ok && (p.batches == 1 || p.out_batch >= (p.m - 1) * out_row + part.n);
+        ok = ok && (!p.residual || p.rows.stride[GEMM_RESIDUAL][0] >= part.n);
+        ok = ok && (!bytes || (part.n % 16 == 0 && w_row % 16 == 0 && (uintptr_t)part.w % 16 == 0 &&
+                               out_row % 16 == 0 && (uintptr_t)part.out % 16 == 0));
+    }
+    return ok;
+}
+
+/* The product of a part, to out or to scratch. */
+static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool bytes, bool to_out, char *stage)
+{
+    const gemm_params &p = g.p;
+    const int64_t size = (int64_t)adze_dtype_size(g.args.x.dtype),
+                  out_size = (int64_t)adze_dtype_size(g.args.out.dtype);
+    lt_product y = {};
+    y.m = p.m, y.n = part.n, y.k = p.k, y.batches = p.batches;
+    y.dtype = g.args.x.dtype;
+    y.out_dtype = to_out ? g.args.out.dtype : g.staged;
+    y.x = {(void *)p.x, p.rows.stride[GEMM_X][0], p.x_batch / size};
+    y.w = {(void *)part.w, part.w_stride / size, p.w_batch / size};
+    y.out = {stage, part.n, p.m * part.n};
+    if (to_out)
+        y.out = {part.out, p.rows.stride[part.out_rows][0], p.out_batch};
+    if (!g.staged || g.finished)
+        y.bias = (void *)part.bias;
+    if (g.staged)
+        return y;
+    if (p.residual)
+        y.residual = {(char *)p.residual + part.column * out_size, p.rows.stride[GEMM_RESIDUAL][0], p.residual_batch};
+    if (bytes)
+        y.scales = lt_scales(p, part), y.x_scale = p.x_scale, y.w_scale = (const float *)part.scale;
+    return y;
+}
+
+/* Where products go, and how they are rounded there. */
+static void lt_stage(lt_gemm *g, bool bytes)
+{
+    const gemm_params &p = g->p;
+    bool direct = true, bias_fits = true;
+    int64_t most = 0;
+    for (const gemm_part &part : p.part) {
+        if (part.n == 0)
+            continue;
+        direct = direct && lt_direct(*g, part, bytes);
+        bias_fits = bias_fits && (!part.bias || part.bias_f32 == (g->args.x.dtype == ADZE_F32));
+        most = std::max(most, part.n);
+    }
+    if (direct)
+        return;
+    const int dtype = g->args.x.dtype;
+    g->finished = !bytes && bias_fits && (dtype == ADZE_F32 || (p.rounding & ADZE_ROUND_STEPS));
+    g->staged = g->finished ? dtype : ADZE_F32;
+    g->glu_apart = p.glu && !p.residual && g->finished && g->args.out.dtype == dtype && p.batches == 1;
+    const int64_t each = p.batches * p.m * most * (int64_t)adze_dtype_size(g->staged);
+    g->stage_bytes = lt_aligned((size_t)each) * (p.glu && !g->glu_apart ? 2 : 1);
+}
+
+static bool lt_algorithms(int device, lt_gemm *g, size_t workspace)
+{
+    g->workspace = 0;
+    for (int i = 0; i < g->count; i++) {
+        if (!adze_lt_find(device, &g->product[i], workspace, &g->algorithm[i]))
+            return false;
+        g->workspace = std::max(g->workspace, lt_aligned(g->algorithm[i].workspace));
+    }
+    return true;
+}
+
+/* The call as products, in as much scratch as it has; false: cuBLASLt does not take it. `bytes`: of f8e4m3. */
+static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_gemm *g)
+{
+    const int dtype = a->x.dtype;
+    const int64_t k = a->x.shape[a->x.rank - 1], least = bytes               ? LT_TOKENS_F8
+                                                         : dtype == ADZE_F32 ? LT_TOKENS_F32
+                                                                             : LT_TOKENS;
+    const bool is_float = dtype == ADZE_F32 || dtype == ADZE_F16 || dtype == ADZE_BF16;
+    if (k == 0 || adze_count(&a->x) < least * k || (a->call.flags & ADZE_BATCH_INVARIANT))
+        return false;
+    if (bytes ? dtype != ADZE_F8E4M3 : !is_float || a->w.dtype != dtype)
+        return false;
+    char *const scratch = (char *)lt_aligned((size_t)(uintptr_t)a->call.scratch);
+    const size_t given = a->call.scratch_size, lost = (size_t)(scratch - (char *)a->call.scratch);
+    const size_t room = given > lost ? given - lost : 0;
+    g->args = *a;
+    g->args.call.scratch = scratch;
+    if (a->norm) {
+        g->args.x = gemm_normed(&g->args);
+        g->args.norm = 0;
+        g->norm_bytes = lt_aligned((size_t)adze_count(&a->x) * adze_dtype_size(dtype));
+    }
+    g->p = gemm_params_of(&g->args);
+    if (g->p.m < least || !lt_takes(g->p, (int64_t)adze_dtype_size(dtype), bytes))
+        return false;
+    lt_stage(g, bytes);
+    g->stage = scratch + g->norm_bytes;
+    for (int i = 0; i < GEMM_PARTS; i++)
+        if (g->p.part[i].n > 0) {
+            const bool to_out = !g->staged || (g->glu_apart && i == 1);
+            char *const stage = g->stage + (g->p.glu && i == 1 ? g->stage_bytes / 2 : 0);
+            g->part[g->count] = i;
+            g->product[g->count++] = lt_product_of(*g, g->p.part[i], bytes, to_out, stage);
+        }
+    if (g->norm_bytes + g->stage_bytes > room)
+        return false;
+    const size_t rest = room - g->norm_bytes - g->stage_bytes;
+    return (lt_algorithms(stream.device, g, LT_WORKSPACE) && g->workspace <= rest) ||
+           lt_algorithms(stream.device, g, 0);
+}
+
+template <typename T, typename S, bool BYTES>
+static adze_status finish_launch(const cuda_call &s, const lt_gemm &g, int part)
+{
+    gemm_params p = g.p;
+    for (gemm_part &each : p.part)
+        each.bias = g.finished ? NULL : each.bias;
+    const int64_t blocks = p.m * p.batches * ceil_div(p.part[part].n, FINISH_COLUMNS);
+    return launch(s, lt_finish<T, S, BYTES>, blocks, dim3(FINISH_THREADS), launch_shape(0), p, part,
+                  (const S *)g.stage, (const S *)(g.stage + g.stage_bytes / 2));
+}
+template <typename T>
+static adze_status finish_run(const cuda_call &s, const lt_gemm &g, int part)
+{
+    if (g.p.x_scale)
+        return finish_launch<T, float, true>(s, g, part);
+    return g.finished ? finish_launch<T, T, false>(s, g, part) : finish_launch<T, float, false>(s, g, part);
+}
+static adze_status lt_finish_run(const cuda_call &s, const lt_gemm &g, int part)
+{
+    switch (g.p.x_scale ? g.args.out.dtype : g.args.x.dtype) {
+    case ADZE_F32: return finish_run<float>(s, g, part);
+    case ADZE_F16: return finish_run<f16>(s, g, part);
+    default: return finish_run<bf16>(s, g, part);
+    }
+}
+
+static adze_status lt_glu_run(const cuda_call &s, const lt_gemm &g)
+{
+    adze_glu_args glu = {};
+    glu.x = {g.stage, {g.p.m, g.p.n}, {g.p.n, 1}, 2, g.staged};
+    glu.out = {g.args.out.data, {g.p.m, g.p.n}, {g.p.rows.stride[GEMM_OUT][0], 1}, 2, g.staged};
+    glu.value = glu.out;
+    glu.act = g.args.act, glu.rounding = g.args.rounding & ADZE_ROUND_STEPS;
+    return adze_glu_cuda(s, &glu);
+}
+
+/* Runs a call that lt_plan has taken. cuBLASLt may refuse its first product: then the other kernels take the call. */
+static adze_status lt_run(adze_stream stream, const adze_gemm_args *a, bool bytes)
+{
+    adze_choice choice = {};
+    choice.want = choice.ran = -1;
+    const cuda_call s(stream, adze_op_gemm, &choice);
+    lt_gemm g = {};
+    if (!lt_plan(stream, a, bytes, &g))
+        return adze_gemm_cuda(stream, a);
+    if (a->norm) {
+        adze_gemm_args norm = *a;
+        norm.call.scratch = g.args.call.scratch;
+        ADZE_CHECK(gemm_norm(s, &norm, g.p));
+    }
+    for (int i = 0; i < g.count; i++) {
+        if (!adze_lt_run(stream, &g.product[i], &g.algorithm[i], g.stage + g.stage_bytes))
+            return i == 0 ? adze_gemm_cuda(stream, a)
+                          : adze_fail(ADZE_DEVICE, "gemm: cuBLASLt refused the product of w%d", g.part[i] + 1);
+        if (g.staged && !g.p.glu)
+            ADZE_CHECK(lt_finish_run(s, g, g.part[i]));
+    }
+    return g.glu_apart ? lt_glu_run(s, g) : g.p.glu ? lt_finish_run(s, g, 0) : ADZE_OK;
+}
+
+extern "C" int adze_gemm_cuda_lt_accepts(adze_stream stream, const void *args)
+{
+    lt_gemm g = {};
+    return lt_plan(stream, (const adze_gemm_args *)args, false, &g);
+}
+extern "C" adze_status adze_gemm_cuda_lt(adze_stream stream, const void *args)
+{
+    return lt_run(stream, (const adze_gemm_args *)args, false);
+}
+
+/* The sums of f8e4m3 have fewer bits on Hopper: a row of the table of kernels of its own. */
+extern "C" int adze_gemm_cuda_lt_f8_accepts(adze_stream stream, const void *args)
+{
+    lt_gemm g = {};
+    return lt_plan(stream, (const adze_gemm_args *)args, true, &g);
+}
+extern "C" adze_status adze_gemm_cuda_lt_f8(adze_stream stream, const void *args)
+{
+    return lt_run(stream, (const adze_gemm_args *)args, true);
+}
+
+extern "C" size_t gemm_lt_scratch(adze_stream stream, const adze_gemm_args *a)
+{
+    const bool bytes = a->x.dtype == ADZE_F8E4M3;
+    lt_gemm g = {};
+    if ((bytes && adze_cuda_sm(stream.device) != 90) || !lt_plan(stream, a, bytes, &g))
+        return 0;
+    const size_t all = g.norm_bytes + g.stage_bytes + g.workspace;
+    return all ? all + LT_ALIGNMENT - 1 : 0;
+}
