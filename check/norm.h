@@ -100,7 +100,10 @@
         "x=$[5,96] eps=1e-6 values:zero out_dtype=" kind, "x=$[5,96] eps=1e-6 values:outlier out_dtype=" kind,       \
         "x=$[5,96] eps=1e-6 values:equal out_dtype=" kind, "x=$[5,96] eps=1e-6 values:tiny out_dtype=" kind,         \
         "x=$[3,4096] weight=$[4096] eps=1e-6 rounding=1 out_dtype=" kind,                                            \
-        "x=$[2,70001] weight=$[70001] eps=1e-6 out_dtype=" kind,                                                     \
+        "x=$[2,70001] weight=$[70001] eps=1e-6 out_dtype=" kind, "x=$[5,256] eps=1e38 out_dtype=" kind,              \
+        "x=$[5,123] eps=1e38 out_dtype=" kind,                                                                       \
+        "x=$[13,520] weight=$[520] bias=$[520] eps=1e-6 weight_offset=1 out_dtype=" kind,                            \
+        "x=$[3,8192] residual=$[3,8192] weight=$[8192] eps=1e-6 rounding=1 sum=none out_dtype=" kind,                \
         "x=$[5,256] residual=$[5,256] weight=$[256] bias=$[256] eps=1e-6 out_dtype=" kind,                           \
         "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=8 sum=none out_dtype=" kind,                   \
         "out=i8[7:300,200:1]@+1 out_scale=f32[7]@+1 x=$[7:210,200:1]@+1 weight=$[200] eps=1e-6 out_dtype=5",         \
