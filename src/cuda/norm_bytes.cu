@@ -318,11 +318,11 @@ static adze_status norm_bytes_held_launch(const cuda_call &s, norm_bytes_params 
     return launch(s, norm_bytes_held<T>, ceil_div(p.g.rows.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
                   p);
 }
-/* Whether norm_bytes_held takes a call, whose rows are vectors. */
+/* Whether norm_bytes_held takes a call, whose rows are vectors and not empty. */
 static bool norm_bytes_holds(const norm_params &g, int width, bool half)
 {
-    return norm_unmodulated(g) && !g.weight_f32 && !g.bias_f32 && g.dim <= HELD_THREADS * HELD_VECTORS * width &&
-           !(half && g.data[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM);
+    return norm_unmodulated(g) && !g.weight_f32 && !g.bias_f32 && g.dim > 0 &&
+           g.dim <= HELD_THREADS * HELD_VECTORS * width && !(half && g.data[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM);
 }
 
 template <typename T, int W>

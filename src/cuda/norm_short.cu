@@ -26,6 +26,7 @@ struct norm_short_params {
     float eps, weight_offset, inverse_dim;
     bool weight_f32, bias_f32, scale_f32, shift_f32, rounds, float_sum, centred;
     simple_rows<SHIFT + 1> rows; /* of x, out, residual, sum, scale and shift */
+    divisor by_size[2];          /* their inner sizes */
 };
 
 /* Blocks per SM, whose threads have as many elements, packed in as many registers: this bounds their registers. */
@@ -35,7 +36,7 @@ constexpr int short_blocks(int elements, int packed_words, bool modulated)
     return elements > 8 ? 2 : 4;
 #else
     if (modulated)
-        return elements > 8 ? 4 : 6;
+        return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 6;
     return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : 12;
 #endif
 }
@@ -53,6 +54,13 @@ struct short_piece {
         for (int u = 0; u < UNITS; u++)
             if (u * LANES < left)
                 to[u].fetch(from + u * LANES * W);
+    }
+    __device__ __forceinline__ static void prefetch_units(const T *from, int left)
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * LANES < left)
+                prefetch(from + u * LANES * W);
     }
     /* Parameters of dtype S at any address, plus `more`. */
     template <typename S>
@@ -135,7 +143,18 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     /* The first row of the warp. Lanes beyond the last row repeat it and write nothing: shuffles need all lanes. */
     uint32_t first = (blockIdx.x * (SHORT_THREADS / 32) + threadIdx.x / 32) * (32 / LANES);
     const auto locate = [&](uint32_t from, int64_t(&at)[SHIFT + 1]) {
-        p.rows.locate(from + in_warp < count ? from + in_warp : count - 1, at);
+        const uint32_t r = from + in_warp < count ? from + in_warp : count - 1;
+        if constexpr (MODULATED) { /* in several dimensions, which the compiler's division makes slow */
+            const uint32_t rest = divide(r, p.by_size[1]), outermost = divide(rest, p.by_size[0]);
+            const uint32_t inner = r - rest * (uint32_t)p.by_size[1].by;
+            const simple_rows<SHIFT + 1>::place place = {inner, rest - outermost * (uint32_t)p.by_size[0].by,
+                                                         outermost};
+#pragma unroll
+            for (int t = 0; t <= SHIFT; t++)
+                at[t] = p.rows.offset(place, t);
+        } else {
+            p.rows.locate(r, at);
+        }
     };
     unit<T, W> x[2][UNITS]; /* with a residual x[1] is the residual */
     const auto fetch = [&](uint32_t from, unit<T, W>(&to)[UNITS]) {
@@ -146,6 +165,12 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
         piece::fetch((const T *)p.x + at[X] + lane * W, left, to);
         if (ADDS)
             piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
+        /* registers have room for one row and its residual, which are too few bytes in flight */
+        if (ADDS && W == VEC<T> && from + step < count) {
+            locate(from + step, at);
+            piece::prefetch_units((const T *)p.x + at[X] + lane * W, left);
+            piece::prefetch_units((const T *)p.residual + at[RESIDUAL] + lane * W, left);
+        }
     };
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && lane == 0) {
@@ -287,6 +312,9 @@ static adze_status short_launch_width(const cuda_call &s, const norm_short_param
 {
     if constexpr (W == VEC<T>) {
         constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
+        if constexpr (sizeof(T) < 4)
+            if (dim <= 8 * W)
+                return short_launch<T, W, 8, 1>(s, p);
         return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2>(s, p)
                : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2>(s, p)
                                    : short_launch<T, W, 32, MORE>(s, p);
@@ -324,6 +352,8 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
+    for (int i = 0; i < 2; i++)
+        p.by_size[i] = divisor_of(p.rows.size[i] ? (int64_t)p.rows.size[i] : 0x7fffffff);
     if (width == VEC<T>)
         return short_launch_width<T, VEC<T>>(s, p, g.dim);
     if (width == EIGHT)
