@@ -106,8 +106,15 @@ struct norm_bytes_row {
     }
 };
 
+/* Minimum blocks per SM: sm_75 spills at the compiler's choice. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int BYTES_BLOCKS = 1;
+#else
+constexpr int BYTES_BLOCKS = 0;
+#endif
+
 template <typename T, int W, bool HELD>
-__global__ void __launch_bounds__(BYTES_THREADS, 1) norm_bytes(const __grid_constant__ norm_bytes_params p)
+__global__ void __launch_bounds__(BYTES_THREADS, BYTES_BLOCKS) norm_bytes(const __grid_constant__ norm_bytes_params p)
 {
     extern __shared__ __align__(16) float row[];
     __shared__ __align__(16) float part[3][32];
