@@ -100,7 +100,10 @@
         "x=$[5,96] eps=1e-6 values:zero out_dtype=" kind, "x=$[5,96] eps=1e-6 values:outlier out_dtype=" kind,       \
         "x=$[5,96] eps=1e-6 values:equal out_dtype=" kind, "x=$[5,96] eps=1e-6 values:tiny out_dtype=" kind,         \
         "x=$[3,4096] weight=$[4096] eps=1e-6 rounding=1 out_dtype=" kind,                                            \
-        "x=$[2,70001] weight=$[70001] eps=1e-6 out_dtype=" kind,                                                     \
+        "x=$[2,70001] weight=$[70001] eps=1e-6 out_dtype=" kind, "x=$[5,256] eps=1e38 out_dtype=" kind,              \
+        "x=$[5,123] eps=1e38 out_dtype=" kind,                                                                       \
+        "x=$[13,520] weight=$[520] bias=$[520] eps=1e-6 weight_offset=1 out_dtype=" kind,                            \
+        "x=$[3,8192] residual=$[3,8192] weight=$[8192] eps=1e-6 rounding=1 sum=none out_dtype=" kind,                \
         "x=$[5,256] residual=$[5,256] weight=$[256] bias=$[256] eps=1e-6 out_dtype=" kind,                           \
         "x=$[5,256] residual=$[5,256] weight=$[256] eps=1e-6 rounding=8 sum=none out_dtype=" kind,                   \
         "out=i8[7:300,200:1]@+1 out_scale=f32[7]@+1 x=$[7:210,200:1]@+1 weight=$[200] eps=1e-6 out_dtype=5",         \
@@ -185,7 +188,20 @@
         "x=$[1061,4096] residual=$[1061,4096] weight=f32[4096]@+1 eps=1e-6 values:mean", /* vectors of two rows */   \
         "x=$[17001,33]@+3 residual=$[17001,33] weight=$[33] eps=1e-6", "x=$[8501,132]@+4 weight=$[132] eps=1e-6",    \
         "x=$[8501,101] residual=$[8501,101] weight=$[101] eps=1e-6 rounding=8",                                      \
-        "x=$[37,301] eps=1e-6 values:special",                                                                       \
+        "x=$[37,301] eps=1e-6 values:special", /* parameters off alignment */                                        \
+        "x=$[2,1061,40] residual=$[2:59416,1061:56,40:1] scale=f32[2,1,40] shift=$[2,1,40]@+5 eps=1e-6",             \
+        "x=$[3,211,472] scale=$[3,1,472] shift=$[3,1,472]@+1 eps=1e-6",                                              \
+        "x=$[2,301,112] weight=f32[112] bias=$[112]@+1 scale=$[2,1,112]@+3 eps=1e-6 rounding=1",                     \
+        "x=$[2,301,256] residual=$[2,301,256] shift=f32[2,1,256]@+1 eps=1e-6 rounding=8",                            \
+        "x=$[1,301,2050] scale=$[1,1,2050]@+1 shift=$[1,1,2050] eps=1e-6",                                           \
+        "x=$[2,5,1026] residual=$[2,5,1026] gate=$[2,1,1026]@+1 gate_table=f32[1026]@+1 scale=$[2,1,1026]@+3 "       \
+        "scale_table=$[1026]@+1 shift=f32[2,5,1026]@+1 eps=1e-6 rounding=2",                                         \
+        "x=$[141,33001] weight=$[33001] scale=$[1,33001] shift=$[1,33001]@+3 eps=1e-6",                              \
+        "x=$[19,33000] residual=$[19,33000] bias=$[33000] scale=f32[19,33000]@+1 eps=1e-6",                          \
+        "x=$[19,33000] residual=$[19,33000] weight=$[33000] eps=1e-6", /* units of 8 bytes */                        \
+        "x=$[1061,122] weight=$[122] eps=1e-6", "x=$[1061,60]@+4 residual=$[1061,60] weight=$[60]@+1 eps=1e-6",      \
+        "x=$[301,4108]@+4 residual=$[301,4108]@+4 weight=$[4108]@+1 bias=f32[4108]@+1 eps=1e-6",                     \
+        "x=$[141,6555]@+4 residual=$[141,6555]@+4 weight=$[6555] eps=1e-6", "x=$[3,60002] weight=$[60002] eps=1e-6", \
         "out=$[37:136,123:1] x=$[37:136,123:1] weight=$[123]@+1 bias=$[123] eps=1e-6 values:mean",                   \
         "x=$[5:34586,33930:1]@+7 residual=$[5:54066,33930:1] weight=$[33930] eps=1e-6", "x=$[301,9001]@+5 eps=1e-6", \
         "x=$[139,90454] weight=f32[90454] bias=$[90454]@+3 eps=1e-6", /* rows of a part of a warp, and of a warp */  \

@@ -19,7 +19,8 @@ struct bytes_to { /* where rows go */
     bool f8;              /* else i8 */
 };
 
-/* The largest of v over a block, whose `part` nothing else uses before its next barrier. */
+/* The largest of v over the threads of a block with the same threadIdx.y, which are whole warps and whose `part`
+   nothing else uses before the next barrier. All threads of the block call it. */
 __device__ __forceinline__ float block_max(float v, float (&part)[32])
 {
     v = warp_max<32>(v);
@@ -29,23 +30,61 @@ __device__ __forceinline__ float block_max(float v, float (&part)[32])
     return warp_max<32>(threadIdx.x % 32 < blockDim.x / 32 ? part[threadIdx.x % 32] : 0);
 }
 
-/* W numbers of y over the scale. */
-template <int W>
-__device__ __forceinline__ void bytes_store(uint8_t *to, const float (&y)[W], float scale, bool f8)
+/* What the numbers of a row are multiplied by: the largest becomes the largest that a byte has. It is two factors,
+   the first a power of 2, which is exact: of a row of tiny numbers the second alone would be infinite. A division by
+   the scale would round twice, and takes many instructions for each number. */
+struct bytes_factor {
+    float lift, by;
+    bool f8;
+    __device__ __forceinline__ bytes_factor(float most, bool to_f8)
+        : lift(most < 0x1p-60f  ? 0x1p64f
+               : most > 0x1p60f ? 0x1p-64f
+                                : 1),
+          f8(to_f8)
+    {
+        /* a quotient and its correction: the compiler's division is a function call, around which registers spill */
+        const float top = f8 ? 448.0f : 127.0f, least = most * lift;
+        float inverse;
+        asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(least));
+        const float near = top * inverse;
+        by = most == 0 ? 0 : fmaf(fmaf(-near, least, top), inverse, near);
+    }
+};
+
+/* Four floats as bytes. i8: a float from 2^23 on has no bits for fractions, so that the addition rounds to a whole
+   number, whose low byte it ends in. */
+__device__ __forceinline__ uint32_t bytes_word(float a, float b, float c, float d, const bytes_factor &f)
 {
-    uint32_t word[(W + 3) / 4] = {};
+    if (!f.f8) {
+        const auto whole = [&](float v) { return __float_as_uint(fmaf(v, f.by, 0x1.8p23f)); };
+        return __byte_perm(__byte_perm(whole(a), whole(b), 0x0040), __byte_perm(whole(c), whole(d), 0x0040), 0x5410);
+    }
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b * f.by), "f"(a * f.by));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d * f.by), "f"(c * f.by));
+    return low | (uint32_t)high << 16;
+#else
+    return f8_bits(a * f.by) | f8_bits(b * f.by) << 8 | f8_bits(c * f.by) << 16 | f8_bits(d * f.by) << 24;
+#endif
+}
+
+/* W numbers times the factor. */
+template <int W>
+__device__ __forceinline__ void bytes_store(uint8_t *to, float (&y)[W], const bytes_factor &f)
+{
+    if (f.lift != 1) {
 #pragma unroll
-    for (int j = 0; j < W; j++) {
-        const float q = over_scale(y[j], scale);
-        const uint32_t bits = f8 ? f8_bits(q) : (uint32_t)whole_between(q, 0, -127, 127) & 0xff;
-        word[j / 4] |= bits << j % 4 * 8;
+        for (int j = 0; j < W; j++)
+            y[j] *= f.lift;
     }
     if constexpr (W == 8)
-        *reinterpret_cast<uint2 *>(to) = make_uint2(word[0], word[1]);
+        *reinterpret_cast<uint2 *>(to) =
+            make_uint2(bytes_word(y[0], y[1], y[2], y[3], f), bytes_word(y[4], y[5], y[6], y[7], f));
     else if constexpr (W == 4)
-        *reinterpret_cast<uint32_t *>(to) = word[0];
+        *reinterpret_cast<uint32_t *>(to) = bytes_word(y[0], y[1], y[2], y[3], f);
     else
-        *to = (uint8_t)word[0];
+        *to = (uint8_t)bytes_word(y[0], 0, 0, 0, f);
 }
 
 /* make(i, y) computes the elements from i on; all threads of the block call this. HELD: `row` has room for them. */
@@ -72,9 +111,9 @@ __device__ __forceinline__ void bytes_row(const bytes_to &to, int64_t out_at, in
         }
     }
     most = block_max(most, part);
-    const float scale = most / (to.f8 ? 448.0f : 127.0f);
+    const bytes_factor factor(most, to.f8);
     if (threadIdx.x == 0)
-        to.scale[scale_at] = scale;
+        to.scale[scale_at] = most / (to.f8 ? 448.0f : 127.0f);
     for (int64_t i = first; i < dim; i += step) {
         float y[W];
         if (HELD) {
@@ -84,7 +123,7 @@ __device__ __forceinline__ void bytes_row(const bytes_to &to, int64_t out_at, in
         } else {
             rounded(i, y);
         }
-        bytes_store<W>(to.out + out_at + i, y, scale, to.f8);
+        bytes_store<W>(to.out + out_at + i, y, factor);
     }
 }
 

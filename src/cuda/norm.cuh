@@ -164,17 +164,21 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     const bool bytes = adze_is_bytes(a->out.dtype);
     if ((p.dim == 0 && !bytes) || p.rows.count == 0)
         return ADZE_OK;
-    p.width = 16;
+    p.width = p.rows_width = 16;
     for (int t = 0; t < NORM_TENSORS; t++) {
         p.data[t] = tensors[t]->dtype ? tensors[t]->data : NULL;
         p.is_f32 |= (uint32_t)(tensors[t]->dtype == ADZE_F32 && a->x.dtype != ADZE_F32) << t;
         if (t != OUT || !bytes)
             p.width = std::min(p.width, rows_width(tensors[t], p.dim));
+        p.rows_width = t == SUM ? p.width : p.rows_width;
     }
-    /* The rows are far more than the weight: it need not be aligned, unless a modulation takes its registers. */
+    /* The rows are far more than the parameters, which need not be aligned. A modulation leaves registers for pairs
+       of them only. */
     const int flat_width = std::min(rows_width(&a->weight, p.dim), rows_width(&a->bias, p.dim));
     p.loose = norm_unmodulated(p) && flat_width < p.width;
     p.width = norm_unmodulated(p) ? p.width : std::min(p.width, flat_width);
+    if (p.width == 1 && p.rows_width > 1)
+        p.width = 2, p.loose = true;
     p.weight = a->weight.dtype ? a->weight.data : NULL;
     p.bias = a->bias.dtype ? a->bias.data : NULL;
     p.weight_f32 = a->weight.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;

@@ -120,13 +120,13 @@ static adze_status norm_launch_any(const cuda_call &s, const norm_params &g, int
 template <typename T>
 static adze_status norm_any_as(const cuda_call &s, const norm_params &g, int any)
 {
-    constexpr int PAIR = sizeof(T) < 4 ? 2 : 1;
+    constexpr int EIGHT = 8 / (int)sizeof(T), PAIR = sizeof(T) < 4 ? 2 : 1; /* elements of 8 bytes, and of 4 */
     const void *const *d = g.data;
     const bool half = sizeof(T) < 4;
     const bool simple = d[SCALE] && d[SHIFT] && !d[GATE] && !d[SCALE_TABLE] && !d[SHIFT_TABLE] && !g.weight &&
                         !g.bias && !(half && (g.rounding || g.is_f32));
     if (simple)
-        return g.width >= 2 * PAIR    ? norm_launch_any<T, 2 * PAIR, SCALE_SHIFT>(s, g, any)
+        return g.width >= EIGHT       ? norm_launch_any<T, EIGHT, SCALE_SHIFT>(s, g, any)
                : half && g.width == 2 ? norm_launch_any<T, PAIR, SCALE_SHIFT>(s, g, any)
                                       : norm_launch_any<T, 1, SCALE_SHIFT>(s, g, any);
     if (d[GATE] || d[SCALE] || d[SHIFT] || g.is_f32 >> OUT & 1)
@@ -134,6 +134,8 @@ static adze_status norm_any_as(const cuda_call &s, const norm_params &g, int any
                                : norm_launch_any<T, 1, ANY_OPTION>(s, g, any);
     if (g.width == 16)
         return norm_launch_any<T, VEC<T>, UNMODULATED>(s, g, any);
+    if (g.width >= EIGHT)
+        return norm_launch_any<T, EIGHT, UNMODULATED>(s, g, any);
     return g.width >= PAIR ? norm_launch_any<T, PAIR, UNMODULATED>(s, g, any)
                            : norm_launch_any<T, 1, UNMODULATED>(s, g, any);
 }

@@ -214,7 +214,7 @@ struct norm_piece {
                     to[u - FROM].template fetch<decltype(loose)::value>(from, decltype(wide)::value, u * (LANES * W));
             });
         };
-        if constexpr (FORM == UNMODULATED && W > 1)
+        if constexpr (W == 2 || (FORM == UNMODULATED && W > 1))
             if (p.g.loose) {
                 f32 ? fetch(std::true_type(), std::true_type()) : fetch(std::false_type(), std::true_type());
                 return;

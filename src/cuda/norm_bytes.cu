@@ -1,10 +1,14 @@
-/* rms_norm and layer_norm on CUDA with quantised rows: all options, any alignment, rows of any length. */
+/* rms_norm and layer_norm on CUDA with quantised rows. norm_bytes takes all options, any alignment, and rows of any
+   length. norm_bytes_held takes the calls of language models, whose rows it holds in registers. */
 #include "bytes_out.cuh"
 #include "norm_call.cuh"
+
+constexpr int HELD_THREADS = 512, HELD_VECTORS = 4; /* of a row, and of a thread, at most */
 
 struct norm_bytes_params {
     norm_params g; /* its rows are those of the tensors, after which the scale comes */
     bytes_to to;
+    uint32_t prefetch_blocks; /* blocks of norm_bytes_held that prefetch their rows, the first of the grid */
 };
 
 template <typename T, int W>
@@ -102,8 +106,15 @@ struct norm_bytes_row {
     }
 };
 
+/* Minimum blocks per SM: sm_75 spills at the compiler's choice. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int BYTES_BLOCKS = 1;
+#else
+constexpr int BYTES_BLOCKS = 0;
+#endif
+
 template <typename T, int W, bool HELD>
-__global__ void __launch_bounds__(BYTES_THREADS) norm_bytes(const __grid_constant__ norm_bytes_params p)
+__global__ void __launch_bounds__(BYTES_THREADS, BYTES_BLOCKS) norm_bytes(const __grid_constant__ norm_bytes_params p)
 {
     extern __shared__ __align__(16) float row[];
     __shared__ __align__(16) float part[3][32];
@@ -152,6 +163,175 @@ __global__ void __launch_bounds__(BYTES_THREADS) norm_bytes(const __grid_constan
                           });
 }
 
+/* The largest magnitudes of `most` and of a vector: two 16-bit numbers, or a float. Those of a sign compare as their
+   bits do. */
+template <typename T>
+__device__ __forceinline__ void add_peak(uint32_t &most, packed<T> v)
+{
+    const uint32_t word[4] = {v.raw.x, v.raw.y, v.raw.z, v.raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (sizeof(T) == 4)
+            most = max(most, word[i] & 0x7fffffffu);
+        else
+            most = __vmaxu2(most, word[i] & 0x7fff7fffu);
+    }
+}
+template <typename T>
+__device__ __forceinline__ float peak_of(uint32_t most)
+{
+    if constexpr (sizeof(T) == 4)
+        return __uint_as_float(most);
+    const uint32_t both = max(most & 0xffffu, most >> 16);
+    float f[VEC<T>];
+    packed<T>{make_uint4(both, 0, 0, 0)}.get(f);
+    return f[0];
+}
+
+/* blockDim.x threads share a row, whole warps, and blockDim.y rows a block. A thread holds up to HELD_VECTORS
+   vectors, packed: the row, then its normalised values, which are rounded to x's dtype anyway. All loads but those of
+   a bias are in flight before the first is used. */
+template <typename T>
+__global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_constant__ norm_bytes_params p)
+{
+    constexpr int W = VEC<T>, N = HELD_VECTORS;
+    __shared__ __align__(16) float part[3][4][32];
+    const norm_params &g = p.g;
+    const int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    /* Threads beyond the last row repeat it without a store: shuffles and barriers need all threads. */
+    const bool writes = r < g.rows.count;
+    const row_index row = row_split(g.rows, writes ? r : g.rows.count - 1);
+    const T *const x = (const T *)g.data[X] + row_offset(g.rows, X, row);
+    const T *const residual = (const T *)g.data[RESIDUAL] + row_offset(g.rows, RESIDUAL, row);
+    const int dim = (int)g.dim;
+    const auto at = [&](int u) { return (int)(threadIdx.x + u * blockDim.x) * W; };
+    pdl_launch_next();
+    if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0) {
+        prefetch_bytes(x, dim * (int)sizeof(T));
+        if (g.data[RESIDUAL])
+            prefetch_bytes(residual, dim * (int)sizeof(T));
+    }
+    pdl_wait();
+
+    packed<T> h[N], add[N], weight[N];
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        h[u].raw = make_uint4(0, 0, 0, 0);
+        if (at(u) < dim)
+            h[u] = load_packed(x + at(u));
+    }
+    if (g.data[RESIDUAL]) {
+#pragma unroll
+        for (int u = 0; u < N; u++)
+            if (at(u) < dim)
+                add[u] = load_packed(residual + at(u));
+    }
+    if (g.weight) {
+#pragma unroll
+        for (int u = 0; u < N; u++)
+            if (at(u) < dim)
+                weight[u] = load_packed((const T *)g.weight + at(u));
+    }
+    if (g.data[RESIDUAL]) {
+        T *const sum = g.data[SUM] && writes ? (T *)g.data[SUM] + row_offset(g.rows, SUM, row) : NULL;
+#pragma unroll
+        for (int u = 0; u < N; u++)
+            if (at(u) < dim) {
+                float f[W], more[W];
+                h[u].get(f), add[u].get(more);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[j] += more[j];
+                h[u].set(f);
+                if (sum)
+                    store_packed(sum + at(u), h[u]);
+            }
+    }
+    float total = 0, mean = 0;
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        float f[W];
+        h[u].get(f);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            total += g.centred ? f[j] : f[j] * f[j];
+    }
+    total = row_sum(total, part[0][threadIdx.y]);
+    keep_packed(h);
+    if (g.centred) {
+        mean = total * g.inverse_dim;
+        total = 0;
+#pragma unroll
+        for (int u = 0; u < N; u++)
+            if (at(u) < dim) {
+                float f[W];
+                h[u].get(f);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    total += (f[j] - mean) * (f[j] - mean);
+            }
+        total = row_sum(total, part[1][threadIdx.y]);
+        keep_packed(h);
+    }
+    const float factor = rsqrtf(total * g.inverse_dim + g.eps);
+    uint32_t peak = 0;
+#pragma unroll
+    for (int u = 0; u < N; u++)
+        if (at(u) < dim) {
+            float f[W], by[W];
+            h[u].get(f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[j] = (f[j] - mean) * factor;
+            round_if<T>(g.rounding & ADZE_ROUND_NORM, f);
+            if (g.weight) {
+                weight[u].get(by);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[j] *= by[j] + g.weight_offset;
+            }
+            if (g.bias) {
+                load<T, W>((const T *)g.bias + at(u), by);
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    f[j] += by[j];
+            }
+            h[u].set(f);
+            add_peak(peak, h[u]);
+        }
+    const float most = block_max(peak_of<T>(peak), part[2][threadIdx.y]);
+    keep_packed(h);
+    if (!writes)
+        return;
+    const bytes_factor to(most, p.to.f8);
+    uint8_t *const out = p.to.out + row_offset(g.rows, p.to.out_at, row);
+    if (threadIdx.x == 0)
+        p.to.scale[row_offset(g.rows, p.to.scale_at, row)] = most / (p.to.f8 ? 448.0f : 127.0f);
+#pragma unroll
+    for (int u = 0; u < N; u++)
+        if (at(u) < dim) {
+            float f[W];
+            h[u].get(f);
+            bytes_store<W>(out + at(u), f, to);
+        }
+}
+
+template <typename T>
+static adze_status norm_bytes_held_launch(const cuda_call &s, norm_bytes_params p)
+{
+    const int64_t vectors = p.g.dim / VEC<T>, threads = ceil_div(vectors, 32 * HELD_VECTORS) * 32;
+    const int64_t rows = threads < 128 ? 128 / threads : 1;
+    p.prefetch_blocks = prefetch_blocks(s.gpu, p.g.rows.count * vectors / 2, vectors * rows, threads * rows, 24);
+    return launch(s, norm_bytes_held<T>, ceil_div(p.g.rows.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
+                  p);
+}
+/* Whether norm_bytes_held takes a call, whose rows are vectors and not empty. */
+static bool norm_bytes_holds(const norm_params &g, int width, bool half)
+{
+    return norm_unmodulated(g) && !g.weight_f32 && !g.bias_f32 && g.dim > 0 &&
+           g.dim <= HELD_THREADS * HELD_VECTORS * width && !(half && g.data[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM);
+}
+
 template <typename T, int W>
 static adze_status norm_bytes_launch(const cuda_call &s, const norm_bytes_params &p)
 {
@@ -161,8 +341,12 @@ static adze_status norm_bytes_launch(const cuda_call &s, const norm_bytes_params
                   dim3(bytes_threads(ceil_div(p.g.dim, W))), launch_shape(held ? (size_t)bytes : 0), p);
 }
 template <typename T>
-static adze_status norm_bytes_as(const cuda_call &s, const norm_bytes_params &p, bool vectors)
+static adze_status norm_bytes_as(const cuda_call &s, const norm_bytes_params &p, bool vectors, int variant)
 {
+    if (s.takes(variant + 1, vectors && norm_bytes_holds(p.g, VEC<T>, sizeof(T) < 4)))
+        return norm_bytes_held_launch<T>(s, p);
+    if (!s.takes(variant, true))
+        return ADZE_NO_KERNEL;
     return vectors ? norm_bytes_launch<T, VEC<T>>(s, p) : norm_bytes_launch<T, 1>(s, p);
 }
 
@@ -173,7 +357,7 @@ extern "C" adze_status adze_norm_bytes_cuda(const cuda_call &s, const norm_param
     const adze_tensor *const tensors[NORM_TENSORS + 1] = {
         &a->x,    &a->out,         &a->residual,    &a->sum,        &a->scale, &a->shift,
         &a->gate, &a->scale_table, &a->shift_table, &a->gate_table, &scale};
-    if (!s.takes(variant, g.rows.count <= 0x7fffffff))
+    if (g.rows.count > 0x7fffffff)
         return ADZE_NO_KERNEL;
     norm_bytes_params p = {};
     p.g = g;
@@ -182,8 +366,8 @@ extern "C" adze_status adze_norm_bytes_cuda(const cuda_call &s, const norm_param
     const int width = 16 / (int)adze_dtype_size(a->x.dtype);
     const bool vectors = g.width == 16 && !g.loose && bytes_aligned(&a->out, width);
     switch (a->x.dtype) {
-    case ADZE_F32: return norm_bytes_as<float>(s, p, vectors);
-    case ADZE_F16: return norm_bytes_as<f16>(s, p, vectors);
-    default: return norm_bytes_as<bf16>(s, p, vectors);
+    case ADZE_F32: return norm_bytes_as<float>(s, p, vectors, variant);
+    case ADZE_F16: return norm_bytes_as<f16>(s, p, vectors, variant);
+    default: return norm_bytes_as<bf16>(s, p, vectors, variant);
     }
 }

@@ -15,12 +15,13 @@ struct norm_params {
     int32_t rounding;
     uint32_t is_f32; /* one bit per tensor: it is f32 where x is not */
     bool weight_f32, bias_f32;
-    bool centred; /* layer_norm */
-    int width;    /* elements of one load that all tensors allow: 16 stands for 16-byte vectors */
-    bool loose;   /* but weight and bias, which are at any address */
+    bool centred;   /* layer_norm */
+    int width;      /* elements of one load that all tensors allow: 16 stands for 16-byte vectors */
+    int rows_width; /* the same of x, out, residual and sum alone */
+    bool loose;     /* width is that of the rows alone: parameters are at any address */
     adze_rows rows;
 };
-/* Neither a modulation nor an f32 output of another x: the calls of norm_short.cu and norm_shifted.cu. */
+/* Neither a modulation nor an f32 output of another x. */
 static inline bool norm_unmodulated(const norm_params &g)
 {
     bool modulated = g.is_f32 >> OUT & 1;
@@ -28,14 +29,22 @@ static inline bool norm_unmodulated(const norm_params &g)
         modulated = modulated || g.data[t];
     return !modulated;
 }
-/* norm_short.cu: no modulation, short rows of x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other
-   call. */
+/* Of modulations only a scale and a shift, in float: the other calls of norm_short.cu and norm_shifted.cu. `half`: x
+   has 16 bits. */
+static inline bool norm_scaled(const norm_params &g, bool half)
+{
+    bool scaled = (g.data[SCALE] || g.data[SHIFT]) && !(g.is_f32 >> OUT & 1);
+    for (int t = GATE; t < NORM_TENSORS; t++)
+        scaled = scaled && !g.data[t];
+    return scaled && !(half && g.rounding & ADZE_ROUND_STEPS);
+}
+/* norm_short.cu: short rows of x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
 extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
-/* norm_shifted.cu: no modulation, x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
+/* norm_shifted.cu: x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */
 extern "C" adze_status adze_norm_any_cuda(const cuda_call &s, const norm_params &g, int dtype, int any);
-/* norm_bytes.cu: any call with quantised rows, as `variant`. */
+/* norm_bytes.cu: any call with quantised rows. Variant `variant` is norm_bytes, the one after it norm_bytes_held. */
 extern "C" adze_status adze_norm_bytes_cuda(const cuda_call &s, const norm_params &g, const adze_norm_args *a,
                                             int variant);
 

@@ -321,14 +321,15 @@ static inline bool norm_prefers(const norm_rule &r, int64_t rows, int64_t vector
     return as_many && vectors >= r.from && vectors <= r.to && (room - vectors) * 8 <= room * r.idle;
 }
 
-/* The variants of an op: its shapes, then norm_any, norm_loop, norm_shifted, norm_short and norm_bytes.
+/* The variants of an op: its shapes, then norm_any, norm_loop, norm_shifted, norm_short, norm_bytes and
+   norm_bytes_held.
    512x2-full-b3: up to 512 threads of 2 vectors that a row fills exactly, 3 blocks per SM. */
 template <bool CENTRED>
 constexpr int NORM_ANY = NORM_SHAPES<CENTRED>.count;
 template <bool CENTRED>
 struct norm_variants {
     char name[NORM_ANY<CENTRED>][32], takes[NORM_ANY<CENTRED>][80];
-    adze_variant list[NORM_ANY<CENTRED> + 6];
+    adze_variant list[NORM_ANY<CENTRED> + 7];
     norm_variants() : name(), takes(), list()
     {
         for (int i = 0; i < NORM_ANY<CENTRED>; i++) {
@@ -350,9 +351,13 @@ struct norm_variants {
         }
         list[NORM_ANY<CENTRED>] = {"any", "rows that a block or a cluster holds, at any address"};
         list[NORM_ANY<CENTRED> + 1] = {"loop", "every call"};
-        list[NORM_ANY<CENTRED> + 2] = {"shifted", "rows at any address, in 16-byte vectors; no modulation"};
-        list[NORM_ANY<CENTRED> + 3] = {"short", "rows of up to 512 elements at any address; no modulation"};
+        list[NORM_ANY<CENTRED> + 2] = {"shifted",
+                                       "rows at any address, in 16-byte vectors; also a scale and a shift"};
+        list[NORM_ANY<CENTRED> + 3] = {"short",
+                                       "rows of up to 512 elements at any address; also a scale and a shift"};
         list[NORM_ANY<CENTRED> + 4] = {"bytes", "every call with quantised rows"};
+        list[NORM_ANY<CENTRED> + 5] = {"bytes_held",
+                                       "quantised rows of up to 2048 vectors of 16 bytes; no modulation"};
     }
 };
 

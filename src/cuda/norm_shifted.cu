@@ -1,5 +1,5 @@
-/* rms_norm and layer_norm on CUDA, without modulation: rows at any address, in 16-byte vectors of the output
-   (shifted.cuh).
+/* rms_norm and layer_norm on CUDA: rows at any address, in 16-byte vectors of the output (shifted.cuh). Of
+   modulations they may have a scale and a shift.
 
    norm_shifted holds a row packed in the shared memory of a block, or of a cluster of blocks with a part each: an SM
    then has more bytes of rows than it has registers for, and reads one row while it writes another. A thread works on
@@ -18,15 +18,15 @@ constexpr int SHIFTED_MANY = 32 * 1024 / 16; /* vectors of a row, beyond which m
 constexpr int ALIGNED_VECTORS = 2;           /* that a thread of norm_aligned holds, at most */
 
 struct norm_shifted_params {
-    const void *x, *residual, *weight, *bias; /* NULL: absent */
+    const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
     void *out, *sum;
     int32_t dim;
     int32_t part;             /* vectors of a row in each block of a cluster */
     uint32_t prefetch_blocks; /* blocks that prefetch their inputs, the first of the grid */
     float eps, weight_offset, inverse_dim;
     bool alike, sum_alike; /* x and residual, or sum, have the vectors of out */
-    bool weight_f32, bias_f32, rounds, float_sum, centred;
-    simple_rows<SUM + 1> rows; /* of x, out, residual and sum */
+    bool weight_f32, bias_f32, scale_f32, shift_f32, rounds, float_sum, centred;
+    simple_rows<SHIFT + 1> rows; /* of x, out, residual, sum, scale and shift */
 };
 
 /* Sets the elements of a vector that lie outside the row to 0, where it has elements in the row. */
@@ -50,17 +50,17 @@ __device__ __forceinline__ void store_apart(T *row, int at, int dim, const float
             row[at + j] = from_float<T>(f[j]);
 }
 
-/* The result of a vector that has been normalised: weight and bias, if any, are loaded by `fetch` before. */
+/* Applies weight and bias, if any, to a vector that has been normalised; they are loaded before. */
 template <typename T, typename PARAM>
-__device__ __forceinline__ packed<T> shifted_result(const norm_shifted_params &p, float (&f)[VEC<T>],
-                                                    const PARAM &weight, const PARAM &bias)
+__device__ __forceinline__ void shifted_weigh(const norm_shifted_params &p, float (&f)[VEC<T>], const PARAM &weight,
+                                              const PARAM &bias)
 {
     constexpr int W = VEC<T>;
     float by[W];
-    packed<T> result;
     if (p.rounds) {
-        result.set(f);
-        result.get(f);
+        packed<T> rounded;
+        rounded.set(f);
+        rounded.get(f);
     }
     if (p.weight) {
         weight.get(p.weight_f32, by);
@@ -74,8 +74,33 @@ __device__ __forceinline__ packed<T> shifted_result(const norm_shifted_params &p
         for (int j = 0; j < W; j++)
             f[j] += by[j];
     }
-    result.set(f);
-    return result;
+}
+/* The same with scale and shift. */
+template <typename T, typename PARAM>
+__device__ __forceinline__ void shifted_modulate(const norm_shifted_params &p, float (&f)[VEC<T>], const PARAM &scale,
+                                                 const PARAM &shift)
+{
+    constexpr int W = VEC<T>;
+    float by[W];
+    if (p.scale) {
+        scale.get(p.scale_f32, by);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] *= by[j] + 1;
+    }
+    if (p.shift) {
+        shift.get(p.shift_f32, by);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            f[j] += by[j];
+    }
+}
+template <typename T>
+__device__ __forceinline__ packed<T> shifted_packed(const float (&f)[VEC<T>])
+{
+    packed<T> v;
+    v.set(f);
+    return v;
 }
 /* x and the residual; the sum rounded. */
 template <typename T>
@@ -120,9 +145,9 @@ __device__ __forceinline__ void shifted_prefetch(const norm_shifted_params &p, c
 
 /* Minimum blocks per SM: this bounds the registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int ALIGNED_BLOCKS = 2, SHIFTED_BLOCKS = 3;
+constexpr int ALIGNED_BLOCKS = 2, SHIFTED_BLOCKS = 3, MODULATED_BLOCKS = 2;
 #else
-constexpr int ALIGNED_BLOCKS = 1, SHIFTED_BLOCKS = 1;
+constexpr int ALIGNED_BLOCKS = 1, SHIFTED_BLOCKS = 1, MODULATED_BLOCKS = 1;
 #endif
 
 template <typename T>
@@ -135,7 +160,7 @@ __global__ void __launch_bounds__(ANY_THREADS, ALIGNED_BLOCKS)
     const uint32_t r = blockIdx.x * blockDim.y + threadIdx.y;
     /* Threads beyond the last row repeat it without a store: shuffles and barriers need all threads. */
     const bool writes = r < p.rows.count;
-    int64_t start[SUM + 1];
+    int64_t start[SHIFT + 1];
     p.rows.locate(writes ? r : p.rows.count - 1, start);
     const T *const x = (const T *)p.x + start[X], *const residual = (const T *)p.residual + start[RESIDUAL];
     T *const out = (T *)p.out + start[OUT], *const sum = (T *)p.sum + start[SUM];
@@ -197,7 +222,8 @@ __global__ void __launch_bounds__(ANY_THREADS, ALIGNED_BLOCKS)
 #pragma unroll
             for (int j = 0; j < W; j++)
                 f[u][j] *= factor;
-            store_raw(out + at(u), shifted_result<T>(p, f[u], weight[u], bias).raw);
+            shifted_weigh<T>(p, f[u], weight[u], bias);
+            store_raw(out + at(u), shifted_packed<T>(f[u]).raw);
         }
 }
 
@@ -228,8 +254,8 @@ __device__ __forceinline__ void shifted_fetch(const norm_shifted_params &p, cons
         v[u] = two[u].template vector<T>(0);
 }
 
-template <typename T, bool IN_CLUSTER>
-__global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS)
+template <typename T, bool IN_CLUSTER, bool MODULATED>
+__global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS : SHIFTED_BLOCKS)
     norm_shifted(const __grid_constant__ norm_shifted_params p)
 {
     constexpr int W = VEC<T>;
@@ -238,7 +264,7 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS)
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
         cluster_arrive(); /* the wait comes before the first store: all blocks have started then */
-    int64_t start[SUM + 1];
+    int64_t start[SHIFT + 1];
     p.rows.locate(IN_CLUSTER ? blockIdx.x / (uint32_t)cluster_size() : blockIdx.x, start);
     const T *const x = (const T *)p.x + start[X], *const residual = (const T *)p.residual + start[RESIDUAL];
     T *const out = (T *)p.out + start[OUT], *const sum = (T *)p.sum + start[SUM];
@@ -298,16 +324,21 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS)
         }
     }
     const float factor = rsqrtf(any_total<1, 32>(total, shared) * p.inverse_dim + p.eps);
+    constexpr int WRITE = MODULATED ? 1 : SHIFTED_WRITE;
 #pragma unroll 1
-    for (int i = thread; begin + i * W < end; i += SHIFTED_WRITE * threads) {
+    for (int i = thread; begin + i * W < end; i += WRITE * threads) {
         const auto at = [&](int u) { return begin + (i + u * threads) * W; };
-        param weight[SHIFTED_WRITE], bias;
+        param weight[WRITE], bias, scale, shift;
 #pragma unroll
-        for (int u = 0; u < SHIFTED_WRITE; u++)
+        for (int u = 0; u < WRITE; u++)
             if (p.weight && at(u) < end)
                 weight[u].fetch(p.weight, p.weight_f32, 0, at(u), p.dim);
+        if (MODULATED && p.scale)
+            scale.fetch(p.scale, p.scale_f32, start[SCALE], at(0), p.dim);
+        if (MODULATED && p.shift)
+            shift.fetch(p.shift, p.shift_f32, start[SHIFT], at(0), p.dim);
 #pragma unroll
-        for (int u = 0; u < SHIFTED_WRITE; u++)
+        for (int u = 0; u < WRITE; u++)
             if (at(u) < end) {
                 float f[W];
                 packed<T>{held[i + u * threads]}.get(f);
@@ -316,7 +347,10 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, SHIFTED_BLOCKS)
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[j] = (f[j] - mean) * factor;
-                store_shifted(out, at(u), p.dim, shifted_result<T>(p, f, weight[u], bias));
+                shifted_weigh<T>(p, f, weight[u], bias);
+                if (MODULATED)
+                    shifted_modulate<T>(p, f, scale, shift);
+                store_shifted(out, at(u), p.dim, shifted_packed<T>(f));
             }
     }
 }
@@ -362,8 +396,10 @@ static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int
     p.part = (int32_t)part;
     p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, part, threads, 32);
     const launch_shape shape((size_t)part * 16, cluster);
-    return cluster > 1 ? launch(s, norm_shifted<T, true>, rows * cluster, dim3((unsigned)threads), shape, p)
-                       : launch(s, norm_shifted<T, false>, rows, dim3((unsigned)threads), shape, p);
+    const auto kernel = p.scale || p.shift
+                            ? (cluster > 1 ? norm_shifted<T, true, true> : norm_shifted<T, false, true>)
+                            : (cluster > 1 ? norm_shifted<T, true, false> : norm_shifted<T, false, false>);
+    return launch(s, kernel, rows * cluster, dim3((unsigned)threads), shape, p);
 }
 
 template <typename T>
@@ -375,18 +411,22 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const bool aligned = norm_alike(g, OUT, OUT, sizeof(T));
     const int64_t vectors = aligned ? ceil_div(g.dim, VEC<T>) : shifted_most<T>(g.dim);
     const int64_t most = clusters * ((s.gpu.block_shared - (int64_t)sizeof(norm_shared<true>)) / 16 - 64);
+    const bool modulated = norm_scaled(g, sizeof(T) < 4), whole = g.rows_width == 16;
     const bool in_registers =
-        g.width == 16 &&
+        !modulated && whole &&
         (vectors <= ANY_THREADS || (vectors <= ALIGNED_VECTORS * ANY_THREADS && (rows >= sm_count || clusters == 1)));
     const bool float_sum = sizeof(T) < 4 && d[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM; /* cannot be held packed */
     /* On an H200 (2026-11-17) it is faster where only parameters are off a border, and for few long rows, whose
        clusters fill the GPU; norm_any's units are as fast or faster for many rows that a block holds, and in f32. Of
-       many longer rows the registers of a cluster hold too few bytes. */
-    const bool few_long = sizeof(T) < 4 && g.width < 16 && vectors > ANY_THREADS && rows < sm_count;
-    const bool many_long = (sizeof(T) < 4 || g.width == 16) && vectors > SHIFTED_MANY && rows >= sm_count;
+       many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
+       have an SM for each block, take turns. */
+    const bool few_long = sizeof(T) < 4 && !whole && !modulated && vectors > ANY_THREADS && rows < 2 * sm_count;
+    const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
+    const bool many_long = (sizeof(T) < 4 || whole) && vectors > SHIFTED_MANY && rows >= sm_count;
     if (!s.takes(variant,
-                 norm_unmodulated(g) && rows_are_simple(g.rows) && (in_registers || (vectors <= most && !float_sum)),
-                 (g.width == 16 && g.loose) || few_long || many_long))
+                 (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) &&
+                     (in_registers || (vectors <= most && !float_sum)),
+                 (whole && g.loose && !modulated) || few_long || in_turns || many_long))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
@@ -396,10 +436,11 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     p.alike = norm_alike(g, X, OUT, sizeof(T)) && norm_alike(g, RESIDUAL, OUT, sizeof(T));
     p.sum_alike = norm_alike(g, SUM, OUT, sizeof(T));
     p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.centred = g.centred;
+    p.scale = d[SCALE], p.scale_f32 = g.is_f32 >> SCALE & 1;
+    p.shift = d[SHIFT], p.shift_f32 = g.is_f32 >> SHIFT & 1;
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
-    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM});
-
+    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
     return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, clusters);
 }
 

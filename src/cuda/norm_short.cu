@@ -1,10 +1,12 @@
-/* rms_norm and layer_norm on CUDA, without modulation: rows of up to SHORT_MOST elements, at any address.
+/* rms_norm and layer_norm on CUDA: rows of up to SHORT_MOST elements, at any address. Of modulations it takes a scale
+   and a shift that many rows share.
 
    LANES lanes of a warp share a row, with UNITS units of W elements each, neighbours in neighbouring lanes. The
    blocks of the grid are resident at once, and each group of lanes goes through many rows. It keeps weight and bias
-   as floats, so that their dtype and address cost nothing after the first row. A short row has little else: loading,
-   shifting and converting parameters for every row took longer than the memory does. As soon as a row is unpacked,
-   the loads of a later one are issued; the sums and the stores of the row hide their latency. */
+   as floats, so that their dtype and address cost nothing after the first row; a scale is multiplied into them, and a
+   shift added, until a row has others. A short row has little else: loading, shifting and converting parameters for
+   every row took longer than the memory does. As soon as a row is unpacked, the loads of a later one are issued; the
+   sums and the stores of the row hide their latency. */
 #include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -13,29 +15,33 @@
 #include <algorithm>
 
 constexpr int SHORT_THREADS = 128;
-constexpr int SHORT_MOST = 512; /* elements of a row */
+constexpr int SHORT_MOST = 512;  /* elements of a row */
+constexpr int SHORT_SHARED = 64; /* rows with the same scale and shift, from which on a modulation is worth it */
 
 struct norm_short_params {
-    const void *x, *residual, *weight, *bias; /* NULL: absent */
+    const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
     void *out, *sum;
     int32_t units;            /* of a row */
     uint32_t prefetch_blocks; /* blocks that prefetch their first rows, the first of the grid */
     float eps, weight_offset, inverse_dim;
-    bool weight_f32, bias_f32, rounds, float_sum, centred;
-    simple_rows<SUM + 1> rows; /* of x, out, residual and sum */
+    bool weight_f32, bias_f32, scale_f32, shift_f32, rounds, float_sum, centred;
+    simple_rows<SHIFT + 1> rows; /* of x, out, residual, sum, scale and shift */
+    divisor by_size[2];          /* their inner sizes */
 };
 
 /* Blocks per SM, whose threads have as many elements, packed in as many registers: this bounds their registers. */
-constexpr int short_blocks(int elements, int packed_words)
+constexpr int short_blocks(int elements, int packed_words, bool modulated)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
     return elements > 8 ? 2 : 4;
 #else
+    if (modulated)
+        return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 6;
     return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : 12;
 #endif
 }
-template <typename T, int W, int UNITS>
-constexpr int SHORT_BLOCKS = short_blocks(UNITS *W, UNITS *((W * (int)sizeof(T) + 3) / 4));
+template <typename T, int W, int UNITS, bool MODULATED>
+constexpr int SHORT_BLOCKS = short_blocks(UNITS *W, UNITS *((W * (int)sizeof(T) + 3) / 4), MODULATED);
 
 /* The units of a thread: unit u exists where u * LANES < left. */
 template <typename T, int W, int LANES, int UNITS>
@@ -48,6 +54,13 @@ struct short_piece {
         for (int u = 0; u < UNITS; u++)
             if (u * LANES < left)
                 to[u].fetch(from + u * LANES * W);
+    }
+    __device__ __forceinline__ static void prefetch_units(const T *from, int left)
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (u * LANES < left)
+                prefetch(from + u * LANES * W);
     }
     /* Parameters of dtype S at any address, plus `more`. */
     template <typename S>
@@ -68,6 +81,33 @@ struct short_piece {
             fetch_param((const float *)from + lane * W, left, more, to);
         else
             fetch_param((const T *)from + lane * W, left, more, to);
+    }
+    /* Multiplies `weight` and `bias` by the scale plus 1, and adds the shift to `bias`. */
+    __device__ __forceinline__ static void modulate(const norm_short_params &p, const int64_t (&at)[SHIFT + 1],
+                                                    int lane, int left, float (&weight)[UNITS][W],
+                                                    float (&bias)[UNITS][W])
+    {
+        float f[UNITS][W] = {};
+        if (p.scale) {
+            const int64_t size = p.scale_f32 ? sizeof(float) : sizeof(T);
+            fetch_param((const char *)p.scale + at[SCALE] * size, p.scale_f32, lane, left, 1, f);
+#pragma unroll
+            for (int u = 0; u < UNITS; u++)
+#pragma unroll
+                for (int j = 0; j < W; j++) {
+                    weight[u][j] *= f[u][j];
+                    bias[u][j] = p.bias ? bias[u][j] * f[u][j] : bias[u][j];
+                }
+        }
+        if (p.shift) {
+            const int64_t size = p.shift_f32 ? sizeof(float) : sizeof(T);
+            fetch_param((const char *)p.shift + at[SHIFT] * size, p.shift_f32, lane, left, 0, f);
+#pragma unroll
+            for (int u = 0; u < UNITS; u++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    bias[u][j] += f[u][j];
+        }
     }
     /* Adds the residual and stores the sum, if `sum` is not NULL. */
     __device__ __forceinline__ static void add(const unit<T, W> (&residual)[UNITS], T *sum, int left, bool round,
@@ -90,9 +130,10 @@ struct short_piece {
     }
 };
 
-/* ADDS: there is a residual. The loads of the row and its residual are then in flight, else those of two rows. */
-template <typename T, int W, int LANES, int UNITS, bool ADDS>
-__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
+/* ADDS: there is a residual. The loads of the row and its residual are then in flight, else those of two rows.
+   MODULATED: there is a scale or a shift. */
+template <typename T, int W, int LANES, int UNITS, bool ADDS, bool MODULATED>
+__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODULATED>)
     norm_short(const __grid_constant__ norm_short_params p)
 {
     typedef short_piece<T, W, LANES, UNITS> piece;
@@ -101,23 +142,40 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
     const uint32_t step = gridDim.x * (SHORT_THREADS / LANES);
     /* The first row of the warp. Lanes beyond the last row repeat it and write nothing: shuffles need all lanes. */
     uint32_t first = (blockIdx.x * (SHORT_THREADS / 32) + threadIdx.x / 32) * (32 / LANES);
-    const auto locate = [&](uint32_t from, int64_t(&at)[SUM + 1]) {
-        p.rows.locate(from + in_warp < count ? from + in_warp : count - 1, at);
+    const auto locate = [&](uint32_t from, int64_t(&at)[SHIFT + 1]) {
+        const uint32_t r = from + in_warp < count ? from + in_warp : count - 1;
+        if constexpr (MODULATED) { /* in several dimensions, which the compiler's division makes slow */
+            const uint32_t rest = divide(r, p.by_size[1]), outermost = divide(rest, p.by_size[0]);
+            const uint32_t inner = r - rest * (uint32_t)p.by_size[1].by;
+            const simple_rows<SHIFT + 1>::place place = {inner, rest - outermost * (uint32_t)p.by_size[0].by,
+                                                         outermost};
+#pragma unroll
+            for (int t = 0; t <= SHIFT; t++)
+                at[t] = p.rows.offset(place, t);
+        } else {
+            p.rows.locate(r, at);
+        }
     };
     unit<T, W> x[2][UNITS]; /* with a residual x[1] is the residual */
     const auto fetch = [&](uint32_t from, unit<T, W>(&to)[UNITS]) {
-        int64_t at[SUM + 1];
+        int64_t at[SHIFT + 1];
         if (from >= count)
             return;
         locate(from, at);
         piece::fetch((const T *)p.x + at[X] + lane * W, left, to);
         if (ADDS)
             piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
+        /* registers have room for one row and its residual, which are too few bytes in flight */
+        if (ADDS && W == VEC<T> && from + step < count) {
+            locate(from + step, at);
+            piece::prefetch_units((const T *)p.x + at[X] + lane * W, left);
+            piece::prefetch_units((const T *)p.residual + at[RESIDUAL] + lane * W, left);
+        }
     };
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && lane == 0) {
         const int bytes = p.units * W * (int)sizeof(T);
-        int64_t at[SUM + 1];
+        int64_t at[SHIFT + 1];
         locate(first, at);
         prefetch_bytes((const T *)p.x + at[X], bytes);
         if (ADDS)
@@ -126,27 +184,42 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS>)
     pdl_wait();
 
     float weight[UNITS][W], bias[UNITS][W];
+    int64_t scale_at = -1, shift_at = -1; /* of those that weight and bias have */
+    const auto fetch_params = [&](const int64_t(&at)[SHIFT + 1]) {
 #pragma unroll
-    for (int u = 0; u < UNITS; u++) {
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
+        if (p.weight)
+            piece::fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
+        if (p.bias)
+            piece::fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
+        if (MODULATED) {
+            piece::modulate(p, at, lane, left, weight, bias);
+            scale_at = at[SCALE], shift_at = at[SHIFT];
+        }
+    };
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
         x[0][u].fill(0), x[1][u].fill(0); /* where there is no unit, it stays so */
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
-    }
     fetch(first, x[0]);
     if (!ADDS)
         fetch(first + step, x[1]);
-    if (p.weight)
-        piece::fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
-    if (p.bias)
-        piece::fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
+    {
+        int64_t at[SHIFT + 1];
+        locate(first, at);
+        fetch_params(at);
+    }
 
     /* Normalises row `first` of those in `own`, and loads a later one. */
     const auto work = [&](unit<T, W>(&own)[UNITS]) {
         const int writes = first + in_warp < count ? left : 0;
         float f[UNITS][W];
-        int64_t at[SUM + 1];
+        int64_t at[SHIFT + 1];
         locate(first, at);
+        if (MODULATED && (at[SCALE] != scale_at || at[SHIFT] != shift_at))
+            fetch_params(at);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             own[u].get(f[u]);
@@ -216,13 +289,20 @@ template <typename T, int W, int LANES, int UNITS>
 static adze_status short_launch(const cuda_call &s, norm_short_params p)
 {
     const int64_t blocks = ceil_div(p.rows.count, SHORT_THREADS / LANES);
-    const int64_t resident = (int64_t)s.gpu.sm_count * SHORT_BLOCKS<T, W, UNITS>;
+    constexpr bool CAN = W == VEC<T>; /* be modulated */
+    const bool modulated = CAN && (p.scale || p.shift);
+    const int64_t resident =
+        (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, CAN> : SHORT_BLOCKS<T, W, UNITS, false>);
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
     p.prefetch_blocks =
         prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * (SHORT_THREADS / LANES), SHORT_THREADS, 32);
     const int64_t grid = ceil_div(blocks, ceil_div(blocks, resident));
-    return p.residual ? launch(s, norm_short<T, W, LANES, UNITS, true>, grid, dim3(SHORT_THREADS), 0, p)
-                      : launch(s, norm_short<T, W, LANES, UNITS, false>, grid, dim3(SHORT_THREADS), 0, p);
+    const auto kernel =
+        modulated
+            ? (p.residual ? norm_short<T, W, LANES, UNITS, true, CAN> : norm_short<T, W, LANES, UNITS, false, CAN>)
+        : p.residual ? norm_short<T, W, LANES, UNITS, true, false>
+                     : norm_short<T, W, LANES, UNITS, false, false>;
+    return launch(s, kernel, grid, dim3(SHORT_THREADS), 0, p);
 }
 
 /* Narrow units have a whole warp where a row is long enough: then an instruction stores 64 or 128 contiguous bytes.
@@ -232,6 +312,9 @@ static adze_status short_launch_width(const cuda_call &s, const norm_short_param
 {
     if constexpr (W == VEC<T>) {
         constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
+        if constexpr (sizeof(T) < 4)
+            if (dim <= 8 * W)
+                return short_launch<T, W, 8, 1>(s, p);
         return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2>(s, p)
                : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2>(s, p)
                                    : short_launch<T, W, 32, MORE>(s, p);
@@ -248,23 +331,33 @@ template <typename T>
 static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant)
 {
     const void *const *d = g.data;
-    constexpr int PAIR = sizeof(T) < 4 ? 2 : 1;
+    constexpr int EIGHT = 8 / (int)sizeof(T), PAIR = sizeof(T) < 4 ? 2 : 1; /* elements of 8 bytes, and of 4 */
+    const int inner = g.rows.rank - 1;
+    const bool modulated = norm_scaled(g, sizeof(T) < 4) && g.rows_width == 16 && g.rows.stride[SCALE][inner] == 0 &&
+                           g.rows.stride[SHIFT][inner] == 0;
     /* few rows of more elements are faster with more threads */
-    if (!s.takes(variant, norm_unmodulated(g) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
-                 g.dim <= SHORT_MOST / 2 || g.rows.count > 4 * (int64_t)s.gpu.sm_count))
+    if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
+                 modulated ? g.rows.size[inner] >= SHORT_SHARED
+                           : g.dim <= SHORT_MOST / 2 || g.rows.count > 4 * (int64_t)s.gpu.sm_count))
         return ADZE_NO_KERNEL;
-    const int width = g.width == 16 ? VEC<T> : std::min(g.width, PAIR);
+    const int least = modulated ? g.rows_width : g.width;
+    const int width = least == 16 ? VEC<T> : least >= EIGHT ? EIGHT : std::min(least, PAIR);
     norm_short_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
-    p.out = (void *)d[OUT], p.sum = (void *)d[SUM];
+    p.out = (void *)d[OUT], p.sum = (void *)d[SUM], p.scale = d[SCALE], p.shift = d[SHIFT];
     p.units = (int32_t)g.dim / width;
     p.eps = g.eps, p.weight_offset = g.weight_offset, p.inverse_dim = g.inverse_dim;
     p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.centred = g.centred;
+    p.scale_f32 = g.is_f32 >> SCALE & 1, p.shift_f32 = g.is_f32 >> SHIFT & 1;
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
-    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM});
+    p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
+    for (int i = 0; i < 2; i++)
+        p.by_size[i] = divisor_of(p.rows.size[i] ? (int64_t)p.rows.size[i] : 0x7fffffff);
     if (width == VEC<T>)
         return short_launch_width<T, VEC<T>>(s, p, g.dim);
+    if (width == EIGHT)
+        return short_launch_width<T, EIGHT>(s, p, g.dim);
     if constexpr (PAIR > 1)
         if (width == PAIR)
             return short_launch_width<T, PAIR>(s, p, g.dim);

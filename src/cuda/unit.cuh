@@ -171,10 +171,15 @@ struct param_unit {
         } else if constexpr (LOOSE && N == 2 && sizeof(S) == 4) {
             own.v = make_uint2(__float_as_uint(p[0]), __float_as_uint(p[1]));
         } else if constexpr (LOOSE && N > 1) {
-            static_assert(N == 2, "a pair of halves");
-            unit<S, 1> low, high;
-            low.fetch(p), high.fetch(p + 1);
-            own.v = low.v | (uint32_t)high.v << 16;
+            unit<S, 1> half[N];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                half[i].fetch(p + i);
+            const auto pair = [&](int i) { return half[i].v | (uint32_t)half[i + 1].v << 16; };
+            if constexpr (N == 2)
+                own.v = pair(0);
+            else
+                own.v = make_uint2(pair(0), pair(2));
         } else {
             own.fetch(p);
         }

@@ -20,6 +20,12 @@ static const char *const good[] = {
     "x=$[2:768,3:64,4:192,64:1] eps=1e-6",
     "x=$[5,256] weight=$[256] eps=1e-6",
     "x=$[5,100] weight=f32[100] eps=1e-6",
+    "x=$[37,16] weight=$[16] eps=1e-6",
+    "x=$[9,96] weight=f32[96] eps=1e-6",
+    "x=$[3,640] weight=f32[640] eps=1e-6 values:outlier",
+    "x=$[3,2056] weight=$[2056]@+1 eps=1e-6",
+    "x=$[2,40000] weight=$[40000] eps=1e-6",
+    "x=$[2,40000] weight=f32[40000] eps=1e-6 values:tiny",
     NULL,
 };
 
@@ -37,6 +43,10 @@ static const char *const bench[] = {
     "x=$[128,4096] eps=1e-6",
     "x=$[8192,4096] eps=1e-6",
     "x=$[131072,128] eps=1e-6",
+    "x=$[8192,2048] weight=$[2048] eps=1e-6",
+    "x=$[16384,3072] weight=$[3072] eps=1e-6",
+    "x=$[4096,8192] weight=$[8192] eps=1e-6",
+    "x=$[32768,4096] weight=$[4096] eps=1e-6",
     NULL,
 };
 

@@ -1,9 +1,12 @@
 /* rms_norm_i8 on CUDA.
 
-   A block has blockDim.y rows, blockDim.x threads (whole warps) for each. A thread holds up to UNITS units of its row
-   in registers, so that the row is read once; what does not fit there is read again. The normalised values are
-   computed twice, for their maximum and for the result: arithmetic is cheaper than registers. Units are 16-byte
-   vectors where rows are aligned, and single elements where they are not (unit.cuh). */
+   A block has blockDim.y rows, blockDim.x threads for each: a few lanes of a warp, or whole warps. A thread holds up
+   to UNITS units of its row in registers, so that the row is read once; what does not fit there is read again. Units
+   are 16-byte vectors where rows are aligned, and single elements where they are not (unit.cuh).
+
+   A row is normalised by one positive factor, which cancels in y / max(|y|). So out needs the products x * weight and
+   their maximum alone, and only the scale needs the factor. Sum and maximum are reduced together, with one barrier.
+ */
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -21,146 +24,145 @@ struct i8_params {
     float *scale;
     int64_t units; /* of a row */
     float eps, inverse_dim;
-    bool weight_f32;
+    uint32_t prefetch_blocks; /* blocks that prefetch their rows, the first of the grid */
     ROWS rows;
 };
 typedef i8_params<simple_rows<TENSORS>> i8_simple;
 typedef i8_params<general_rows<TENSORS>> i8_general;
 
-template <typename T, int W>
-__device__ __forceinline__ float squares_of(const unit<T, W> &u)
+/* Sum and maximum over the threads of a row. `part` is shared memory, unused until the block's next barrier. */
+__device__ __forceinline__ void row_totals(float &sum, float &most, float2 (&part)[THREADS / 32])
 {
-    float f[W], sum = 0;
-    u.get(f);
-#pragma unroll
-    for (int j = 0; j < W; j++)
-        sum += f[j] * f[j];
-    return sum;
-}
-
-/* The normalised values of unit `at`. */
-template <typename T, int W, typename ROWS>
-__device__ __forceinline__ void values_of(const i8_params<ROWS> &p, const unit<T, W> &u, int64_t at, float inverse,
-                                          float (&f)[W])
-{
-    u.get(f);
-#pragma unroll
-    for (int j = 0; j < W; j++)
-        f[j] *= inverse;
-    if (p.weight) {
-        param_unit<T, W> weight;
-        float w[W];
-        weight.fetch(p.weight, p.weight_f32, at * W);
-        weight.get(p.weight_f32, w);
-#pragma unroll
-        for (int j = 0; j < W; j++)
-            f[j] *= w[j];
+    const int warps = (int)blockDim.x / 32, first = (int)threadIdx.y * warps;
+    for (int mask = (warps ? 32 : (int)blockDim.x) / 2; mask; mask /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, mask);
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    }
+    if (warps < 2)
+        return;
+    if (threadIdx.x % 32 == 0)
+        part[first + threadIdx.x / 32] = make_float2(sum, most);
+    __syncthreads();
+    sum = 0;
+    for (int w = first; w < first + warps; w++) {
+        sum += part[w].x;
+        most = fmaxf(most, part[w].y);
     }
 }
 
-template <typename T, int W, typename ROWS>
-__device__ __forceinline__ float largest_of(const i8_params<ROWS> &p, const unit<T, W> &u, int64_t at, float inverse)
+/* The products of a unit, its squares added to `sum`, and the largest magnitude so far. */
+template <bool WIDE, typename T, int W>
+__device__ __forceinline__ void products_of(const unit<T, W> &x, bool weighted, const param_unit<T, W> &weight,
+                                            float (&y)[W], float &sum, float &most)
 {
-    float f[W], most = 0;
-    values_of(p, u, at, inverse, f);
+    x.get(y);
 #pragma unroll
     for (int j = 0; j < W; j++)
-        most = fmaxf(most, fabsf(f[j]));
-    return most;
+        sum += y[j] * y[j];
+    if (weighted) {
+        float w[W];
+        weight.get(WIDE, w);
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            y[j] *= w[j];
+    }
+#pragma unroll
+    for (int j = 0; j < W; j++)
+        most = fmaxf(most, fabsf(y[j]));
 }
 
-/* W bytes in one store. */
-template <typename T, int W, typename ROWS>
-__device__ __forceinline__ void put_i8(const i8_params<ROWS> &p, int8_t *out, const unit<T, W> &u, int64_t at,
-                                       float inverse, float by)
+/* W bytes in one store. A float of 2^23 to 2^24 has no bits for fractions: the addition rounds to a whole number, and
+   its low byte is that number, also below zero. A conversion would have a fraction of its rate. */
+template <int W>
+__device__ __forceinline__ void put_i8(int8_t *out, const float (&y)[W], float by)
 {
-    float f[W];
-    uint32_t word[(W + 3) / 4] = {};
-    values_of(p, u, at, inverse, f);
+    uint32_t byte[W];
 #pragma unroll
     for (int j = 0; j < W; j++)
-        word[j / 4] |= ((uint32_t)__float2int_rn(f[j] * by) & 255u) << (j % 4 * 8);
+        byte[j] = __float_as_uint(fmaf(y[j], by, 0x1.8p23f));
+    /* the low bytes of four */
+    const auto word = [&](int j) {
+        return __byte_perm(__byte_perm(byte[j], byte[j + 1], 0x0040), __byte_perm(byte[j + 2], byte[j + 3], 0x0040),
+                           0x5410);
+    };
     if constexpr (W == 8)
-        *reinterpret_cast<uint2 *>(out + at * W) = make_uint2(word[0], word[1]);
+        *reinterpret_cast<uint2 *>(out) = make_uint2(word(0), word(4));
     else if constexpr (W == 4)
-        *reinterpret_cast<uint32_t *>(out + at * W) = word[0];
+        *reinterpret_cast<uint32_t *>(out) = word(0);
     else
-        out[at] = (int8_t)word[0];
+        *out = (int8_t)byte[0];
 }
 
-/* The maximum over the threads of a row, as row_sum() has the sum; `part` is of its own. */
-__device__ __forceinline__ float row_max(float v, float (&part)[32])
-{
-    const int warps = (int)blockDim.x / 32;
-    v = warp_max<32>(v);
-    if (warps == 1)
-        return v;
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    for (int w = 0; w < warps; w++)
-        v = fmaxf(v, part[w]);
-    return v;
-}
-
-template <typename T, int W, int UNITS, typename ROWS>
+/* WIDE: the weight is f32 and x is not. */
+template <typename T, bool WIDE, int W, int UNITS, typename ROWS>
 __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_params<ROWS> p)
 {
-    __shared__ __align__(16) float sums[THREADS / 32][32], peaks[THREADS / 32][32];
+    __shared__ float2 part[THREADS / 32];
     int64_t start[TENSORS];
-    const int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y, step = blockDim.x;
+    const int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     const bool valid = r < p.rows.count;
     p.rows.locate(valid ? r : 0, start);
     const T *x = (const T *)p.x + start[X];
     int8_t *out = p.out + start[OUT];
-    const int64_t units = valid ? p.units : 0, held = UNITS * step;
+    const int64_t units = valid ? p.units : 0;
+    const int thread = (int)threadIdx.x, step = (int)blockDim.x, held = (int)min(units, (int64_t)UNITS * step);
     pdl_launch_next();
+    if (blockIdx.x < p.prefetch_blocks && thread == 0)
+        prefetch_bytes(x, held * W * (int)sizeof(T));
     pdl_wait(); /* before memory that the preceding kernel may write, and before any exit */
     unit<T, W> row[UNITS], more;
-    float sum = 0, most = 0;
+    param_unit<T, W> weight[UNITS], more_weight;
+    float y[UNITS][W], sum = 0, most = 0;
+    /* all loads are issued before the first is used */
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        if (threadIdx.x + u * step < units)
-            row[u].fetch(x + (threadIdx.x + u * step) * W);
+        if (thread + u * step < held)
+            row[u].fetch(x + (thread + u * step) * W);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        if (threadIdx.x + u * step < units)
-            sum += squares_of(row[u]);
-    for (int64_t at = held + threadIdx.x; at < units; at += step) {
+        if (p.weight && thread + u * step < held)
+            weight[u].fetch(p.weight, WIDE, (thread + u * step) * W);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+        if (thread + u * step < held)
+            products_of<WIDE>(row[u], p.weight, weight[u], y[u], sum, most);
+    const auto reread = [&](int64_t at, float(&z)[W], float &squares, float &peak) {
         more.fetch(x + at * W);
-        sum += squares_of(more);
+        if (p.weight)
+            more_weight.fetch(p.weight, WIDE, at * W);
+        products_of<WIDE>(more, p.weight, more_weight, z, squares, peak);
+    };
+    for (int64_t at = held + thread; at < units; at += step) {
+        float z[W];
+        reread(at, z, sum, most);
     }
-    /* every thread of the block is here, also those without a row: the reductions have barriers */
-    const float inverse = 1 / sqrtf(row_sum(sum, sums[threadIdx.y]) * p.inverse_dim + p.eps);
+    row_totals(sum, most, part); /* every thread of the block is here, also those without a row: it has a barrier */
+    const float by = 127 / fmaxf(most, 0x1p-120f); /* finite for a row of zeros */
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        if (threadIdx.x + u * step < units)
-            most = fmaxf(most, largest_of(p, row[u], threadIdx.x + u * step, inverse));
-    for (int64_t at = held + threadIdx.x; at < units; at += step) {
-        more.fetch(x + at * W);
-        most = fmaxf(most, largest_of(p, more, at, inverse));
+        if (thread + u * step < held)
+            put_i8(out + (thread + u * step) * W, y[u], by);
+    for (int64_t at = held + thread; at < units; at += step) {
+        float z[W], none = 0;
+        reread(at, z, none, none);
+        put_i8(out + at * W, z, by);
     }
-    most = row_max(most, peaks[threadIdx.y]);
-    const float by = most > 0 ? 127 / most : 0;
-#pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        if (threadIdx.x + u * step < units)
-            put_i8(p, out, row[u], threadIdx.x + u * step, inverse, by);
-    for (int64_t at = held + threadIdx.x; at < units; at += step) {
-        more.fetch(x + at * W);
-        put_i8(p, out, more, at, inverse, by);
-    }
-    if (valid && threadIdx.x == 0)
-        p.scale[start[SCALE]] = most * (1.0f / 127);
+    if (valid && thread == 0)
+        p.scale[start[SCALE]] = most * (1 / sqrtf(sum * p.inverse_dim + p.eps)) * (1.0f / 127);
 }
 
-/* As many threads as a row has work for, in whole warps; short rows share a block. */
-template <typename T, int W, int UNITS, typename ROWS>
-static adze_status i8_launch(const cuda_call &s, const i8_params<ROWS> &p)
+/* As many threads as a row has work for: whole warps, or a power of 2 of lanes. Short rows share a block. */
+template <typename T, bool WIDE, int W, int UNITS, typename ROWS>
+static adze_status i8_launch(const cuda_call &s, i8_params<ROWS> p)
 {
-    const int64_t warps = std::min<int64_t>(ceil_div(p.units, 32 * UNITS), THREADS / 32);
-    const dim3 block((unsigned)(std::max<int64_t>(warps, 1) * 32), warps > 1 ? 1 : 4);
-    return launch(s, i8_rows<T, W, UNITS, ROWS>, ceil_div(p.rows.count, block.y), block, 0, p);
+    int64_t threads = ceil_div(p.units, UNITS), lanes = 1;
+    while (lanes < threads && lanes < 32)
+        lanes *= 2;
+    threads = std::min<int64_t>(ceil_div(threads, lanes) * lanes, THREADS);
+    const dim3 block((unsigned)threads, (unsigned)std::max<int64_t>(128 / threads, 1));
+    const int64_t vectors = ceil_div(p.units * W, VEC<T>);
+    p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * block.y, threads * block.y, 24);
+    return launch(s, i8_rows<T, WIDE, W, UNITS, ROWS>, ceil_div(p.rows.count, block.y), block, 0, p);
 }
 
 /* The variants, as `adze info` lists them and `adze tune` times them. s.takes(variant, able, wanted) says whether the
@@ -173,21 +175,20 @@ constexpr adze_variant VARIANTS[] = {
     {NULL, NULL},
 };
 
-template <typename T>
+template <typename T, bool WIDE>
 static adze_status i8_launch_as(const cuda_call &s, i8_general g, int64_t dim, bool vectors)
 {
     g.units = dim;
     if (s.takes(GENERAL, true, !rows_are_simple(g.rows)))
-        return i8_launch<T, 1, 8>(s, g);
+        return i8_launch<T, WIDE, 1, 8>(s, g);
     if (!rows_are_simple(g.rows))
         return ADZE_NO_KERNEL;
-    i8_simple p = {
-        g.x, g.weight, g.out, g.scale, dim, g.eps, g.inverse_dim, g.weight_f32, rows_simple(g.rows, {X, OUT, SCALE})};
+    i8_simple p = {g.x, g.weight, g.out, g.scale, dim, g.eps, g.inverse_dim, 0, rows_simple(g.rows, {X, OUT, SCALE})};
     if (s.takes(VECTORS, vectors)) {
         p.units = dim / VEC<T>;
-        return i8_launch<T, VEC<T>, 4>(s, p);
+        return i8_launch<T, WIDE, VEC<T>, 4>(s, p);
     }
-    return s.takes(SINGLE, true) ? i8_launch<T, 1, 8>(s, p) : ADZE_NO_KERNEL;
+    return s.takes(SINGLE, true) ? i8_launch<T, WIDE, 1, 8>(s, p) : ADZE_NO_KERNEL;
 }
 
 static adze_status rms_norm_i8_run(const cuda_call &s, const adze_rms_norm_i8_args *a)
@@ -201,15 +202,15 @@ static adze_status rms_norm_i8_run(const cuda_call &s, const adze_rms_norm_i8_ar
     p.x = a->x.data, p.out = (int8_t *)a->out.data, p.scale = (float *)a->scale.data;
     p.eps = a->eps, p.inverse_dim = (float)(1.0 / (double)dim);
     p.weight = a->weight.dtype ? a->weight.data : nullptr;
-    p.weight_f32 = a->weight.dtype == ADZE_F32 && a->x.dtype != ADZE_F32;
+    const bool wide = a->weight.dtype == ADZE_F32;
     /* a 16-byte vector of x becomes 8 bytes of out, or 4 */
     const bool vectors = rows_aligned(&a->x, dim) && rows_aligned(&a->weight, dim) &&
                          rows_width(&a->out, dim) >= (a->x.dtype == ADZE_F32 ? 4 : 8);
     return s.tuned(a->x.dtype | a->weight.dtype << 4 | vectors << 8, p.rows.count, dim, 0, 0, [&] {
         switch (a->x.dtype) {
-        case ADZE_F32: return i8_launch_as<float>(s, p, dim, vectors);
-        case ADZE_F16: return i8_launch_as<f16>(s, p, dim, vectors);
-        default: return i8_launch_as<bf16>(s, p, dim, vectors);
+        case ADZE_F32: return i8_launch_as<float, false>(s, p, dim, vectors);
+        case ADZE_F16: return (wide ? i8_launch_as<f16, true> : i8_launch_as<f16, false>)(s, p, dim, vectors);
+        default: return (wide ? i8_launch_as<bf16, true> : i8_launch_as<bf16, false>)(s, p, dim, vectors);
         }
     });
 }
