@@ -240,6 +240,26 @@ def attention_section(run):
     return text
 
 
+CPU_INTRO = """\
+Both are verified against float64 first, and the least time of each in turns counts. *Share* is the share of the
+bandwidth that plain reads of as much memory reach, for calls that memory limits.
+"""
+
+
+def cpu_section(run):
+    """Products and attention on a CPU, against torch's."""
+    machine = run["machine"]
+    threads = f"{machine['threads']} thread" + ("s" if machine["threads"] > 1 else "")
+    text = f"### Products and attention compared with PyTorch {machine['torch']}: {machine['cpu']}, {threads}\n\n"
+    text += f"{source(run)}.\n\n{CPU_INTRO}\n"
+    cells = [
+        [f"{row['op']}, {row['case']}", row["dtype"], number(row["us"]["adze"]), number(row["us"]["torch"])]
+        + [number(row.get("gbps")), percent(row.get("share")), f"{row['ratio']:.2f}"]
+        for row in run["rows"]
+    ]
+    return text + table(["call", "dtype", "adze, us", "torch, us", "GB/s", "share", "torch / adze"], cells) + "\n"
+
+
 def project_section(run):
     """A project that `adze new project` made: what its benchmark.py says."""
     machine = run["machine"]
@@ -375,6 +395,8 @@ def performance(found):
                 text += attention_section(run) if "what" in run["rows"][0] else ""
             elif "adze_project" in run:
                 text += project_section(run)
+            elif "adze_cpu" in run:
+                text += cpu_section(run)
             elif "adze_models" in run:
                 text += models_section(run) if "ms" in run["rows"][0] else ""
             else:

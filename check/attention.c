@@ -80,6 +80,9 @@ static const char *const good[] = {
     "q=$[2,4,19,40] k=$[2,2,50,40] v=$[2,2,50,40] mask=$[2,1,19,50] causal=1 scale=0.2",
     "q=$[2,4,19,40] k=$[2,2,50,40] v=$[2,2,50,40] mask=u8[2:0,4:0,19:57,50:1]@+3 window=20",
     "q=$[1,2,13,40] k=$[1,2,300,40] v=$[1,2,300,40] mask=f32[1,1,13,300] sinks=f32[2]",
+    "q=$[1,2,70,40] k=$[1,1,700,40] v=$[1,1,700,40] mask=bool[1,1,70,700]",
+    "q=$[1,1,70,40] k=$[1,1,601,40] v=$[1,1,601,40] mask=$[1:42490,1:42490,70:607,601:1]@+1",
+    "q=$[1,2,6,40] k=$[1,2,523,40] v=$[1,2,523,40] mask=f32[6,523] causal=1",
     /* lengths, offsets and pages */
     EACH("lengths=i32[2]"),
     EACH("lengths=i32[2] causal=1 mask=u8[50]"),
@@ -240,7 +243,8 @@ static void fill_offsets(const adze_tensor *t, int64_t total)
     }
 }
 
-/* A part of the keys is hidden, from some queries all of them. */
+/* A part of the keys is hidden, from some queries all of them. Where there are many keys, the later ones are hidden
+   too, from each query fewer than from the one before. */
 static void fill_mask(const adze_tensor *mask)
 {
     adze_rows rows;
@@ -249,7 +253,8 @@ static void fill_mask(const adze_tensor *mask)
     adze_rows_init(&rows, mask, 1, &mask);
     for (int64_t r = 0; r < rows.count; r++)
         for (int64_t j = 0; j < n; j++) {
-            const int hidden = r % 5 == 3 || (j * 7 + r) % 4 == 1 || (r % 5 == 1 && j < n / 2);
+            const int later = n > 256 && j > (r + 1) * n / rows.count;
+            const int hidden = r % 5 == 3 || (j * 7 + r) % 4 == 1 || (r % 5 == 1 && j < n / 2) || later;
             if (hidden || !adds)
                 adze_put(mask, adze_row_offset(&rows, 0, r) + j, !hidden ? 1 : adds ? -INFINITY : 0);
         }

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { CHUNK = 1536, CHUNK_LEAST = 4 * TILE, SPLIT_LEAST = 2 * KEYS };
+enum { LINE_BYTES = 64, CHUNK = 1536, CHUNK_LEAST = 4 * TILE, SPLIT_LEAST = 2 * KEYS };
 
 typedef struct piece {
     int64_t sequence, head; /* of k and v */
@@ -95,28 +95,65 @@ INLINE vf capped(vf s, float cap)
     return vf_by_sign(s, -t, t) * cap;
 }
 
-/* Softcap and mask of n <= 16 keys from j of the sequence on; s is at these. */
-static void adjust(const attention_call *c, const query *q, float *s, int64_t j, int64_t n)
+/* A mask of bytes hides keys, another one is added. */
+static int mask_hides(const attention_call *c)
 {
-    const adze_attention_args *a = c->a;
-    vf16 v = row_load(s, ADZE_F32, 0);
-    if (a->softcap != 0)
+    return c->a->mask.dtype == ADZE_BOOL || c->a->mask.dtype == ADZE_U8;
+}
+
+/* Softcap and mask of the n scores of keys from j of the sequence on; s is at these. Whole vectors are written: what
+   is beyond is minus infinity. The result has the largest scores. */
+INLINE vf16 adjust(const attention_call *c, const query *q, float *s, int64_t j, int64_t n, int dtype)
+{
+    const float softcap = c->a->softcap;
+    const vf hidden = vf_all(-INFINITY);
+    vf16 top = vf16_all(-INFINITY);
+    for (int64_t i = 0; i < n; i += LANES) {
+        vf16 v = row_load(s, ADZE_F32, i);
+        if (softcap != 0)
+            for (int p = 0; p < VF_PARTS; p++)
+                v.part[p] = capped(v.part[p], softcap);
+        if (dtype == ADZE_U8) {
+            const uint8_t *at = (const uint8_t *)q->mask + j + i;
+            uint8_t part[LANES] = {0};
+            if (n - i < LANES)
+                at = memcpy(part, at, (size_t)(n - i));
+            for (int p = 0; p < VF_PARTS; p++)
+                v.part[p] = vf_select(byte_lanes(at + p * VF_WIDTH, 0) != 0, v.part[p], hidden);
+        } else if (dtype) {
+            const vf16 m = row_load_part(q->mask, dtype, j + i, least(n - i, LANES));
+            for (int p = 0; p < VF_PARTS; p++)
+                v.part[p] += m.part[p];
+        }
+        if (n - i < LANES)
+            v = vf16_cut(v, n - i, -INFINITY);
+        row_store(s, ADZE_F32, i, v);
         for (int p = 0; p < VF_PARTS; p++)
-            v.part[p] = capped(v.part[p], a->softcap);
-    if (a->mask.dtype == ADZE_BOOL || a->mask.dtype == ADZE_U8) {
-        float lane[LANES];
-        row_store(lane, ADZE_F32, 0, v);
-        for (int64_t i = 0; i < n; i++)
-            lane[i] = ((const uint8_t *)q->mask)[j + i] ? lane[i] : -INFINITY;
-        v = row_load(lane, ADZE_F32, 0);
-    } else if (a->mask.dtype) {
-        const vf16 m = a->mask.dtype == ADZE_F32    ? row_load_part(q->mask, ADZE_F32, j, n)
-                       : a->mask.dtype == ADZE_BF16 ? row_load_part(q->mask, ADZE_BF16, j, n)
-                                                    : row_load_part(q->mask, ADZE_F16, j, n);
-        for (int p = 0; p < VF_PARTS; p++)
-            v.part[p] += m.part[p];
+            top.part[p] = vf_max(v.part[p], top.part[p]);
     }
-    row_store_part(s, ADZE_F32, 0, v, n, 0);
+    return top;
+}
+static vf16 adjust_row(const attention_call *c, const query *q, float *s, int64_t j, int64_t n)
+{
+    switch (q->mask ? c->a->mask.dtype : ADZE_NONE) {
+    case ADZE_NONE: return adjust(c, q, s, j, n, ADZE_NONE);
+    case ADZE_F32: return adjust(c, q, s, j, n, ADZE_F32);
+    case ADZE_BF16: return adjust(c, q, s, j, n, ADZE_BF16);
+    case ADZE_F16: return adjust(c, q, s, j, n, ADZE_F16);
+    default: return adjust(c, q, s, j, n, ADZE_U8);
+    }
+}
+
+/* How many of the n keys from j on are left when those at the end that a mask of bytes hides are not counted; some
+   more where they are within eight bytes of the last. */
+static int64_t unmasked(const query *q, int64_t j, int64_t n)
+{
+    for (uint64_t word; n >= 8; n -= 8) {
+        memcpy(&word, q->mask + j + n - 8, sizeof word);
+        if (word)
+            break;
+    }
+    return n;
 }
 
 /* vf16_max_lane() as a tree; a NaN may be lost. */
@@ -130,6 +167,14 @@ INLINE float largest(vf16 v)
     return lane[0];
 }
 
+/* exp(x) for x <= 0, and zero where it would be subnormal: arithmetic with such numbers is slow, and beside the
+   weight 1 of the maximum they are nothing. */
+INLINE vf weight_of(vf x)
+{
+    const vf e = vf_exp(vf_max(vf_all(-87), x)); /* in this order NaN stays */
+    return vf_select(x < vf_all(-87), vf_all(0), e);
+}
+
 /* exp(s - maximum) of the n scores of keys from j on, in place, and zero for those that the query does not see. The
    maximum and the sum of the row follow; the result is what its earlier sums are multiplied by. */
 static float weigh(const attention_call *c, const query *q, float *s, int64_t j, int64_t n, float *maximum,
@@ -140,15 +185,14 @@ static float weigh(const attention_call *c, const query *q, float *s, int64_t j,
         memset(s, 0, (size_t)n * sizeof *s);
         return 1;
     }
+    vf16 top = vf16_all(-INFINITY);
     if (c->a->softcap != 0 || q->mask)
-        for (int64_t i = low; i < high; i += LANES)
-            adjust(c, q, s + i, j + i, least(high - i, LANES));
+        top = adjust_row(c, q, s + low, j + low, high - low);
     for (int64_t i = 0; i < low; i++)
         s[i] = -INFINITY;
     for (int64_t i = high; i < (n + LANES - 1) / LANES * LANES; i++)
         s[i] = -INFINITY;
-    vf16 top = vf16_all(-INFINITY);
-    for (int64_t i = 0; i < n; i += LANES) {
+    for (int64_t i = 0; i < n && c->a->softcap == 0 && !q->mask; i += LANES) {
         const vf16 v = row_load(s, ADZE_F32, i);
         for (int p = 0; p < VF_PARTS; p++)
             top.part[p] = vf_max(v.part[p], top.part[p]);
@@ -160,7 +204,7 @@ static float weigh(const attention_call *c, const query *q, float *s, int64_t j,
     for (int64_t i = 0; i < n; i += LANES) {
         vf16 v = row_load(s, ADZE_F32, i);
         for (int p = 0; p < VF_PARTS; p++)
-            v.part[p] = vf_exp(v.part[p] - shift);
+            v.part[p] = weight_of(v.part[p] - shift);
         vf_total_add(&sum, 0, v, 0);
         row_store(s, ADZE_F32, i, v);
     }
@@ -252,6 +296,17 @@ static void few_block(const attention_call *c, const worker *w, const piece *p, 
         }
 }
 
+/* The mask of a row of the next tile, into the L2 cache: the part of a row that a block has is too short for the
+   processor to foresee. */
+static void prefetch_mask(const attention_call *c, const piece *p, const attention_sequence *s, int64_t row,
+                          int64_t j, int64_t n)
+{
+    const query q = query_of(c, p, s, row);
+    const int64_t size = (int64_t)adze_dtype_size(c->a->mask.dtype);
+    for (int64_t i = 0; i < n * size; i += LINE_BYTES)
+        __builtin_prefetch(q.mask + j * size + i, 0, 2);
+}
+
 static void tiled_block(const attention_call *c, const worker *w, const piece *p, const attention_sequence *s,
                         const key_block *b, int64_t j)
 {
@@ -264,7 +319,15 @@ static void tiled_block(const attention_call *c, const worker *w, const piece *p
     for (int64_t from = 0; from < p->rows; from += TILE) {
         const int64_t rows = least(p->rows - from, TILE);
         const query first = query_of(c, p, s, p->row + from), last = query_of(c, p, s, p->row + from + rows - 1);
-        const int64_t keys = least(last.seen.high - j, b->count); /* later ones are seen by none of these rows */
+        int64_t keys = least(last.seen.high - j, b->count); /* later ones are seen by none of these rows */
+        if (keys > 0 && mask_hides(c)) {
+            int64_t left = 0;
+            for (int64_t r = 0; r < rows && left < keys; r++) {
+                const query q = query_of(c, p, s, p->row + from + r);
+                left = most(left, unmasked(&q, j, keys));
+            }
+            keys = left;
+        }
         if (keys <= 0 || first.seen.low >= j + b->count)
             continue;
         tile_scores(w->q + from * c->d_floats, w->k, keys, c->sizes.d, w->s);
@@ -272,6 +335,8 @@ static void tiled_block(const attention_call *c, const worker *w, const piece *p
             if (r < rows) {
                 const query q = query_of(c, p, s, p->row + from + r);
                 w->keep[r] = weigh(c, &q, w->s + r * S_ROW, j, keys, &w->maximum[from + r], &w->total[from + r]);
+                if (q.mask && from + r + TILE < p->rows)
+                    prefetch_mask(c, p, s, p->row + from + r + TILE, j, b->count);
             } else {
                 memset(w->s + r * S_ROW, 0, (size_t)keys * sizeof *w->s);
                 w->keep[r] = 0;

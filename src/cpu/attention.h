@@ -12,7 +12,8 @@ enum {
     STEP = 2 * LANES,     /* elements of a row that are converted at a time */
     PANEL = 2 * VF_WIDTH, /* keys, or columns of v, of a tile */
     CHAIN = 256,          /* terms of q . k that a tile adds */
-    FEW = 8               /* rows of q that are multiplied straight from memory */
+    FEW = 8,              /* rows of q that are multiplied straight from memory; */
+    FEW_AHEAD = 32        /* so many keys before they are read, they are prefetched */
 };
 /* Rows of a tile, and of a few rows at a time with v: as many as there are registers for sums. */
 #if defined(__AVX512F__)
@@ -55,6 +56,14 @@ INLINE vf32 key_load(const char *row, int kind, int64_t i, int64_t n, float scal
     return n == STEP ? row_load32(row, kind, i) : row_load32_part(row, kind, i, n);
 }
 
+/* The 32 elements of a row of k or v from i on will be read. */
+INLINE void key_prefetch(const char *row, int kind, int64_t i)
+{
+    const int64_t size = is_quantised(kind) ? 1 : adze_float_size(kind);
+    for (int64_t b = 0; b < STEP * size; b += 64)
+        __builtin_prefetch(row + i * size + b);
+}
+
 /* ---- A few rows ---- */
 
 /* As many keys at a time as there are registers for sums. */
@@ -71,9 +80,12 @@ INLINE void few_scores(const key_block *b, const float *q, int64_t q_row, float 
     for (int64_t j = 0; j < b->count; j += step) {
         vf sum[FEW][8];
         int64_t key[8];
+        const char *ahead[8]; /* after the keys come the values */
         UNROLLED
         for (int w = 0; w < step; w++) {
             key[w] = least(j + w, b->count - 1);
+            ahead[w] = key[w] + FEW_AHEAD < b->count ? b->k[key[w] + FEW_AHEAD]
+                                                     : b->v[least(key[w] + FEW_AHEAD - b->count, b->count - 1)];
             UNROLLED
             for (int r = 0; r < rows; r++)
                 sum[r][w] = vf_all(0);
@@ -81,8 +93,10 @@ INLINE void few_scores(const key_block *b, const float *q, int64_t q_row, float 
         for (int64_t i = 0; i < b->d; i += STEP) {
             vf32 k[8];
             UNROLLED
-            for (int w = 0; w < step; w++)
+            for (int w = 0; w < step; w++) {
+                key_prefetch(ahead[w], kind, i);
                 k[w] = key_load(b->k[key[w]], kind, i, least(b->d - i, STEP), b->k_scale[key[w]]);
+            }
             UNROLLED
             for (int r = 0; r < rows; r++) {
                 const vf32 x = row_load32(q + r * q_row, ADZE_F32, i);
@@ -105,9 +119,8 @@ INLINE void few_scores(const key_block *b, const float *q, int64_t q_row, float 
    in its order. */
 INLINE void few_sums(const key_block *b, const float *p, float *sums, int64_t sums_row, int kind, int rows)
 {
-    enum { AT_ONCE = 32 };
-    for (int64_t from = 0; from < b->count; from += AT_ONCE) {
-        const int64_t to = least(b->count, from + AT_ONCE);
+    for (int64_t from = 0; from < b->count; from += FEW_AHEAD) {
+        const int64_t to = least(b->count, from + FEW_AHEAD);
         for (int64_t i = 0; i < b->dv; i += STEP) {
             vf32 sum[FEW];
             UNROLLED
@@ -115,6 +128,7 @@ INLINE void few_sums(const key_block *b, const float *p, float *sums, int64_t su
                 sum[r] = row_load32(sums + r * sums_row, ADZE_F32, i);
             for (int64_t j = from; j < to; j++) {
                 const vf32 v = key_load(b->v[j], kind, i, least(b->dv - i, STEP), b->v_scale[j]);
+                key_prefetch(b->v[least(j + FEW_AHEAD, b->count - 1)], kind, i);
                 UNROLLED
                 for (int r = 0; r < rows; r++)
                     UNROLLED
@@ -209,20 +223,6 @@ NO_INLINE void tile_sums(const float *p, const float *v, int64_t keys, const flo
         vf_loose *to = (vf_loose *)(sums + r * sums_row + x * VF_WIDTH);
         *to = *to * keep[r] + c[r][x];
     }
-}
-
-/* Four rows of four, from rows to columns. */
-INLINE void turn4(const float *from, int64_t from_row, float *to, int64_t to_row)
-{
-    typedef float vf4_loose __attribute__((vector_size(16), aligned(4), may_alias));
-    const vf4 a = *(const vf4_loose *)from, b = *(const vf4_loose *)(from + from_row);
-    const vf4 c = *(const vf4_loose *)(from + 2 * from_row), d = *(const vf4_loose *)(from + 3 * from_row);
-    const vf4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    const vf4 cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    *(vf4_loose *)to = __builtin_shufflevector(ab0, cd0, 0, 1, 4, 5);
-    *(vf4_loose *)(to + to_row) = __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7);
-    *(vf4_loose *)(to + 2 * to_row) = __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5);
-    *(vf4_loose *)(to + 3 * to_row) = __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7);
 }
 
 INLINE vf32 key_floats(const char *row, int kind, int64_t i, int64_t n, float scale)

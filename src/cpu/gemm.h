@@ -50,6 +50,10 @@ INLINE int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
+INLINE int64_t most(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
 
 /* ---- The call ---- */
 
@@ -73,8 +77,8 @@ static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
     c->tensors[X_SCALE] = &a->x_scale;
     adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
     c->k_floats = (c->k + STEP - 1) / STEP * STEP;
-    if (c->k_floats % 512 == 0)
-        c->k_floats += STEP; /* rows whose distance is a power of two would evict each other from the cache */
+    if (c->k_floats > 512) /* so that parts of 512 of eight rows do not evict each other from the L1 cache */
+        c->k_floats = (c->k_floats + 511) / 1024 * 1024 + 512;
     c->per_batch = a->w.rank == 3 ? a->x.shape[1] : c->rows.count;
     c->steps = a->rounding & ADZE_ROUND_STEPS;
     c->act = a->glu && !a->act ? ADZE_ACT_SILU : a->act;
@@ -132,6 +136,31 @@ INLINE weight_rows weight_rows_of(const gemm_call *c, const gemm_weight *w)
     const int64_t size = is_quantised(c->kind) ? 1 : size_of(c->kind);
     return (weight_rows){(const char *)t->data + (t->rank == 3 ? c->batch * t->stride[0] * size : 0),
                          t->stride[t->rank - 2] * size};
+}
+
+/* Rows that are multiplied next, to be prefetched into the L2 cache a few lines at a time: many at once would wait
+   for each other, and so would what is read meanwhile. */
+typedef struct gemm_ahead {
+    const char *row;
+    int64_t stride, at, bytes; /* of a row: those before `at` are prefetched */
+    int64_t left, share;       /* lines: of all rows, and at a time */
+} gemm_ahead;
+INLINE gemm_ahead gemm_ahead_of(const char *row, int64_t stride, int64_t rows, int64_t bytes)
+{
+    return (gemm_ahead){
+        .row = row, .stride = stride, .bytes = bytes, .left = rows * ((bytes + LINE_BYTES - 1) / LINE_BYTES)};
+}
+INLINE void gemm_prefetch(gemm_ahead next[2]) /* of w, and of x */
+{
+    for (gemm_ahead *a = next; a < next + 2; a++)
+        for (int64_t lines = least(a->share, a->left); lines > 0; lines--, a->left--) {
+            __builtin_prefetch(a->row + a->at, 0, 2);
+            a->at += LINE_BYTES;
+            if (a->at >= a->bytes) {
+                a->at = 0;
+                a->row += a->stride;
+            }
+        }
 }
 
 /* ---- x as floats ---- */

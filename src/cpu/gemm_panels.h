@@ -8,9 +8,11 @@
 #include "cpu/gemm.h"
 
 enum {
-    ROWS_PACKED = 256, /* of x at a time: with a CHAIN of k they stay in the L2 cache, */
-    SPAN_MOST = 240,   /* and so do the sums of so many columns of out */
-    X_CACHED = 1 << 17 /* elements of x that stay there without either */
+    ROWS_PACKED = 256,      /* of x at a time: with a CHAIN of k they stay in the L2 cache, */
+    SPAN_MOST = 480,        /* and so do the sums of so many columns of out */
+    TURN_SLACK = 2 * PANEL, /* sums that are read besides those of whole tiles, four columns at a time */
+    FEW_TILES = 48,         /* columns of some tiles: whole vectors of out */
+    X_CACHED = 1 << 17      /* elements of x that stay there without either */
 };
 
 INLINE int64_t panels_of(const gemm_call *c)
@@ -49,14 +51,6 @@ static void pack_panels(void *context, int64_t begin, int64_t end)
     }
 }
 
-/* Prefetches `bytes` bytes of some rows of w into the L2 cache. */
-INLINE void prefetch_rows(const weight_rows *rows, int64_t row, int64_t end, int64_t from, int64_t bytes)
-{
-    for (; row < end; row++)
-        for (int64_t i = 0; i < bytes; i += LINE_BYTES)
-            __builtin_prefetch(rows->data + row * rows->stride + from + i, 0, 2);
-}
-
 /* Some panels, for some columns of a weight. */
 typedef struct gemm_piece {
     int64_t panel, panels, column, columns;
@@ -67,7 +61,7 @@ INLINE int64_t piece_span(const gemm_piece *p) /* whole tiles */
 }
 
 /* The sums of a piece: [panel][column][PANEL]. */
-static void piece_sums(const gemm_call *c, const gemm_weight *w, const gemm_piece *piece, float *sums)
+NO_INLINE void piece_sums(const gemm_call *c, const gemm_weight *w, const gemm_piece *piece, float *sums)
 {
     const int64_t span = piece_span(piece), columns = piece->columns;
     const weight_rows rows = weight_rows_of(c, w);
@@ -76,40 +70,47 @@ static void piece_sums(const gemm_call *c, const gemm_weight *w, const gemm_piec
     if (c->k == 0)
         memset(sums, 0, (size_t)(piece->panels * span * PANEL) * sizeof *sums);
     for (int64_t from = 0; from < c->k; from += CHAIN) {
-        const int64_t end = chain_end(c, from);
+        const int64_t end = chain_end(c, from), calls = (columns + TILE - 1) / TILE * piece->panels * TURNS;
+        /* the next CHAIN of the panels, or for the next piece the first one again */
+        gemm_ahead next[2];
+        next[1] = gemm_ahead_of((const char *)panel_at(c, piece->panel, end < c->k ? from / CHAIN + 1 : 0), 0, 1,
+                                piece->panels * CHAIN * PANEL * (int64_t)sizeof *tile);
+        next[1].share = next[1].left / calls + 1;
         for (int64_t j = 0; j < columns; j += TILE) {
             fill_tile(c, w, tile, piece->column + j, least(columns - j, TILE), from, end);
             /* next comes the tile of other columns, or of the next CHAIN of k, or of the next piece; each panel
                prefetches a share of it */
             const int last = j + TILE >= columns, ends = last && end >= c->k;
-            const int64_t next = piece->column + (last && !ends ? 0 : j + TILE);
+            const int64_t row = piece->column + (last && !ends ? 0 : j + TILE);
             const int64_t next_from = ends ? 0 : last ? from + CHAIN : from, ahead = least(c->k - next_from, CHAIN);
-            const int64_t next_rows = least((ends ? w->n : piece->column + columns) - next, TILE);
+            const int64_t next_rows = least((ends ? w->n : piece->column + columns) - row, TILE);
+            next[0] = gemm_ahead_of(rows.data + row * rows.stride + next_from * bits / 8, rows.stride,
+                                    most(next_rows, 0), ahead * bits / 8);
+            next[0].share = next[0].left / (piece->panels * TURNS) + 1;
             for (int64_t p = 0; p < piece->panels; p++) {
-                prefetch_rows(&rows, next + next_rows * p / piece->panels, next + next_rows * (p + 1) / piece->panels,
-                              next_from * bits / 8, ahead * bits / 8);
                 const int64_t panel = piece->panel + p;
                 tile_times_panel(tile, panel_at(c, panel, from / CHAIN), end - from, sums + (p * span + j) * PANEL,
-                                 from == 0, c->count - panel * PANEL);
+                                 from == 0, c->count - panel * PANEL, next);
             }
         }
     }
 }
-static void piece_of(const gemm_call *c, const gemm_weight *w, const gemm_piece *piece, float *sums)
+NO_INLINE void piece_of(const gemm_call *c, const gemm_weight *w, const gemm_piece *piece, float *sums)
 {
     const int64_t span = piece_span(piece), size = piece->panels * PANEL * span;
     const int64_t first = piece->panel * PANEL, rows = least(c->count - first, piece->panels * PANEL);
     piece_sums(c, w, piece, sums);
     if (c->a->glu)
         piece_sums(c, w + 1, piece, sums + size);
-    for (int64_t r = 0; r < rows; r++) {
-        float y[2][SPAN_MOST];
+    for (int64_t r = 0; r < rows; r += 4) {
+        float y[2][4][SPAN_MOST];
         const float *from = sums + r / PANEL * span * PANEL + r % PANEL;
-        for (int64_t j = 0; j < piece->columns; j++)
-            y[0][j] = from[j * PANEL];
-        for (int64_t j = 0; j < piece->columns && c->a->glu; j++)
-            y[1][j] = from[size + j * PANEL];
-        gemm_finish(c, w, y[0], y[1], c->first_row + first + r, piece->column, piece->columns);
+        for (int64_t j = 0; j < span; j += 4)
+            turn4(from + j * PANEL, PANEL, &y[0][0][j], SPAN_MOST);
+        for (int64_t j = 0; j < span && c->a->glu; j += 4)
+            turn4(from + size + j * PANEL, PANEL, &y[1][0][j], SPAN_MOST);
+        for (int64_t i = 0; i < least(rows - r, 4); i++)
+            gemm_finish(c, w, y[0][i], y[1][i], c->first_row + first + r + i, piece->column, piece->columns);
     }
 }
 
@@ -119,7 +120,7 @@ static void panels_body(void *context, int64_t begin, int64_t end)
 {
     const gemm_call *c = context;
     const int64_t panels = panels_of(c);
-    const size_t bytes = (size_t)(panels * PANEL * c->span * (c->a->glu ? 2 : 1)) * sizeof(float);
+    const size_t bytes = (size_t)(panels * PANEL * c->span * (c->a->glu ? 2 : 1) + TURN_SLACK) * sizeof(float);
     float *sums = aligned_alloc(64, bytes);
     for (int64_t i = begin; i < end; i++) {
         int64_t at = i;
@@ -127,13 +128,13 @@ static void panels_body(void *context, int64_t begin, int64_t end)
         while (at >= (w->n + c->span - 1) / c->span)
             at -= (w++->n + c->span - 1) / c->span;
         const int64_t column = at * c->span, count = least(w->n - column, c->span);
-        /* x that stays in the L2 cache is read again for each tile, so that rows of w are read from end to end */
-        const int64_t at_once = panels * PANEL * c->k <= X_CACHED ? TILE : count;
+        /* x that stays in the L2 cache is read again for a few tiles, so that rows of w are read from end to end */
+        const int64_t at_once = panels * PANEL * c->k <= X_CACHED ? FEW_TILES : count;
         for (int64_t j = 0; j < count && sums; j += at_once)
             piece_of(c, w, &(gemm_piece){0, panels, column + j, least(count - j, at_once)}, sums);
         for (int64_t j = 0; j < count && !sums; j += TILE)
             for (int64_t p = 0; p < panels; p++) {
-                float few[2 * TILE * PANEL];
+                float few[2 * TILE * PANEL + TURN_SLACK];
                 piece_of(c, w, &(gemm_piece){p, 1, column + j, least(count - j, TILE)}, few);
             }
     }

@@ -16,7 +16,10 @@ enum {
     PANEL = 2 * VF_WIDTH,     /* rows of x */
     TILE_STRIDE = CHAIN + 16, /* numbers from one row of a tile to the next: no power of two */
     TILE_SIZE = TILE * TILE_STRIDE,
-    AHEAD = 8 /* elements of k for which a panel is prefetched from the L2 cache */
+    AHEAD = 8, /* elements of k for which a panel is prefetched from the L2 cache */
+    TURNS = 4, /* of a CHAIN, in which sums and the next rows of w are prefetched */
+    TURN = CHAIN / TURNS,
+    SUM_BYTES = TILE * PANEL * 4
 };
 
 /* ---- Packing ---- */
@@ -34,13 +37,17 @@ INLINE void pack_rows(const gemm_call *c, number *to, const char *const *row, in
 {
     const int order = order_of(c->kind);
     const int64_t lanes = lanes_of(rows);
-    for (int64_t i = from; i < end; i += STEP)
-        for (int64_t r = 0; r < lanes; r++) {
-            float lane[STEP] = {0};
-            if (r < rows)
-                row_store32(lane, ADZE_F32, 0, x_load(row[r], dtype, order, i, least(c->k - i, STEP)), 0);
-            for (int64_t e = 0; e < STEP; e++)
-                to[(i - from + e) * lanes + r] = lane[e];
+    float some[4][STEP];
+    for (int64_t r = 0; r < lanes; r += 4)
+        for (int64_t i = from; i < end; i += STEP) {
+            for (int64_t e = 0; e < 4; e++) {
+                vf32 v = {0};
+                if (r + e < rows)
+                    v = x_load(row[r + e], dtype, order, i, least(c->k - i, STEP));
+                row_store32(some[e], ADZE_F32, 0, v, 0);
+            }
+            for (int64_t t = 0; t < STEP; t += 4)
+                turn4(&some[0][t], STEP, to + (i - from + t) * lanes + r, lanes);
         }
 }
 NO_INLINE void pack_panel(const gemm_call *c, number *to, const char *const *row, int64_t rows, int64_t from,
@@ -112,24 +119,30 @@ INLINE vf in_register(vf v)
     return v;
 }
 /* With a panel of one vector of rows, or of two. */
-INLINE void products(const number *tile, const number *panel, int64_t depth, float *sum, int begins, int vectors)
+INLINE void products(const number *tile, const number *panel, int64_t depth, float *sum, int begins, gemm_ahead *next,
+                     int vectors)
 {
     vf s[TILE][2];
     UNROLLED_TILE
     for (int j = 0; j < TILE; j++)
         for (int v = 0; v < vectors; v++)
             s[j][v] = vf_all(0);
-    for (int64_t i = 0; i < depth; i++) {
-        vf x[2];
-        for (int64_t b = 0; b < vectors * VF_WIDTH; b += LINE_BYTES / 4)
-            __builtin_prefetch(panel + (i + AHEAD) * vectors * VF_WIDTH + b);
-        for (int v = 0; v < vectors; v++)
-            x[v] = *(const vf_loose *)(panel + i * vectors * VF_WIDTH + v * VF_WIDTH);
-        UNROLLED_TILE
-        for (int j = 0; j < TILE; j++) {
-            const vf w = in_register(vf_all(tile[j * TILE_STRIDE + i]));
+    for (int64_t from = 0; from < depth; from += TURN) {
+        gemm_prefetch(next);
+        for (int64_t b = 0; b < SUM_BYTES / TURNS; b += LINE_BYTES)
+            __builtin_prefetch((const char *)sum + from / TURN * (SUM_BYTES / TURNS) + b, 1);
+        for (int64_t i = from; i < least(depth, from + TURN); i++) {
+            vf x[2];
+            for (int64_t b = 0; b < vectors * VF_WIDTH; b += LINE_BYTES / 4)
+                __builtin_prefetch(panel + (i + AHEAD) * vectors * VF_WIDTH + b);
             for (int v = 0; v < vectors; v++)
-                s[j][v] = vf_fma(x[v], w, s[j][v]);
+                x[v] = *(const vf_loose *)(panel + i * vectors * VF_WIDTH + v * VF_WIDTH);
+            UNROLLED_TILE
+            for (int j = 0; j < TILE; j++) {
+                const vf w = in_register(vf_all(tile[j * TILE_STRIDE + i]));
+                for (int v = 0; v < vectors; v++)
+                    s[j][v] = vf_fma(x[v], w, s[j][v]);
+            }
         }
     }
     UNROLLED_TILE
@@ -139,19 +152,22 @@ INLINE void products(const number *tile, const number *panel, int64_t depth, flo
             *to = begins ? s[j][v] : (vf)(*to + s[j][v]);
         }
 }
-NO_INLINE void products_one(const number *tile, const number *panel, int64_t depth, float *sum, int begins)
+NO_INLINE void products_one(const number *tile, const number *panel, int64_t depth, float *sum, int begins,
+                            gemm_ahead *next)
 {
-    products(tile, panel, depth, sum, begins, 1);
+    products(tile, panel, depth, sum, begins, next, 1);
 }
-NO_INLINE void products_two(const number *tile, const number *panel, int64_t depth, float *sum, int begins)
+NO_INLINE void products_two(const number *tile, const number *panel, int64_t depth, float *sum, int begins,
+                            gemm_ahead *next)
 {
-    products(tile, panel, depth, sum, begins, 2);
+    products(tile, panel, depth, sum, begins, next, 2);
 }
-/* Adds `depth` terms to sum[TILE][PANEL], or begins it. The panel has `rows` rows, or more than it can hold. */
+/* Adds `depth` terms to sum[TILE][PANEL], or begins it. The panel has `rows` rows, or more than it can hold. A share
+   of the next rows of w is prefetched. */
 INLINE void tile_times_panel(const number *tile, const number *panel, int64_t depth, float *sum, int begins,
-                             int64_t rows)
+                             int64_t rows, gemm_ahead *next)
 {
-    (lanes_of(rows) == PANEL ? products_two : products_one)(tile, panel, depth, sum, begins);
+    (lanes_of(rows) == PANEL ? products_two : products_one)(tile, panel, depth, sum, begins, next);
 }
 
 #endif

@@ -10,6 +10,7 @@ enum {
     TILE = 12, /* rows of w */
     PANEL = 8, /* rows of x */
     QUAD = 4,  /* elements of a row that are together */
+    TURNS = 1, /* of a CHAIN, in which the next rows of w are prefetched */
     TILE_SIZE = TILE * CHAIN
 };
 
@@ -53,11 +54,12 @@ NO_INLINE void fill_tile(const gemm_call *c, const gemm_weight *w, number *tile,
 #endif
 /* Adds `depth` terms to sum[TILE][PANEL], or begins it. All rows of a panel are multiplied, also those it lacks. */
 NO_INLINE void tile_times_panel(const number *tile, const number *panel, int64_t depth, float *sum, int begins,
-                                int64_t rows)
+                                int64_t rows, gemm_ahead *next)
 {
     float32x4_t s[TILE / 2]
                  [PANEL / 2]; /* of columns j, j + 1 and rows r, r + 1: [r][j], [r][j + 1], [r + 1][j] ... */
     (void)rows;
+    gemm_prefetch(next);
     UNROLLED_TILE
     for (int j = 0; j < TILE / 2; j++)
         UNROLLED_TILE

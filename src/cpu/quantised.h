@@ -104,21 +104,27 @@ typedef struct dequantise {
 #endif
     float zero, scale;
 } dequantise;
-INLINE dequantise dequantise_of(const scales *s, int kind, int64_t row, int64_t group)
+/* `at` and `zero_at` are where the scale and the zero of the group are. */
+INLINE dequantise dequantise_at(const scales *s, int kind, int64_t at, int64_t zero_at)
 {
     dequantise d;
-    const int64_t at = row / s->group_rows;
-    d.scale = float_at(s->scale, s->dtype, at * s->row_stride + group);
-    d.zero = kind != ADZE_U8 ? 0 : s->zero ? (float)s->zero[at * s->zero_stride + group] : 8;
+    d.scale = float_at(s->scale, s->dtype, at);
+    d.zero = kind != ADZE_U8 ? 0 : s->zero ? (float)s->zero[zero_at] : 8;
 #if defined(__AVX512F__)
     const vf each = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     d.table = (each - d.zero) * d.scale;
 #endif
     return d;
 }
+INLINE dequantise dequantise_of(const scales *s, int kind, int64_t row, int64_t group)
+{
+    const int64_t at = row / s->group_rows;
+    return dequantise_at(s, kind, at * s->row_stride + group, at * s->zero_stride + group);
+}
 
-/* The n <= 32 elements from i on, where n is less than 32 only at the end of a row. */
-INLINE vf32 quantised_load(const char *row, int kind, int64_t i, int64_t n, const dequantise *d)
+/* The n <= 32 elements from i on, where n is less than 32 only at the end of a row. Those of 8 bits are yet to be
+   multiplied by the scale. */
+INLINE vf32 quantised_numbers(const char *row, int kind, int64_t i, int64_t n, const dequantise *d)
 {
     const uint8_t *at = (const uint8_t *)row + (kind == ADZE_U8 ? i / 2 : i);
     uint8_t part[2 * LANES] = {0};
@@ -141,8 +147,16 @@ INLINE vf32 quantised_load(const char *row, int kind, int64_t i, int64_t n, cons
     UNROLLED
     for (int p = 0; p < 2 * VF_PARTS && kind != ADZE_U8; p++) {
         const vi bytes = byte_lanes(at + p * VF_WIDTH, kind == ADZE_I8);
-        v.part[p] = (kind == ADZE_I8 ? vf_of_ints(bytes) : f8_floats(bytes)) * d->scale;
+        v.part[p] = kind == ADZE_I8 ? vf_of_ints(bytes) : f8_floats(bytes);
     }
+    return v;
+}
+INLINE vf32 quantised_load(const char *row, int kind, int64_t i, int64_t n, const dequantise *d)
+{
+    vf32 v = quantised_numbers(row, kind, i, n, d);
+    UNROLLED
+    for (int p = 0; p < 2 * VF_PARTS && kind != ADZE_U8; p++)
+        v.part[p] *= d->scale;
     return v;
 }
 

@@ -194,6 +194,20 @@ INLINE float vf16_max_lane(vf16 v)
     return lane[0];
 }
 
+/* Four rows of four, from rows to columns. */
+INLINE void turn4(const float *from, int64_t from_row, float *to, int64_t to_row)
+{
+    typedef float vf4_loose __attribute__((vector_size(16), aligned(4), may_alias));
+    const vf4 a = *(const vf4_loose *)from, b = *(const vf4_loose *)(from + from_row);
+    const vf4 c = *(const vf4_loose *)(from + 2 * from_row), d = *(const vf4_loose *)(from + 3 * from_row);
+    const vf4 ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const vf4 cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    *(vf4_loose *)to = __builtin_shufflevector(ab0, cd0, 0, 1, 4, 5);
+    *(vf4_loose *)(to + to_row) = __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7);
+    *(vf4_loose *)(to + 2 * to_row) = __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5);
+    *(vf4_loose *)(to + 3 * to_row) = __builtin_shufflevector(ab1, cd1, 2, 3, 6, 7);
+}
+
 /* ---- Sixteen elements of two bytes, and floats ---- */
 
 #if defined(__AVX__)
