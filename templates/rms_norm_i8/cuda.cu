@@ -1,8 +1,9 @@
 /* rms_norm_i8 on CUDA.
 
    A block has blockDim.y rows, blockDim.x threads for each: a few lanes of a warp, or whole warps. A thread holds up
-   to UNITS units of its row in registers, so that the row is read once; what does not fit there is read again. Units
-   are 16-byte vectors where rows are aligned, and single elements where they are not (unit.cuh).
+   to UNITS units of its row in registers, so that the row is read once; what does not fit there is read again, by
+   kernels of their own, as that code costs registers. Units are 16-byte vectors where rows are aligned, and single
+   elements where they are not (unit.cuh).
 
    A row is normalised by one positive factor, which cancels in y / max(|y|). So out needs the products x * weight and
    their maximum alone, and only the scale needs the factor. Sum and maximum are reduced together, with one barrier.
@@ -50,18 +51,21 @@ __device__ __forceinline__ void row_totals(float &sum, float &most, float2 (&par
     }
 }
 
+/* The weight: absent, of x's dtype, or f32 where x is not. */
+enum weight_kind { NONE, SAME, WIDE };
+
 /* The products of a unit, its squares added to `sum`, and the largest magnitude so far. */
-template <bool WIDE, typename T, int W>
-__device__ __forceinline__ void products_of(const unit<T, W> &x, bool weighted, const param_unit<T, W> &weight,
-                                            float (&y)[W], float &sum, float &most)
+template <weight_kind WEIGHT, typename T, int W>
+__device__ __forceinline__ void products_of(const unit<T, W> &x, const param_unit<T, W> &weight, float (&y)[W],
+                                            float &sum, float &most)
 {
     x.get(y);
 #pragma unroll
     for (int j = 0; j < W; j++)
         sum += y[j] * y[j];
-    if (weighted) {
+    if constexpr (WEIGHT != NONE) {
         float w[W];
-        weight.get(WIDE, w);
+        weight.get(WEIGHT == WIDE, w);
 #pragma unroll
         for (int j = 0; j < W; j++)
             y[j] *= w[j];
@@ -93,8 +97,8 @@ __device__ __forceinline__ void put_i8(int8_t *out, const float (&y)[W], float b
         *out = (int8_t)byte[0];
 }
 
-/* WIDE: the weight is f32 and x is not. */
-template <typename T, bool WIDE, int W, int UNITS, typename ROWS>
+/* LONG: rows may have more units than threads hold. */
+template <typename T, weight_kind WEIGHT, int W, int UNITS, bool LONG, typename ROWS>
 __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_params<ROWS> p)
 {
     __shared__ float2 part[THREADS / 32];
@@ -120,19 +124,19 @@ __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_pa
             row[u].fetch(x + (thread + u * step) * W);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
-        if (p.weight && thread + u * step < held)
-            weight[u].fetch(p.weight, WIDE, (thread + u * step) * W);
+        if (WEIGHT != NONE && thread + u * step < held)
+            weight[u].fetch(p.weight, WEIGHT == WIDE, (thread + u * step) * W);
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         if (thread + u * step < held)
-            products_of<WIDE>(row[u], p.weight, weight[u], y[u], sum, most);
+            products_of<WEIGHT>(row[u], weight[u], y[u], sum, most);
     const auto reread = [&](int64_t at, float(&z)[W], float &squares, float &peak) {
         more.fetch(x + at * W);
-        if (p.weight)
-            more_weight.fetch(p.weight, WIDE, at * W);
-        products_of<WIDE>(more, p.weight, more_weight, z, squares, peak);
+        if (WEIGHT != NONE)
+            more_weight.fetch(p.weight, WEIGHT == WIDE, at * W);
+        products_of<WEIGHT>(more, more_weight, z, squares, peak);
     };
-    for (int64_t at = held + thread; at < units; at += step) {
+    for (int64_t at = held + thread; LONG && at < units; at += step) {
         float z[W];
         reread(at, z, sum, most);
     }
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_pa
     for (int u = 0; u < UNITS; u++)
         if (thread + u * step < held)
             put_i8(out + (thread + u * step) * W, y[u], by);
-    for (int64_t at = held + thread; at < units; at += step) {
+    for (int64_t at = held + thread; LONG && at < units; at += step) {
         float z[W], none = 0;
         reread(at, z, none, none);
         put_i8(out + at * W, z, by);
@@ -152,7 +156,7 @@ __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_pa
 }
 
 /* As many threads as a row has work for: whole warps, or a power of 2 of lanes. Short rows share a block. */
-template <typename T, bool WIDE, int W, int UNITS, typename ROWS>
+template <typename T, weight_kind WEIGHT, int W, int UNITS, typename ROWS>
 static adze_status i8_launch(const cuda_call &s, i8_params<ROWS> p)
 {
     int64_t threads = ceil_div(p.units, UNITS), lanes = 1;
@@ -162,7 +166,9 @@ static adze_status i8_launch(const cuda_call &s, i8_params<ROWS> p)
     const dim3 block((unsigned)threads, (unsigned)std::max<int64_t>(128 / threads, 1));
     const int64_t vectors = ceil_div(p.units * W, VEC<T>);
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * block.y, threads * block.y, 24);
-    return launch(s, i8_rows<T, WIDE, W, UNITS, ROWS>, ceil_div(p.rows.count, block.y), block, 0, p);
+    auto *const kernel = p.units > UNITS * threads ? i8_rows<T, WEIGHT, W, UNITS, true, ROWS>
+                                                   : i8_rows<T, WEIGHT, W, UNITS, W == 1, ROWS>;
+    return launch(s, kernel, ceil_div(p.rows.count, block.y), block, 0, p);
 }
 
 /* The variants, as `adze info` lists them and `adze tune` times them. s.takes(variant, able, wanted) says whether the
@@ -175,20 +181,31 @@ constexpr adze_variant VARIANTS[] = {
     {NULL, NULL},
 };
 
-template <typename T, bool WIDE>
+template <typename T, weight_kind WEIGHT>
 static adze_status i8_launch_as(const cuda_call &s, i8_general g, int64_t dim, bool vectors)
 {
     g.units = dim;
     if (s.takes(GENERAL, true, !rows_are_simple(g.rows)))
-        return i8_launch<T, WIDE, 1, 8>(s, g);
+        return i8_launch<T, WEIGHT, 1, 8>(s, g);
     if (!rows_are_simple(g.rows))
         return ADZE_NO_KERNEL;
     i8_simple p = {g.x, g.weight, g.out, g.scale, dim, g.eps, g.inverse_dim, 0, rows_simple(g.rows, {X, OUT, SCALE})};
     if (s.takes(VECTORS, vectors)) {
         p.units = dim / VEC<T>;
-        return i8_launch<T, WIDE, VEC<T>, 4>(s, p);
+        return i8_launch<T, WEIGHT, VEC<T>, 4>(s, p);
     }
-    return s.takes(SINGLE, true) ? i8_launch<T, WIDE, 1, 8>(s, p) : ADZE_NO_KERNEL;
+    return s.takes(SINGLE, true) ? i8_launch<T, WEIGHT, 1, 8>(s, p) : ADZE_NO_KERNEL;
+}
+
+template <typename T>
+static adze_status i8_launch_of(const cuda_call &s, const i8_general &p, int weight_dtype, int64_t dim, bool vectors)
+{
+    if (!weight_dtype)
+        return i8_launch_as<T, NONE>(s, p, dim, vectors);
+    if constexpr (sizeof(T) < 4)
+        if (weight_dtype == ADZE_F32)
+            return i8_launch_as<T, WIDE>(s, p, dim, vectors);
+    return i8_launch_as<T, SAME>(s, p, dim, vectors);
 }
 
 static adze_status rms_norm_i8_run(const cuda_call &s, const adze_rms_norm_i8_args *a)
@@ -202,15 +219,14 @@ static adze_status rms_norm_i8_run(const cuda_call &s, const adze_rms_norm_i8_ar
     p.x = a->x.data, p.out = (int8_t *)a->out.data, p.scale = (float *)a->scale.data;
     p.eps = a->eps, p.inverse_dim = (float)(1.0 / (double)dim);
     p.weight = a->weight.dtype ? a->weight.data : nullptr;
-    const bool wide = a->weight.dtype == ADZE_F32;
     /* a 16-byte vector of x becomes 8 bytes of out, or 4 */
     const bool vectors = rows_aligned(&a->x, dim) && rows_aligned(&a->weight, dim) &&
                          rows_width(&a->out, dim) >= (a->x.dtype == ADZE_F32 ? 4 : 8);
     return s.tuned(a->x.dtype | a->weight.dtype << 4 | vectors << 8, p.rows.count, dim, 0, 0, [&] {
         switch (a->x.dtype) {
-        case ADZE_F32: return i8_launch_as<float, false>(s, p, dim, vectors);
-        case ADZE_F16: return (wide ? i8_launch_as<f16, true> : i8_launch_as<f16, false>)(s, p, dim, vectors);
-        default: return (wide ? i8_launch_as<bf16, true> : i8_launch_as<bf16, false>)(s, p, dim, vectors);
+        case ADZE_F32: return i8_launch_of<float>(s, p, a->weight.dtype, dim, vectors);
+        case ADZE_F16: return i8_launch_of<f16>(s, p, a->weight.dtype, dim, vectors);
+        default: return i8_launch_of<bf16>(s, p, a->weight.dtype, dim, vectors);
         }
     });
 }
