@@ -220,7 +220,8 @@ $(B)/%.o: %.c $(B)/flags
 	@echo "  CC    $<"
 	$(Q)$(CC) $(CFLAGS) $(ADZE_CFLAGS) $(WATCH) -Icheck -Icli -Ibind $(CUDA_INC) $(DEFINE) -c $< -o $@
 # The program carries the templates, the sources that new ops are made from, and the skills (cli/bundle.sh).
-BUNDLED := $(wildcard templates/*/* src/ops/*.c src/cpu/*.c src/cuda/*.cu) $(filter-out \
+BUNDLED := $(filter-out %/__pycache__,$(wildcard templates/*/*)) $(wildcard src/ops/*.c src/cpu/*.c \
+             src/cuda/*.cu) $(filter-out \
              $(wildcard $(patsubst check/%.h,check/%.c,$(wildcard check/*.h))),$(wildcard check/*.c)) include/adze.h \
            python/adze/operators/functions.py
 SKILLS  := $(wildcard skills/*/* skills/*/*/*)

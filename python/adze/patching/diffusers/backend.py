@@ -33,11 +33,13 @@ def _dispatcher():
 
 
 def _member(names):
-    """A new member of the enumeration of backends. A pickle has None in its place: its reader may not have adze."""
+    """A new member of the enumeration of backends. A pickle has None in its place: its reader may not have adze.
+    A deep copy has the member itself; before Python 3.11.4 it would be what __reduce_ex__ says."""
     member = str.__new__(names, NAME)
     member._name_, member._value_, member._sort_order_ = NAME.upper(), NAME, len(names)
     member.__objclass__ = names
     member.__reduce_ex__ = lambda protocol: (type(None), ())
+    member.__deepcopy__ = lambda memo: member
     names._member_names_.append(member._name_)
     names._member_map_[member._name_] = member
     names._value2member_map_[member._value_] = member
