@@ -1,7 +1,7 @@
 /* gemm of many tokens on CUDA by cuBLASLt (cublaslt.cuh).
 
    Where bias and residual are all that follows a product, cuBLASLt writes out. Else it writes the product to scratch,
-   as floats, or rounded where the call rounds it, and lt_finish makes out of that; glu has a kernel that does the
+   as floats, or rounded where the call rounds it, and lt_finish makes out of that
    latter. Scratch has x's norm, products, and cuBLASLt's workspace, in this order. */
 #include "gemm_lt.cuh"
 
@@ -10,7 +10,6 @@
 #include <algorithm>
 
 extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
-extern "C" adze_status adze_glu_cuda(adze_stream, const void *);
 
 /* Tokens from which on cuBLASLt is faster: of 16-bit x, of f32, for which there are no other tiles, of f8e4m3. */
 enum { LT_TOKENS = 65, LT_TOKENS_F32 = 9, LT_TOKENS_F8 = 17 };
@@ -52,7 +51,6 @@ struct lt_gemm { /* a call, as products and what follows them */
     int part[GEMM_PARTS]; /* whose product it is */
     int staged;           /* the dtype of products in scratch; 0: they are in out */
     bool finished;        /* cuBLASLt adds the bias: products in scratch are as the call rounds them */
-    bool glu_apart;       /* the value is in out, the gate in scratch, for glu's kernel */
     size_t norm_bytes, stage_bytes, workspace; /* of scratch */
     char *stage;
 };
@@ -84,7 +82,8 @@ static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
         return !(p.residual && steps) && lt_scales(p, part) != LT_UNSCALED &&
                (!part.bias || !(part.bias_f32 || p.out_f32));
     const bool rounds = steps && g.args.x.dtype != ADZE_F32;
-    return !(rounds && (p.residual || p.out_f32)) && (!part.bias || part.bias_f32 == p.out_f32);
+    const bool bias = p.out_f32 || (p.k % 8 == 0 && part.n % 8 == 0); /* else it is added to a rounded product too */
+    return !(rounds && (p.residual || p.out_f32)) && (!part.bias || (part.bias_f32 == p.out_f32 && bias));
 }
 
 /* Whether cuBLASLt takes the operands: rows that do not overlap, matrices whose elements are counted in 31 bits,
@@ -125,7 +124,7 @@ static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool by
     y.out = {stage, part.n, p.m * part.n};
     if (to_out)
         y.out = {part.out, p.rows.stride[part.out_rows][0], p.out_batch};
-    if (!g.staged || g.finished)
+    if (!g.staged)
         y.bias = (void *)part.bias;
     if (g.staged)
         return y;
@@ -140,23 +139,22 @@ static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool by
 static void lt_stage(lt_gemm *g, bool bytes)
 {
     const gemm_params &p = g->p;
-    bool direct = true, bias_fits = true;
+    bool direct = true, no_bias = true;
     int64_t most = 0;
     for (const gemm_part &part : p.part) {
         if (part.n == 0)
             continue;
         direct = direct && lt_direct(*g, part, bytes);
-        bias_fits = bias_fits && (!part.bias || part.bias_f32 == (g->args.x.dtype == ADZE_F32));
+        no_bias = no_bias && !part.bias;
         most = std::max(most, part.n);
     }
     if (direct)
         return;
     const int dtype = g->args.x.dtype;
-    g->finished = !bytes && bias_fits && (dtype == ADZE_F32 || (p.rounding & ADZE_ROUND_STEPS));
+    g->finished = !bytes && no_bias && (dtype == ADZE_F32 || (p.rounding & ADZE_ROUND_STEPS));
     g->staged = g->finished ? dtype : ADZE_F32;
-    g->glu_apart = p.glu && !p.residual && g->finished && g->args.out.dtype == dtype && p.batches == 1;
     const int64_t each = p.batches * p.m * most * (int64_t)adze_dtype_size(g->staged);
-    g->stage_bytes = lt_aligned((size_t)each) * (p.glu && !g->glu_apart ? 2 : 1);
+    g->stage_bytes = lt_aligned((size_t)each) * (p.glu ? 2 : 1);
 }
 
 static bool lt_algorithms(int device, lt_gemm *g, size_t workspace)
@@ -199,7 +197,7 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     g->stage = scratch + g->norm_bytes;
     for (int i = 0; i < GEMM_PARTS; i++)
         if (g->p.part[i].n > 0) {
-            const bool to_out = !g->staged || (g->glu_apart && i == 1);
+            const bool to_out = !g->staged;
             char *const stage = g->stage + (g->p.glu && i == 1 ? g->stage_bytes / 2 : 0);
             g->part[g->count] = i;
             g->product[g->count++] = lt_product_of(*g, g->p.part[i], bytes, to_out, stage);
@@ -237,16 +235,6 @@ static adze_status lt_finish_run(const cuda_call &s, const lt_gemm &g, int part)
     }
 }
 
-static adze_status lt_glu_run(const cuda_call &s, const lt_gemm &g)
-{
-    adze_glu_args glu = {};
-    glu.x = {g.stage, {g.p.m, g.p.n}, {g.p.n, 1}, 2, g.staged};
-    glu.out = {g.args.out.data, {g.p.m, g.p.n}, {g.p.rows.stride[GEMM_OUT][0], 1}, 2, g.staged};
-    glu.value = glu.out;
-    glu.act = g.args.act, glu.rounding = g.args.rounding & ADZE_ROUND_STEPS;
-    return adze_glu_cuda(s, &glu);
-}
-
 /* Runs a call that lt_plan has taken. cuBLASLt may refuse its first product: then the other kernels take the call. */
 static adze_status lt_run(adze_stream stream, const adze_gemm_args *a, bool bytes)
 {
@@ -268,7 +256,7 @@ static adze_status lt_run(adze_stream stream, const adze_gemm_args *a, bool byte
         if (g.staged && !g.p.glu)
             ADZE_CHECK(lt_finish_run(s, g, g.part[i]));
     }
-    return g.glu_apart ? lt_glu_run(s, g) : g.p.glu ? lt_finish_run(s, g, 0) : ADZE_OK;
+    return g.p.glu ? lt_finish_run(s, g, 0) : ADZE_OK;
 }
 
 extern "C" int adze_gemm_cuda_lt_accepts(adze_stream stream, const void *args)
