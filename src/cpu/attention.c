@@ -105,21 +105,18 @@ static int mask_hides(const attention_call *c)
    is beyond is minus infinity. The result has the largest scores. */
 INLINE vf16 adjust(const attention_call *c, const query *q, float *s, int64_t j, int64_t n, int dtype)
 {
-    const float softcap = c->a->softcap;
-    const vf hidden = vf_all(-INFINITY);
     vf16 top = vf16_all(-INFINITY);
     for (int64_t i = 0; i < n; i += LANES) {
         vf16 v = row_load(s, ADZE_F32, i);
-        if (softcap != 0)
-            for (int p = 0; p < VF_PARTS; p++)
-                v.part[p] = capped(v.part[p], softcap);
+        for (int p = 0; p < VF_PARTS && c->a->softcap != 0; p++)
+            v.part[p] = capped(v.part[p], c->a->softcap);
         if (dtype == ADZE_U8) {
             const uint8_t *at = (const uint8_t *)q->mask + j + i;
             uint8_t part[LANES] = {0};
             if (n - i < LANES)
                 at = memcpy(part, at, (size_t)(n - i));
             for (int p = 0; p < VF_PARTS; p++)
-                v.part[p] = vf_select(byte_lanes(at + p * VF_WIDTH, 0) != 0, v.part[p], hidden);
+                v.part[p] = vf_select(byte_lanes(at + p * VF_WIDTH, 0) != 0, v.part[p], vf_all(-INFINITY));
         } else if (dtype) {
             const vf16 m = row_load_part(q->mask, dtype, j + i, least(n - i, LANES));
             for (int p = 0; p < VF_PARTS; p++)
