@@ -1,8 +1,8 @@
 /* gemm of many tokens on CUDA by cuBLASLt (cublaslt.cuh).
 
-   Where bias and residual are all that follows a product, cuBLASLt writes out. Else it writes the product to scratch,
-   as floats, or rounded where the call rounds it, and lt_finish makes out of that
-   latter. Scratch has x's norm, products, and cuBLASLt's workspace, in this order. */
+   Where a bias is all that follows a product, or floats follow floats, cuBLASLt writes out. Else it writes the
+   product to scratch, as floats, or rounded where the call rounds it, and lt_finish makes out of that. Scratch has
+   x's norm, products, and cuBLASLt's workspace, in this order. */
 #include "gemm_lt.cuh"
 
 #include "cublaslt.cuh"
@@ -48,9 +48,9 @@ struct lt_gemm { /* a call, as products and what follows them */
     int count;
     lt_product product[GEMM_PARTS];
     lt_algorithm algorithm[GEMM_PARTS];
-    int part[GEMM_PARTS]; /* whose product it is */
-    int staged;           /* the dtype of products in scratch; 0: they are in out */
-    bool finished;        /* cuBLASLt adds the bias: products in scratch are as the call rounds them */
+    int part[GEMM_PARTS];                      /* whose product it is */
+    int staged;                                /* the dtype of products in scratch; 0: they are in out */
+    bool finished;                             /* products in scratch are as the call rounds them: there is no bias */
     size_t norm_bytes, stage_bytes, workspace; /* of scratch */
     char *stage;
 };
@@ -212,11 +212,8 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
 template <typename T, typename S, bool BYTES>
 static adze_status finish_launch(const cuda_call &s, const lt_gemm &g, int part)
 {
-    gemm_params p = g.p;
-    for (gemm_part &each : p.part)
-        each.bias = g.finished ? NULL : each.bias;
-    const int64_t blocks = p.m * p.batches * ceil_div(p.part[part].n, FINISH_COLUMNS);
-    return launch(s, lt_finish<T, S, BYTES>, blocks, dim3(FINISH_THREADS), launch_shape(0), p, part,
+    const int64_t blocks = g.p.m * g.p.batches * ceil_div(g.p.part[part].n, FINISH_COLUMNS);
+    return launch(s, lt_finish<T, S, BYTES>, blocks, dim3(FINISH_THREADS), launch_shape(0), g.p, part,
                   (const S *)g.stage, (const S *)(g.stage + g.stage_bytes / 2));
 }
 template <typename T>

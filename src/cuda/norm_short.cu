@@ -16,7 +16,8 @@
 
 constexpr int SHORT_THREADS = 128;
 constexpr int SHORT_MOST = 512;  /* elements of a row */
-constexpr int SHORT_SHARED = 64; /* rows with the same scale and shift, from which on a modulation is worth it */
+constexpr int SHORT_SHARED = 64; /* rows with the same scale and shift, from which on a modulation is worth it, */
+constexpr int SHORT_MANY = 4096; /* and all rows: with fewer a group of lanes has one, and gains nothing */
 
 struct norm_short_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -54,13 +55,6 @@ struct short_piece {
         for (int u = 0; u < UNITS; u++)
             if (u * LANES < left)
                 to[u].fetch(from + u * LANES * W);
-    }
-    __device__ __forceinline__ static void prefetch_units(const T *from, int left)
-    {
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-            if (u * LANES < left)
-                prefetch(from + u * LANES * W);
     }
     /* Parameters of dtype S at any address, plus `more`. */
     template <typename S>
@@ -165,12 +159,6 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
         piece::fetch((const T *)p.x + at[X] + lane * W, left, to);
         if (ADDS)
             piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
-        /* registers have room for one row and its residual, which are too few bytes in flight */
-        if (ADDS && W == VEC<T> && from + step < count) {
-            locate(from + step, at);
-            piece::prefetch_units((const T *)p.x + at[X] + lane * W, left);
-            piece::prefetch_units((const T *)p.residual + at[RESIDUAL] + lane * W, left);
-        }
     };
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && lane == 0) {
@@ -337,7 +325,7 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
                            g.rows.stride[SHIFT][inner] == 0;
     /* few rows of more elements are faster with more threads */
     if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
-                 modulated ? g.rows.size[inner] >= SHORT_SHARED
+                 modulated ? g.rows.size[inner] >= SHORT_SHARED && g.rows.count >= SHORT_MANY
                            : g.dim <= SHORT_MOST / 2 || g.rows.count > 4 * (int64_t)s.gpu.sm_count))
         return ADZE_NO_KERNEL;
     const int least = modulated ? g.rows_width : g.width;

@@ -107,7 +107,6 @@ __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_pa
     const bool valid = r < p.rows.count;
     p.rows.locate(valid ? r : 0, start);
     const T *x = (const T *)p.x + start[X];
-    int8_t *out = p.out + start[OUT];
     const int64_t units = valid ? p.units : 0;
     const int thread = (int)threadIdx.x, step = (int)blockDim.x, held = (int)min(units, (int64_t)UNITS * step);
     pdl_launch_next();
@@ -141,6 +140,10 @@ __global__ void __launch_bounds__(THREADS) i8_rows(const __grid_constant__ i8_pa
         reread(at, z, sum, most);
     }
     row_totals(sum, most, part); /* every thread of the block is here, also those without a row: it has a barrier */
+    /* Found again: kept all the while, these addresses cost registers, and the compiler issued the last loads late.
+     */
+    p.rows.locate(valid ? r : 0, start);
+    int8_t *out = p.out + start[OUT];
     const float by = 127 / fmaxf(most, 0x1p-120f); /* finite for a row of zeros */
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
