@@ -99,9 +99,10 @@ def kernels(model, prompt, options, caches):
     tokens = adze.generate(model, prompt, options.tokens, stop=(), cache=cache)
     for _ in range(options.tokens - count):
         next(tokens)
-    found = models.by_kernel(models.work_of(lambda: [next(tokens) for _ in range(count)]), count)
+    work = models.work_of(lambda: [next(tokens) for _ in range(count)])
     tokens.close()
-    return found
+    made = sum("sample" in name for *_, name in work)  # the loop may be ahead of the tokens that it gives
+    return models.by_kernel(work, made or count)
 
 
 def way_of(variant):

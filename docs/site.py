@@ -67,9 +67,10 @@ def pictures():
                 made.append((file, f"{run['model']}, {what}", path))
             for number, row in enumerate(row for row in run["rows"] if "kernels" in row):
                 title = f"{run['model']}, {row['what']}, {row['variant']}: the GPU's time"
-                rows = [(kernel["kernel"], kernel["us"]) for kernel in row["kernels"][:12]]
+                whole = sum(kernel["us"] for kernel in row["kernels"])
+                rows = [(kernel["kernel"], 100 * kernel["us"] / whole) for kernel in row["kernels"][:12]]
                 file = name.replace(".svg", f"-kernels-{number}.svg")
-                (WORK / file).write_text(bars(rows, "us", f"{title} ({where})"))
+                (WORK / file).write_text(bars(rows, "%", f"{title} ({where})"))
                 made.append((file, title, path))
         elif "adze_bench" in run:
             ops = [row["op"] for row in run["rows"]]
