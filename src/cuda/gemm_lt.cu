@@ -11,8 +11,9 @@
 
 extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
 
-/* Tokens from which on cuBLASLt is faster: of 16-bit x, of f32, for which there are no other tiles, of f8e4m3. */
-enum { LT_TOKENS = 65, LT_TOKENS_F32 = 9, LT_TOKENS_F8 = 17 };
+/* Tokens from which on cuBLASLt is faster: of 16-bit x; of f32, for which there are no other tiles, and with rows of
+   LT_LONG or more; of f8e4m3. */
+enum { LT_TOKENS = 65, LT_TOKENS_F32 = 9, LT_TOKENS_LONG = 2, LT_LONG = 512, LT_TOKENS_F8 = 17 };
 
 enum { FINISH_THREADS = 256, FINISH_EACH = 4, FINISH_COLUMNS = FINISH_THREADS * FINISH_EACH };
 
@@ -168,13 +169,31 @@ static bool lt_algorithms(int device, lt_gemm *g, size_t workspace)
     return true;
 }
 
+/* Whether rows of 16-bit elements begin and end off 16-byte borders. Then no other kernel reads vectors of them. */
+static bool lt_unaligned(const adze_tensor *t)
+{
+    bool off = (uintptr_t)t->data % 16 != 0 || t->shape[t->rank - 1] % 8 != 0;
+    for (int i = 0; i + 1 < t->rank; i++)
+        off = off || (t->shape[i] > 1 && t->stride[i] % 8 != 0);
+    return off;
+}
+static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
+{
+    if (bytes)
+        return LT_TOKENS_F8;
+    if (a->x.dtype == ADZE_F32)
+        return k >= LT_LONG ? LT_TOKENS_LONG : LT_TOKENS_F32;
+    bool off = k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
+    for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
+        off = off || (w->dtype && lt_unaligned(w));
+    return off ? 1 : LT_TOKENS;
+}
+
 /* The call as products, in as much scratch as it has; false: cuBLASLt does not take it. `bytes`: of f8e4m3. */
 static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_gemm *g)
 {
     const int dtype = a->x.dtype;
-    const int64_t k = a->x.shape[a->x.rank - 1], least = bytes               ? LT_TOKENS_F8
-                                                         : dtype == ADZE_F32 ? LT_TOKENS_F32
-                                                                             : LT_TOKENS;
+    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes);
     const bool is_float = dtype == ADZE_F32 || dtype == ADZE_F16 || dtype == ADZE_BF16;
     if (k == 0 || adze_count(&a->x) < least * k || (a->call.flags & ADZE_BATCH_INVARIANT))
         return false;
