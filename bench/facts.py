@@ -68,11 +68,12 @@ def compare_facts(path, run):
 
 
 def model_facts(path, run):
-    batch = run["settings"].get("batch_size")
+    settings = {"batch": run["settings"].get("batch_size"), "context": run["settings"].get("context")}
+    model = ", ".join([run["model"], *(f"{name} {value}" for name, value in settings.items() if value)])
     for row in run["rows"]:
         if row["variant"] in STEPS:
             yield (
-                f"{run['model']}{f', batch {batch}' if batch else ''}, {row['what']}, {row['variant']}",
+                f"{model}, {row['what']}, {row['variant']}",
                 f"{row['ms']:.2f} ms" + (f", {row['launches']} launches" if "launches" in row else ""),
                 f"`bench/{run['script']}.py`, random weights",
             )

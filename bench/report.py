@@ -186,7 +186,9 @@ def models_section(run):
     eager's, and the error against the same model in a wider dtype relative to eager's error."""
     machine = run["machine"]
     where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
-    text = f"### {run['model']}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
+    context = run["settings"].get("context")
+    model = f"{run['model']}, context {context}" if context else run["model"]
+    text = f"### {model}, {pathlib.Path(run['script']).stem}: {where}\n\n{source(run)}.\n\n"
     eager = {row["what"]: row["ms"] for row in run["rows"] if row["variant"] == "eager"}
     tokens = any("whole_equal" in row for row in run["rows"])
     cells = []

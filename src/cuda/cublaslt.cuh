@@ -17,7 +17,8 @@ typedef struct lt_matrix { /* rows of contiguous elements; data NULL: absent, or
 /* How the sums of f8e4m3 are scaled: not at all; by one number for x and one for w; by one for each of their rows. */
 enum { LT_UNSCALED, LT_SCALARS, LT_VECTORS };
 
-/* out = x . w^T, then scaled, + bias, + residual; sums, and all of this, in float before out is rounded. */
+/* out = x . w^T, then scaled, + bias, + residual. Sums are floats. An out of 16 bits may be rounded before the
+   residual is added, and before the bias where sizes are odd. */
 typedef struct lt_product {
     int64_t m, n, k, batches;
     lt_matrix out, x, w, residual; /* [m, n], [m, k], [n, k], [m, n]; out may be residual */

@@ -1,8 +1,8 @@
-/* gemm of many tokens on CUDA by cuBLASLt (cublaslt.cuh).
+/* gemm on CUDA by cuBLASLt (cublaslt.cuh): of many tokens, and of rows off 16-byte borders.
 
-   Where a bias is all that follows a product, or floats follow floats, cuBLASLt writes out. Else it writes the
-   product to scratch, as floats, or rounded where the call rounds it, and lt_finish makes out of that. Scratch has
-   x's norm, products, and cuBLASLt's workspace, in this order. */
+   cuBLASLt's epilogue has the bias, and the residual where out is f32. All else is a kernel after the product,
+   lt_finish: the product is then in scratch, as floats, or rounded where the call rounds it. Scratch has x's norm,
+   products, and cuBLASLt's workspace, in this order. */
 #include "gemm_lt.cuh"
 
 #include "cublaslt.cuh"
@@ -71,8 +71,8 @@ static int lt_scales(const gemm_params &p, const gemm_part &part)
     return x_stride == 0 ? LT_SCALARS : x_stride == 1 && aligned ? LT_VECTORS : LT_UNSCALED;
 }
 
-/* Whether cuBLASLt can do all that the call asks of a part. It adds the residual to a product that it may have
-   rounded to 16 bits (by 0.8 units in the last place on an H200, cuBLASLt 13), and to one of floats exactly. */
+/* Whether cuBLASLt can do all that the call asks of a part. Where out has 16 bits it may round the product before it
+   adds the residual, or the bias of odd sizes. Such calls were off by 0.8 units in the last place on an H200. */
 static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
 {
     const gemm_params &p = g.p;
@@ -83,8 +83,8 @@ static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
         return !(p.residual && steps) && lt_scales(p, part) != LT_UNSCALED &&
                (!part.bias || !(part.bias_f32 || p.out_f32));
     const bool rounds = steps && g.args.x.dtype != ADZE_F32;
-    const bool bias = p.out_f32 || (p.k % 8 == 0 && part.n % 8 == 0); /* else it is added to a rounded product too */
-    return !(rounds && (p.residual || p.out_f32)) && (!part.bias || (part.bias_f32 == p.out_f32 && bias));
+    const bool exact = p.out_f32 || (p.k % 8 == 0 && part.n % 8 == 0); /* the sum with the bias */
+    return !(rounds && (p.residual || p.out_f32)) && (!part.bias || (part.bias_f32 == p.out_f32 && exact));
 }
 
 /* Whether cuBLASLt takes the operands: rows that do not overlap, matrices whose elements are counted in 31 bits,
@@ -111,7 +111,7 @@ static bool lt_takes(const gemm_params &p, int64_t size, bool bytes)
 }
 
 /* The product of a part, to out or to scratch. */
-static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool bytes, bool to_out, char *stage)
+static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool bytes, char *stage)
 {
     const gemm_params &p = g.p;
     const int64_t size = (int64_t)adze_dtype_size(g.args.x.dtype),
@@ -119,16 +119,15 @@ static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool by
     lt_product y = {};
     y.m = p.m, y.n = part.n, y.k = p.k, y.batches = p.batches;
     y.dtype = g.args.x.dtype;
-    y.out_dtype = to_out ? g.args.out.dtype : g.staged;
+    y.out_dtype = g.staged ? g.staged : g.args.out.dtype;
     y.x = {(void *)p.x, p.rows.stride[GEMM_X][0], p.x_batch / size};
     y.w = {(void *)part.w, part.w_stride / size, p.w_batch / size};
-    y.out = {stage, part.n, p.m * part.n};
-    if (to_out)
-        y.out = {part.out, p.rows.stride[part.out_rows][0], p.out_batch};
-    if (!g.staged)
-        y.bias = (void *)part.bias;
-    if (g.staged)
+    if (g.staged) {
+        y.out = {stage, part.n, p.m * part.n};
         return y;
+    }
+    y.out = {part.out, p.rows.stride[part.out_rows][0], p.out_batch};
+    y.bias = (void *)part.bias;
     if (p.residual)
         y.residual = {(char *)p.residual + part.column * out_size, p.rows.stride[GEMM_RESIDUAL][0], p.residual_batch};
     if (bytes)
@@ -177,6 +176,7 @@ static bool lt_unaligned(const adze_tensor *t)
         off = off || (t->shape[i] > 1 && t->stride[i] % 8 != 0);
     return off;
 }
+/* Tokens from which on cuBLASLt takes a call. */
 static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
 {
     if (bytes)
@@ -216,10 +216,9 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     g->stage = scratch + g->norm_bytes;
     for (int i = 0; i < GEMM_PARTS; i++)
         if (g->p.part[i].n > 0) {
-            const bool to_out = !g->staged;
             char *const stage = g->stage + (g->p.glu && i == 1 ? g->stage_bytes / 2 : 0);
             g->part[g->count] = i;
-            g->product[g->count++] = lt_product_of(*g, g->p.part[i], bytes, to_out, stage);
+            g->product[g->count++] = lt_product_of(*g, g->p.part[i], bytes, stage);
         }
     if (g->norm_bytes + g->stage_bytes > room)
         return false;
