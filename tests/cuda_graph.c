@@ -87,7 +87,7 @@ static float of_bf16(uint16_t value)
 }
 
 /* The first product of many tokens, which is cuBLASLt's where that library is: in a capture, then as a plain call,
-   with the scratch that it asks for and with none. */
+   with the scratch that it asks for and with none. Scratch may be asked for before tensors have memory. */
 static void check_many_tokens(adze_stream where, const uint16_t *values)
 {
     enum { M = 128, N = 64, K = 128, OUT = M * N };
@@ -107,6 +107,13 @@ static void check_many_tokens(adze_stream where, const uint16_t *values)
                            .x = {x, {M, K}, {K, 1}, 2, ADZE_BF16},
                            .w = {w, {N, K}, {K, 1}, 2, ADZE_BF16},
                            .act = ADZE_ACT_SILU};
+    adze_gemm_args planned = args;
+    planned.residual = args.out;
+    expect(adze_gemm_scratch(where, &planned, &bytes) == ADZE_OK, "the scratch of a product with a residual");
+    planned.residual.data = planned.out.data = planned.x.data = planned.w.data = NULL;
+    size_t before = 0;
+    expect(adze_gemm_scratch(where, &planned, &before) == ADZE_OK && before == bytes,
+           "the same scratch before its tensors have memory");
     expect(adze_gemm_scratch(where, &args, &bytes) == ADZE_OK, "the scratch of a product");
     cudaMalloc(&args.call.scratch, bytes + 1);
     args.call.scratch_size = bytes;

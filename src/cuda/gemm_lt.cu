@@ -1,4 +1,4 @@
-/* gemm on CUDA by cuBLASLt (cublaslt.cuh): of many tokens, and of rows off 16-byte borders.
+/* gemm on CUDA by cuBLASLt (cublaslt.cuh): of more than 16 tokens, and of rows off 16-byte borders.
 
    cuBLASLt's epilogue has the bias, and the residual where out is f32. All else is a kernel after the product,
    lt_finish: the product is then in scratch, as floats, or rounded where the call rounds it. Scratch has x's norm,
@@ -13,7 +13,7 @@ extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
 
 /* Tokens from which on cuBLASLt is faster: of 16-bit x; of f32, for which there are no other tiles, and with rows of
    LT_LONG or more; of f8e4m3. */
-enum { LT_TOKENS = 65, LT_TOKENS_F32 = 9, LT_TOKENS_LONG = 2, LT_LONG = 512, LT_TOKENS_F8 = 17 };
+enum { LT_TOKENS = 17, LT_TOKENS_F32 = 9, LT_TOKENS_LONG = 2, LT_LONG = 512, LT_TOKENS_F8 = 17 };
 
 enum { FINISH_THREADS = 256, FINISH_EACH = 4, FINISH_COLUMNS = FINISH_THREADS * FINISH_EACH };
 
@@ -176,6 +176,14 @@ static bool lt_unaligned(const adze_tensor *t)
         off = off || (t->shape[i] > 1 && t->stride[i] % 8 != 0);
     return off;
 }
+/* Whether gemm_tile is faster, as it finishes its products itself: from a sweep on an H200 (2026-11-18) over 25 sizes
+   of weights, 17 to 64 tokens. Short products and long rows are faster by cuBLASLt and a second kernel. */
+static bool lt_slower(const lt_gemm &g, bool bytes)
+{
+    const int64_t weights = g.p.n * (g.p.glu ? 2 : 1) * g.p.k;
+    return g.staged && !bytes && g.args.x.dtype != ADZE_F32 && g.p.m <= 32 && g.p.k <= 8192 && weights >= 8 << 20 &&
+           weights <= 50 << 20;
+}
 /* Tokens from which on cuBLASLt takes a call. */
 static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
 {
@@ -213,6 +221,8 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     if (g->p.m < least || !lt_takes(g->p, (int64_t)adze_dtype_size(dtype), bytes))
         return false;
     lt_stage(g, bytes);
+    if (least == LT_TOKENS && lt_slower(*g, bytes))
+        return false;
     g->stage = scratch + g->norm_bytes;
     for (int i = 0; i < GEMM_PARTS; i++)
         if (g->p.part[i].n > 0) {
