@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(BYTES_THREADS, BYTES_BLOCKS) norm_bytes(const 
                           });
 }
 
-/* The largest magnitudes of `most` and of a vector: two 16-bit numbers, or a float. Those of a sign compare as their
-   bits do. */
+/* The largest magnitudes of `most` and of a vector: two 16-bit numbers, or a float. A NaN is larger than all. Those
+   of a sign compare as their bits do; since sm_80 one instruction compares two 16-bit numbers. */
 template <typename T>
 __device__ __forceinline__ void add_peak(uint32_t &most, packed<T> v)
 {
@@ -173,8 +173,17 @@ __device__ __forceinline__ void add_peak(uint32_t &most, packed<T> v)
     for (int i = 0; i < 4; i++) {
         if constexpr (sizeof(T) == 4)
             most = max(most, word[i] & 0x7fffffffu);
+#if __CUDA_ARCH__ >= 800
+        else if constexpr (std::is_same<T, bf16>::value)
+            asm("{\n\t.reg .b32 v;\n\tabs.bf16x2 v, %1;\n\tmax.NaN.bf16x2 %0, %0, v;\n\t}"
+                : "+r"(most)
+                : "r"(word[i]));
+        else
+            asm("{\n\t.reg .b32 v;\n\tabs.f16x2 v, %1;\n\tmax.NaN.f16x2 %0, %0, v;\n\t}" : "+r"(most) : "r"(word[i]));
+#else
         else
             most = __vmaxu2(most, word[i] & 0x7fff7fffu);
+#endif
     }
 }
 template <typename T>
@@ -190,8 +199,9 @@ __device__ __forceinline__ float peak_of(uint32_t most)
 
 /* blockDim.x threads share a row, whole warps, and blockDim.y rows a block. A thread holds up to HELD_VECTORS
    vectors, packed: the row, then its normalised values, which are rounded to x's dtype anyway. All loads but those of
-   a bias are in flight before the first is used. */
-template <typename T>
+   a bias are in flight before the first is used. PLAIN: rms_norm without bias and weight_offset, whose time is that
+   of its instructions if it has those of the others. */
+template <typename T, bool PLAIN>
 __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_constant__ norm_bytes_params p)
 {
     constexpr int W = VEC<T>, N = HELD_VECTORS;
@@ -254,11 +264,11 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
         h[u].get(f);
 #pragma unroll
         for (int j = 0; j < W; j++)
-            total += g.centred ? f[j] : f[j] * f[j];
+            total = !PLAIN && g.centred ? total + f[j] : fmaf(f[j], f[j], total);
     }
     total = row_sum(total, part[0][threadIdx.y]);
     keep_packed(h);
-    if (g.centred) {
+    if (!PLAIN && g.centred) {
         mean = total * g.inverse_dim;
         total = 0;
 #pragma unroll
@@ -282,15 +292,18 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
             h[u].get(f);
 #pragma unroll
             for (int j = 0; j < W; j++)
-                f[j] = (f[j] - mean) * factor;
-            round_if<T>(g.rounding & ADZE_ROUND_NORM, f);
+                f[j] = (PLAIN ? f[j] : f[j] - mean) * factor;
+            if (sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM) {
+                h[u].set(f); /* by pairs, which takes fewer instructions than round_if */
+                h[u].get(f);
+            }
             if (g.weight) {
                 weight[u].get(by);
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    f[j] *= by[j] + g.weight_offset;
+                    f[j] *= PLAIN ? by[j] : by[j] + g.weight_offset;
             }
-            if (g.bias) {
+            if (!PLAIN && g.bias) {
                 load<T, W>((const T *)g.bias + at(u), by);
 #pragma unroll
                 for (int j = 0; j < W; j++)
@@ -303,10 +316,22 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
     keep_packed(h);
     if (!writes)
         return;
-    const bytes_factor to(most, p.to.f8);
+    bytes_factor to(most, p.to.f8);
     uint8_t *const out = p.to.out + row_offset(g.rows, p.to.out_at, row);
     if (threadIdx.x == 0)
         p.to.scale[row_offset(g.rows, p.to.scale_at, row)] = most / (p.to.f8 ? 448.0f : 127.0f);
+    if (to.lift != 1) { /* a row of tiny numbers, or of huge ones: rare, so it is a branch of its own */
+#pragma unroll
+        for (int u = 0; u < N; u++) {
+            float f[W];
+            h[u].get(f);
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                f[j] *= to.lift;
+            h[u].set(f);
+        }
+    }
+    to.lift = 1;
 #pragma unroll
     for (int u = 0; u < N; u++)
         if (at(u) < dim) {
@@ -322,8 +347,9 @@ static adze_status norm_bytes_held_launch(const cuda_call &s, norm_bytes_params 
     const int64_t vectors = p.g.dim / VEC<T>, threads = ceil_div(vectors, 32 * HELD_VECTORS) * 32;
     const int64_t rows = threads < 128 ? 128 / threads : 1;
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.g.rows.count * vectors / 2, vectors * rows, threads * rows, 24);
-    return launch(s, norm_bytes_held<T>, ceil_div(p.g.rows.count, rows), dim3((unsigned)threads, (unsigned)rows), 0,
-                  p);
+    const bool plain = !p.g.centred && !p.g.bias && p.g.weight_offset == 0;
+    return launch(s, plain ? norm_bytes_held<T, true> : norm_bytes_held<T, false>, ceil_div(p.g.rows.count, rows),
+                  dim3((unsigned)threads, (unsigned)rows), 0, p);
 }
 /* Whether norm_bytes_held takes a call, whose rows are vectors and not empty. */
 static bool norm_bytes_holds(const norm_params &g, int width, bool half)
