@@ -62,10 +62,19 @@ static int in_word(char c)
 /* Where the op's name begins in a word that is the op's own; -1 where the word belongs to something else. */
 static int own_part(const char *word, size_t n, const char *op)
 {
-    static const char *const ends[] = {"",         "_args",        "_cuda",
-                                       "_cpu",     "_cpu_avx2",    "_cpu_avx512",
-                                       "_cpu_sve", "_cpu_bf16",    "_cpu_bf16_accepts",
-                                       "_scratch", "_cuda_scratch"};
+    static const char *const ends[] = {"",
+                                       "_args",
+                                       "_cuda",
+                                       "_cpu",
+                                       "_cpu_avx2",
+                                       "_cpu_avx512",
+                                       "_cpu_sve",
+                                       "_cpu_bf16",
+                                       "_cpu_bf16_accepts",
+                                       "_cpu_amx",
+                                       "_cpu_amx_accepts",
+                                       "_scratch",
+                                       "_cuda_scratch"};
     static const char *const starts[] = {"adze_", "adze_op_", "adze_suite_"};
     char own[200];
     if (strlen(op) == n && memcmp(word, op, n) == 0)

@@ -4,6 +4,9 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #    include <cpuid.h>
+#    if defined(__linux__)
+#        include <sys/syscall.h>
+#    endif
 #elif defined(__linux__) && defined(__aarch64__)
 #    include <sys/auxv.h>
 #endif
@@ -36,19 +39,38 @@ int adze_arm_features(uint64_t hwcap, uint64_t hwcap2)
            ((hwcap & base) == base && hwcap2 >> 14 & 1 ? ADZE_CPU_BF16 : 0);
 }
 
+#if defined(__x86_64__)
+/* AMX, of a processor with x86-64-v4: CPUID 7, edx: BF16 22, TILE 24; XCR0: its configuration and its registers,
+   17 and 18. Linux gives these registers to a process that asks for them: more than once does no harm. */
+static int amx_features(uint32_t edx7, uint64_t xcr0)
+{
+    const uint32_t amx = 1u << 22 | 1u << 24;
+    if ((edx7 & amx) != amx || (xcr0 & 0x60000) != 0x60000)
+        return 0;
+#    if defined(__linux__)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_REGISTERS = 18 };
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_REGISTERS) == 0 ? ADZE_CPU_AMX : 0;
+#    else
+    return 0;
+#    endif
+}
+#endif
+
 static int query_features(void)
 {
 #if defined(__x86_64__)
-    uint32_t a, b, c, d, ebx7 = 0, ecx1 = 0, low = 0, high = 0;
+    uint32_t a, b, c, d, ebx7 = 0, edx7 = 0, ecx1 = 0, low = 0, high = 0;
     if (__get_cpuid(1, &a, &b, &c, &d))
         ecx1 = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
-        ebx7 = b;
+        ebx7 = b, edx7 = d;
     if (!__get_cpuid(0x80000001, &a, &b, &c, &d))
         c = 0;
     if (ecx1 >> 27 & 1)
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return adze_x86_features(ecx1, ebx7, c, (uint64_t)high << 32 | low);
+    const uint64_t xcr0 = (uint64_t)high << 32 | low;
+    const int features = adze_x86_features(ecx1, ebx7, c, xcr0);
+    return features | (features & ADZE_CPU_AVX512 ? amx_features(edx7, xcr0) : 0);
 #elif defined(__linux__) && defined(__aarch64__)
     return adze_arm_features(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #else

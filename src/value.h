@@ -65,7 +65,7 @@ typedef enum adze_sums {
     ADZE_SUMS_LANES,  /* float in 32 or more lanes, then a tree */
     ADZE_SUMS_BLOCKS, /* float in chains of at most 256 terms, whose sums are added one after the other */
     ADZE_SUMS_TENSOR, /* tensor cores, in the order of k or in several such sums, then a tree */
-    ADZE_SUMS_PAIRS,  /* as BLOCKS, but by pairs of bf16 products: BFMMLA of aarch64 */
+    ADZE_SUMS_PAIRS,  /* as BLOCKS, but by pairs of bf16 products: BFMMLA of aarch64, AMX of x86-64 */
     ADZE_SUMS_F8      /* tensor cores of sm_90 that multiply f8e4m3, 128 products at a time, whose sums are added */
 } adze_sums;
 

@@ -1,7 +1,7 @@
 /* gemm_panels.h - products of many rows of x. Rows of x are packed in panels, for each k in turn; a tile has a few
-   rows of w. A tile is multiplied with one panel after the other by the functions of gemm_tile.h or gemm_tile_bf16.h,
-   which is included first. The sum of an output is of chains of CHAIN terms, which are added in the order of k: its
-   bits do not depend on how many rows and columns there are. */
+   rows of w. A tile is multiplied with one panel after the other by the functions of gemm_tile.h, gemm_tile_bf16.h or
+   gemm_tile_amx.h, which is included first. The sum of an output is of chains of CHAIN terms, which are added in the
+   order of k: its bits do not depend on how many rows and columns there are. */
 #ifndef ADZE_CPU_GEMM_PANELS_H
 #define ADZE_CPU_GEMM_PANELS_H
 
@@ -11,8 +11,8 @@ enum {
     ROWS_PACKED = 256,      /* of x at a time: with a CHAIN of k they stay in the L2 cache, */
     SPAN_MOST = 480,        /* and so do the sums of so many columns of out */
     TURN_SLACK = 2 * PANEL, /* sums that are read besides those of whole tiles, four columns at a time */
-    FEW_TILES = 48,         /* columns of some tiles: whole vectors of out */
-    X_CACHED = 1 << 17      /* elements of x that stay there without either */
+    FEW_TILES = TILE % LANES ? 48 : 2 * TILE, /* columns of some tiles: whole vectors of out */
+    X_CACHED = 1 << 17                        /* elements of x that stay there without either */
 };
 
 INLINE int64_t panels_of(const gemm_call *c)

@@ -395,7 +395,7 @@ static int sums_of(const adze_kernel *kernel)
 {
     if (!kernel || kernel->on_cuda)
         return kernel && kernel->to == HOPPER ? ADZE_SUMS_F8 : ADZE_SUMS_TENSOR;
-    return kernel->from & ADZE_CPU_BF16 ? ADZE_SUMS_PAIRS : ADZE_SUMS_BLOCKS;
+    return kernel->from & (ADZE_CPU_BF16 | ADZE_CPU_AMX) ? ADZE_SUMS_PAIRS : ADZE_SUMS_BLOCKS;
 }
 
 static void reference(const void *args, adze_value *const *out)
@@ -413,6 +413,8 @@ ADZE_CPU_DECLARE(gemm)
 ADZE_CUDA_DECLARE(gemm)
 adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
 int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
+adze_status adze_gemm_cpu_amx(adze_stream, const void *);
+int adze_gemm_cpu_amx_accepts(adze_stream, const void *);
 adze_status adze_gemm_cuda_lt(adze_stream, const void *);
 int adze_gemm_cuda_lt_accepts(adze_stream, const void *);
 adze_status adze_gemm_cuda_lt_f8(adze_stream, const void *);
@@ -428,6 +430,8 @@ static const adze_kernel kernels[] = {
     ADZE_CUDA_ROW(gemm)
 #if defined(__aarch64__)
         {"cpu_bf16", 0, ADZE_CPU_BF16, 0, adze_gemm_cpu_bf16_accepts, adze_gemm_cpu_bf16, NULL, 0},
+#elif defined(__x86_64__)
+        {"cpu_amx", 0, ADZE_CPU_AMX, 0, adze_gemm_cpu_amx_accepts, adze_gemm_cpu_amx, NULL, 0},
 #endif
     ADZE_CPU_ROWS(gemm) ADZE_KERNELS_END};
 
