@@ -281,7 +281,10 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
         return stream_launch<T, STREAM_32X8>(s, p, sm_count);
     if (s.takes(STREAM_LEAST, stream_fits<STREAM_SMALL>(s, p)))
         return stream_launch<T, STREAM_SMALL>(s, p, twice);
-    if (s.takes(WIDE_LONG, stream_fits<STREAM_WIDE_16X4>(s, p), each > 64))
+    /* What takes the time is how many tiles of 16 rows a block has at most. */
+    const auto tiles = [&](int64_t blocks) { return ceil_div(each, 16 * blocks) * blocks; };
+    if (s.takes(WIDE_LONG, stream_fits<STREAM_WIDE_16X4>(s, p),
+                each > 16 && (tiles(3) < tiles(2) || (tiles(3) == tiles(2) && each > 64))))
         return stream_launch<T, STREAM_WIDE_16X4>(s, p, sm_count * 3);
     if (s.takes(WIDE_SHORT, stream_fits<STREAM_WIDE_16X8>(s, p)))
         return stream_launch<T, STREAM_WIDE_16X8>(s, p, twice);

@@ -11,9 +11,9 @@
 
 extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
 
-/* Tokens from which on cuBLASLt is faster: of 16-bit x; of f32, for which there are no other tiles, and with rows of
-   LT_LONG or more; of f8e4m3. */
-enum { LT_TOKENS = 17, LT_TOKENS_F32 = 9, LT_TOKENS_LONG = 2, LT_LONG = 512, LT_TOKENS_F8 = 17 };
+/* Tokens from which on cuBLASLt is faster: of 16-bit x; of f32, of rows off 16-byte borders, and of few long rows of
+   weights, for all of which there are no other tiles; of f8e4m3. */
+enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_F8 = 17, LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192 };
 
 enum { FINISH_THREADS = 256, FINISH_EACH = 4, FINISH_COLUMNS = FINISH_THREADS * FINISH_EACH };
 
@@ -189,12 +189,12 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
 {
     if (bytes)
         return LT_TOKENS_F8;
-    if (a->x.dtype == ADZE_F32)
-        return k >= LT_LONG ? LT_TOKENS_LONG : LT_TOKENS_F32;
-    bool off = k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
+    const int64_t rows = a->w.shape[a->w.rank - 2];
+    bool no_tiles = a->x.dtype == ADZE_F32 || (rows <= LT_FEW_ROWS && k >= LT_LONG_ROWS && !a->w2.dtype);
+    no_tiles = no_tiles || k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
-        off = off || (w->dtype && lt_unaligned(w));
-    return off ? 1 : LT_TOKENS;
+        no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
+    return no_tiles ? LT_TOKENS_NO_TILES : LT_TOKENS;
 }
 
 /* The call as products, in as much scratch as it has; false: cuBLASLt does not take it. `bytes`: of f8e4m3. */
