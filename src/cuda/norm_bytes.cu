@@ -197,6 +197,21 @@ __device__ __forceinline__ float peak_of(uint32_t most)
     return f[0];
 }
 
+/* block_max() of numbers that are not negative, whose bits compare as they do, NaN last. */
+__device__ __forceinline__ float largest(float v, float (&part)[32])
+{
+#if __CUDA_ARCH__ >= 800
+    const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(v));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = __uint_as_float(of_warp);
+    __syncthreads();
+    const bool there = threadIdx.x % 32 < blockDim.x / 32;
+    return __uint_as_float(__reduce_max_sync(~0u, there ? __float_as_uint(part[threadIdx.x % 32]) : 0));
+#else
+    return block_max(v, part);
+#endif
+}
+
 /* blockDim.x threads share a row, whole warps, and blockDim.y rows a block. A thread holds up to HELD_VECTORS
    vectors, packed: the row, then its normalised values, which are rounded to x's dtype anyway. All loads but those of
    a bias are in flight before the first is used. PLAIN: rms_norm without bias and weight_offset, whose time is that
@@ -214,7 +229,8 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
     const T *const x = (const T *)g.data[X] + row_offset(g.rows, X, row);
     const T *const residual = (const T *)g.data[RESIDUAL] + row_offset(g.rows, RESIDUAL, row);
     const int dim = (int)g.dim;
-    const auto at = [&](int u) { return (int)(threadIdx.x + u * blockDim.x) * W; };
+    const int first = ((int)(threadIdx.x / 32) * N * 32 + (int)(threadIdx.x % 32)) * W;
+    const auto at = [&](int u) { return first + u * 32 * W; };
     pdl_launch_next();
     if (blockIdx.x < p.prefetch_blocks && threadIdx.x == 0) {
         prefetch_bytes(x, dim * (int)sizeof(T));
@@ -228,19 +244,19 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
     for (int u = 0; u < N; u++) {
         h[u].raw = make_uint4(0, 0, 0, 0);
         if (at(u) < dim)
-            h[u] = load_packed(x + at(u));
+            h[u] = load_packed(x + first + u * 32 * W);
     }
     if (g.data[RESIDUAL]) {
 #pragma unroll
         for (int u = 0; u < N; u++)
             if (at(u) < dim)
-                add[u] = load_packed(residual + at(u));
+                add[u] = load_packed(residual + first + u * 32 * W);
     }
     if (g.weight) {
 #pragma unroll
         for (int u = 0; u < N; u++)
             if (at(u) < dim)
-                weight[u] = load_packed((const T *)g.weight + at(u));
+                weight[u] = load_packed((const T *)g.weight + first + u * 32 * W);
     }
     if (g.data[RESIDUAL]) {
         T *const sum = g.data[SUM] && writes ? (T *)g.data[SUM] + row_offset(g.rows, SUM, row) : NULL;
@@ -254,7 +270,7 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
                     f[j] += more[j];
                 h[u].set(f);
                 if (sum)
-                    store_packed(sum + at(u), h[u]);
+                    store_packed(sum + first + u * 32 * W, h[u]);
             }
     }
     float total = 0, mean = 0;
@@ -312,7 +328,7 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
             h[u].set(f);
             add_peak(peak, h[u]);
         }
-    const float most = block_max(peak_of<T>(peak), part[2][threadIdx.y]);
+    const float most = largest(peak_of<T>(peak), part[2][threadIdx.y]);
     keep_packed(h);
     if (!writes)
         return;
@@ -332,13 +348,20 @@ __global__ void __launch_bounds__(HELD_THREADS) norm_bytes_held(const __grid_con
         }
     }
     to.lift = 1;
+    const auto store_all = [&](bool f8) {
+        to.f8 = f8;
 #pragma unroll
-    for (int u = 0; u < N; u++)
-        if (at(u) < dim) {
-            float f[W];
-            h[u].get(f);
-            bytes_store<W>(out + at(u), f, to);
-        }
+        for (int u = 0; u < N; u++)
+            if (at(u) < dim) {
+                float f[W];
+                h[u].get(f);
+                bytes_store<W>(out + first + u * 32 * W, f, to);
+            }
+    };
+    if (p.to.f8)
+        store_all(true);
+    else
+        store_all(false);
 }
 
 template <typename T>
