@@ -2,8 +2,9 @@
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
    rows. Quantised weights are streamed for any number of tokens: up to 16 by gemm_compact.cu, which takes the common
-   calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
-   gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
+   calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh, and by
+   gemm_shifted.cu where rows are at other addresses. All other calls take gemm_rows.cu where tokens are few, else
+   gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
 #include "gemm_stream.cuh"
@@ -148,7 +149,8 @@ enum {
     TILE_LARGE,
     SLICED_FEW,
     SLICED,
-    ROWS,
+    SHIFTED, /* and the other GEMM_SHIFTED_SHAPES */
+    ROWS = SHIFTED + GEMM_SHIFTED_SHAPES,
     ANY,
     BYTES /* and the other GEMM_BYTES_SHAPES */
 };
@@ -182,6 +184,10 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
     {"sliced32x64", "tiles of 32 tokens and 64 rows, of which 4 warps have a part of k each, without norm"},
     {"sliced64x64", "the same with tiles of 64 tokens"},
+    {"shifted8",
+     "quantised weights at any address, groups of 64 or more (u4: 128), 8 tokens at a time, without norm"},
+    {"shifted16", "the same, 16 tokens at a time"},
+    {"shifted32", "the same, 32 tokens at a time"},
     {"rows", "every call without norm, 8 tokens at a time, k among the lanes of a warp"},
     {"any", "every call without norm, tiles of 64 tokens and 64 rows"},
     {"bytes-direct16x16",
@@ -378,6 +384,18 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
                                : quantised_run<T, OF_U4>(s, p);
 }
 
+/* Quantised weights at any address. */
+static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int choice = p.m <= 8 ? GEMM_SHIFTED_8 : p.m <= 16 ? GEMM_SHIFTED_16 : GEMM_SHIFTED_32;
+    for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++) {
+        const bool can = gemm_shifted_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(SHIFTED + shape, can, shape == choice))
+            return gemm_shifted_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
+}
+
 /* Few tokens, or so few tiles of 64 x 64 products that not all multiprocessors have one. The bits of batch-invariant
    calls are those of one kernel. */
 static bool rows_faster(const cuda_call &s, const gemm_params &p)
@@ -438,6 +456,9 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
         }
     }
     const int dtype = sizeof(T) == 4 ? ADZE_F32 : std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+    const adze_status status = shifted_run(s, p, dtype);
+    if (status != ADZE_NO_KERNEL)
+        return status;
     if (s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK, rows_faster(s, p)))
         return gemm_rows_run(s, p, dtype, 0);
     return s.takes(ANY, !p.norm) ? any_launch<T>(s, p) : ADZE_NO_KERNEL;
