@@ -184,10 +184,12 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
     {"sliced32x64", "tiles of 32 tokens and 64 rows, of which 4 warps have a part of k each, without norm"},
     {"sliced64x64", "the same with tiles of 64 tokens"},
-    {"shifted8",
-     "quantised weights at any address, groups of 64 or more (u4: 128), 8 tokens at a time, without norm"},
-    {"shifted16", "the same, 16 tokens at a time"},
-    {"shifted32", "the same, 32 tokens at a time"},
+    {"shifted8", "quantised weights at any address, groups of 64 or more (u4: 128), without norm, 8 tokens at a "
+                 "time, 32 rows and "
+                 "16 warps"},
+    {"shifted8-twice", "the same with 64 rows and 8 warps, two blocks on a multiprocessor"},
+    {"shifted16", "the same, 16 tokens at a time, 32 rows and 16 warps"},
+    {"shifted32", "the same, 32 tokens at a time, 64 rows and 8 warps"},
     {"rows", "every call without norm, 8 tokens at a time, k among the lanes of a warp"},
     {"any", "every call without norm, tiles of 64 tokens and 64 rows"},
     {"bytes-direct16x16",
@@ -387,7 +389,7 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
 /* Quantised weights at any address. */
 static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const int choice = p.m <= 8 ? GEMM_SHIFTED_8 : p.m <= 16 ? GEMM_SHIFTED_16 : GEMM_SHIFTED_32;
+    const int choice = gemm_shifted_choice(s, p);
     for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++) {
         const bool can = gemm_shifted_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(SHIFTED + shape, can, shape == choice))

@@ -6,9 +6,11 @@
 template <weight_format F>
 using SHIFTED_8 = shifted_shape<2, 1, 16, 1, F>;
 template <weight_format F>
+using SHIFTED_8_TWICE = shifted_shape<4, 1, 8, 2, F>;
+template <weight_format F>
 using SHIFTED_16 = shifted_shape<2, 2, 16, 1, F>;
 template <weight_format F>
-using SHIFTED_32 = shifted_shape<2, 4, 8, 1, F>;
+using SHIFTED_32 = shifted_shape<4, 4, 8, 1, F>;
 
 /* Tokens of one launch: as many as the shape has and shared memory takes, so that all launches have about as many. */
 template <class S>
@@ -53,6 +55,7 @@ static adze_status shifted_format_run(const cuda_call &s, const gemm_params &p, 
 {
     switch (shape) {
     case GEMM_SHIFTED_8: return shifted_shape_run<T, SHIFTED_8<F>>(s, p, ask);
+    case GEMM_SHIFTED_8_TWICE: return shifted_shape_run<T, SHIFTED_8_TWICE<F>>(s, p, ask);
     case GEMM_SHIFTED_16: return shifted_shape_run<T, SHIFTED_16<F>>(s, p, ask);
     default: return shifted_shape_run<T, SHIFTED_32<F>>(s, p, ask);
     }
@@ -69,4 +72,13 @@ extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p
     if (p.format == OF_X || p.x_scale || dtype == ADZE_F32)
         return ADZE_NO_KERNEL;
     return dtype == ADZE_BF16 ? shifted_dtype_run<bf16>(s, p, shape, ask) : shifted_dtype_run<f16>(s, p, shape, ask);
+}
+
+/* Where a multiprocessor has more than 32 rows, two blocks on it hide each other's start and end. */
+extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    return p.m <= 8    ? (rows > 32 ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
+           : p.m <= 16 ? GEMM_SHIFTED_16
+                       : GEMM_SHIFTED_32;
 }
