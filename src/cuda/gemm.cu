@@ -2,7 +2,8 @@
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
    rows. Quantised weights are streamed for any number of tokens: up to 16 by gemm_compact.cu, which takes the common
-   calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
+   calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh, and by
+   gemm_shifted.cu where rows are at other addresses. All other calls take gemm_rows.cu where tokens are few, else
    gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
@@ -148,8 +149,9 @@ enum {
     TILE_LARGE,
     SLICED_FEW,
     SLICED,
-    ANY_8,
-    ANY_64,
+    SHIFTED, /* and the other GEMM_SHIFTED_SHAPES */
+    ROWS = SHIFTED + GEMM_SHIFTED_SHAPES,
+    ANY,
     BYTES /* and the other GEMM_BYTES_SHAPES */
 };
 constexpr adze_variant GEMM_VARIANTS[] = {
@@ -182,8 +184,14 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
     {"sliced32x64", "tiles of 32 tokens and 64 rows, of which 4 warps have a part of k each, without norm"},
     {"sliced64x64", "the same with tiles of 64 tokens"},
-    {"any8", "every call without norm, 8 tokens at a time"},
-    {"any64", "every call without norm, 64 tokens at a time"},
+    {"shifted8", "quantised weights at any address, groups of 64 or more (u4: 128), without norm, 8 tokens at a "
+                 "time, 32 rows and "
+                 "16 warps"},
+    {"shifted8-twice", "the same with 64 rows and 8 warps, two blocks on a multiprocessor"},
+    {"shifted16", "the same, 16 tokens at a time, 32 rows and 16 warps"},
+    {"shifted32", "the same, 32 tokens at a time, 64 rows and 8 warps"},
+    {"rows", "every call without norm, 8 tokens at a time, k among the lanes of a warp"},
+    {"any", "every call without norm, tiles of 64 tokens and 64 rows"},
     {"bytes-direct16x16",
      "quantised x of aligned rows, up to 8 tokens, straight into registers, 16 rows and 16 warps"},
     {"bytes-direct32x16", "the same with 32 rows"},
@@ -218,8 +226,8 @@ static bool stream_fits(const cuda_call &s, const gemm_params &p)
     return p.m <= S::TOKENS && stream_shared<S>(p.m, p.k) <= (size_t)s.gpu.block_shared && (S::WHOLE || !p.norm);
 }
 /* Whether a call of operands in vectors may take the streaming kernels. Tiles of all shapes add the products of k in
-   one order, and so does gemm_any; the streaming kernels have others, so that batch-invariant calls do not take them.
- */
+   one order, and so does gemm_rows; the streaming kernels have others, so that batch-invariant calls do not take
+   them. */
 static bool stream_may(const gemm_params &p)
 {
     return p.m <= 16 && !p.batch_invariant;
@@ -381,26 +389,44 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
                                : quantised_run<T, OF_U4>(s, p);
 }
 
-template <typename T, int TOKENS, weight_format F>
+/* Quantised weights at any address. */
+static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int choice = gemm_shifted_choice(s, p);
+    for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++) {
+        const bool can = gemm_shifted_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(SHIFTED + shape, can, shape == choice))
+            return gemm_shifted_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
+}
+
+/* Few tokens, or so few tiles of 64 x 64 products that not all multiprocessors have one. The bits of batch-invariant
+   calls are those of one kernel. */
+static bool rows_faster(const cuda_call &s, const gemm_params &p)
+{
+    const int64_t tiles = ceil_div(p.m, ANY_TOKENS) * gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS) * p.batches;
+    return p.m <= 16 || p.batch_invariant || tiles < s.gpu.sm_count;
+}
+template <typename T, weight_format F>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
 {
-    const int64_t tokens = ceil_div(p.m, TOKENS), tiles = gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS);
+    const int64_t tokens = ceil_div(p.m, ANY_TOKENS), tiles = gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS);
     const int64_t most = 0x7fffffff;
     if (tokens > most || tiles > most / tokens || p.batches > 65535)
         return adze_fail(ADZE_NO_KERNEL, "gemm: %lld tokens, %lld rows of weights and %lld batches are too many",
                          (long long)p.m, (long long)p.n, (long long)p.batches);
-    return launch(s, gemm_any<T, TOKENS, F>, tokens * tiles, dim3(ANY_GEMM_THREADS), launch_shape(0, 1, p.batches), p,
-                  (int)tokens);
+    return launch(s, gemm_any<T, ANY_TOKENS, F>, tokens * tiles, dim3(ANY_GEMM_THREADS),
+                  launch_shape(0, 1, p.batches), p, (int)tokens);
 }
-
-template <typename T, int TOKENS>
+template <typename T>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
 {
     switch (p.format) {
-    case OF_X: return any_launch<T, TOKENS, OF_X>(s, p);
-    case OF_I8: return any_launch<T, TOKENS, OF_I8>(s, p);
-    case OF_F8: return any_launch<T, TOKENS, OF_F8>(s, p);
-    default: return any_launch<T, TOKENS, OF_U4>(s, p);
+    case OF_X: return any_launch<T, OF_X>(s, p);
+    case OF_I8: return any_launch<T, OF_I8>(s, p);
+    case OF_F8: return any_launch<T, OF_F8>(s, p);
+    default: return any_launch<T, OF_U4>(s, p);
     }
 }
 
@@ -434,9 +460,13 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
                 return status;
         }
     }
-    if (s.takes(ANY_8, !p.norm, p.m <= 8))
-        return any_launch<T, 8>(s, p);
-    return s.takes(ANY_64, !p.norm) ? any_launch<T, 64>(s, p) : ADZE_NO_KERNEL;
+    const int dtype = sizeof(T) == 4 ? ADZE_F32 : std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+    const adze_status status = shifted_run(s, p, dtype);
+    if (status != ADZE_NO_KERNEL)
+        return status;
+    if (s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK, rows_faster(s, p)))
+        return gemm_rows_run(s, p, dtype, 0);
+    return s.takes(ANY, !p.norm) ? any_launch<T>(s, p) : ADZE_NO_KERNEL;
 }
 
 static adze_status bytes_run(const cuda_call &s, const gemm_params &p, int dtype)

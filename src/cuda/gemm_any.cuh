@@ -4,7 +4,7 @@
 
 #include "gemm_call.cuh"
 
-enum { ANY_ROWS = 64, ANY_DEPTH = 32, ANY_GEMM_THREADS = 256 };
+enum { ANY_ROWS = 64, ANY_TOKENS = 64, ANY_DEPTH = 32, ANY_GEMM_THREADS = 256 };
 
 /* A block computes TOKENS x 64 products; a thread has every 16th row of 4 and TOKENS / 16 tokens, or a row and two
    tokens when there are 8. Elements of the next 32 of k are loaded while those of the last are multiplied. */

@@ -192,6 +192,14 @@ extern "C" int gemm_compact_choice(const cuda_call &s, const gemm_params &p, int
 enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
 extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 
+/* gemm_shifted.cu: quantised weights at any address. `ask`: only whether the shape takes the call. */
+enum { GEMM_SHIFTED_8, GEMM_SHIFTED_8_TWICE, GEMM_SHIFTED_16, GEMM_SHIFTED_32, GEMM_SHIFTED_SHAPES };
+extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p);
+
+/* gemm_rows.cu: few tokens of any call without norm, in float arithmetic. `ask`: only whether it takes the call. */
+extern "C" adze_status gemm_rows_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
+
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {
     GEMM_BYTES_DIRECT_16X16,

@@ -1,8 +1,9 @@
 /* gemm on CUDA by cuBLASLt (cublaslt.cuh): of more than 16 tokens, and of rows off 16-byte borders.
 
    cuBLASLt's epilogue has the bias, and the residual where out is f32. All else is a kernel after the product,
-   lt_finish: the product is then in scratch, as floats, or rounded where the call rounds it. Scratch has x's norm,
-   products, and cuBLASLt's workspace, in this order. */
+   lt_finish: the product is then in scratch, as floats, or rounded where the call rounds it. Quantised weights of f32
+   x are made floats first, one weight at a time. Scratch has x's norm, products, these floats, and cuBLASLt's
+   workspace, in this order. */
 #include "gemm_lt.cuh"
 
 #include "cublaslt.cuh"
@@ -10,10 +11,14 @@
 #include <algorithm>
 
 extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
+extern "C" adze_status adze_dequantize_cuda(adze_stream, const void *);
 
 /* Tokens from which on cuBLASLt is faster: of 16-bit x; of f32, of rows off 16-byte borders, and of few long rows of
-   weights, for all of which there are no other tiles; of f8e4m3. */
-enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_F8 = 17, LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192 };
+   weights, for all of which there are no other tiles; of f8e4m3; of f32 with quantised weights. */
+enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
+enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192 };
+
+constexpr int64_t LT_FLOATS_MOST = 1 << 28; /* bytes of scratch for weights as floats */
 
 enum { FINISH_THREADS = 256, FINISH_EACH = 4, FINISH_COLUMNS = FINISH_THREADS * FINISH_EACH };
 
@@ -49,11 +54,11 @@ struct lt_gemm { /* a call, as products and what follows them */
     int count;
     lt_product product[GEMM_PARTS];
     lt_algorithm algorithm[GEMM_PARTS];
-    int part[GEMM_PARTS];                      /* whose product it is */
-    int staged;                                /* the dtype of products in scratch; 0: they are in out */
-    bool finished;                             /* products in scratch are as the call rounds them: there is no bias */
-    size_t norm_bytes, stage_bytes, workspace; /* of scratch */
-    char *stage;
+    int part[GEMM_PARTS]; /* whose product it is */
+    int staged;           /* the dtype of products in scratch; 0: they are in out */
+    bool finished;        /* products in scratch are as the call rounds them: there is no bias */
+    size_t norm_bytes, stage_bytes, weight_bytes, workspace; /* of scratch */
+    char *stage, *weights;                                   /* weights: as floats, where they are quantised */
 };
 
 static size_t lt_aligned(size_t bytes)
@@ -121,7 +126,7 @@ static lt_product lt_product_of(const lt_gemm &g, const gemm_part &part, bool by
     y.dtype = g.args.x.dtype;
     y.out_dtype = g.staged ? g.staged : g.args.out.dtype;
     y.x = {(void *)p.x, p.rows.stride[GEMM_X][0], p.x_batch / size};
-    y.w = {(void *)part.w, part.w_stride / size, p.w_batch / size};
+    y.w = {g.weight_bytes ? g.weights : (void *)part.w, part.w_stride / size, p.w_batch / size};
     if (g.staged) {
         y.out = {stage, part.n, p.m * part.n};
         return y;
@@ -189,12 +194,42 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
 {
     if (bytes)
         return LT_TOKENS_F8;
+    if (a->w.dtype != a->x.dtype)
+        return LT_TOKENS_FLOATS;
     const int64_t rows = a->w.shape[a->w.rank - 2];
     bool no_tiles = a->x.dtype == ADZE_F32 || (rows <= LT_FEW_ROWS && k >= LT_LONG_ROWS && !a->w2.dtype);
     no_tiles = no_tiles || k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
         no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
     return no_tiles ? LT_TOKENS_NO_TILES : LT_TOKENS;
+}
+
+/* Makes the params those of a call whose weights are floats, in scratch; false: they would be too many. */
+static bool lt_float_weights(lt_gemm *g)
+{
+    const int64_t row = g->p.k * (int64_t)sizeof(float);
+    int64_t most = 0;
+    for (gemm_part &part : g->p.part) {
+        part.w_stride = row;
+        most = std::max(most, part.n);
+    }
+    g->p.format = OF_X, g->p.group = 0;
+    g->weight_bytes = lt_aligned((size_t)(most * row));
+    return most <= LT_FLOATS_MOST / row;
+}
+static adze_status lt_dequantize(adze_stream stream, const lt_gemm &g, int part)
+{
+    const adze_gemm_args *const a = &g.args;
+    const adze_tensor *const w[GEMM_PARTS] = {&a->w, &a->w2, &a->w3};
+    const adze_tensor *const scale[GEMM_PARTS] = {&a->w_scale, &a->w2_scale, &a->w3_scale};
+    const adze_tensor *const zero[GEMM_PARTS] = {&a->w_zero, &a->w2_zero, &a->w3_zero};
+    adze_dequantize_args d = {};
+    d.w = *w[part], d.scale = *scale[part], d.zero = *zero[part];
+    d.group = a->group, d.group_rows = a->group_rows, d.format = a->format;
+    d.out.data = g.weights, d.out.dtype = ADZE_F32, d.out.rank = 2;
+    d.out.shape[0] = g.p.part[part].n, d.out.shape[1] = g.p.k;
+    d.out.stride[0] = g.p.k, d.out.stride[1] = 1;
+    return adze_dequantize_cuda(stream, &d);
 }
 
 /* The call as products, in as much scratch as it has; false: cuBLASLt does not take it. `bytes`: of f8e4m3. */
@@ -205,7 +240,8 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     const bool is_float = dtype == ADZE_F32 || dtype == ADZE_F16 || dtype == ADZE_BF16;
     if (k == 0 || adze_count(&a->x) < least * k || (a->call.flags & ADZE_BATCH_INVARIANT))
         return false;
-    if (bytes ? dtype != ADZE_F8E4M3 : !is_float || a->w.dtype != dtype)
+    const bool floats = !bytes && dtype == ADZE_F32 && a->w.dtype != dtype; /* the weights are quantised */
+    if (bytes ? dtype != ADZE_F8E4M3 : !is_float || (a->w.dtype != dtype && !floats))
         return false;
     char *const scratch = (char *)lt_aligned((size_t)(uintptr_t)a->call.scratch);
     const size_t given = a->call.scratch_size, lost = (size_t)(scratch - (char *)a->call.scratch);
@@ -218,21 +254,25 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
         g->norm_bytes = lt_aligned((size_t)adze_count(&a->x) * adze_dtype_size(dtype));
     }
     g->p = gemm_params_of(&g->args);
+    if (floats && !lt_float_weights(g))
+        return false;
     if (g->p.m < least || !lt_takes(g->p, (int64_t)adze_dtype_size(dtype), bytes))
         return false;
     lt_stage(g, bytes);
     if (least == LT_TOKENS && lt_slower(*g, bytes))
         return false;
     g->stage = scratch + g->norm_bytes;
+    g->weights = g->stage + g->stage_bytes;
     for (int i = 0; i < GEMM_PARTS; i++)
         if (g->p.part[i].n > 0) {
             char *const stage = g->stage + (g->p.glu && i == 1 ? g->stage_bytes / 2 : 0);
             g->part[g->count] = i;
             g->product[g->count++] = lt_product_of(*g, g->p.part[i], bytes, stage);
         }
-    if (g->norm_bytes + g->stage_bytes > room)
+    const size_t all = g->norm_bytes + g->stage_bytes + g->weight_bytes;
+    if (all > room)
         return false;
-    const size_t rest = room - g->norm_bytes - g->stage_bytes;
+    const size_t rest = room - all;
     return (lt_algorithms(stream.device, g, LT_WORKSPACE) && g->workspace <= rest) ||
            lt_algorithms(stream.device, g, 0);
 }
@@ -275,7 +315,9 @@ static adze_status lt_run(adze_stream stream, const adze_gemm_args *a, bool byte
         ADZE_CHECK(gemm_norm(s, &norm, g.p));
     }
     for (int i = 0; i < g.count; i++) {
-        if (!adze_lt_run(stream, &g.product[i], &g.algorithm[i], g.stage + g.stage_bytes))
+        if (g.weight_bytes)
+            ADZE_CHECK(lt_dequantize(stream, g, g.part[i]));
+        if (!adze_lt_run(stream, &g.product[i], &g.algorithm[i], g.weights + g.weight_bytes))
             return i == 0 ? adze_gemm_cuda(stream, a)
                           : adze_fail(ADZE_DEVICE, "gemm: cuBLASLt refused the product of w%d", g.part[i] + 1);
         if (g.staged && !g.p.glu)
@@ -311,6 +353,6 @@ extern "C" size_t gemm_lt_scratch(adze_stream stream, const adze_gemm_args *a)
     lt_gemm g = {};
     if ((bytes && adze_cuda_sm(stream.device) != 90) || !lt_plan(stream, a, bytes, &g))
         return 0;
-    const size_t all = g.norm_bytes + g.stage_bytes + g.workspace;
+    const size_t all = g.norm_bytes + g.stage_bytes + g.weight_bytes + g.workspace;
     return all ? all + LT_ALIGNMENT - 1 : 0;
 }
