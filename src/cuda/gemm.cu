@@ -1,9 +1,10 @@
 /* gemm on CUDA: which kernel takes a call.
 
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh); both need tensor cores and 16-byte
-   rows. Quantised weights are streamed for any number of tokens: up to 16 by gemm_compact.cu, which takes the common
-   calls, else 8 or 16 at a time by gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh. All other calls take
-   gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels. */
+   rows. Quantised weights have kernels of their own: up to 16 tokens take gemm_compact.cu in the common calls, else
+   gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh, which stream them 8 or 16 at a time; more take
+   gemm_quantised_tile.cu. All other calls take gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels.
+ */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
 #include "gemm_stream.cuh"
@@ -135,10 +136,11 @@ enum {
     WHOLE_8,
     QUANTISED_8,
     QUANTISED_16,
-    COMPACT,                              /* and the other GEMM_COMPACT_SHAPES */
-    RING = COMPACT + GEMM_COMPACT_SHAPES, /* and the other GEMM_RING_SHAPES */
-    DIRECT = RING + GEMM_RING_SHAPES,     /* and the other GEMM_DIRECT_SHAPES */
-    STREAM_SHORT = DIRECT + GEMM_DIRECT_SHAPES,
+    COMPACT,                                      /* and the other GEMM_COMPACT_SHAPES */
+    RING = COMPACT + GEMM_COMPACT_SHAPES,         /* and the other GEMM_RING_SHAPES */
+    DIRECT = RING + GEMM_RING_SHAPES,             /* and the other GEMM_DIRECT_SHAPES */
+    QUANTISED_TILE = DIRECT + GEMM_DIRECT_SHAPES, /* and the other GEMM_QUANTISED_TILE_SHAPES */
+    STREAM_SHORT = QUANTISED_TILE + GEMM_QUANTISED_TILE_SHAPES,
     STREAM_LONG,
     STREAM_LEAST,
     WIDE_SHORT,
@@ -172,6 +174,14 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"direct64x16", "the same with 64 rows and 16 warps"},
     {"direct32x16-wide", "the same, 16 tokens at a time, 32 rows and 16 warps"},
     {"direct64x8-wide", "the same, 16 tokens at a time, 64 rows and 8 warps"},
+    {"quantised-tile32x128", "quantised weights of aligned rows, by rows or groups of 64 or more, without norm, "
+                             "tiles of 32 tokens and 128 rows, "
+                             "of which 4 warps have a part of k each"},
+    {"quantised-tile32x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
+    {"quantised-tile64x128", "tiles of 64 tokens and 128 rows, of which 4 warps have a part of k each"},
+    {"quantised-tile64x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
+    {"quantised-tile64x256", "tiles of 64 tokens and 256 rows, of which 2 warps have a part of k each"},
+    {"quantised-tile128x128", "tiles of 128 tokens and 128 rows, of which each warp has all of k"},
     {"stream16x16", "up to 8 tokens without norm, 16 rows and 16 warps"},
     {"stream32x8", "up to 8 tokens without norm, 32 rows and 8 warps"},
     {"stream16x8", "up to 8 tokens without norm, 16 rows and 8 warps, little shared memory"},
@@ -255,6 +265,16 @@ static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
         const bool can = gemm_ring_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(RING + shape, can, shape == ring_choice(p)))
             return gemm_ring_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
+}
+static adze_status quantised_tile_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int choice = gemm_quantised_tile_choice(s, p, dtype);
+    for (int shape = 0; shape < GEMM_QUANTISED_TILE_SHAPES; shape++) {
+        const bool can = gemm_quantised_tile_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(QUANTISED_TILE + shape, can, shape == choice))
+            return gemm_quantised_tile_run(s, p, dtype, shape, 0);
     }
     return ADZE_NO_KERNEL;
 }
@@ -416,7 +436,10 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
                 return status;
         }
         if (vectors && p.format != OF_X) {
-            const adze_status status = quantised_run<T>(s, p);
+            const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+            adze_status status = quantised_tile_run(s, p, dtype);
+            if (status == ADZE_NO_KERNEL)
+                status = quantised_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)
                 return status;
         }

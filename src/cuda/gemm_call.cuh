@@ -192,6 +192,20 @@ extern "C" int gemm_compact_choice(const cuda_call &s, const gemm_params &p, int
 enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
 extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 
+/* gemm_quantised_tile.cu: quantised weights of 16-byte rows and many tokens, without norm. */
+enum {
+    GEMM_QUANTISED_TILE_32X128,
+    GEMM_QUANTISED_TILE_32X128_TWICE,
+    GEMM_QUANTISED_TILE_64X128,
+    GEMM_QUANTISED_TILE_64X128_TWICE,
+    GEMM_QUANTISED_TILE_64X256,
+    GEMM_QUANTISED_TILE_128X128,
+    GEMM_QUANTISED_TILE_SHAPES
+};
+extern "C" adze_status gemm_quantised_tile_run(const cuda_call &s, const gemm_params &p, int dtype, int shape,
+                                               int ask);
+extern "C" int gemm_quantised_tile_choice(const cuda_call &s, const gemm_params &p, int dtype);
+
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {
     GEMM_BYTES_DIRECT_16X16,
