@@ -174,14 +174,14 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"direct64x16", "the same with 64 rows and 16 warps"},
     {"direct32x16-wide", "the same, 16 tokens at a time, 32 rows and 16 warps"},
     {"direct64x8-wide", "the same, 16 tokens at a time, 64 rows and 8 warps"},
-    {"quantised-tile32x128", "quantised weights of aligned rows, by rows or groups of 64 or more, without norm, "
-                             "tiles of 32 tokens and 128 rows, "
-                             "of which 4 warps have a part of k each"},
-    {"quantised-tile32x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
-    {"quantised-tile64x128", "tiles of 64 tokens and 128 rows, of which 4 warps have a part of k each"},
-    {"quantised-tile64x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
-    {"quantised-tile64x256", "tiles of 64 tokens and 256 rows, of which 2 warps have a part of k each"},
-    {"quantised-tile128x128", "tiles of 128 tokens and 128 rows, of which each warp has all of k"},
+    {"quantised32x128",
+     "quantised weights of aligned rows, groups of 64 or more, without norm, in tiles of 32 tokens "
+     "and 128 rows, of which 4 warps have a part of k each"},
+    {"quantised32x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
+    {"quantised64x128", "tiles of 64 tokens and 128 rows, of which 4 warps have a part of k each"},
+    {"quantised64x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
+    {"quantised64x256", "tiles of 64 tokens and 256 rows, of which 2 warps have a part of k each"},
+    {"quantised128x128", "tiles of 128 tokens and 128 rows, of which each warp has all of k"},
     {"stream16x16", "up to 8 tokens without norm, 16 rows and 16 warps"},
     {"stream32x8", "up to 8 tokens without norm, 32 rows and 8 warps"},
     {"stream16x8", "up to 8 tokens without norm, 16 rows and 8 warps, little shared memory"},

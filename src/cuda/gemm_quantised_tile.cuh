@@ -224,11 +224,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_quantised_tile(const gemm_
                     weight_order<F>(load_shared(x_at + i * 8 * S::X_PITCH + ((half * 4 + t) ^ (g & 1) << 2) * 16));
             const char *const w_at = stage + S::X_BYTES + (warp_row + g) * S::W_PITCH +
                                      ((chunk * 2 + half) ^ S::order(g)) * S::W_HALF + t * (S::W_HALF / 4);
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                if (n >= row_tiles)
-                    break;
-                uint32_t w[4]; /* pairs */
+            /* The pairs of the next 8 rows are made while those of the last are multiplied. */
+            uint32_t pairs[2][4];
+            auto unpack = [&](int n) {
+                uint32_t(&w)[4] = pairs[n % 2];
                 if constexpr (F == OF_U4) {
                     const uint32_t v = *reinterpret_cast<const uint32_t *>(w_at + n * 8 * S::W_PITCH);
                     const uint32_t addend =
@@ -243,6 +242,15 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_quantised_tile(const gemm_
                     if constexpr (F == OF_F8)
                         nan |= f8_nan(v.x) || f8_nan(v.y) ? 1u << n : 0;
                 }
+            };
+            unpack(0);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                if (n >= row_tiles)
+                    break;
+                if (n + 1 < NT)
+                    unpack(n + 1);
+                const uint32_t(&w)[4] = pairs[n % 2];
                 float part[MT][4] = {};
 #pragma unroll
                 for (int i = 0; i < MT; i++)
@@ -343,13 +351,14 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_quantised_tile(const gemm_
 struct quantised_tile_plan {
     int strip, parts;
 };
-/* The plan that takes least time, if a multiprocessor has its blocks one after the other, and for each some time in
-   which it neither multiplies nor copies. In 64 columns of k a block copies x and weights, for which an H200 takes a
-   cycle for about 48 bytes, or multiplies, for which it takes a cycle for about 1280 products. */
+/* The plan that takes least time. A multiprocessor has FIT blocks at once, in rounds, in each of which there is some
+   time when it neither multiplies nor copies. In 64 columns of k a block copies x and weights, for which an H200
+   takes a cycle for about 48 bytes, or multiplies, for which it takes a cycle for about 1280 products. */
 template <class S>
 static quantised_tile_plan quantised_tile_plan_of(const cuda_call &s, const gemm_params &p)
 {
     const int64_t tokens = ceil_div(p.m, S::TOKENS), steps = ceil_div(p.k, S::CHUNKS * S::CHUNK);
+    const int64_t fit = std::max<int64_t>(1, s.gpu.block_shared / S::SHARED), at_once = s.gpu.sm_count * fit;
     const int most = adze_cuda_clusters(s.device) ? (int)std::min<int64_t>(8, steps) : 1;
     quantised_tile_plan best = {S::STRIP, 1};
     double least = 1e30;
@@ -358,8 +367,8 @@ static quantised_tile_plan quantised_tile_plan_of(const cuda_call &s, const gemm
             const int rows = strip * S::STRIPS;
             const int64_t blocks = tokens * gemm_tiles(p, p.glu ? rows / 2 : rows) * parts;
             const double chunk = std::max((S::TOKENS * 128 + rows * S::W_CHUNK) / 48.0, S::TOKENS * rows / 20.0);
-            const double work = (double)(ceil_div(steps, parts) * S::CHUNKS) * chunk + (parts > 1 ? 4000 : 3000);
-            const double time = (double)ceil_div(blocks, s.gpu.sm_count) * work;
+            const double work = (double)(fit * ceil_div(steps, parts) * S::CHUNKS) * chunk;
+            const double time = (double)ceil_div(blocks, at_once) * (work + (parts > 1 ? 4000 : 3000));
             if (time < least)
                 least = time, best = {strip, parts};
         }
