@@ -521,7 +521,7 @@ static const char *const gpu[] = {
     "x=$[27,4096] w=i8[1000,4096] w_scale=$[1000] residual=$[27,1000]",
     "x=$[64,14336] w=i8[500,14336] w_scale=f32[500,112] group=128 flags=const_weights",
     "x=$[50,2048] w=u8[4000,1024] w_scale=f16[4000,16] w_zero=u8[4000,16] group=128 format=u4 flags=const_weights",
-    "x=$[64,1056] w=u8[2000,528] w2=u8[2000,528] w_scale=$[2000,9] w2_scale=$[2000,9] group=128 format=u4 glu=1",
+    "x=$[64,1280] w=u8[2000,640] w2=u8[2000,640] w_scale=$[2000,10] w2_scale=$[2000,10] group=128 format=u4 glu=1",
     "x=$[30,4096] w=f8e4m3[3000,4096] w2=f8e4m3[300,4096] w3=f8e4m3[300,4096] w_scale=f32[24,32] w2_scale=f32[3,32] "
     "w3_scale=f32[3,32] group=128 group_rows=128 separate=1",
     "x=$[300,1040] w=i8[1000,1040] w2=i8[1000,1040] w_scale=f32[1000] w2_scale=f32[1000] glu=1",

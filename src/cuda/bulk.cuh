@@ -62,6 +62,20 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_
     (void)to, (void)from, (void)bytes, (void)barrier;
 #endif
 }
+/* The same to the blocks of the cluster whose bits are set, at the address and the barrier that have these places in
+   their shared memory. Each of them says how many bytes it waits for. */
+__device__ __forceinline__ void bulk_copy_all(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
+                                              uint32_t blocks)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
+                 "%2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "h"((uint16_t)blocks)
+                 : "memory");
+#else
+    (void)to, (void)from, (void)bytes, (void)barrier, (void)blocks;
+#endif
+}
 /* Waits for the end of the barrier's phase of this parity: 0 for its first one. */
 __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
 {

@@ -195,11 +195,13 @@ extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, i
 /* gemm_quantised_tile.cu: quantised weights of 16-byte rows and many tokens, without norm. */
 enum {
     GEMM_QUANTISED_TILE_32X128,
-    GEMM_QUANTISED_TILE_32X128_TWICE,
     GEMM_QUANTISED_TILE_64X128,
     GEMM_QUANTISED_TILE_64X128_TWICE,
     GEMM_QUANTISED_TILE_64X256,
     GEMM_QUANTISED_TILE_128X128,
+    GEMM_QUANTISED_TILE_128X256,
+    GEMM_QUANTISED_SHARING_32X128,
+    GEMM_QUANTISED_SHARING_64X128,
     GEMM_QUANTISED_TILE_SHAPES
 };
 extern "C" adze_status gemm_quantised_tile_run(const cuda_call &s, const gemm_params &p, int dtype, int shape,
