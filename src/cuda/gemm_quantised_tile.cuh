@@ -226,10 +226,12 @@ __global__ void __launch_bounds__(S::THREADS, 1)
         pdl_wait();
     pdl_launch_next();
 #pragma unroll
-    for (int i = 0; i < S::STAGES - 1; i++)
+    for (int i = 0; i < S::STAGES - 1; i++) {
         if (i < steps)
             fetch_weights(i);
-    copy_commit();
+        if (S::SHARING || i + 2 == S::STAGES) /* else x comes in groups of its own, after all of these */
+            copy_commit();
+    }
     entries next_entries;
     if constexpr (S::TABLED) {
         entries first[S::STAGES - 1];
@@ -253,7 +255,8 @@ __global__ void __launch_bounds__(S::THREADS, 1)
             else if (warp == 0)
                 share_x(i);
         }
-        copy_commit();
+        if (!S::SHARING)
+            copy_commit();
     }
 
     float sum[MT][NT][4] = {};
