@@ -1,4 +1,4 @@
-/* gemm: what is checked and what is timed. */
+/* gemm: what is checked and what is timed. It has more than 600 lines, as most of them are cases, one each. */
 #include "suite.h"
 
 #include <math.h>
@@ -18,6 +18,20 @@
         "x=$[" m ",128] w=u8[37,64] w_scale=f32[37] w_zero=u8[37] format=u4 rounding=2",                             \
         "x=$[" m ",100] w=f8e4m3[37,100] w_scale=f32[1]", "x=$[" m ",135] w=f8e4m3[37,135] w_scale=$[37]",           \
         "x=$[" m ",300] w=f8e4m3[200,300] w_scale=f32[2,3] group=128 group_rows=128"
+
+/* Quantised weights of aligned rows and so many tokens that a GPU has tiles for them, with what follows. */
+#define QUANTISED_TILES(m)                                                                                           \
+    "x=$[" m ",336] w=i8[70,336] w_scale=f32[70] bias=$[70]",                                                        \
+        "x=$[" m                                                                                                     \
+        ",544] w=u8[40,272] w2=u8[23,272] w3=u8[7,272] w_scale=$[40,5] w2_scale=f16[23,5] w3_scale=f32[7,5] "        \
+        "w_zero=u8[40,5] w3_zero=u8[7,5] group=128 format=u4",                                                       \
+        "x=$[" m ",400] w=f8e4m3[133,400] w_scale=f32[2,4] group=128 group_rows=128 act=relu rounding=2"
+#define QUANTISED_TILES_THEN(m)                                                                                      \
+    "x=$[" m ",336] w=i8[61,336] w2=i8[61,336] w_scale=f16[61,6] w2_scale=f16[61,6] group=64 glu=1",                 \
+        "x=$[" m ",288] w=u8[33,144] w2=u8[33,144] w_scale=$[33,5] w2_scale=$[33,5] w2_zero=u8[33,5] group=64 "      \
+        "format=u4 glu=1 rounding=2 flags=const_weights",                                                            \
+        "x=$[" m ",400] w=f8e4m3[99,400] w_scale=$[99] residual=$[" m ",99] gate=$[99]",                             \
+        "x=$[" m ",544] w=u8[40,272] w_scale=f32[40] format=u4"
 
 /* Quantised x, with sizes of w that are multiples of nothing and of much; out is f32, f16 (2) or bf16 (3). */
 #define BYTES_OF(t, m)                                                                                               \
@@ -313,6 +327,20 @@ static const char *const good[] = {
     "x=$[3,1001] w=i8[40,1001] w_scale=f32[40] values:special",
     "x=$[11,1001] w=u8[40,501] w_scale=f32[40,8] group=128 format=u4 values:special",
     "x=$[20,333] w=f8e4m3[40,333] w_scale=f32[40] flags=batch_invariant",
+    QUANTISED_TILES("17"),
+    QUANTISED_TILES_THEN("31"),
+    QUANTISED_TILES("32"),
+    QUANTISED_TILES_THEN("33"),
+    QUANTISED_TILES("64"),
+    QUANTISED_TILES_THEN("64"),
+    QUANTISED_TILES("65"),
+    QUANTISED_TILES_THEN("100"),
+    QUANTISED_TILES("130"),
+    "x=$[130:672,656:1] w=i8[70:672,656:1]@+16 w_scale=f32[70:12,11:1] group=64 out=$[130:75,70:1]@+1",
+    "x=$[40,1024] w=f8e4m3[140,1024] w_scale=f32[2,8] group=128 group_rows=128 values:special",
+    "x=$[40,640] w=i8[70,640] w_scale=f32[70] out_dtype=1 values:special",
+    "x=$[40,640] w=i8[70,640] w_scale=f32[70,10] group=64 norm=rms eps=1e-6 norm_weight=$[640]",
+    "x=$[40,640] w=u8[70,320] w_scale=f32[70,5] group=128 format=u4 flags=batch_invariant",
     /* quantised x */
     BYTES("0"),
     BYTES("1"),
@@ -519,6 +547,15 @@ static const char *const gpu[] = {
     "x=$[16,14753] w=u8[320,7377] w_scale=$[320,116] group=128 format=u4",
     "x=$[41,4095] w=i8[1000,4095] w2=i8[1000,4095] w_scale=f32[1000] w2_scale=f32[1000] glu=1",
     "x=$[200,1001] w=u8[300,501] w_scale=$[300,8] w_zero=u8[300,8] group=128 format=u4 residual=$[200,300]",
+    "x=$[27,4096] w=i8[1000,4096] w_scale=$[1000] residual=$[27,1000]",
+    "x=$[64,14336] w=i8[500,14336] w_scale=f32[500,112] group=128 flags=const_weights",
+    "x=$[50,2048] w=u8[4000,1024] w_scale=f16[4000,16] w_zero=u8[4000,16] group=128 format=u4 flags=const_weights",
+    "x=$[64,1280] w=u8[2000,640] w2=u8[2000,640] w_scale=$[2000,10] w2_scale=$[2000,10] group=128 format=u4 glu=1",
+    "x=$[30,4096] w=f8e4m3[3000,4096] w2=f8e4m3[300,4096] w3=f8e4m3[300,4096] w_scale=f32[24,32] w2_scale=f32[3,32] "
+    "w3_scale=f32[3,32] group=128 group_rows=128 separate=1",
+    "x=$[300,1040] w=i8[1000,1040] w2=i8[1000,1040] w_scale=f32[1000] w2_scale=f32[1000] glu=1",
+    "x=$[520,2048] w=u8[1300,1024] w_scale=f32[1300,16] group=128 format=u4 bias=$[1300]",
+    "x=$[1030,1024] w=f8e4m3[1500,1024] w_scale=f32[1500] flags=const_weights",
     "x=$[1,32768] w=$[64,32768]",
     "x=$[2,100003] w=$[3,100003]",
     MANY("128"),

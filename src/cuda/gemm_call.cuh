@@ -170,6 +170,12 @@ static inline size_t gemm_alone(const cuda_call &s, size_t bytes, int64_t each)
     return adze_cuda_clusters(s.device) && bytes < least ? least : bytes;
 }
 
+/* gemm_params.cu: the args of the op as params; x's norm, dense at the start of the call's scratch, and its launch.
+ */
+extern "C" gemm_params gemm_params_of(const adze_gemm_args *a);
+extern "C" adze_tensor gemm_normed(const adze_gemm_args *a);
+extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p);
+
 /* gemm_direct.cu: quantised weights of 16-byte rows. `ask`: only whether the shape takes the call. */
 enum {
     GEMM_DIRECT_16X8,
@@ -199,6 +205,22 @@ extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p);
 
 /* gemm_rows.cu: few tokens of any call without norm, in float arithmetic. `ask`: only whether it takes the call. */
 extern "C" adze_status gemm_rows_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
+
+/* gemm_quantised_tile.cu: quantised weights of 16-byte rows and many tokens, without norm. */
+enum {
+    GEMM_QUANTISED_TILE_32X128,
+    GEMM_QUANTISED_TILE_64X128,
+    GEMM_QUANTISED_TILE_64X128_TWICE,
+    GEMM_QUANTISED_TILE_64X256,
+    GEMM_QUANTISED_TILE_128X128,
+    GEMM_QUANTISED_TILE_128X256,
+    GEMM_QUANTISED_SHARING_32X128,
+    GEMM_QUANTISED_SHARING_64X128,
+    GEMM_QUANTISED_TILE_SHAPES
+};
+extern "C" adze_status gemm_quantised_tile_run(const cuda_call &s, const gemm_params &p, int dtype, int shape,
+                                               int ask);
+extern "C" int gemm_quantised_tile_choice(const cuda_call &s, const gemm_params &p, int dtype);
 
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {
