@@ -258,6 +258,14 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     rows_table &table = tables[warp];
     rows_tile<T, F> rows;
     rows.init(p, rows_of_tile(p, own_tile < tiles ? own_tile : tiles - 1, tile_shift), batch, lane, &table);
+    const int64_t token = min(first_token + lane % TOKENS, p.m - 1); /* a lane computes one */
+    const char *const x =
+        p.x + batch * p.x_batch + row_offset(p.rows, GEMM_X, row_split(p.rows, token)) * (int64_t)sizeof(T);
+    const bool aligned = __all_sync(0xffffffffu, (uintptr_t)x % word::X_BYTES == 0);
+    if (lane < TOKENS)
+        table.x[lane] = x;
+    __syncwarp();
+
     const int words = (int)word::words(p.k), steps = (words + STEP - 1) / STEP;
     const int group_shift = p.group == 32 ? 5 : p.group == 64 ? 6 : p.group == 128 ? 7 : 31;
     int index = slice * STEP + lane; /* the lane's first word of a step */
@@ -288,14 +296,6 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     for (int r = 0; r < ROWS_TILE; r++)
         rows.at[r] += (int64_t)index * 4;
     fetch(index);
-
-    const int64_t token = min(first_token + lane % TOKENS, p.m - 1); /* a lane computes one */
-    const char *const x =
-        p.x + batch * p.x_batch + row_offset(p.rows, GEMM_X, row_split(p.rows, token)) * (int64_t)sizeof(T);
-    const bool aligned = __all_sync(0xffffffffu, (uintptr_t)x % word::X_BYTES == 0);
-    if (lane < TOKENS)
-        table.x[lane] = x;
-    __syncwarp();
     if (F != OF_X && p.group) { /* scales have 2 bytes or 4 */
 #pragma unroll
         for (int r = 0; r < ROWS_TILE; r++)
