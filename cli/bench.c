@@ -458,6 +458,7 @@ int adze_cli_bench(int argc, char **argv)
         fprintf(stderr, "adze bench: %s\n", message);
         return 2;
     }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a run that is stopped has shown what it timed */
     status = bench(stream);
     adze_cli_lines_free(state.lines);
     state.lines = NULL;

@@ -5,6 +5,8 @@
 
 #include "attention_cluster.cuh"
 
+#include <algorithm>
+
 enum { DIRECT_8, DIRECT_16, FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, WGMMA_ROWS, ANY_CALL };
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
@@ -79,7 +81,8 @@ struct direct_plan {
 };
 enum {
     DIRECT_LEAST = 64,   /* keys of a part */
-    DIRECT_SHORT = 192,  /* keys of a block: with so few a cluster is better than more parts */
+    DIRECT_SHORT = 192,  /* keys of a block: with so few a cluster is better than more parts, */
+    DIRECT_FEW = 512,    /* and if most multiprocessors have a block, so few are not worth a second launch */
     DIRECT_MOST = 256,   /* with more, clusters of the next launch load multiprocessors unevenly */
     DIRECT_ROUND = 2048, /* keys: up to so many, two blocks with large steps on each multiprocessor are better */
     DIRECT_LONG = 512,   /* more keys than this in a part are better taken in large steps */
@@ -114,14 +117,15 @@ static inline direct_plan direct_plan_of(const cuda_call &s, const attention_par
     const bool fills = pairs * size * 4 >= s.gpu.sm_count * 5 && p.n / size <= DIRECT_MOST;
     if (size > 1 && (fills || p.n / size <= DIRECT_SHORT))
         return {size, true};
-    return {direct_parts(s, p), false};
+    return {p.n <= DIRECT_FEW && pairs * 3 > s.gpu.sm_count * 2 ? 1 : direct_parts(s, p), false};
 }
 /* The parts that need scratch, whichever kernel takes the call. */
 static inline int64_t direct_split_parts(const cuda_call &s, const attention_params &p)
 {
     if (p.packed || attention_rows_of(p) > 16)
         return 1;
-    return direct_plan_of(s, p, 2).clustered && direct_plan_of(s, p, 3).clustered ? 1 : direct_parts(s, p);
+    const direct_plan two = direct_plan_of(s, p, 2), three = direct_plan_of(s, p, 3);
+    return std::max(two.clustered ? 1 : two.parts, three.clustered ? 1 : three.parts);
 }
 template <typename T, class S>
 static adze_status direct_launch(const cuda_call &s, attention_params p, direct_plan plan)
