@@ -255,6 +255,26 @@ static const char *const good[] = {
     "x=$[3,264] w=i8[40,264] w_scale=f32[40] values:special",
     "x=$[3,264] w=u8[40,132] w_scale=f32[40,5] group=64 format=u4 values:special act=relu",
     "w_scale=f32[40,5] x=$[3,264] w=i8[40,264] group=64 flags=batch_invariant",
+    /* one token and quantised weights: elements that are far apart, and all that follows */
+    "x=$[1,4352] w=i8[333,4352] w_scale=$[333] flags=const_weights",
+    "x=$[1,4352] w=u8[333,2176] w_scale=$[333,34] group=128 format=u4 flags=const_weights",
+    "x=$[1,4608] w=i8[70,4608] w_scale=f32[70] norm=rms eps=1e-6 norm_weight=$[4608] weight_offset=1",
+    "x=$[1,4608] w=i8[70,4608] w2=i8[70,4608] w_scale=f16[70] w2_scale=f16[70] bias2=$[70] glu=1 flags=const_weights",
+    "x=$[1,4608] w=u8[70,2304] w_scale=f16[70,36] group=128 format=u4 bias=$[70] flags=const_weights",
+    "x=$[1,4864] w=i8[70,4864] w_scale=f32[70] flags=const_weights",
+    "x=$[1,4864] w=u8[70,2432] w_scale=f32[70,38] group=128 format=u4 flags=const_weights",
+    "x=$[1,4096] w=i8[70,4096] w_scale=f32[70] values:special flags=const_weights",
+    "x=$[1,4096] w=u8[70,2048] w_scale=$[70,32] group=128 format=u4 values:zero bias=f32[70]",
+    "x=$[1,4096] w=u8[70,2048] w_scale=$[70,32] group=128 format=u4 values:tiny",
+    "x=$[1,16384] w=u8[17,8192] w_scale=$[17,128] group=128 format=u4 values:outlier flags=const_weights",
+    "x=$[1,2048] w=i8[129,2048] w2=i8[64,2048] w3=i8[65,2048] w_scale=f32[129] w2_scale=f32[64] w3_scale=f32[65] "
+    "bias=$[129] bias3=f32[65] separate=1 rounding=2 flags=const_weights",
+    "x=$[1,4096] w=u8[129,2048] w2=u8[64,2048] w3=u8[65,2048] w_scale=f16[129,32] w2_scale=f16[64,32] "
+    "w3_scale=f16[65,32] group=128 format=u4 norm=rms eps=1e-6 norm_weight=$[4096] rounding=1 separate=1",
+    "x=$[1,4096] w=u8[77,2048] w2=u8[77,2048] w_scale=$[77,32] w2_scale=$[77,32] group=128 format=u4 norm=rms "
+    "eps=1e-6 norm_weight=$[4096] weight_offset=1 glu=1 rounding=3 flags=const_weights",
+    "out=$[1,333] x=$[1,11008] w=u8[333,5504] w_scale=$[333,86] group=128 format=u4 residual=$[1,333]@out",
+    "x=$[1,2176] w=i8[40,2176] w_scale=$[40] residual=f32[1,40] out_dtype=1 flags=const_weights",
     /* quantised weights whose rows are of 16 bytes, in several steps of k, with all that follows */
     "x=$[1,1024] w=i8[300,1024] w_scale=$[300] flags=const_weights",
     "x=$[5,1024] w=i8[300,1024] w_scale=f32[300,8] group=128 bias=$[300]",
@@ -571,12 +591,37 @@ static const char *const gpu[] = {
 static const char *const huge[] = {"x=$[3,4096] w=$[600000,4096]", "x=$[600000,4096] w=$[64,4096] bias=$[64]",
                                    "x=$[8,1024] w=i8[100000,1024] w_scale=f32[100000]", NULL};
 
+/* Rows of one token for quantised weights, by their length, which no other case has: elements that are 2^30 apart,
+   the largest of which have a weight of 0 in every other row; elements that are 2^50 apart; one infinity. A kernel
+   that takes x as whole numbers has the first as they are, and must not take the others. */
+static void spread(adze_gemm_args *a)
+{
+    enum { APART = 4352, FAR_APART = 4608, INFINITE = 4864 };
+    const int64_t k = a->x.rank == 2 && a->x.shape[0] == 1 && a->w.rank == 2 && !a->x_scale.dtype ? a->x.shape[1] : 0;
+    const int packed = a->w.dtype == ADZE_U8;
+    if ((k != APART && k != FAR_APART && k != INFINITE) || !(packed || a->w.dtype == ADZE_I8))
+        return;
+    for (int64_t i = 0; i < k; i++) {
+        const int64_t at = i * a->x.stride[1];
+        const double v = adze_get(&a->x, at), small = k == FAR_APART ? 0x1p-40 : 0x1p-18;
+        if (k == INFINITE)
+            adze_put(&a->x, at, i == 100 ? INFINITY : v);
+        else
+            adze_put(&a->x, at, i % 128 == 5 ? v * 0x1p12 : i % 128 > 9 ? v * small : v);
+        for (int64_t r = 0; r < a->w.shape[0] && i % 128 == 5; r += 2) {
+            const int64_t of = r * a->w.stride[0] + (packed ? i / 2 : i) * a->w.stride[1];
+            adze_put(&a->w, of, packed ? (double)(((int)adze_get(&a->w, of) & 15) | 8 << 4) : 0);
+        }
+    }
+}
+
 /* Scales as weights have them: positive, and so small that sums of f16 are finite. Zeros are of 4 bits. One row of f8
    has a NaN, where there are many. */
 static void fill(void *args)
 {
     adze_gemm_args *a = args;
     enum { NAN_ROW = 77 };
+    spread(a);
     if (a->w.dtype == ADZE_F8E4M3 && a->w.shape[0] > NAN_ROW && a->w.shape[1] > 0)
         adze_put(&a->w, NAN_ROW * a->w.stride[0] + a->w.shape[1] / 2 * a->w.stride[1], NAN);
     const adze_tensor *const small[] = {&a->w_scale, &a->w2_scale, &a->w3_scale, &a->x_scale,

@@ -49,6 +49,7 @@ enum {
     WHOLE_8,
     QUANTISED_8,
     QUANTISED_16,
+    FIXED,
     COMPACT,                                      /* and the other GEMM_COMPACT_SHAPES */
     RING = COMPACT + GEMM_COMPACT_SHAPES,         /* and the other GEMM_RING_SHAPES */
     DIRECT = RING + GEMM_RING_SHAPES,             /* and the other GEMM_DIRECT_SHAPES */
@@ -73,6 +74,9 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"whole8", "up to 8 tokens in shared memory, with or without norm"},
     {"quantised8", "quantised weights of aligned rows, groups of 64 or more (u4: 128), 8 tokens at a time"},
     {"quantised16", "the same, 16 tokens at a time"},
+    {"fixed", "one token in fixed point, weights of i8 by rows or of u4 by groups of 128, k of 2048 (u4: 4096) or "
+              "more, with or "
+              "without rms norm"},
     {"compact",
      "up to 8 tokens, quantised weights by rows (i8, f8e4m3) or groups of 128 (u4, f8e4m3), with or without "
      "rms norm"},
@@ -372,6 +376,8 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
     if constexpr (sizeof(T) == 2) {
         if (vectors) {
             const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
+            if (s.takes(FIXED, gemm_fixed_run(s, p, dtype, 1) == ADZE_OK))
+                return gemm_fixed_run(s, p, dtype, 0);
             adze_status status = compact_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL)
                 status = ring_run(s, p, dtype);

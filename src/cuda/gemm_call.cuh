@@ -194,6 +194,9 @@ enum { GEMM_COMPACT_8, GEMM_COMPACT_8_RING, GEMM_COMPACT_16, GEMM_COMPACT_SHAPES
 extern "C" adze_status gemm_compact_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 extern "C" int gemm_compact_choice(const cuda_call &s, const gemm_params &p, int dtype);
 
+/* gemm_fixed.cu: the same, one token and i8 or u4. */
+extern "C" adze_status gemm_fixed_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
+
 /* gemm_ring.cu: the same as gemm_direct.cu, with or without norm. */
 enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
 extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
