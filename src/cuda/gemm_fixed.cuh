@@ -1,16 +1,16 @@
 /* gemm_fixed.cuh - products of one token with quantised weights, on tensor cores that multiply bytes.
 
-   An mma has columns for eight tokens. With one token, six of them are the bytes of its elements, as whole numbers of
-   44 bits that have one power of two for each 128 elements. So weights of i8 need no instruction before they are
-   multiplied, those of u4 three for eight of them, and the products of 64 bytes are added without rounding. Elements
-   that are not such numbers, as they are less than 2^-33 of the largest or have no value, are rare: then the block
-   adds up its rows one element at a time.
+   An mma has columns for eight tokens. With one token, six of them are the bytes of its elements, as whole numbers
+   of 44 bits that have one power of two for each 128 elements. So weights of i8 need no instruction before they are
+   multiplied, those of u4 three for eight of them, and the products of 64 bytes are added without rounding.
+   Elements that are not such numbers, as they are less than 2^-33 of the largest or have no value, are rare: then
+   the block adds up its rows one element at a time.
 
-   A block has a multiprocessor to itself, a range of the weights' rows in tiles of 16, and all of k. Units of a tile,
-   16 rows of 64 bytes, go round the warps. Lane 4 g + t has 16 bytes of rows g and g + 8, straight in registers. When
-   the weights are constant, all but the last of a warp's are requested before the dependency wait, the first by the
-   first instructions, and the last after x, which would wait behind it. The sums of warps are added up at the end, in
-   their order. */
+   A block has a multiprocessor to itself, a range of the weights' rows in tiles of 16, and all of k. Units of a
+   tile, 16 rows of 64 bytes, go round the warps. Lane 4 g + t has 16 bytes of rows g and g + 8, straight in
+   registers. When the weights are constant, all but the last of a warp's are requested before the dependency wait,
+   the first by the first instructions, and the last after x, which would wait behind it. The sums of warps are
+   added up at the end, in their order. */
 #ifndef ADZE_CUDA_GEMM_FIXED_CUH
 #define ADZE_CUDA_GEMM_FIXED_CUH
 
