@@ -82,7 +82,7 @@ struct direct_plan {
 enum {
     DIRECT_LEAST = 64,   /* keys of a part */
     DIRECT_SHORT = 192,  /* keys of a block: with so few a cluster is better than more parts, */
-    DIRECT_FEW = 512,    /* and if most multiprocessors have a block, so few are not worth a second launch */
+    DIRECT_FEW = 512,    /* and so few are not worth a second launch if most multiprocessors have a block */
     DIRECT_MOST = 256,   /* with more, clusters of the next launch load multiprocessors unevenly */
     DIRECT_ROUND = 2048, /* keys: up to so many, two blocks with large steps on each multiprocessor are better */
     DIRECT_LONG = 512,   /* more keys than this in a part are better taken in large steps */
@@ -164,11 +164,19 @@ static inline bool direct_wide(const cuda_call &s, const attention_params &p, in
                attention_rows_of(p) > 1;
     return p.n > plan.parts * DIRECT_LONG;
 }
+/* Whether few keys are one block's: then attention_tile is faster, by what was measured on an H200 (2026-11-18). */
+template <class S>
+static bool direct_slower(const cuda_call &s, const attention_params &p)
+{
+    const direct_plan plan = direct_plan_of(s, p, S::BLOCKS);
+    return !S::QUANTISED && plan.parts == 1 && p.n <= DIRECT_FEW;
+}
 /* S has small steps and more blocks, WIDE large ones and fewer; they may be the same. */
 template <typename T, class S, class WIDE>
 static adze_status direct_run(const cuda_call &s, const attention_params &p, int variant)
 {
-    if (!s.takes(variant, !p.packed && p.page % 16 == 0 && attention_rows_of(p) <= S::ROWS))
+    const bool can = !p.packed && p.page % 16 == 0 && attention_rows_of(p) <= S::ROWS;
+    if (!s.takes(variant, can, !direct_slower<S>(s, p)))
         return ADZE_NO_KERNEL;
     if (direct_wide(s, p, S::BLOCKS, WIDE::BLOCKS, WIDE::ALONG * WIDE::KEYS))
         return direct_run<T, WIDE>(s, p, direct_plan_of(s, p, WIDE::BLOCKS));
@@ -182,6 +190,12 @@ static adze_status direct_run(const cuda_call &s, const attention_params &p)
     return status != ADZE_NO_KERNEL ? status : direct_run<T, S16, S16>(s, p, DIRECT_16);
 }
 
+/* Whether blocks of 16 rows are faster, as larger ones would leave most multiprocessors without any and the keys are
+   few. From sweeps on an H200 (2026-11-18). */
+static inline bool few_fill(const cuda_call &s, const attention_params &p)
+{
+    return p.n <= DIRECT_FEW && attention_tiles(p, 16) * attention_pairs(p) <= s.gpu.sm_count;
+}
 /* Calls of few rows, and if `some` those of some more. */
 template <typename T, class FEW, class SOME>
 static adze_status attention_few(const cuda_call &s, const attention_params &p, bool some)
@@ -191,7 +205,7 @@ static adze_status attention_few(const cuda_call &s, const attention_params &p, 
     const bool some_split = key_parts(s, p, SOME::ROWS, PART_LEAST, PARTS_MAX) > enough;
     if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, rows <= FEW::ROWS))
         return split_launch<T>(s, p, split_parts(s, p, FEW::ROWS), tile_launch<T, FEW>);
-    if (s.takes(FEW_ROWS, FEW::SHARED <= room, rows <= FEW::ROWS))
+    if (s.takes(FEW_ROWS, FEW::SHARED <= room, rows <= FEW::ROWS || few_fill(s, p)))
         return tile_launch<T, FEW>(s, p, attention_clusters<FEW>(s, p));
     if (s.takes(SOME_SPLIT, SOME::SHARED <= room && split_parts(s, p, SOME::ROWS) > 1, some && some_split))
         return split_launch<T>(s, p, split_parts(s, p, SOME::ROWS), tile_launch<T, SOME>);

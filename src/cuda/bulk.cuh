@@ -62,29 +62,6 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_
     (void)to, (void)from, (void)bytes, (void)barrier;
 #endif
 }
-/* The same to the blocks of the cluster whose bits are set, at the address and the barrier that have these places in
-   their shared memory. Each of them says how many bytes it waits for. One copy to all is an instruction of sm_90a. */
-__device__ __forceinline__ void bulk_copy_all(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
-                                              uint32_t blocks)
-{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], "
-                 "%2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "h"((uint16_t)blocks)
-                 : "memory");
-#elif __CUDA_ARCH__ >= 900
-    for (uint32_t rank = 0; blocks >> rank; rank++)
-        if (blocks >> rank & 1)
-            asm volatile("{\n\t.reg .b32 there, its;\n\tmapa.shared::cluster.u32 there, %0, %4;\n\t"
-                         "mapa.shared::cluster.u32 its, %3, %4;\n\t"
-                         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [there], [%1], %2, "
-                         "[its];\n\t}" ::"r"(to),
-                         "l"(from), "r"(bytes), "r"(barrier), "r"(rank)
-                         : "memory");
-#else
-    (void)to, (void)from, (void)bytes, (void)barrier, (void)blocks;
-#endif
-}
 /* Waits for the end of the barrier's phase of this parity: 0 for its first one. */
 __device__ __forceinline__ void bulk_wait(uint32_t barrier, uint32_t parity)
 {

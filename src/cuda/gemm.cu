@@ -97,13 +97,6 @@ constexpr adze_variant GEMM_VARIANTS[] = {
      "and 128 rows, of which 4 warps have a part of k each"},
     {"quantised64x128", "the same with tiles of 64 tokens"},
     {"quantised64x128-twice", "the same with 2 warps, two blocks on a multiprocessor"},
-    {"quantised64x256", "tiles of 64 tokens and 256 rows, of which 2 warps have a part of k each"},
-    {"quantised128x128", "tiles of 128 tokens and 128 rows, of which each warp has all of k"},
-    {"quantised128x256", "the same with tiles of 256 rows"},
-    {"quantised32x128-sharing",
-     "as quantised32x128, k a multiple of 256, and blocks copy x for each other (sm_90 and "
-     "newer)"},
-    {"quantised64x128-sharing", "the same with tiles of 64 tokens"},
     {"stream16x16", "up to 8 tokens without norm, 16 rows and 16 warps"},
     {"stream32x8", "up to 8 tokens without norm, 32 rows and 8 warps"},
     {"stream16x8", "up to 8 tokens without norm, 16 rows and 8 warps, little shared memory"},

@@ -6,14 +6,10 @@ static adze_status fixed_launch(const cuda_call &s, const gemm_params &p, bool a
 {
     if (!compact_takes<S>(p) || p.k % S::GROUP != 0 || p.group_rows > 1)
         return ADZE_NO_KERNEL;
-    fixed_call c = {};
-    int64_t blocks = 0;
-    /* Where shared memory has no room for the sums of so many rows, more blocks follow each other. */
-    for (int64_t times = 1; times <= 8 && c.bytes == 0; times++) {
-        blocks = std::min<int64_t>(s.gpu.sm_count * times, p.n);
-        c = fixed_call_of<S>(p, blocks, (size_t)s.gpu.block_shared);
-    }
-    if (c.bytes == 0)
+    /* gemm_compact is faster where a multiprocessor has many rows, on an H200 (2026-11-18). */
+    const int64_t blocks = std::min<int64_t>(s.gpu.sm_count, p.n);
+    const fixed_call c = fixed_call_of<S>(p, blocks, (size_t)s.gpu.block_shared);
+    if (c.bytes == 0 || ceil_div(p.n * (p.glu ? 2 : 1), blocks) > S::ROWS_MOST)
         return ADZE_NO_KERNEL;
     return ask ? ADZE_OK : launch(s, gemm_fixed<T, S>, blocks, dim3(S::THREADS), launch_shape(c.bytes), p, c);
 }

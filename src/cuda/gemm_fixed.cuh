@@ -22,6 +22,7 @@ struct fixed_shape {
     static constexpr compact_scales SCALES = SCALES_;
     static constexpr bool NORM = NORM_, U4 = FORMAT == OF_U4, GROUPED = SCALES != ROW_SCALES;
     static constexpr int TOKENS = 1, WARPS = 32, THREADS = 32 * WARPS;
+    static constexpr int ROWS_MOST = 512;                   /* of a block, that it is used for */
     static constexpr int AHEAD = U4 ? 2 : 3;                /* units of a warp under way */
     static constexpr int STEP = U4 ? 128 : 64, GROUP = 128; /* weights of a unit's row; of one power of two */
     static constexpr int BYTES = 6, X_STEP = STEP * BYTES;  /* of an element; of a step */

@@ -4,18 +4,15 @@
    As in gemm_tile.cuh both operands pass through stages in shared memory, SLICES warps may have the same tile and a
    part of each stage, and the blocks of a cluster may have a part of k each. The weights stay packed there. A warp
    has up to STRIP rows, 8 at a time: lane 4 g + t takes 16 weights of row g and the same 16 elements of tokens g and
-   g
-   + 8, so that four lanes have a chunk of 64. It unpacks its weights once for all of its tokens, whose elements it
+   g + 8, so that four lanes have a chunk of 64. It unpacks its weights once for all of its tokens, whose elements it
    has put into the order of the weights' pairs. The sum of a chunk, which lies in one group, is multiplied by the
    group's scale: these are floats in shared memory, and their loads are one step ahead of the copies of the weights.
 
    Every block reads all tokens of its part of k, from L2, which takes longer than the weights do. So tiles have many
-   rows, as many as load the multiprocessors evenly; and SHARING blocks of a cluster, which have other rows and the
-   same part of k, copy a part of the tokens each, to all of them. */
+   rows, as many as load the multiprocessors evenly. */
 #ifndef ADZE_CUDA_GEMM_QUANTISED_TILE_CUH
 #define ADZE_CUDA_GEMM_QUANTISED_TILE_CUH
 
-#include "bulk.cuh"
 #include "cluster.cuh"
 #include "gemm_call.cuh"
 #include "mma.cuh"
@@ -24,23 +21,20 @@
 
 /* Tokens of a block and of a warp, multiples of 16; strips; chunks of a stage, which slices divide. */
 template <int TOKENS_, int WARP_TOKENS_, int STRIPS_, int SLICES_, int CHUNKS_, int STAGES_, weight_format FORMAT_,
-          bool TABLED_, bool SHARING_ = false>
+          bool TABLED_>
 struct quantised_tile_shape {
     static constexpr int TOKENS = TOKENS_, WARP_TOKENS = WARP_TOKENS_, STRIPS = STRIPS_, SLICES = SLICES_;
     static constexpr int CHUNKS = CHUNKS_, STAGES = STAGES_;
     static constexpr weight_format FORMAT = FORMAT_;
-    static constexpr bool TABLED = TABLED_;   /* with scales of groups, or with zeros */
-    static constexpr bool SHARING = SHARING_; /* x is copied once for the blocks of a cluster with the same k */
+    static constexpr bool TABLED = TABLED_; /* with scales of groups, or with zeros */
     static constexpr int STRIP = 64, ROWS = STRIPS * STRIP, CHUNK = 64, VECTOR = weight_vector(FORMAT);
     static constexpr int TILE_WARPS = TOKENS / WARP_TOKENS * STRIPS, THREADS = TILE_WARPS * SLICES * 32;
     static constexpr int W_CHUNK = FORMAT == OF_U4 ? 32 : 64;                      /* bytes of a chunk of a row */
     static constexpr int X_PITCH = CHUNKS * CHUNK * 2, W_PITCH = CHUNKS * W_CHUNK; /* bytes of a row in a stage */
-    static constexpr int X_ROW = X_PITCH + (SHARING ? 64 : 0); /* rows g and g + 1 have other banks */
-    static constexpr int X_BYTES = TOKENS * X_ROW, STAGE_BYTES = X_BYTES + ROWS * W_PITCH;
+    static constexpr int X_BYTES = TOKENS * X_PITCH, STAGE_BYTES = X_BYTES + ROWS * W_PITCH;
     /* Scales by chunk and row, and the addends of u4, after the stages. */
     static constexpr int TABLE = CHUNKS * ROWS, TABLES = !TABLED ? 0 : FORMAT == OF_U4 ? 2 : 1;
-    static constexpr int BARRIERS_AT = STAGES * (STAGE_BYTES + TABLES * TABLE * 4);
-    static constexpr int SHARED = BARRIERS_AT + (SHARING ? STAGES * 8 : 0);
+    static constexpr int SHARED = STAGES * (STAGE_BYTES + TABLES * TABLE * 4);
     static constexpr int PITCH = ROWS + 8; /* floats of a token among the sums: lanes have banks of their own */
     /* Rows that would have the same banks have the halves of their chunks in different orders. */
     static constexpr int W_HALF = W_CHUNK / 2, SPREAD = W_PITCH < 128 ? 128 / W_PITCH : 1;
@@ -57,19 +51,15 @@ struct quantised_tile_place {
 };
 template <class S>
 __device__ __forceinline__ quantised_tile_place quantised_tile_place_of(const gemm_params &p, uint32_t index,
-                                                                        int token_tiles, int strip, int share)
+                                                                        int token_tiles, int strip)
 {
-    const uint32_t cluster = index / (uint32_t)cluster_size(), tiles = cluster / (uint32_t)token_tiles;
-    const uint32_t tile = tiles * (uint32_t)share + (uint32_t)(cluster_rank() % share);
-    gemm_rows rows = gemm_tile_rows(p, tile, strip * (p.glu ? S::STRIPS / 2 : S::STRIPS));
-    if (S::SHARING && rows.count <= 0) /* the last blocks that share x may have no rows */
-        rows = {0, 0, 0};
-    return {rows, (int64_t)(cluster - tiles * (uint32_t)token_tiles) * S::TOKENS};
+    const uint32_t cluster = index / (uint32_t)cluster_size(), tile = cluster / (uint32_t)token_tiles;
+    return {gemm_tile_rows(p, tile, strip * (p.glu ? S::STRIPS / 2 : S::STRIPS)),
+            (int64_t)(cluster - tile * (uint32_t)token_tiles) * S::TOKENS};
 }
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, 1)
-    gemm_quantised_tile(const gemm_params p, int token_tiles, int strip, int share)
+__global__ void __launch_bounds__(S::THREADS, 1) gemm_quantised_tile(const gemm_params p, int token_tiles, int strip)
 {
     constexpr int MT = S::WARP_TOKENS / 16, NT = S::STRIP / 8;
     constexpr weight_format F = S::FORMAT;
@@ -78,9 +68,8 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int slice = warp / S::TILE_WARPS, of_slice = warp % S::TILE_WARPS, own_strip = of_slice % S::STRIPS;
     const int warp_token = of_slice / S::STRIPS * S::WARP_TOKENS, warp_row = own_strip * S::STRIP;
-    /* The blocks of a cluster: `share` tiles of rows, of which each has `parts` of k. */
-    const int parts = cluster_size() / share, rank = cluster_rank() / share, column = cluster_rank() % share;
-    const quantised_tile_place place = quantised_tile_place_of<S>(p, blockIdx.x, token_tiles, strip, share);
+    const int parts = cluster_size(), rank = cluster_rank(); /* of k, which the blocks of a cluster share */
+    const quantised_tile_place place = quantised_tile_place_of<S>(p, blockIdx.x, token_tiles, strip);
     const gemm_rows rows = place.rows;
     const int all_steps = ((int)p.k + S::CHUNKS * S::CHUNK - 1) / (S::CHUNKS * S::CHUNK);
     const int first_step = (int)((int64_t)all_steps * rank / parts);
@@ -102,7 +91,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     const int x_piece = (int)threadIdx.x % X_PIECES, x_row = (int)threadIdx.x / X_PIECES;
     const uint32_t w_to = stages + (uint32_t)(S::X_BYTES + w_row * S::W_PITCH + w_piece % OF_HALF * 16 +
                                               (w_piece / OF_HALF ^ S::order(w_row)) * S::W_HALF);
-    const uint32_t x_to = stages + (uint32_t)(x_row * S::X_ROW + (x_piece ^ (x_row & 1) << 2) * 16);
+    const uint32_t x_to = stages + (uint32_t)(x_row * S::X_PITCH + (x_piece ^ (x_row & 1) << 2) * 16);
     const char *w_from[S::STRIPS];
     int w_stride[S::STRIPS];
     uint32_t w_there = 0, x_there = 0; /* a bit of each copy */
@@ -140,37 +129,9 @@ __global__ void __launch_bounds__(S::THREADS, 1)
         const uint32_t there = step < x_steps ? x_there : 0;
 #pragma unroll
         for (int i = 0; i < X_COPIES; i++)
-            copy_async(to + (uint32_t)(i * X_STEP * S::X_ROW),
+            copy_async(to + (uint32_t)(i * X_STEP * S::X_PITCH),
                        x_from + (int64_t)x_stride * (i * X_STEP) + step * S::X_PITCH, there >> i & 1);
     };
-
-    /* Where blocks share x, lanes of the first warp copy every share-th token of a step to all of them. The barrier
-       of a stage waits for all tokens. Rows of the stages that have no token are zeros for good. */
-    const uint32_t barriers = stages + S::BARRIERS_AT;
-    const int tokens = (int)min((int64_t)S::TOKENS, p.m - place.token);
-    auto share_x = [&](int step) {
-        const int stage = step % S::STAGES;
-        const uint32_t barrier = barriers + (uint32_t)stage * 8, to = stages + (uint32_t)(stage * S::STAGE_BYTES);
-        const char *const from = p.x + place.token * x_stride + (int64_t)(first_step + step) * S::X_PITCH;
-        if (lane == 0)
-            bulk_expect(barrier, (uint32_t)(tokens * S::X_PITCH));
-        for (int token = lane * share + column; token < tokens; token += 32 * share)
-            bulk_copy_all(to + (uint32_t)(token * S::X_ROW), from + (int64_t)x_stride * token, S::X_PITCH, barrier,
-                          ((1u << share) - 1) << (rank * share));
-    };
-    if constexpr (S::SHARING) {
-        if (threadIdx.x == 0) {
-            for (int i = 0; i < S::STAGES; i++)
-                bulk_barrier(barriers + (uint32_t)i * 8);
-            bulk_ready();
-        }
-        constexpr int OF_ROW = S::X_ROW / 16;
-        for (int i = tokens * OF_ROW + (int)threadIdx.x; i < S::TOKENS * OF_ROW; i += S::THREADS)
-#pragma unroll
-            for (int stage = 0; stage < S::STAGES; stage++)
-                *reinterpret_cast<uint4 *>(shared + stage * S::STAGE_BYTES + i * 16) = make_uint4(0, 0, 0, 0);
-        cluster_arrive();
-    }
 
     /* Scales and zeros: a thread has one row. Where they are of whole rows, gemm_finish has the scales. */
     float *const scales = (float *)(shared + S::STAGES * S::STAGE_BYTES);
@@ -181,7 +142,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     const char *scale_from = NULL;
     const uint8_t *zero_from = NULL;
     int scale_dtype = 0;
-    if (S::TABLED && rows.count > 0) {
+    if constexpr (S::TABLED) {
         const int r = (int)threadIdx.x % S::ROWS;
         const gemm_rows of = rows_of(r / S::STRIP);
         const gemm_part &part = p.part[of.part];
@@ -229,9 +190,8 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     for (int i = 0; i < S::STAGES - 1; i++) {
         if (i < steps)
             fetch_weights(i);
-        if (S::SHARING || i + 2 == S::STAGES) /* else x comes in groups of its own, after all of these */
-            copy_commit();
     }
+    copy_commit(); /* x comes in groups of its own, after all of these */
     entries next_entries;
     if constexpr (S::TABLED) {
         entries first[S::STAGES - 1];
@@ -245,18 +205,11 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     }
     if (p.const_weights)
         pdl_wait();
-    if constexpr (S::SHARING)
-        cluster_wait(); /* all barriers are there */
 #pragma unroll
     for (int i = 0; i < S::STAGES - 1; i++) {
-        if (i < steps) {
-            if constexpr (!S::SHARING)
-                fetch_x(i);
-            else if (warp == 0)
-                share_x(i);
-        }
-        if (!S::SHARING)
-            copy_commit();
+        if (i < steps)
+            fetch_x(i);
+        copy_commit();
     }
 
     float sum[MT][NT][4] = {};
@@ -266,11 +219,11 @@ __global__ void __launch_bounds__(S::THREADS, 1)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint4 x[MT][2];
-            const char *const x_at = stage + (warp_token + g) * S::X_ROW + chunk * 128;
+            const char *const x_at = stage + (warp_token + g) * S::X_PITCH + chunk * 128;
 #pragma unroll
             for (int i = 0; i < MT * 2; i++)
-                x[i / 2][i % 2] = weight_order<F>(
-                    load_shared(x_at + i * 8 * S::X_ROW + ((half * 4 + t) ^ (S::SHARING ? 0 : (g & 1) << 2)) * 16));
+                x[i / 2][i % 2] =
+                    weight_order<F>(load_shared(x_at + i * 8 * S::X_PITCH + ((half * 4 + t) ^ (g & 1) << 2) * 16));
             const char *const w_at = stage + S::X_BYTES + (warp_row + g) * S::W_PITCH +
                                      ((chunk * 2 + half) ^ S::order(g)) * S::W_HALF + t * (S::W_HALF / 4);
             /* The pairs of the next 8 rows are made while those of the last are multiplied. */
@@ -321,36 +274,20 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     for (int step = 0; step < steps; step++) {
         copy_wait<S::STAGES - 2>();
         const int next = step + S::STAGES - 1, stage = step % S::STAGES;
-        if constexpr (S::SHARING)
-            bulk_wait(barriers + (uint32_t)stage * 8, (uint32_t)(step / S::STAGES) & 1);
         __syncthreads();
         if (next < steps) {
             fetch_weights(next);
-            if constexpr (!S::SHARING)
-                fetch_x(next);
+            fetch_x(next);
         }
         copy_commit();
-        if constexpr (S::SHARING) {
-            /* All blocks have met in the step before this, and so have done with the stage of the one before that. */
-            if (step > 0) {
-                cluster_wait();
-                if (warp == 0 && next - 1 < steps)
-                    share_x(next - 1);
-            }
-            cluster_arrive();
-        }
         if constexpr (S::TABLED) {
             store_entries(next_entries, next);
             load_entries(next_entries, next + 1);
         }
 #pragma unroll 1
-        for (int chunk = slice; chunk < S::CHUNKS; chunk += S::SLICES) {
+        for (int chunk = slice; chunk < S::CHUNKS; chunk += S::SLICES)
             multiply(shared + stage * S::STAGE_BYTES, chunk, stage * S::TABLE + chunk * S::ROWS);
-        }
     }
-
-    if constexpr (S::SHARING)
-        cluster_wait();
 
     /* All warps have read the stages: the sums of the slices take their place, and become those of the first. */
     float *const sums = (float *)shared, *const own = sums + slice * S::TOKENS * S::PITCH;
@@ -388,15 +325,15 @@ __global__ void __launch_bounds__(S::THREADS, 1)
         cluster_arrive();
         cluster_wait();
         for (int i = first * S::PITCH + (int)threadIdx.x * 4; i < last * S::PITCH; i += S::THREADS * 4) {
-            float4 all = cluster_load4(sums + i, column);
+            float4 all = cluster_load4(sums + i, 0);
             for (int part = 1; part < parts; part++)
-                all = add(all, cluster_load4(sums + i, part * share + column));
+                all = add(all, cluster_load4(sums + i, part));
             *reinterpret_cast<float4 *>(sums + i) = all;
         }
         cluster_arrive();
     }
     __syncthreads();
-    const quantised_tile_place at_end = quantised_tile_place_of<S>(p, opaque(blockIdx.x), token_tiles, strip, share);
+    const quantised_tile_place at_end = quantised_tile_place_of<S>(p, opaque(blockIdx.x), token_tiles, strip);
     const int columns = p.glu ? S::ROWS / 2 : S::ROWS, shift = 31 - __clz(columns);
     for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::THREADS) {
         const int of_tile = i >> shift, column = i & (columns - 1), in_strip = column % S::STRIP;
@@ -411,15 +348,14 @@ __global__ void __launch_bounds__(S::THREADS, 1)
         cluster_wait();
 }
 
-/* Rows of a strip, in how many parts the blocks of a cluster take k, and how many of them share x. */
+/* Rows of a strip, and in how many parts the blocks of a cluster take k. */
 struct quantised_tile_plan {
-    int strip, parts, share;
+    int strip, parts;
 };
 /* The plan that takes least time. A multiprocessor has `fit` blocks at once, in rounds, in each of which there is
    some time when it neither multiplies nor copies. In 64 columns of k a block copies x and weights, for which an H200
    takes a cycle for about 22 bytes; or it reads them from shared memory and writes them there, 128 bytes in a cycle;
-   or it multiplies, about 1280 products in a cycle. Blocks that share x meet in every step, so that they have as
-   many. */
+   or it multiplies, about 1280 products in a cycle. */
 template <class S>
 static quantised_tile_plan quantised_tile_plan_of(const cuda_call &s, const gemm_params &p)
 {
@@ -434,21 +370,15 @@ static quantised_tile_plan quantised_tile_plan_of(const cuda_call &s, const gemm
         const int64_t tiles = gemm_tiles(p, p.glu ? rows / 2 : rows);
         const double read =
             (S::TOKENS * 128 * (1 + S::STRIPS) + rows * S::W_CHUNK * (1 + S::TOKENS / S::WARP_TOKENS)) / 128.0;
-        for (int parts = 1; parts <= most; parts++)
-            for (int share = S::SHARING ? 8 / parts : 1; share > 0; share--) {
-                const int cluster = parts * share;
-                if (S::SHARING && (steps % parts || 8 % cluster))
-                    continue;
-                const double copied = (S::TOKENS * 128.0 / share + rows * S::W_CHUNK) / 22;
-                const double chunk = std::max({copied, read, S::TOKENS * rows / 20.0});
-                const double work = (double)(fit * ceil_div(steps, parts) * S::CHUNKS) * chunk;
-                const int64_t at_once = (cluster > 2 ? clustered : sm_count) * fit;
-                const int64_t blocks = tokens * ceil_div(tiles, share) * share * parts;
-                const double sums = parts > 1 ? 1000 + (double)fit * S::TOKENS * rows * 4 / 22 : 0;
-                const double time = (double)ceil_div(blocks, at_once) * (3000 + work + sums);
-                if (time < least)
-                    least = time, best = {strip, parts, share};
-            }
+        const double chunk = std::max({(S::TOKENS * 128.0 + rows * S::W_CHUNK) / 22, read, S::TOKENS * rows / 20.0});
+        for (int parts = 1; parts <= most; parts++) {
+            const double work = (double)(fit * ceil_div(steps, parts) * S::CHUNKS) * chunk;
+            const int64_t at_once = (parts > 2 ? clustered : sm_count) * fit;
+            const double sums = parts > 1 ? 1000 + (double)fit * S::TOKENS * rows * 4 / 22 : 0;
+            const double time = (double)ceil_div(tokens * tiles * parts, at_once) * (3000 + work + sums);
+            if (time < least)
+                least = time, best = {strip, parts};
+        }
     }
     return best;
 }
@@ -458,9 +388,8 @@ static adze_status quantised_tile_launch(const cuda_call &s, const gemm_params &
     const quantised_tile_plan plan = quantised_tile_plan_of<S>(s, p);
     const int64_t tokens = ceil_div(p.m, S::TOKENS);
     const int64_t tiles = gemm_tiles(p, plan.strip * (p.glu ? S::STRIPS / 2 : S::STRIPS));
-    const int64_t blocks = tokens * ceil_div(tiles, plan.share) * plan.share * plan.parts;
-    return launch(s, gemm_quantised_tile<T, S>, blocks, dim3(S::THREADS),
-                  launch_shape(S::SHARED, plan.parts * plan.share), p, (int)tokens, plan.strip, plan.share);
+    return launch(s, gemm_quantised_tile<T, S>, tokens * tiles * plan.parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, plan.parts), p, (int)tokens, plan.strip);
 }
 
 #endif
