@@ -62,7 +62,7 @@ FLAGS.sve    := -march=armv8.2-a+sve
 FLAGS.bf16   := -march=armv8.2-a+bf16
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
-FLAGS.amx    := $(FLAGS.avx512) -mamx-tile -mamx-bf16
+FLAGS.amx    := -march=x86-64-v4 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
 CPUINFO.sve    := sve
 CPUINFO.bf16   := bf16
 CPUINFO.avx2   := avx2
