@@ -30,6 +30,7 @@ struct attention_params {
     bool packed;                     /* there are q_offsets; scratch is asked for before the pointers are known */
     bool k_scale_each, v_scale_each; /* a scale for each key, not one for all */
     bool const_cache;                /* ADZE_CONST_CACHE: keys before the last m may be read before the wait */
+    bool vectors;                    /* rows of q, k and v are whole aligned vectors of 16 bytes */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */
     float *part_values;              /* not clustered: of each row of out and part a row of floats, */
