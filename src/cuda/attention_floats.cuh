@@ -95,7 +95,8 @@ __device__ __forceinline__ void floats_scores(const float *q, const float *k, in
 #pragma unroll
         for (int j = 0; j < S::LANE_KEYS; j++)
             score[i][j] = 0;
-#pragma unroll 2
+    constexpr int AT_ONCE = S::EACH * S::LANE_KEYS > 4 ? 2 : 4; /* loads are ahead of what is computed */
+#pragma unroll AT_ONCE
     for (int c = 0; c < d; c += 4) {
         float4 y[S::LANE_KEYS];
 #pragma unroll
