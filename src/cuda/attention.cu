@@ -210,6 +210,6 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
     const int64_t few = split_parts(s, p, 16), some = split_parts(s, p, widest > 128 ? 32 : 64);
     const int64_t parts =
         floats ? attention_floats_parts(s, p) : std::max(direct_split_parts(s, p), std::max(few, some));
-    const int64_t part = (p.dv + 3) / 4 * 4 + 2; /* floats: values, the maximum and the sum */
+    const int64_t part = attention_part_pitch(p) + 2; /* floats: values, the maximum and the sum */
     return parts > 1 ? (size_t)(attention_out_rows(p) * parts * part) * sizeof(float) : 0;
 }

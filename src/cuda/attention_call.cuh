@@ -37,6 +37,11 @@ struct attention_params {
     float2 *part_sums;               /* and its maximum and sum */
 };
 enum { CLUSTER_MAX = 8, PARTS_MAX = 64 };
+/* Floats from one row of part_values to the next: rows begin with a vector. */
+__host__ __device__ __forceinline__ int attention_part_pitch(const attention_params &p)
+{
+    return (p.dv + 3) / 4 * 4;
+}
 
 /* One sequence: row i of its queries is row first + i of entry `batch` of q; key j is row first_key + j of entry
    key_batch of k, unless keys are paged. */

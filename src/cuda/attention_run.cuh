@@ -85,7 +85,7 @@ template <typename T, typename LAUNCH>
 static adze_status split_launch(const cuda_call &s, attention_params p, int64_t parts, LAUNCH tiles)
 {
     const int64_t rows = attention_out_rows(p);
-    p.part_sums = reinterpret_cast<float2 *>(p.part_values + rows * parts * ((p.dv + 3) / 4 * 4));
+    p.part_sums = reinterpret_cast<float2 *>(p.part_values + rows * parts * attention_part_pitch(p));
     ADZE_CHECK(tiles(s, p, parts, true));
     p.parts = (int)parts;
     return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);

@@ -65,11 +65,6 @@ __device__ __forceinline__ void attention_store_four(T *to, int left, float4 v)
             to[3] = v.w;
     }
 }
-/* Floats from one part of a row in scratch to the next. */
-__device__ __forceinline__ int attention_part_pitch(const attention_params &p)
-{
-    return (p.dv + 3) / 4 * 4;
-}
 /* Stores columns 4 piece to 4 piece + 3 of a row, from its maximum, its sum and the sums of its values. */
 template <typename T>
 __device__ __forceinline__ void attention_store(const attention_params &p, const attention_target &to, int piece,
