@@ -3,7 +3,8 @@
    16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
    shared memory (attention_cluster.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
-   (attention_quantised.cu). All other calls, and GPUs without such tensor cores, take attention_any.cuh. */
+   (attention_quantised.cu). Floats of up to 256 elements have kernels of their own (attention_floats.cuh). All other
+   calls, and 16-bit elements on GPUs without such tensor cores, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -60,7 +61,7 @@ static attention_params attention_params_of(const adze_attention_args *a)
 
 static bool vectors(const adze_tensor &t)
 {
-    const int64_t each = t.dtype == ADZE_I8 || t.dtype == ADZE_F8E4M3 ? 16 : 8; /* elements of a vector */
+    const int64_t each = 16 / (int64_t)adze_dtype_size(t.dtype); /* elements of a vector */
     return (uintptr_t)t.data % 16 == 0 && t.shape[3] % each == 0 && t.stride[0] % each == 0 &&
            t.stride[1] % each == 0 && t.stride[2] % each == 0;
 }
@@ -77,6 +78,12 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"rows64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows128", "as rows16, 128 rows, k and v not quantised"},
     {"wgmma", "Hopper: 128 rows of a head, or 192; heads up to 128; without mask, softcap, offsets and pages"},
+    {"floats4", "f32, heads up to 256; 4 rows a block"},
+    {"floats4-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"floats16", "as floats4, 16 rows"},
+    {"floats16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"floats64", "as floats4, 64 rows"},
+    {"floats64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"any", "every call"},
     {NULL, NULL},
 };
@@ -132,6 +139,13 @@ static bool takes_tiles(const cuda_call &s, const adze_attention_args *a, const 
            p.dv <= 256 && vectors(a->q) && vectors(a->k) && vectors(a->v) && vectors(a->out);
 }
 
+/* Whether attention_floats.cu takes the call. */
+static bool takes_floats(const adze_attention_args *a, const attention_params &p)
+{
+    return a->q.dtype == ADZE_F32 && a->k.dtype == ADZE_F32 && p.sequences > 0 && p.dv > 0 && p.d <= 256 &&
+           p.dv <= 256;
+}
+
 template <typename T>
 static adze_status attention_launch(const cuda_call &s, const attention_params &p, bool tiles, bool quantised)
 {
@@ -142,6 +156,10 @@ static adze_status attention_launch(const cuda_call &s, const attention_params &
                                          : attention_many(s, p, BF16);
         if (tiles && !quantised && status == ADZE_NO_KERNEL)
             status = tile_run<T>(s, p);
+        if (status != ADZE_NO_KERNEL)
+            return status;
+    } else {
+        const adze_status status = tiles ? attention_floats(s, p) : ADZE_NO_KERNEL;
         if (status != ADZE_NO_KERNEL)
             return status;
     }
@@ -162,14 +180,15 @@ static adze_status attention_run(const cuda_call &s, const adze_attention_args *
         return adze_fail(ADZE_NO_KERNEL,
                          "attention: %lld sequences of %lld heads, %lld queries and %lld keys are too many",
                          (long long)sequences, (long long)a->q.shape[1], (long long)a->q.shape[2], (long long)n);
-    const attention_params p = attention_params_of(a);
+    attention_params p = attention_params_of(a);
     if (p.m == 0 || heads == 0 || (p.dv == 0 && !p.lse))
         return ADZE_OK;
-    const bool tiles = takes_tiles(s, a, p), quantised = a->k.dtype != a->q.dtype;
+    const bool floats = takes_floats(a, p), tiles = takes_tiles(s, a, p), quantised = a->k.dtype != a->q.dtype;
+    p.vectors = vectors(a->q) && vectors(a->k) && vectors(a->v);
     return s.tuned(a->q.dtype | a->k.dtype << 8 | p.causal << 16 | (p.page != 0) << 17, attention_rows_of(p), p.n,
                    p.d, (int64_t)p.sequences * p.kv_heads, [&]() {
                        switch (a->q.dtype) {
-                       case ADZE_F32: return attention_launch<float>(s, p, false, false);
+                       case ADZE_F32: return attention_launch<float>(s, p, floats, false);
                        case ADZE_F16: return attention_launch<f16>(s, p, tiles, quantised);
                        default: return attention_launch<bf16>(s, p, tiles, quantised);
                        }
@@ -184,10 +203,13 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
     choice.want = choice.ran = -1;
     const cuda_call s(stream, adze_op_attention, &choice);
     const attention_params p = attention_params_of(a);
-    if (p.m == 0 || p.heads == 0 || !takes_tiles(s, a, p))
+    const bool floats = takes_floats(a, p);
+    if (p.m == 0 || p.heads == 0 || !(floats || takes_tiles(s, a, p)))
         return 0;
     const int widest = p.d > p.dv ? p.d : p.dv;
     const int64_t few = split_parts(s, p, 16), some = split_parts(s, p, widest > 128 ? 32 : 64);
-    const int64_t parts = std::max(direct_split_parts(s, p), std::max(few, some));
-    return parts > 1 ? (size_t)(attention_out_rows(p) * parts * (p.dv + 2)) * sizeof(float) : 0;
+    const int64_t parts =
+        floats ? attention_floats_parts(s, p) : std::max(direct_split_parts(s, p), std::max(few, some));
+    const int64_t part = attention_part_pitch(p) + 2; /* floats: values, the maximum and the sum */
+    return parts > 1 ? (size_t)(attention_out_rows(p) * parts * part) * sizeof(float) : 0;
 }

@@ -30,12 +30,18 @@ struct attention_params {
     bool packed;                     /* there are q_offsets; scratch is asked for before the pointers are known */
     bool k_scale_each, v_scale_each; /* a scale for each key, not one for all */
     bool const_cache;                /* ADZE_CONST_CACHE: keys before the last m may be read before the wait */
+    bool vectors;                    /* rows of q, k and v are whole aligned vectors of 16 bytes */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */
     float *part_values;              /* not clustered: of each row of out and part a row of floats, */
     float2 *part_sums;               /* and its maximum and sum */
 };
 enum { CLUSTER_MAX = 8, PARTS_MAX = 64 };
+/* Floats from one row of part_values to the next: rows begin with a vector. */
+__host__ __device__ __forceinline__ int attention_part_pitch(const attention_params &p)
+{
+    return (p.dv + 3) / 4 * 4;
+}
 
 /* One sequence: row i of its queries is row first + i of entry `batch` of q; key j is row first_key + j of entry
    key_batch of k, unless keys are paged. */

@@ -7,12 +7,31 @@
 
 #include <algorithm>
 
-enum { DIRECT_8, DIRECT_16, FEW_ROWS, FEW_SPLIT, SOME_ROWS, SOME_SPLIT, MANY_ROWS, WGMMA_ROWS, ANY_CALL };
+enum {
+    DIRECT_8,
+    DIRECT_16,
+    FEW_ROWS,
+    FEW_SPLIT,
+    SOME_ROWS,
+    SOME_SPLIT,
+    MANY_ROWS,
+    WGMMA_ROWS,
+    FLOATS_FEW, /* each of the three: then the same with parts merged by a second launch */
+    FLOATS_FEW_SPLIT,
+    FLOATS_SOME,
+    FLOATS_SOME_SPLIT,
+    FLOATS_MANY,
+    FLOATS_MANY_SPLIT,
+    ANY_CALL
+};
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
 adze_status attention_quantised(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_sm90.cu: calls of f16 or bf16 with many rows, on Hopper. */
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16);
+/* attention_floats.cu: calls of f32, and the parts of their keys that may need scratch. */
+adze_status attention_floats(const cuda_call &s, const attention_params &p);
+int64_t attention_floats_parts(const cuda_call &s, const attention_params &p);
 
 /* Rows that a sequence has for one head of k: of packed sequences, on average. */
 static inline int64_t attention_rows_of(const attention_params &p)
@@ -68,7 +87,7 @@ template <typename T, typename LAUNCH>
 static adze_status split_launch(const cuda_call &s, attention_params p, int64_t parts, LAUNCH tiles)
 {
     const int64_t rows = attention_out_rows(p);
-    p.part_sums = reinterpret_cast<float2 *>(p.part_values + rows * parts * p.dv);
+    p.part_sums = reinterpret_cast<float2 *>(p.part_values + rows * parts * attention_part_pitch(p));
     ADZE_CHECK(tiles(s, p, parts, true));
     p.parts = (int)parts;
     return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);

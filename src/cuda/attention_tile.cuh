@@ -46,16 +46,34 @@ __device__ __forceinline__ bool attention_target_of(const attention_params &p, c
     to.row = ((int64_t)b.s.batch * p.heads + to.head) * p.m + query;
     return true;
 }
+/* Stores four elements, or as many as the row still has: only rows of floats may end within four, or lie at any
+   address. */
+template <typename T>
+__device__ __forceinline__ void attention_store_four(T *to, int left, float4 v)
+{
+    if constexpr (sizeof(T) == 2) {
+        *reinterpret_cast<uint2 *>(to) = make_uint2(pack_two<T>(v.x, v.y), pack_two<T>(v.z, v.w));
+    } else if (left >= 4 && (uintptr_t)to % 16 == 0) {
+        *reinterpret_cast<float4 *>(to) = v;
+    } else {
+        to[0] = v.x;
+        if (left > 1)
+            to[1] = v.y;
+        if (left > 2)
+            to[2] = v.z;
+        if (left > 3)
+            to[3] = v.w;
+    }
+}
 /* Stores columns 4 piece to 4 piece + 3 of a row, from its maximum, its sum and the sums of its values. */
 template <typename T>
 __device__ __forceinline__ void attention_store(const attention_params &p, const attention_target &to, int piece,
                                                 float top, float sum, const float (&value)[4])
 {
     const attention_total total = attention_finish(top, sum, attention_sink<T>(p, to.head));
-    uint2 packed_four;
-    packed_four.x = pack_two<T>(value[0] * total.inverse, value[1] * total.inverse);
-    packed_four.y = pack_two<T>(value[2] * total.inverse, value[3] * total.inverse);
-    *reinterpret_cast<uint2 *>((T *)p.out + to.out + piece * 4) = packed_four;
+    attention_store_four((T *)p.out + to.out + piece * 4, p.dv - piece * 4,
+                         make_float4(value[0] * total.inverse, value[1] * total.inverse, value[2] * total.inverse,
+                                     value[3] * total.inverse));
     if (p.lse && piece == 0)
         p.lse[to.lse] = total.lse;
 }
@@ -122,15 +140,17 @@ __device__ __forceinline__ void attention_merge(const attention_params &p, const
     constexpr int PITCH = S::MERGE_PITCH, PART = S::ROWS * PITCH;
     constexpr int PIECES = S::D / 4, ALL = S::ROWS * PIECES;
     if constexpr (S::ALONG > 1) {
-        static_assert(ALL % S::THREADS == 0, "");
         /* All pieces are read before the first is written: the sums lie among them. */
-        constexpr int EACH = ALL / S::THREADS;
+        constexpr int EACH = (ALL + S::THREADS - 1) / S::THREADS;
+        constexpr bool EVEN = ALL % S::THREADS == 0;
         float4 value[EACH];
         float top[EACH], sum[EACH];
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
             const int at = (int)threadIdx.x + n * S::THREADS, row = at / PIECES, piece = at % PIECES;
             const float *from = parts + row * PITCH;
+            if (!EVEN && at >= ALL)
+                break;
             top[n] = -INFINITY, sum[n] = 0;
             value[n] = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -150,6 +170,8 @@ __device__ __forceinline__ void attention_merge(const attention_params &p, const
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
             const int at = (int)threadIdx.x + n * S::THREADS, row = at / PIECES, piece = at % PIECES;
+            if (!EVEN && at >= ALL)
+                break;
             *reinterpret_cast<float4 *>(parts + row * PITCH + piece * 4) = value[n];
             if (piece == 0)
                 parts[row * PITCH + S::D] = top[n], parts[row * PITCH + S::D + 1] = sum[n];
@@ -197,7 +219,7 @@ __device__ __forceinline__ void attention_merge(const attention_params &p, const
         }
         if (p.parts > ranks) {
             const int64_t to_part = to.row * p.parts + rank;
-            *reinterpret_cast<float4 *>(p.part_values + to_part * p.dv + piece * 4) =
+            *reinterpret_cast<float4 *>(p.part_values + to_part * attention_part_pitch(p) + piece * 4) =
                 make_float4(value[0], value[1], value[2], value[3]);
             if (piece == 0)
                 p.part_sums[to_part] = make_float2(top, sum);
@@ -426,7 +448,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __gri
             for (int c = 0; c < EACH; c++)
                 if (from + a * WARPS < p.parts && (lane + c * 32) * 4 < p.dv)
                     loaded[a][c] = reinterpret_cast<const float4 *>(
-                        p.part_values + (row * p.parts + from + a * WARPS) * p.dv)[lane + c * 32];
+                        p.part_values + (row * p.parts + from + a * WARPS) * attention_part_pitch(p))[lane + c * 32];
                 else
                     loaded[a][c] = make_float4(0, 0, 0, 0);
     };
@@ -471,11 +493,10 @@ __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __gri
             const float4 x = values[from][threadIdx.x];
             v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
         }
-        uint2 packed_four;
-        packed_four.x = pack_two<T>(v.x * total.inverse, v.y * total.inverse);
-        packed_four.y = pack_two<T>(v.z * total.inverse, v.w * total.inverse);
-        *reinterpret_cast<uint2 *>((T *)p.out + entry * p.out_stride[0] + head * p.out_stride[1] +
-                                   query * p.out_stride[2] + threadIdx.x * 4) = packed_four;
+        T *const to = (T *)p.out + entry * p.out_stride[0] + head * p.out_stride[1] + query * p.out_stride[2];
+        attention_store_four(
+            to + threadIdx.x * 4, p.dv - (int)threadIdx.x * 4,
+            make_float4(v.x * total.inverse, v.y * total.inverse, v.z * total.inverse, v.w * total.inverse));
     }
     if (p.lse && threadIdx.x == 0)
         p.lse[entry * p.lse_stride[0] + head * p.lse_stride[1] + query * p.lse_stride[2]] = total.lse;

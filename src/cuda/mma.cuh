@@ -77,8 +77,9 @@ __device__ __forceinline__ void copy_async_4(uint32_t to, const void *from, bool
 {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
-#else
-    (void)to, (void)from, (void)there;
+#else /* as above */
+    const uint32_t v = there ? *reinterpret_cast<const uint32_t *>(from) : 0;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
 #endif
 }
 __device__ __forceinline__ void copy_commit()

@@ -1,0 +1,64 @@
+/* attention_floats.cu - attention of floats: which shape of block takes a call. */
+#include "attention_floats.cuh"
+#include "attention_run.cuh"
+
+#include <algorithm>
+
+/* Few rows, some, many. Where rows are long a step has fewer keys: for several blocks on a multiprocessor, which wait
+   for keys at different times. */
+template <int D>
+using FLOATS_4 = floats_shape<D, 4, 1, (D > 128 ? 2 : 4), (D > 128 ? 32 : 64)>;
+template <int D>
+using FLOATS_16 = floats_shape<D, 8, 2, (D > 128 ? 2 : 4), (D > 128 ? 32 : 64)>;
+template <int D>
+using FLOATS_64 = floats_shape<D, (D > 192 ? 4 : 8), (D > 192 ? 16 : 8), 1, (D > 64 ? 32 : 64)>;
+/* For GPUs whose blocks have 64 KB of shared memory. */
+template <int D>
+using FLOATS_SMALL = floats_shape<(D > 128 ? 256 : D), 8, 2, (D > 128 ? 1 : 2), (D > 128 ? 16 : 32)>;
+enum { SOME_MOST = 32 }; /* rows: up to so many are two blocks of 16 rather than one of 64 */
+
+template <class S>
+static adze_status floats_launch(const cuda_call &s, attention_params p, int64_t parts, bool split)
+{
+    p.parts = (int)parts, p.clustered = !split && parts > 1;
+    return launch(s, attention_of_floats<S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
+}
+/* `variant` and the one after it, which is the split one. */
+template <class S>
+static adze_status floats_run(const cuda_call &s, const attention_params &p, int variant, bool preferred)
+{
+    const bool room = S::SHARED <= s.gpu.block_shared;
+    const int64_t parts = split_parts(s, p, S::ROWS);
+    if (s.takes(variant + 1, room && parts > 1, preferred))
+        return split_launch<float>(s, p, parts, floats_launch<S>);
+    return s.takes(variant, room, preferred) ? floats_launch<S>(s, p, attention_clusters<S>(s, p), false)
+                                             : ADZE_NO_KERNEL;
+}
+template <int D>
+static adze_status floats_run(const cuda_call &s, const attention_params &p)
+{
+    const int64_t rows = attention_rows_of(p);
+    const int64_t room = s.gpu.block_shared;
+    const bool some = FLOATS_16<D>::SHARED <= room, many = FLOATS_64<D>::SHARED <= room;
+    adze_status status = floats_run<FLOATS_4<D>>(s, p, FLOATS_FEW, rows <= FLOATS_4<D>::ROWS);
+    if constexpr (FLOATS_16<D>::SHARED > (48 << 10)) /* else every GPU has room */
+        if (status == ADZE_NO_KERNEL && !some)
+            return floats_run<FLOATS_SMALL<D>>(s, p, FLOATS_SOME, true);
+    if (status == ADZE_NO_KERNEL)
+        status = floats_run<FLOATS_16<D>>(s, p, FLOATS_SOME, rows <= SOME_MOST || !many);
+    return status == ADZE_NO_KERNEL ? floats_run<FLOATS_64<D>>(s, p, FLOATS_MANY, true) : status;
+}
+adze_status attention_floats(const cuda_call &s, const attention_params &p)
+{
+    const int widest = p.d > p.dv ? p.d : p.dv;
+    return widest <= 64    ? floats_run<64>(s, p)
+           : widest <= 128 ? floats_run<128>(s, p)
+           : widest <= 192 ? floats_run<192>(s, p)
+                           : floats_run<256>(s, p);
+}
+int64_t attention_floats_parts(const cuda_call &s, const attention_params &p)
+{
+    return std::max(split_parts(s, p, FLOATS_4<64>::ROWS),
+                    std::max(split_parts(s, p, FLOATS_16<64>::ROWS), split_parts(s, p, FLOATS_64<64>::ROWS)));
+}

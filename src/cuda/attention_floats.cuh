@@ -1,0 +1,373 @@
+/* attention_floats.cuh - attention of floats, in float arithmetic.
+
+   Blocks, rows and parts are those of attention_tile.cuh. The threads of a block are groups of 16: ACROSS of them
+   have EACH rows each, ALONG of them keys of their own. Of its rows a thread computes the scores of every 16th key of
+   its group, and then, with the weights of all of them, every 16th vector of 4 columns of the values. A step has one
+   buffer for keys and one for values: the next keys come while values are summed, the next values while scores are.
+ */
+#ifndef ADZE_CUDA_ATTENTION_FLOATS_CUH
+#define ADZE_CUDA_ATTENTION_FLOATS_CUH
+
+#include "attention_tile.cuh"
+
+template <int D_, int EACH_, int ACROSS_, int ALONG_, int KEYS_>
+struct floats_shape {
+    static constexpr int D = D_, EACH = EACH_, ACROSS = ACROSS_, ALONG = ALONG_, KEYS = KEYS_;
+    static constexpr int ROWS = EACH * ACROSS, GROUPS = ACROSS * ALONG, THREADS = 16 * GROUPS;
+    static constexpr int GROUP_KEYS = KEYS / ALONG, LANE_KEYS = GROUP_KEYS / 16, CHUNKS = D / 64;
+    /* For attention_prefetch: bytes of an element, and buffers of keys, of which it fills all but one. */
+    static constexpr int ELEMENT = 4, STAGES = 2;
+    /* Floats of a row in shared memory. 8 rows of a vector each, and 2 rows of 16 weights, are in different banks. */
+    static constexpr int PITCH = D + 4, WEIGHT_PITCH = KEYS + 16;
+    static constexpr int HOLDS = (ROWS * (PITCH + WEIGHT_PITCH) + 2 * KEYS * PITCH) * 4;
+    static constexpr int SHARED = HOLDS + 2 * KEYS * (int)sizeof(attention_place); /* places of two steps */
+    /* Blocks per SM, which bound the registers: as many as shared memory has room for, or 170 registers a thread. */
+    static constexpr int FIT = (227 << 10) / (SHARED + (1 << 10)), AT_170 = THREADS < 384 ? 384 / THREADS : 1;
+    static constexpr int BLOCKS = FIT < AT_170 ? FIT : AT_170;
+    static constexpr int MERGE_PITCH = D + 4, MERGE_BYTES = ALONG * ROWS * MERGE_PITCH * 4;
+    static_assert(D % 64 == 0 && GROUP_KEYS % 16 == 0 && THREADS % 32 == 0 && KEYS <= THREADS, "");
+    static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0, "");
+};
+
+/* Copies a row of `count` elements, one group of threads together; zeros where it is not there, and up to a multiple
+   of 4. `vectors`: the row has whole aligned ones. */
+__device__ __forceinline__ void floats_copy_row(float *to, const char *row, int count, bool there, bool vectors)
+{
+    const int lane = (int)threadIdx.x % 16, all = (count + 3) / 4 * 4;
+    const uint32_t at = shared_address(to);
+    if (vectors) {
+#pragma unroll 4
+        for (int c = lane * 4; c < all; c += 64)
+            copy_async(at + (uint32_t)c * 4, row + c * 4, there);
+        return;
+    }
+    for (int c = lane; c < all; c += 16)
+        copy_async_4(at + (uint32_t)c * 4, row + (c < count ? c * 4 : 0), there && c < count);
+}
+
+template <class S>
+__device__ __forceinline__ void floats_load_q(const attention_params &p, const attention_block &b, float *q)
+{
+    for (int row = (int)threadIdx.x / 16; row < S::ROWS; row += S::GROUPS) {
+        const int r = b.first + row;
+        const bool there = r < b.rows;
+        const int i = there ? r / p.group : 0, head = b.kv_head * p.group + (there ? r % p.group : 0);
+        const int64_t at =
+            b.s.batch * p.q_stride[0] + head * p.q_stride[1] + (int64_t)(b.s.first + i) * p.q_stride[2];
+        floats_copy_row(q + row * S::PITCH, p.q + at * 4, p.d, there, p.vectors);
+    }
+}
+/* Copies the keys from `key` on, or their values, of rows of `count` elements. */
+template <class S>
+__device__ __forceinline__ void floats_load(const attention_params &p, const attention_block &b, const char *data,
+                                            const int64_t (&stride)[3], int count, int key, float *to,
+                                            const attention_place *places)
+{
+#pragma unroll 2
+    for (int row = (int)threadIdx.x / 16; row < S::KEYS; row += S::GROUPS) {
+        attention_place place = {b.s.key_batch, b.s.first_key + key + row};
+        bool there = key + row < b.high;
+        if (p.page) {
+            place = places[row];
+            there = place.entry >= 0;
+        }
+        const char *from = there ? data + attention_at(stride, place, b.kv_head) * 4 : data;
+        floats_copy_row(to + row * S::PITCH, from, count, there, p.vectors);
+    }
+}
+
+/* What a thread has of its rows: the sums of its columns of the values, the maximum, which may be behind by LAZY, and
+   the sum of the weights of its own keys. */
+template <class S>
+struct floats_rows {
+    static constexpr float LAZY = 8;
+    float4 out[S::EACH][S::CHUNKS];
+    float top[S::EACH], sum[S::EACH];
+};
+
+/* q . k of the thread's rows and keys. q and k are where the first of them are. */
+template <class S>
+__device__ __forceinline__ void floats_scores(const float *q, const float *k, int d,
+                                              float (&score)[S::EACH][S::LANE_KEYS])
+{
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++)
+#pragma unroll
+        for (int j = 0; j < S::LANE_KEYS; j++)
+            score[i][j] = 0;
+    constexpr int AT_ONCE = S::EACH * S::LANE_KEYS > 4 ? 2 : 4; /* loads are ahead of what is computed */
+#pragma unroll AT_ONCE
+    for (int c = 0; c < d; c += 4) {
+        float4 y[S::LANE_KEYS];
+#pragma unroll
+        for (int j = 0; j < S::LANE_KEYS; j++)
+            y[j] = *reinterpret_cast<const float4 *>(k + j * 16 * S::PITCH + c);
+#pragma unroll
+        for (int i = 0; i < S::EACH; i++) {
+            const float4 x = *reinterpret_cast<const float4 *>(q + i * S::ACROSS * S::PITCH + c);
+#pragma unroll
+            for (int j = 0; j < S::LANE_KEYS; j++) {
+                score[i][j] = fmaf(x.x, y[j].x, score[i][j]);
+                score[i][j] = fmaf(x.y, y[j].y, score[i][j]);
+                score[i][j] = fmaf(x.z, y[j].z, score[i][j]);
+                score[i][j] = fmaf(x.w, y[j].w, score[i][j]);
+            }
+        }
+    }
+}
+
+/* The scores of keys that not every row sees, or that a mask or softcap changes, in base 2. `row` is the thread's
+   first in the sequence, `key` its first key, and `places` where that is. */
+template <class S>
+__device__ __forceinline__ void floats_edge(const attention_params &p, const attention_block &b, int row, int key,
+                                            const attention_place *places, float (&score)[S::EACH][S::LANE_KEYS])
+{
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) {
+        const int r = row + i * S::ACROSS, query = r / p.group, head = b.kv_head * p.group + r % p.group;
+        const int low = attention_low(p, b.s, query);
+        const int high = r < b.rows ? attention_high(p, b.s, query) : 0;
+        const int64_t at = b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key;
+#pragma unroll
+        for (int j = 0; j < S::LANE_KEYS; j++) {
+            const int its = key + j * 16;
+            const bool seen = its >= low && its < high && !(p.page && places[j * 16].entry < 0);
+            float x = attention_score(p, p.scale, score[i][j]);
+            if (seen && p.mask_kind)
+                x = attention_masked<float>(p, at + j * 16, x);
+            score[i][j] = seen ? x : -INFINITY;
+        }
+    }
+}
+
+/* Scores, times `unit` in base 2, become weights; maxima and sums follow. */
+template <class S>
+__device__ __forceinline__ void floats_weigh(float unit, floats_rows<S> &r, float (&score)[S::EACH][S::LANE_KEYS])
+{
+    float top[S::EACH];
+    bool grows = false;
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) {
+        float most = score[i][0];
+#pragma unroll
+        for (int j = 1; j < S::LANE_KEYS; j++)
+            most = fmaxf(most, score[i][j]);
+#pragma unroll
+        for (int lanes = 8; lanes; lanes /= 2)
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+        top[i] = most * unit;
+        grows |= top[i] - r.top[i] > floats_rows<S>::LAZY;
+    }
+    if (__any_sync(~0u, grows)) {
+#pragma unroll
+        for (int i = 0; i < S::EACH; i++) {
+            const float next = fmaxf(r.top[i], top[i]), less = power_of_2(r.top[i] - (next == -INFINITY ? 0 : next));
+            r.top[i] = next;
+            r.sum[i] *= less;
+#pragma unroll
+            for (int c = 0; c < S::CHUNKS; c++)
+                r.out[i][c].x *= less, r.out[i][c].y *= less, r.out[i][c].z *= less, r.out[i][c].w *= less;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) {
+        const float base = r.top[i] == -INFINITY ? 0 : -r.top[i];
+#pragma unroll
+        for (int j = 0; j < S::LANE_KEYS; j++) {
+            score[i][j] = power_of_2(fmaf(score[i][j], unit, base));
+            r.sum[i] += score[i][j];
+        }
+    }
+}
+
+__device__ __forceinline__ void floats_add(float4 &sum, float weight, float4 v)
+{
+    sum.x = fmaf(weight, v.x, sum.x), sum.y = fmaf(weight, v.y, sum.y);
+    sum.z = fmaf(weight, v.z, sum.z), sum.w = fmaf(weight, v.w, sum.w);
+}
+/* Adds the values of the group's keys, times their weights. v is where the thread's first column of the first is,
+   weights those of its first row. */
+template <class S>
+__device__ __forceinline__ void floats_values(const float *weights, const float *v, int dv, floats_rows<S> &r)
+{
+#pragma unroll 1
+    for (int j = 0; j < S::GROUP_KEYS; j += 4) {
+        float4 w[S::EACH];
+#pragma unroll
+        for (int i = 0; i < S::EACH; i++)
+            w[i] = *reinterpret_cast<const float4 *>(weights + i * S::ACROSS * S::WEIGHT_PITCH + j);
+#pragma unroll
+        for (int c = 0; c < S::CHUNKS; c++) {
+            if (c * 64 >= dv)
+                break;
+            float4 y[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                y[e] = *reinterpret_cast<const float4 *>(v + (j + e) * S::PITCH + c * 64);
+#pragma unroll
+            for (int i = 0; i < S::EACH; i++) {
+                floats_add(r.out[i][c], w[i].x, y[0]);
+                floats_add(r.out[i][c], w[i].y, y[1]);
+                floats_add(r.out[i][c], w[i].z, y[2]);
+                floats_add(r.out[i][c], w[i].w, y[3]);
+            }
+        }
+    }
+}
+
+/* Rows of which the block has all keys, and a group of threads all columns, go from registers to memory; others into
+   shared memory: a row of floats, its maximum and its sum. */
+template <class S>
+__device__ __forceinline__ void floats_store(const attention_params &p, const attention_block &b, int row,
+                                             const floats_rows<S> &r)
+{
+    const int lane = (int)threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) {
+        attention_target to;
+        if (!attention_target_of(p, b, row + i * S::ACROSS, to))
+            continue;
+        const attention_total total = attention_finish(r.top[i], r.sum[i], attention_sink<float>(p, to.head));
+#pragma unroll
+        for (int c = 0; c < S::CHUNKS; c++) {
+            const int column = c * 64 + lane * 4;
+            const float4 v = r.out[i][c];
+            if (column < p.dv)
+                attention_store_four(
+                    (float *)p.out + to.out + column, p.dv - column,
+                    make_float4(v.x * total.inverse, v.y * total.inverse, v.z * total.inverse, v.w * total.inverse));
+        }
+        if (p.lse && lane == 0)
+            p.lse[to.lse] = total.lse;
+    }
+}
+template <class S>
+__device__ __forceinline__ void floats_put(float *parts, int row, int along, const floats_rows<S> &r)
+{
+    const int lane = (int)threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) {
+        float *to = parts + (along * S::ROWS + row + i * S::ACROSS) * S::MERGE_PITCH;
+#pragma unroll
+        for (int c = 0; c < S::CHUNKS; c++)
+            *reinterpret_cast<float4 *>(to + c * 64 + lane * 4) = r.out[i][c];
+        if (lane == 0)
+            to[S::D] = r.top[i], to[S::D + 1] = r.sum[i];
+    }
+}
+
+/* The grid is that of attention_tile. */
+template <class S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    attention_of_floats(const __grid_constant__ attention_params p)
+{
+    extern __shared__ __align__(128) char shared[];
+    __shared__ attention_block b; /* the same for all threads: not in registers */
+    float *const q = reinterpret_cast<float *>(shared), *const k = q + S::ROWS * S::PITCH;
+    float *const v = k + S::KEYS * S::PITCH, *const weights = v + S::KEYS * S::PITCH;
+    attention_place *const places = reinterpret_cast<attention_place *>(shared + S::HOLDS);
+    const int group = (int)threadIdx.x / 16, lane = (int)threadIdx.x % 16;
+    const int across = group % S::ACROSS, along = group / S::ACROSS; /* the thread's first row; its keys */
+    const int rank = (int)blockIdx.x % p.parts, at = (int)blockIdx.x / p.parts;
+    attention_block own;
+    own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
+    pdl_launch_next();
+    if (p.vectors)
+        attention_prefetch<S>(p, own.sequence, own.kv_head, rank);
+    pdl_wait();
+    int tile = p.causal ? (int)gridDim.x / p.parts - 1 - at : at;
+    if (p.q_offsets) {
+        if (rank == 0)
+            attention_clear<float, S>(p, at, own.kv_head);
+        if (!attention_find<S>(p, at, own.sequence, tile)) /* in all blocks of the cluster */
+            return;
+    }
+    own.s = attention_sequence_of(p, own.sequence);
+    own.rows = own.s.m * p.group;
+    own.first = tile * S::ROWS;
+    const int last_row = min(own.first + S::ROWS, own.rows) - 1;
+    const int low = attention_low(p, own.s, own.first / p.group);
+    own.high = attention_high(p, own.s, last_row / p.group);
+    /* The keys that all rows see, before the mask. */
+    const int inner_low = attention_low(p, own.s, last_row / p.group);
+    const int inner_high = attention_high(p, own.s, own.first / p.group);
+    if (threadIdx.x == 0)
+        b = own;
+    __syncthreads();
+    const int begin = low / S::KEYS * S::KEYS,
+              all = own.high > begin ? (own.high - begin + S::KEYS - 1) / S::KEYS : 0;
+    const int before = (int)((int64_t)all * rank / p.parts);
+    const int steps = (int)((int64_t)all * (rank + 1) / p.parts) - before, first = begin + before * S::KEYS;
+    floats_rows<S> r;
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++) {
+        r.top[i] = -INFINITY, r.sum[i] = 0;
+#pragma unroll
+        for (int c = 0; c < S::CHUNKS; c++)
+            r.out[i][c] = make_float4(0, 0, 0, 0);
+    }
+    if (p.page) {
+        attention_look_up<S>(p, b, first, places);
+        attention_look_up<S>(p, b, first + S::KEYS, places + S::KEYS);
+        __syncthreads();
+    }
+    if (steps > 0) {
+        floats_load_q<S>(p, b, q);
+        floats_load<S>(p, b, p.k, p.k_stride, p.d, first, k, places);
+        copy_commit();
+        floats_load<S>(p, b, p.v, p.v_stride, p.dv, first, v, places);
+        copy_commit();
+    }
+    const float *const q_at = q + across * S::PITCH, *const k_at = k + (along * S::GROUP_KEYS + lane) * S::PITCH;
+    const float *const v_at = v + along * S::GROUP_KEYS * S::PITCH + lane * 4;
+    float *const weights_at = weights + across * S::WEIGHT_PITCH + along * S::GROUP_KEYS;
+    for (int i = 0; i < steps; i++) {
+        const int key = first + i * S::KEYS;
+        const attention_place *const here = places + i % 2 * S::KEYS, *const next = places + (i + 1) % 2 * S::KEYS;
+        copy_wait<1>(); /* the keys */
+        __syncthreads();
+        float score[S::EACH][S::LANE_KEYS];
+        floats_scores<S>(q_at, k_at, p.d, score);
+        __syncthreads(); /* all have read the keys */
+        if (i + 1 < steps)
+            floats_load<S>(p, b, p.k, p.k_stride, p.d, key + S::KEYS, k, next);
+        copy_commit();
+        float unit = p.scale;
+        if (p.page || p.softcap != 0 || p.mask_kind || !(unit > 0) || key < inner_low || key + S::KEYS > inner_high) {
+            const int mine = along * S::GROUP_KEYS + lane;
+            floats_edge<S>(p, b, (int)opaque((uint32_t)(b.first + across)), key + mine, here + mine, score);
+            unit = 1;
+        }
+        floats_weigh<S>(unit, r, score);
+#pragma unroll
+        for (int row = 0; row < S::EACH; row++)
+#pragma unroll
+            for (int j = 0; j < S::LANE_KEYS; j++)
+                weights_at[row * S::ACROSS * S::WEIGHT_PITCH + j * 16 + lane] = score[row][j];
+        copy_wait<1>(); /* the values */
+        __syncthreads();
+        floats_values<S>(weights_at, v_at, p.dv, r);
+        __syncthreads(); /* all have read the values, the weights, and where the keys are */
+        if (i + 1 < steps)
+            floats_load<S>(p, b, p.v, p.v_stride, p.dv, key + S::KEYS, v, next);
+        copy_commit();
+        if (p.page && i + 2 < steps)
+            attention_look_up<S>(p, b, key + 2 * S::KEYS, places + i % 2 * S::KEYS);
+    }
+    copy_wait<0>();
+#pragma unroll
+    for (int i = 0; i < S::EACH; i++)
+#pragma unroll
+        for (int lanes = 8; lanes; lanes /= 2)
+            r.sum[i] += __shfl_xor_sync(~0u, r.sum[i], lanes);
+    if (S::ALONG == 1 && p.parts == 1) {
+        floats_store<S>(p, b, across, r);
+        return;
+    }
+    __syncthreads();
+    floats_put<S>(reinterpret_cast<float *>(shared), across, along, r);
+    __syncthreads();
+    attention_merge<float, S>(p, b, reinterpret_cast<float *>(shared), rank);
+}
+
+#endif
