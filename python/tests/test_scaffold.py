@@ -99,9 +99,9 @@ def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
     sources = sorted(path.relative_to(folder) for path in folder.rglob("*.c"))
     isa_files = [path for path in (ROOT / "src/cpu").glob(f"{like}_*.c") if path.stem not in OPS]
     assert len(sources) == 3 + len(isa_files)
-    native = ["-march=armv8.2-a+bf16"] if platform.machine() == "aarch64" else []
-    if not native:
-        sources = [path for path in sources if not path.name.endswith("_bf16.c")]
+    arm = platform.machine() == "aarch64"
+    sources = [path for path in sources if not path.name.endswith("_amx.c" if arm else "_bf16.c")]
+    native = ["-march=armv8.2-a+bf16"] if arm else ["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16"]
     flags = [
         *native,
         "-std=c11",
