@@ -51,11 +51,11 @@ enum {
     QUANTISED_8,
     QUANTISED_16,
     FIXED,
-    COMPACT,                                                        /* and the other GEMM_COMPACT_SHAPES */
-    RING = COMPACT + GEMM_COMPACT_SHAPES,                           /* and the other GEMM_RING_SHAPES */
-    DIRECT = RING + GEMM_RING_SHAPES,                               /* and the other GEMM_DIRECT_SHAPES */
-    QUANTISED_WGMMA = DIRECT + GEMM_DIRECT_SHAPES,                  /* and the other GEMM_QUANTISED_WGMMA_SHAPES */
-    QUANTISED_TILE = QUANTISED_WGMMA + GEMM_QUANTISED_WGMMA_SHAPES, /* and the other GEMM_QUANTISED_TILE_SHAPES */
+    COMPACT,                                        /* and the other GEMM_COMPACT_SHAPES */
+    RING = COMPACT + GEMM_COMPACT_SHAPES,           /* and the other GEMM_RING_SHAPES */
+    DIRECT = RING + GEMM_RING_SHAPES,               /* and the other GEMM_DIRECT_SHAPES */
+    SWAPPED = DIRECT + GEMM_DIRECT_SHAPES,          /* and the other GEMM_SWAPPED_SHAPES */
+    QUANTISED_TILE = SWAPPED + GEMM_SWAPPED_SHAPES, /* and the other GEMM_QUANTISED_TILE_SHAPES */
     STREAM_SHORT = QUANTISED_TILE + GEMM_QUANTISED_TILE_SHAPES,
     STREAM_LONG,
     STREAM_LEAST,
@@ -94,13 +94,13 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"direct64x16", "the same with 64 rows and 16 warps"},
     {"direct32x16-wide", "the same, 16 tokens at a time, 32 rows and 16 warps"},
     {"direct64x8-wide", "the same, 16 tokens at a time, 64 rows and 8 warps"},
-    {"quantised-wgmma32x128", "quantised weights of aligned rows, groups of 128 or more, without norm, on Hopper, in "
-                              "tiles of 32 tokens and 128 "
-                              "rows"},
-    {"quantised-wgmma32x256", "the same with 256 rows"},
-    {"quantised-wgmma64x128", "the same with 64 tokens and 128 rows"},
-    {"quantised-wgmma64x256", "the same with 64 tokens and 256 rows"},
-    {"quantised-wgmma128x128", "the same with 128 tokens and 128 rows"},
+    {"swapped32x128",
+     "aligned rows, groups of 128 or more, without norm, on Hopper, the weights as the first operand, in "
+     "tiles of 32 tokens and 128 rows"},
+    {"swapped32x256", "the same with 256 rows"},
+    {"swapped64x128", "the same with 64 tokens and 128 rows"},
+    {"swapped64x256", "the same with 64 tokens and 256 rows"},
+    {"swapped128x128", "the same with 128 tokens and 128 rows"},
     {"quantised32x128",
      "quantised weights of aligned rows, groups of 64 or more, without norm, in tiles of 32 tokens "
      "and 128 rows, of which 4 warps have a part of k each"},
@@ -198,13 +198,13 @@ static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
     }
     return ADZE_NO_KERNEL;
 }
-static adze_status quantised_wgmma_run(const cuda_call &s, const gemm_params &p, int dtype)
+static adze_status swapped_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const int choice = gemm_quantised_wgmma_choice(s, p, dtype);
-    for (int shape = 0; shape < GEMM_QUANTISED_WGMMA_SHAPES; shape++) {
-        const bool can = gemm_quantised_wgmma_run(s, p, dtype, shape, 1) == ADZE_OK;
-        if (s.takes(QUANTISED_WGMMA + shape, can, shape == choice))
-            return gemm_quantised_wgmma_run(s, p, dtype, shape, 0);
+    const int choice = gemm_swapped_choice(s, p, dtype);
+    for (int shape = 0; shape < GEMM_SWAPPED_SHAPES; shape++) {
+        const bool can = gemm_swapped_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(SWAPPED + shape, can, shape == choice))
+            return gemm_swapped_run(s, p, dtype, shape, 0);
     }
     return ADZE_NO_KERNEL;
 }
@@ -385,9 +385,9 @@ static adze_status any_launch(const cuda_call &s, const gemm_params &p)
 template <typename T>
 static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool vectors)
 {
+    const int dtype = sizeof(T) == 4 ? ADZE_F32 : std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
     if constexpr (sizeof(T) == 2) {
         if (vectors) {
-            const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
             if (s.takes(FIXED, gemm_fixed_run(s, p, dtype, 1) == ADZE_OK))
                 return gemm_fixed_run(s, p, dtype, 0);
             adze_status status = compact_run(s, p, dtype);
@@ -398,11 +398,13 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
+        if (vectors) {
+            const adze_status status = swapped_run(s, p, dtype);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
         if (vectors && p.format != OF_X) {
-            const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
-            adze_status status = quantised_wgmma_run(s, p, dtype);
-            if (status == ADZE_NO_KERNEL)
-                status = quantised_tile_run(s, p, dtype);
+            adze_status status = quantised_tile_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL)
                 status = quantised_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)
@@ -419,7 +421,6 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
                 return status;
         }
     }
-    const int dtype = sizeof(T) == 4 ? ADZE_F32 : std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
     const adze_status status = shifted_run(s, p, dtype);
     if (status != ADZE_NO_KERNEL)
         return status;
@@ -430,6 +431,9 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
 
 static adze_status bytes_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
+    const adze_status status = swapped_run(s, p, dtype);
+    if (status != ADZE_NO_KERNEL)
+        return status;
     const int choice = gemm_bytes_choice(s, p);
     for (int shape = 0; shape < GEMM_BYTES_SHAPES; shape++) {
         /* Hopper's own products of f8e4m3 have a kernel of their own. */

@@ -218,19 +218,20 @@ enum {
 };
 extern "C" adze_status gemm_quantised_tile_run(const cuda_call &s, const gemm_params &p, int dtype, int shape,
                                                int ask);
-/* gemm_quantised_sm90.cu: the same on Hopper, groups of 128 or more. */
-enum {
-    GEMM_QUANTISED_WGMMA_32X128,
-    GEMM_QUANTISED_WGMMA_32X256,
-    GEMM_QUANTISED_WGMMA_64X128,
-    GEMM_QUANTISED_WGMMA_64X256,
-    GEMM_QUANTISED_WGMMA_128X128,
-    GEMM_QUANTISED_WGMMA_SHAPES
-};
-extern "C" adze_status gemm_quantised_wgmma_run(const cuda_call &s, const gemm_params &p, int dtype, int shape,
-                                                int ask);
-extern "C" int gemm_quantised_wgmma_choice(const cuda_call &s, const gemm_params &p, int dtype);
 extern "C" int gemm_quantised_tile_choice(const cuda_call &s, const gemm_params &p, int dtype);
+
+/* gemm_swapped_sm90.cu: aligned rows and many tokens on Hopper, without norm; groups of 128 or more. The numbers are
+   tokens and rows of a tile. */
+enum {
+    GEMM_SWAPPED_32X128,
+    GEMM_SWAPPED_32X256,
+    GEMM_SWAPPED_64X128,
+    GEMM_SWAPPED_64X256,
+    GEMM_SWAPPED_128X128,
+    GEMM_SWAPPED_SHAPES
+};
+extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype);
 
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {

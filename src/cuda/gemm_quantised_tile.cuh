@@ -59,21 +59,31 @@ __device__ __forceinline__ quantised_tile_place quantised_tile_place_of(const ge
             (int64_t)(cluster - tile * (uint32_t)token_tiles) * S::TOKENS};
 }
 
-/* The end of a tile whose sums are in shared memory, or those of a part of k: of its own tokens a block of a cluster
-   has the sums of all parts, and finishes them. WORKERS threads of a block come here, the others have exited. */
-template <typename T, class S>
-__device__ __forceinline__ void quantised_tile_finish(const gemm_params &p, float *sums, int token_tiles, int strip)
+/* The end of a tile whose sums, floats or those of quantised x as integers, are in shared memory, or those of a part
+   of k: of its own tokens a block of a cluster has the sums of all parts, and finishes them. WORKERS threads of a
+   block come here, the others have exited. T: out's type, where it has 16 bits. */
+__device__ __forceinline__ float4 tile_add(const float *, float4 a, float4 b)
 {
-    auto add = [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); };
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ __forceinline__ float4 tile_add(const int *, float4 a, float4 b)
+{
+    auto add = [](float c, float d) { return __int_as_float(__float_as_int(c) + __float_as_int(d)); };
+    return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
+}
+template <typename T, class S, typename SUM>
+__device__ __forceinline__ void tile_finish(const gemm_params &p, SUM *sums, int token_tiles, int strip)
+{
     const int parts = cluster_size(), rank = cluster_rank();
     const int first = S::TOKENS * rank / parts, last = S::TOKENS * (rank + 1) / parts;
     if (parts > 1) { /* of its own tokens a block has the sums of all parts: no other one reads these here */
         cluster_arrive();
         cluster_wait();
         for (int i = first * S::PITCH + (int)threadIdx.x * 4; i < last * S::PITCH; i += S::WORKERS * 4) {
-            float4 all = cluster_load4(sums + i, 0);
+            const float *const at = reinterpret_cast<const float *>(sums + i);
+            float4 all = cluster_load4(at, 0);
             for (int part = 1; part < parts; part++)
-                all = add(all, cluster_load4(sums + i, part));
+                all = tile_add(sums, all, cluster_load4(at, part));
             *reinterpret_cast<float4 *>(sums + i) = all;
         }
         cluster_arrive();
@@ -86,9 +96,10 @@ __device__ __forceinline__ void quantised_tile_finish(const gemm_params &p, floa
         const int row = column / S::STRIP * strip + in_strip;
         if (in_strip >= strip || row >= at_end.rows.count || at_end.token + of_tile >= p.m)
             continue;
-        const float *const at = sums + of_tile * S::PITCH + column;
-        gemm_finish<T>(p, at_end.rows.part, 0, at_end.token + of_tile, at_end.rows.at + row, at[0],
-                       p.glu ? at[S::ROWS / 2] : 0);
+        const SUM *const at = sums + of_tile * S::PITCH + column;
+        gemm_finish<T, true, std::is_same<SUM, int>::value>(p, at_end.rows.part, 0, at_end.token + of_tile,
+                                                            at_end.rows.at + row, (float)at[0],
+                                                            p.glu ? (float)at[S::ROWS / 2] : 0);
     }
     if (parts > 1) /* other blocks read this one's sums */
         cluster_wait();
@@ -345,18 +356,17 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_quantised_tile(const gemm_
             *reinterpret_cast<float2 *>(own + (warp_token + i * 8 + g) * S::PITCH + warp_row + n * 8 + t * 2) = v;
         }
     }
-    auto add = [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); };
     if constexpr (S::SLICES > 1) {
         __syncthreads();
         for (int i = (int)threadIdx.x * 4; i < S::TOKENS * S::PITCH; i += S::THREADS * 4) {
             float4 all = *reinterpret_cast<const float4 *>(sums + i);
 #pragma unroll
             for (int v = 1; v < S::SLICES; v++)
-                all = add(all, *reinterpret_cast<const float4 *>(sums + v * S::TOKENS * S::PITCH + i));
+                all = tile_add(sums, all, *reinterpret_cast<const float4 *>(sums + v * S::TOKENS * S::PITCH + i));
             *reinterpret_cast<float4 *>(sums + i) = all;
         }
     }
-    quantised_tile_finish<T, S>(p, sums, token_tiles, strip);
+    tile_finish<T, S>(p, sums, token_tiles, strip);
 }
 
 /* Rows of a strip, and in how many parts the blocks of a cluster take k. */

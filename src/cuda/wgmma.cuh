@@ -123,6 +123,26 @@ __device__ __forceinline__ void wgmma_wait(float (&sums)[N])
     wgmma_here(sums);
 }
 
+/* The same without sums to read; and until none is under way, of sums of either type. */
+template <int NEWER>
+__device__ __forceinline__ void wgmma_wait()
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NEWER) : "memory");
+#endif
+}
+template <typename SUM, int N>
+__device__ __forceinline__ void wgmma_wait_all(SUM (&sums)[N])
+{
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if constexpr (std::is_same<SUM, int>::value)
+            asm volatile("" : "+r"(sums[i])::"memory");
+        else
+            asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 /* Registers a warpgroup may have from here on, in each thread: fewer, then more for others. */
 template <int COUNT>
 __device__ __forceinline__ void registers_down()
@@ -171,12 +191,21 @@ __device__ __forceinline__ void registers_up()
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
 {
-    static_assert(N == 128, "");
+    static_assert(N == 32 || N == 64 || N == 128, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if constexpr (std::is_same<T, bf16>::value)
+    constexpr bool BF16 = std::is_same<T, bf16>::value;
+    if constexpr (N == 128 && BF16)
         WGMMA_SHARED(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
-    else
+    else if constexpr (N == 128)
         WGMMA_SHARED(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
+    else if constexpr (N == 64 && BF16)
+        WGMMA_SHARED(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, 32, 33, 34);
+    else if constexpr (N == 64)
+        WGMMA_SHARED(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, 32, 33, 34);
+    else if constexpr (BF16)
+        WGMMA_SHARED(32, "bf16", WGMMA_LIST16, WGMMA_SUMS16, 16, 17, 18);
+    else
+        WGMMA_SHARED(32, "f16", WGMMA_LIST16, WGMMA_SUMS16, 16, 17, 18);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
@@ -226,6 +255,59 @@ __device__ __forceinline__ void wgmma_weights(float (&d)[N / 2], const uint32_t 
         WGMMA_WEIGHTS(32, "bf16", WGMMA_LIST16, WGMMA_SUMS16, "%16, %17, %18, %19", 20, 21);
     else
         WGMMA_WEIGHTS(32, "f16", WGMMA_LIST16, WGMMA_SUMS16, "%16, %17, %18, %19", 20, 21);
+#else
+    (void)d, (void)a, (void)b, (void)adds;
+#endif
+}
+
+#define BYTES_FIFTY   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4)
+#define BYTES_NEXT    WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
+#define BYTES_LIST128 BYTES_FIFTY BYTES_NEXT "%120, %121, %122, %123, %124, %125, %126, %127"
+#define BYTES_SUM8(i)                                                                                                \
+    "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]),      \
+        "+r"(d[i + 7])
+#define BYTES_SUM16(i) BYTES_SUM8(i), BYTES_SUM8(i + 8)
+#define BYTES_SUM32(i) BYTES_SUM16(i), BYTES_SUM16(i + 16)
+#define BYTES_SUMS64   BYTES_SUM32(0), BYTES_SUM32(32)
+#define BYTES_SUMS128  BYTES_SUMS64, BYTES_SUM32(64), BYTES_SUM32(96)
+#define BYTES_WGMMA_F8                                                                                               \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %66, 0;\n\t"                                            \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" WGMMA_LIST64                              \
+                 "}, %64, %65, adds, 1, 1;\n\t}"                                                                     \
+                 : WGMMA_SUMS64                                                                                      \
+                 : "l"(a), "l"(b), "r"(adds))
+#define BYTES_WGMMA(n, list, sums, a_at, b_at, adds_at)                                                              \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" list "}, %" #a_at ", %" #b_at              \
+                 ", adds;\n\t}"                                                                                      \
+                 : sums                                                                                              \
+                 : "l"(a), "l"(b), "r"(adds))
+
+/* d [64 rows x N] += a [64 x 32] . b^T, of b [N x 32], or = where it does not add: floats of f8e4m3, integers of
+   i8. Lanes have d as wgmma_shared has it. */
+template <int N>
+__device__ __forceinline__ void wgmma_bytes(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
+{
+    static_assert(N == 128, "");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    BYTES_WGMMA_F8;
+#else
+    (void)d, (void)a, (void)b, (void)adds;
+#endif
+}
+template <int N>
+__device__ __forceinline__ void wgmma_bytes(int (&d)[N / 2], uint64_t a, uint64_t b, int adds)
+{
+    static_assert(N == 32 || N == 64 || N == 128 || N == 256, "");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if constexpr (N == 32)
+        BYTES_WGMMA(32, WGMMA_LIST16, BYTES_SUM16(0), 16, 17, 18);
+    else if constexpr (N == 64)
+        BYTES_WGMMA(64, WGMMA_LIST32, BYTES_SUM32(0), 32, 33, 34);
+    else if constexpr (N == 128)
+        BYTES_WGMMA(128, WGMMA_LIST64, BYTES_SUMS64, 64, 65, 66);
+    else
+        BYTES_WGMMA(256, BYTES_LIST128, BYTES_SUMS128, 128, 129, 130);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
