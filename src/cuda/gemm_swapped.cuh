@@ -27,8 +27,7 @@ struct swapped_shape {
     static constexpr int STRIP = 64, STRIPS = GROUPS, ROWS = STRIPS * STRIP, WORKERS = GROUPS * 128,
                          THREADS = WORKERS + 128;
     static constexpr int REGISTERS = GROUPS == 2 ? 240 : 112, COPY_REGISTERS = 24;
-    static constexpr int HELD = GROUPS == 2 ? 2 : 1; /* panels of weights that a thread has in registers */
-    static constexpr int DEPTH = 2 * PANEL;          /* columns of a stage, in as many panels of each operand */
+    static constexpr int DEPTH = 2 * PANEL; /* columns of a stage, in as many panels of each operand */
     static constexpr int X_PANELS = BYTES ? 1 : 2, W_PANELS = FORMAT == OF_X ? 2 : 1;
     static constexpr int W_ROW = FORMAT == OF_U4 ? PANEL_ROW / 2 : PANEL_ROW; /* bytes of a row in a panel */
     static constexpr int W_COLUMNS = FORMAT == OF_X ? PANEL : W_ROW; /* of a panel, as the weights' map counts them */
@@ -67,21 +66,21 @@ __device__ __forceinline__ uint32_t weight_pair(uint32_t low, uint32_t high, int
 /* The thread that copies. Weights do not depend on earlier kernels where the call says so. */
 template <class S>
 __device__ __forceinline__ void swapped_copies(const gemm_params &p, const swapped_maps &maps,
-                                               const quantised_tile_place &place, int first, int steps,
+                                               const quantised_tile_place &place, int strip, int first, int steps,
                                                uint32_t shared)
 {
-    constexpr int HALF = S::ROWS / 2;
     const gemm_rows rows = place.rows;
-    const CUtensorMap &low = maps.w[rows.part], &high = maps.w[p.glu ? 1 : rows.part];
     auto there = [&](int stage) { return shared + (uint32_t)(S::BARRIERS_AT + stage * 16); };
     auto weights = [&](int step, int stage) {
-        bulk_expect(there(stage), S::STAGE_BYTES);
+        bulk_expect(there(stage), (uint32_t)(S::X_BYTES + S::W_PANELS * S::STRIPS * S::W_ROW * strip));
 #pragma unroll
-        for (int i = 0; i < S::W_PANELS; i++) {
-            const uint32_t to = shared + (uint32_t)(stage * S::STAGE_BYTES + S::X_BYTES + i * S::W_PANEL);
-            const int column = (first + step) * S::W_COLUMNS * S::W_PANELS + i * S::W_COLUMNS;
-            panel_copy(to, low, column, rows.at, 0, 0, there(stage));
-            panel_copy(to + HALF * S::W_ROW, high, column, p.glu ? rows.at : rows.at + HALF, 0, 0, there(stage));
+        for (int i = 0; i < S::W_PANELS * S::STRIPS; i++) {
+            const int panel = i / S::STRIPS, of = i % S::STRIPS, half = of / (S::STRIPS / 2);
+            const int column = ((first + step) * S::W_PANELS + panel) * S::W_COLUMNS;
+            panel_copy(shared + (uint32_t)(stage * S::STAGE_BYTES + S::X_BYTES + panel * S::W_PANEL +
+                                           of * S::STRIP * S::W_ROW),
+                       maps.w[p.glu ? half : rows.part], column,
+                       rows.at + (p.glu ? of - half * (S::STRIPS / 2) : of) * strip, 0, 0, there(stage));
         }
     };
     auto x = [&](int step, int stage) {
@@ -146,108 +145,122 @@ __device__ __forceinline__ void swapped_multiplies(int steps, uint32_t shared, S
     wgmma_wait_all(sum);
 }
 
-/* The sums of a warpgroup that unpacks its rows of the weights. `lost`: whether row g, and g + 8, has a NaN of
-   f8e4m3. */
+/* The sums of a warpgroup that unpacks its rows of the weights. While the tensor cores have one panel of a stage, the
+   next one is unpacked: `held` has both. `lost`: whether row g, and g + 8, has a NaN of f8e4m3. */
 template <typename T, class S>
-__device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quantised_tile_place &place, int first,
-                                                int steps, const char *panels, uint32_t shared,
+__device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quantised_tile_place &place, int strip,
+                                                int first, int steps, const char *panels, uint32_t shared,
                                                 float (&sum)[S::TOKENS / 2], bool (&lost)[2])
 {
     constexpr weight_format F = S::FORMAT;
     constexpr int SUMS = S::TOKENS / 2, LOADS = F == OF_U4 ? 2 : 4; /* of 16 bytes of a row, in a panel of x */
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int strip = warp / 4, of_tile = strip * S::STRIP + warp % 4 * 16 + g;
-    const int part = p.glu ? strip / (S::GROUPS / 2) : place.rows.part;
-    const int in_part = p.glu ? of_tile % (S::ROWS / 2) : of_tile;
-    const int last = place.rows.count - 1;
+    const int own = warp / 4, in_strip = warp % 4 * 16 + g, half_of = p.glu ? own / (S::STRIPS / 2) : 0;
+    const int part = p.glu ? half_of : place.rows.part;
+    const int in_part = (own - half_of * (S::STRIPS / 2)) * strip + in_strip, last = place.rows.count - 1;
     const int row[2] = {place.rows.at + min(in_part, last), place.rows.at + min(in_part + 8, last)};
     const uint64_t x = wgmma_operand(shared, 16);
-    const char *const w = panels + S::X_BYTES + of_tile * S::W_ROW;
+    const char *const w = panels + S::X_BYTES + (own * S::STRIP + in_strip) * S::W_ROW;
     /* A row's pieces are exchanged by its number: of 128 bytes 8 by 8, of 64 bytes in pairs of rows. */
     const int order = F == OF_U4 ? g / 2 : g;
-    const uint32_t at_zero = F == OF_U4 ? weight_addend<T, F>(8) : weight_addend<T, F>(128);
+    constexpr float MIDDLE = F == OF_U4 ? 8 : 128;
     float products[S::TABLED ? SUMS : 1];
-    uint32_t nan[2] = {0, 0};
-    float scale[2] = {1, 1}, zero[2] = {8, 8};
+    uint32_t nan[2] = {0, 0}, held[2][4][4], addend[2] = {weight_addend<T, F>(MIDDLE), weight_addend<T, F>(MIDDLE)};
+    float scale[2] = {1, 1}, next_scale[2] = {1, 1}, next_zero[2] = {MIDDLE, MIDDLE};
     const int of_group = p.group ? p.group / S::DEPTH : 1 << 30; /* stages */
     auto load_scales = [&](int step) {
         if constexpr (S::TABLED) {
             const int group = min(first + step, ((int)p.k - 1) / S::DEPTH) / of_group;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                scale[r] = p.group ? gemm_scale(p, part, row[r], group) : 1;
+                next_scale[r] = p.group ? gemm_scale(p, part, row[r], group) : 1;
                 if constexpr (F == OF_U4)
-                    zero[r] = gemm_zero(p, part, row[r], group);
+                    next_zero[r] = gemm_zero(p, part, row[r], group);
             }
         }
     };
-    auto wait = [&]() {
-        if constexpr (S::TABLED)
-            wgmma_wait<0>(products);
-        else
-            wgmma_wait<0>(sum);
+    auto unpack = [&](int stage, int half) {
+        uint32_t(&to)[4][4] = held[half];
+        const char *const from = w + stage * S::STAGE_BYTES;
+        uint4 packed[LOADS * 2];
+#pragma unroll
+        for (int i = 0; i < LOADS * 2; i++)
+            packed[i] = load_shared(from + i % 2 * 8 * S::W_ROW + ((half * LOADS + i / 2) ^ order) * 16);
+#pragma unroll
+        for (int i = 0; i < LOADS * 2; i++) {
+            const int r = i % 2;
+            const uint4 v = packed[i];
+            if constexpr (F == OF_U4) {
+                to[i / 2 * 2][r] = weight_pair<T, F>(v.x, 0, t, addend[r], nan[r]);
+                to[i / 2 * 2][r + 2] = weight_pair<T, F>(v.y, 0, t, addend[r], nan[r]);
+                to[i / 2 * 2 + 1][r] = weight_pair<T, F>(v.z, 0, t, addend[r], nan[r]);
+                to[i / 2 * 2 + 1][r + 2] = weight_pair<T, F>(v.w, 0, t, addend[r], nan[r]);
+            } else {
+                to[i / 2][r] = weight_pair<T, F>(v.x, v.y, t, addend[r], nan[r]);
+                to[i / 2][r + 2] = weight_pair<T, F>(v.z, v.w, t, addend[r], nan[r]);
+            }
+        }
+    };
+    auto multiply = [&](int step, int stage, int half) {
+        wgmma_fence();
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const uint64_t b = wgmma_later(x, stage * S::STAGE_BYTES + half * S::X_PANEL + c * 32);
+            if constexpr (S::TABLED)
+                wgmma_weights<T, S::TOKENS>(products, held[half][c], b, half + c);
+            else
+                wgmma_weights<T, S::TOKENS>(sum, held[half][c], b, step + half + c);
+        }
+        wgmma_commit();
+    };
+    auto there = [&](int stage) { return shared + (uint32_t)(S::BARRIERS_AT + stage * 16); };
+    auto release = [&](int stage) {
+        if (lane == 0)
+            bulk_arrive(there(stage) + 8);
+    };
+    auto begin = [&](int stage, uint32_t parity) { /* the stage's first panel */
+                                                   if constexpr (S::TABLED && F == OF_U4)
+                                                       addend[0] = weight_addend<T, F>(next_zero[0]),
+                                                       addend[1] = weight_addend<T, F>(next_zero[1]);
+                                                   bulk_wait(there(stage), parity);
+                                                   unpack(stage, 0);
     };
     if (!p.const_weights)
         pdl_wait();
     load_scales(0);
+    if (steps > 0)
+        begin(0, 0);
     int stage = 0;
     uint32_t parity = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
-        const uint32_t there = shared + (uint32_t)(S::BARRIERS_AT + stage * 16);
-        const char *const from = w + stage * S::STAGE_BYTES;
-        const float by[2] = {scale[0], scale[1]};
-        uint32_t addend[2] = {at_zero, at_zero};
-        if constexpr (S::TABLED && F == OF_U4)
-            addend[0] = weight_addend<T, F>(zero[0]), addend[1] = weight_addend<T, F>(zero[1]);
+        scale[0] = next_scale[0], scale[1] = next_scale[1];
         load_scales(step + 1);
-        bulk_wait(there, parity);
-        uint32_t a[S::HELD][4][4];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t(&held)[4][4] = a[half % S::HELD];
-            if (half && S::HELD == 1)
-                wait();
-            uint4 packed[LOADS * 2];
-#pragma unroll
-            for (int i = 0; i < LOADS * 2; i++)
-                packed[i] = load_shared(from + i % 2 * 8 * S::W_ROW + ((half * LOADS + i / 2) ^ order) * 16);
-#pragma unroll
-            for (int i = 0; i < LOADS * 2; i++) {
-                const int r = i % 2;
-                const uint4 v = packed[i];
-                if constexpr (F == OF_U4) {
-                    held[i / 2 * 2][r] = weight_pair<T, F>(v.x, 0, t, addend[r], nan[r]);
-                    held[i / 2 * 2][r + 2] = weight_pair<T, F>(v.y, 0, t, addend[r], nan[r]);
-                    held[i / 2 * 2 + 1][r] = weight_pair<T, F>(v.z, 0, t, addend[r], nan[r]);
-                    held[i / 2 * 2 + 1][r + 2] = weight_pair<T, F>(v.w, 0, t, addend[r], nan[r]);
-                } else {
-                    held[i / 2][r] = weight_pair<T, F>(v.x, v.y, t, addend[r], nan[r]);
-                    held[i / 2][r + 2] = weight_pair<T, F>(v.z, v.w, t, addend[r], nan[r]);
-                }
-            }
-            wgmma_fence();
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const uint64_t b = wgmma_later(x, stage * S::STAGE_BYTES + half * S::X_PANEL + c * 32);
-                if constexpr (S::TABLED)
-                    wgmma_weights<T, S::TOKENS>(products, held[c], b, half + c);
-                else
-                    wgmma_weights<T, S::TOKENS>(sum, held[c], b, step + half + c);
-            }
-            wgmma_commit();
+        const int last_stage = stage ? stage - 1 : S::STAGES - 1;
+        multiply(step, stage, 0);
+        if constexpr (!S::TABLED) { /* the products of the stage before are there */
+            wgmma_wait<1>();
+            if (step > 0)
+                release(last_stage);
         }
-        wait();
-        if (lane == 0)
-            bulk_arrive(there + 8);
-        if constexpr (S::TABLED) {
-#pragma unroll
-            for (int i = 0; i < SUMS; i++)
-                sum[i] = fmaf(products[i], by[i % 4 / 2], sum[i]);
-        }
+        unpack(stage, 1);
+        multiply(step, stage, 1);
+        wgmma_wait<1>();
+        const int now = stage;
         if (++stage == S::STAGES)
             stage = 0, parity ^= 1;
+        if (step + 1 < steps)
+            begin(stage, parity);
+        if constexpr (S::TABLED) {
+            wgmma_wait_all(products);
+            release(now);
+#pragma unroll
+            for (int i = 0; i < SUMS; i++)
+                sum[i] = fmaf(products[i], scale[i % 4 / 2], sum[i]);
+        }
     }
+    if constexpr (!S::TABLED)
+        wgmma_wait_all(sum);
     if constexpr (F == OF_F8) {
 #pragma unroll
         for (int r = 0; r < 2; r++)
@@ -257,8 +270,8 @@ __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quan
 
 /* A warpgroup that computes: the sums of its rows go to shared memory. */
 template <typename T, class S, typename SUM>
-__device__ __forceinline__ void swapped_computes(const gemm_params &p, const quantised_tile_place &place, int first,
-                                                 int steps, char *panels, uint32_t shared)
+__device__ __forceinline__ void swapped_computes(const gemm_params &p, const quantised_tile_place &place, int strip,
+                                                 int first, int steps, char *panels, uint32_t shared)
 {
     constexpr int SUMS = S::TOKENS / 2;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -268,7 +281,7 @@ __device__ __forceinline__ void swapped_computes(const gemm_params &p, const qua
     for (int i = 0; i < SUMS; i++)
         sum[i] = 0;
     if constexpr (S::UNPACKS)
-        swapped_unpacks<T, S>(p, place, first, steps, panels, shared, sum, lost);
+        swapped_unpacks<T, S>(p, place, strip, first, steps, panels, shared, sum, lost);
     else
         swapped_multiplies<T, S, SUM>(steps, shared, sum);
     __syncthreads(); /* every warp has read the last stages, whose place the sums take */
@@ -285,14 +298,15 @@ __device__ __forceinline__ void swapped_computes(const gemm_params &p, const qua
 
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1)
-    gemm_swapped(const __grid_constant__ gemm_params p, const __grid_constant__ swapped_maps maps, int token_tiles)
+    gemm_swapped(const __grid_constant__ gemm_params p, const __grid_constant__ swapped_maps maps, int token_tiles,
+                 int strip)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef typename std::conditional<S::BYTES, int, float>::type SUM;
     extern __shared__ __align__(PANEL_ALIGN) char panels[];
     const uint32_t shared = shared_address(panels);
     const int parts = cluster_size(), rank = cluster_rank();
-    const quantised_tile_place place = quantised_tile_place_of<S>(p, blockIdx.x, token_tiles, S::STRIP);
+    const quantised_tile_place place = quantised_tile_place_of<S>(p, blockIdx.x, token_tiles, strip);
     const int all_steps = ((int)p.k + S::DEPTH - 1) / S::DEPTH;
     const int first = (int)((int64_t)all_steps * rank / parts);
     const int steps = (int)((int64_t)all_steps * (rank + 1) / parts) - first;
@@ -309,39 +323,50 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     if (threadIdx.x / 128 == S::GROUPS) {
         registers_down<S::COPY_REGISTERS>();
         if (threadIdx.x % 128 == 0)
-            swapped_copies<S>(p, maps, place, first, steps, shared);
+            swapped_copies<S>(p, maps, place, strip, first, steps, shared);
         return; /* barriers do not wait for threads that have exited */
     }
     registers_up<S::REGISTERS>();
-    swapped_computes<T, S, SUM>(p, place, first, steps, panels, shared);
+    swapped_computes<T, S, SUM>(p, place, strip, first, steps, panels, shared);
     pdl_wait(); /* for what the sums are added to */
     if constexpr (!S::BYTES)
-        tile_finish<T, S>(p, (SUM *)panels, token_tiles, S::STRIP);
+        tile_finish<T, S>(p, (SUM *)panels, token_tiles, strip);
     else if (p.out_f32)
-        tile_finish<float, S>(p, (SUM *)panels, token_tiles, S::STRIP);
+        tile_finish<float, S>(p, (SUM *)panels, token_tiles, strip);
     else if (p.out_bf16)
-        tile_finish<bf16, S>(p, (SUM *)panels, token_tiles, S::STRIP);
+        tile_finish<bf16, S>(p, (SUM *)panels, token_tiles, strip);
     else
-        tile_finish<f16, S>(p, (SUM *)panels, token_tiles, S::STRIP);
+        tile_finish<f16, S>(p, (SUM *)panels, token_tiles, strip);
 #endif
 }
 
-/* In how many parts the blocks of a cluster take k: as in quantised_tile_plan_of, whose times these are, but that
-   here it is copies alone that take time. */
+/* Rows of a strip, in how many parts the blocks of a cluster take k, and how many cycles that takes. */
+struct swapped_plan {
+    int strip, parts;
+    double time;
+};
+/* The plan that takes least time. In a round a multiprocessor has one block, whose stages take as long as their
+   copies or their products do. Of L2 an H200's multiprocessors get about 2800 bytes in a cycle together, one of them
+   at most 32 or so. */
 template <class S>
-static int swapped_parts(const cuda_call &s, const gemm_params &p, double &least)
+static swapped_plan swapped_plan_of(const cuda_call &s, const gemm_params &p)
 {
-    const int64_t tiles = ceil_div(p.m, S::TOKENS) * gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
-    const int64_t steps = ceil_div(p.k, S::DEPTH), sm_count = s.gpu.sm_count;
-    const int64_t clustered = sm_count < 16 ? sm_count : sm_count / 16 * 16;
-    int best = 1;
-    least = 1e30;
-    for (int parts = 1; parts <= std::min<int64_t>(8, steps); parts++) {
-        const double work = (double)ceil_div(steps, parts) * S::STAGE_BYTES / 22;
-        const double sums = parts > 1 ? 1000 + S::TOKENS * S::ROWS * 4 / 22.0 : 0;
-        const double time = (double)ceil_div(tiles * parts, parts > 2 ? clustered : sm_count) * (3000 + work + sums);
-        if (time < least)
-            least = time, best = parts;
+    const int64_t tokens = ceil_div(p.m, S::TOKENS), steps = ceil_div(p.k, S::DEPTH);
+    const double products = S::STRIPS * (S::UNPACKS ? 160 + S::TOKENS * 5 : 40 + S::TOKENS * 4);
+    swapped_plan best = {};
+    best.time = 1e30;
+    for (int strip = S::STRIP; strip >= S::STRIP / 2; strip -= 8) {
+        const int64_t tiles = tokens * gemm_tiles(p, strip * (p.glu ? S::STRIPS / 2 : S::STRIPS));
+        const double bytes = S::X_BYTES + S::W_PANELS * S::STRIPS * S::W_ROW * strip;
+        for (int parts = 1; parts <= std::min<int64_t>(8, steps); parts++) {
+            const int64_t at_once = parts > 1 ? adze_cuda_clustered(s.device, parts) : s.gpu.sm_count;
+            const double rate = std::min(32.0, 2800.0 / (double)(std::min(tiles, at_once) * parts));
+            const double sums = parts > 1 ? 1500 + S::TOKENS * S::ROWS * 4 / 22.0 : 0;
+            const double round = 4000 + (double)ceil_div(steps, parts) * std::max(bytes / rate, products) + sums;
+            const double time = (double)ceil_div(tiles, at_once) * round;
+            if (time < best.time)
+                best = {strip, parts, time};
+        }
     }
     return best;
 }

@@ -2,27 +2,31 @@
    a call takes. */
 #include "gemm_swapped.cuh"
 
-/* Runs a shape, or with `ask` says only whether it can: ADZE_NO_KERNEL. `time`: what the plan says of it. */
+/* Runs a shape, or with `ask` says only whether it can: ADZE_NO_KERNEL. `time`: the cycles that the plan says it
+ * takes. */
 template <typename T, class S>
 static adze_status shape_run(const cuda_call &s, const gemm_params &p, bool ask, double *time)
 {
     constexpr bool OF_BYTES = S::FORMAT != OF_X;
     constexpr int W_SIZE = OF_BYTES ? 1 : 2;        /* of an element, as the map counts them */
     constexpr int64_t X_VECTOR = S::BYTES ? 16 : 8; /* elements of 16 bytes */
-    const int64_t tokens = ceil_div(p.m, S::TOKENS), tiles = gemm_tiles(p, p.glu ? S::ROWS / 2 : S::ROWS);
+    const int64_t tokens = ceil_div(p.m, S::TOKENS);
     bool can = s.gpu.sm == 90 && adze_cuda_clusters(s.device) && S::SHARED <= s.gpu.block_shared;
     can = can && p.group % S::DEPTH == 0 && !p.norm && p.batches == 1 && (!p.batch_invariant || S::BYTES);
     can = can && p.k % weight_vector(S::FORMAT) == 0 && p.rows.stride[GEMM_X][0] >= p.k;
     can = can && p.rows.rank == 1 && (uintptr_t)p.x % 16 == 0 && p.rows.stride[GEMM_X][0] % X_VECTOR == 0;
-    can = can && p.k > 0 && p.k < 1 << 28 && p.n < 1 << 28 && tokens < 0x7fffffff / 8 / tiles;
+    can = can && p.k > 0 && p.k < 1 << 28 && p.n < 1 << 28 && tokens < 0x7fffffff / 8 / gemm_tiles(p, S::ROWS / 4);
     const int64_t w_columns = S::FORMAT == OF_U4 ? p.k / 2 : p.k;
     for (const gemm_part &part : p.part)
         can = can && (part.n == 0 || ((uintptr_t)part.w % 16 == 0 && part.w_stride % 16 == 0 &&
                                       part.w_stride >= w_columns * W_SIZE));
-    double least;
-    const int parts = can ? swapped_parts<S>(s, p, time ? *time : least) : 0;
-    if (!can || ask)
+    if (!can || (ask && !time))
         return can ? ADZE_OK : ADZE_NO_KERNEL;
+    const swapped_plan plan = swapped_plan_of<S>(s, p);
+    if (time)
+        *time = plan.time;
+    if (ask)
+        return ADZE_OK;
     constexpr CUtensorMapDataType OF_T =
         std::is_same<T, bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     swapped_maps maps = {};
@@ -35,8 +39,9 @@ static adze_status shape_run(const cuda_call &s, const gemm_params &p, bool ask,
                                       S::ROWS / 2, S::W_ROW);
     if (!can)
         return ADZE_NO_KERNEL;
-    return launch(s, gemm_swapped<T, S>, tokens * tiles * parts, dim3(S::THREADS), launch_shape(S::SHARED, parts), p,
-                  maps, (int)tokens);
+    const int64_t tiles = gemm_tiles(p, plan.strip * (p.glu ? S::STRIPS / 2 : S::STRIPS));
+    return launch(s, gemm_swapped<T, S>, tokens * tiles * plan.parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, plan.parts), p, maps, (int)tokens, plan.strip);
 }
 template <typename T, weight_format F, bool TABLED, bool BYTES = false>
 static adze_status format_run(const cuda_call &s, const gemm_params &p, int shape, bool ask, double *time)
@@ -46,7 +51,7 @@ static adze_status format_run(const cuda_call &s, const gemm_params &p, int shap
     case GEMM_SWAPPED_32X256: return shape_run<T, swapped_shape<32, 4, F, TABLED, BYTES>>(s, p, ask, time);
     case GEMM_SWAPPED_64X128: return shape_run<T, swapped_shape<64, 2, F, TABLED, BYTES>>(s, p, ask, time);
     case GEMM_SWAPPED_64X256:
-        if constexpr (F == OF_F8 && TABLED) /* there are too few registers for it */
+        if constexpr (TABLED) /* there are too few registers for it */
             return ADZE_NO_KERNEL;
         else
             return shape_run<T, swapped_shape<64, 4, F, TABLED, BYTES>>(s, p, ask, time);
