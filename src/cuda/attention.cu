@@ -5,7 +5,7 @@
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
    (attention_quantised.cu), and few keys are loaded at once (attention_short.cuh). Floats of up to 256 elements have
    kernels of their own (attention_floats.cuh), which also take other calls of up to 512, as floats
-   (attention_mixed.cu). 16-bit elements in rows of 257 to 512 take attention_wide.cuh. What is left, and GPUs whose
+   (attention_mixed.cu). 16-bit elements in longer rows take attention_wide.cuh. What is left, and GPUs whose
    blocks have not enough shared memory, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
@@ -96,7 +96,7 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"floats16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"floats64", "as floats4, 64 rows"},
     {"floats64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
-    {"wide16", "f16 and bf16 in 16-byte vectors, k and v not quantised, heads up to 512; 16 rows a block"},
+    {"wide16", "f16 and bf16 in 16-byte vectors, k and v not quantised, heads up to 576, of v 512; 16 rows a block"},
     {"wide16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"wide64", "as wide16, 64 rows"},
     {"mixed8", "every dtype and address, heads up to 512; 8 rows a block, in float arithmetic"},
@@ -150,12 +150,13 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
                            : tile_run<T, 256>(s, p);
 }
 
-/* Whether tensor cores take the call, in rows of up to `most` elements. Queries without a sequence are left to
-   attention_any. */
-static bool takes_tiles(const cuda_call &s, const adze_attention_args *a, const attention_params &p, int most)
+/* Whether tensor cores take the call, in rows of up to `most` elements of k and `v_most` of v. Queries without a
+   sequence are left to attention_any. */
+static bool takes_tiles(const cuda_call &s, const adze_attention_args *a, const attention_params &p, int most,
+                        int v_most)
 {
     return adze_cuda_tensor_cores(s.device) && a->q.dtype != ADZE_F32 && p.sequences > 0 && p.dv > 0 && p.d <= most &&
-           p.dv <= most && vectors(a->q) && vectors(a->k) && vectors(a->v) && vectors(a->out);
+           p.dv <= v_most && vectors(a->q) && vectors(a->k) && vectors(a->v) && vectors(a->out);
 }
 
 /* Whether attention_floats.cu takes the call. */
@@ -210,8 +211,9 @@ static adze_status attention_run(const cuda_call &s, const adze_attention_args *
     attention_params p = attention_params_of(a);
     if (p.m == 0 || heads == 0 || (p.dv == 0 && !p.lse))
         return ADZE_OK;
-    const bool floats = takes_floats(a, p), tiles = takes_tiles(s, a, p, 256), quantised = a->k.dtype != a->q.dtype;
-    const bool wide = !quantised && takes_tiles(s, a, p, 512);
+    const bool floats = takes_floats(a, p), tiles = takes_tiles(s, a, p, 256, 256),
+               quantised = a->k.dtype != a->q.dtype;
+    const bool wide = !quantised && takes_tiles(s, a, p, 576, 512);
     p.vectors = vectors(a->q) && vectors(a->k) && vectors(a->v);
     p.fours = groups(a->q, 4) && groups(a->k, 4) && groups(a->v, 4);
     return s.tuned(a->q.dtype | a->k.dtype << 8 | p.causal << 16 | (p.page != 0) << 17, attention_rows_of(p), p.n,
@@ -233,7 +235,7 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
     const cuda_call s(stream, adze_op_attention, &choice);
     const attention_params p = attention_params_of(a);
     const bool floats = takes_floats(a, p);
-    const bool tiles = takes_tiles(s, a, p, 512);
+    const bool tiles = takes_tiles(s, a, p, 576, 512);
     if (p.m == 0 || p.heads == 0 || p.sequences == 0)
         return 0;
     const int widest = p.d > p.dv ? p.d : p.dv;

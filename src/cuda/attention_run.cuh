@@ -42,7 +42,7 @@ adze_status attention_many(const cuda_call &s, const attention_params &p, bool i
 adze_status attention_floats(const cuda_call &s, const attention_params &p);
 int64_t attention_floats_parts(const cuda_call &s, const attention_params &p);
 
-/* attention_wide.cu: calls of f16 or bf16 in rows of more than 256 elements, up to 512. */
+/* attention_wide.cu: calls of f16 or bf16 in rows of more than 256 elements. */
 adze_status attention_wide_rows(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_mixed.cu: calls that none of these takes, and the parts of their keys. */
 adze_status attention_mixed(const cuda_call &s, const attention_params &p);

@@ -1,4 +1,4 @@
-/* attention_wide.cuh - attention of 16-bit elements in rows of up to 512 on tensor cores.
+/* attention_wide.cuh - attention of 16-bit elements in long rows on tensor cores: up to 576 of q and k, 512 of v.
 
    Blocks, rows and parts are those of attention_tile.cuh. The sums of a row are too many for one warp: a warp has the
    scores of 16 rows and 16 keys, and then COLUMNS columns of the values of all rows. Maxima, and what the sums are to
@@ -11,42 +11,59 @@
 
 template <int ROWS_, int KEYS_>
 struct wide_shape {
-    static constexpr int D = 512, ROWS = ROWS_, KEYS = KEYS_, ALONG = 1, ELEMENT = 2;
+    static constexpr int K_DIM = 576, D = 512, ROWS = ROWS_, KEYS = KEYS_, ALONG = 1; /* elements of k; of v */
     static constexpr int ROW_TILES = ROWS / 16, KEY_TILES = KEYS / 16, WARPS = ROW_TILES * KEY_TILES;
     static constexpr int THREADS = 32 * WARPS, COLUMNS = D / WARPS, CHUNKS = COLUMNS / 16;
     static constexpr int FRAGMENTS = 1, WARP_KEYS = 16; /* of a warp's scores: for attention_edge */
     static constexpr bool QUANTISED = false, ANYWHERE = false;
-    /* Bytes of a row of q, k or v, and of weights: 8 of them are in different banks. */
-    static constexpr int PITCH = D * 2 + 16, WEIGHT_PITCH = KEYS * 2 + 16;
-    static constexpr int K = ROWS * PITCH, V = K + KEYS * PITCH, WEIGHTS = V + KEYS * PITCH;
+    /* Bytes of a row of q or k, of v, and of weights: 8 of them are in different banks. */
+    static constexpr int PITCH = K_DIM * 2 + 16, V_PITCH = D * 2 + 16, WEIGHT_PITCH = KEYS * 2 + 16;
+    static constexpr int K = ROWS * PITCH, V = K + KEYS * PITCH, WEIGHTS = V + KEYS * V_PITCH;
     static constexpr int TOPS = WEIGHTS + ROWS * WEIGHT_PITCH, LESS = TOPS + KEY_TILES * ROWS * 4;
     static constexpr int HOLDS = LESS + ROWS * 4, SHARED = HOLDS + 2 * KEYS * (int)sizeof(attention_place);
-    static constexpr int LOAD_ROWS = THREADS * 8 / D; /* rows that the block copies at once */
+    static constexpr int LANES = 64, LOAD_ROWS = THREADS / LANES; /* threads of a row; rows that are copied at once */
     static constexpr int MERGE_PITCH = D + 4;
     static_assert(KEYS % LOAD_ROWS == 0 && KEYS <= THREADS && ROWS * MERGE_PITCH * 4 <= WEIGHTS, "");
 };
 
-/* Copies the keys from `key` on, or their values, of rows of `count` elements; zeros up to a multiple of 16, and
-   where there is no key. */
+/* Copies a row of `count` elements, or zeros if there is none; zeros up to a multiple of 16. LANES threads have it.
+ */
+template <class S>
+__device__ __forceinline__ void wide_load_row(const char *row, int count, bool there, uint32_t to)
+{
+    for (int piece = (int)threadIdx.x % S::LANES; piece * 8 < (count + 15) / 16 * 16; piece += S::LANES)
+        copy_async(to + (uint32_t)(piece * 16), there && piece * 8 < count ? row + piece * 16 : row,
+                   there && piece * 8 < count);
+}
+template <class S>
+__device__ __forceinline__ void wide_load_q(const attention_params &p, const attention_block &b, uint32_t to)
+{
+#pragma unroll 2
+    for (int row = (int)threadIdx.x / S::LANES; row < S::ROWS; row += S::LOAD_ROWS) {
+        const int r = b.first + row;
+        const bool there = r < b.rows;
+        const int i = there ? r / p.group : 0, head = b.kv_head * p.group + (there ? r % p.group : 0);
+        const int64_t at =
+            b.s.batch * p.q_stride[0] + head * p.q_stride[1] + (int64_t)(b.s.first + i) * p.q_stride[2];
+        wide_load_row<S>(there ? p.q + at * 2 : p.q, p.d, there, to + (uint32_t)(row * S::PITCH));
+    }
+}
+/* Copies the keys from `key` on, or their values, of rows of `count` elements. */
 template <class S>
 __device__ __forceinline__ void wide_load(const attention_params &p, const attention_block &b, const char *data,
-                                          const int64_t (&stride)[3], int count, int key, uint32_t to,
+                                          const int64_t (&stride)[3], int count, int key, uint32_t to, int pitch,
                                           const attention_place *places)
 {
-    const int piece = (int)threadIdx.x % (S::D / 8), first = (int)threadIdx.x / (S::D / 8);
-    if (piece * 8 >= (count + 15) / 16 * 16)
-        return;
 #pragma unroll 4
-    for (int row = first; row < S::KEYS; row += S::LOAD_ROWS) {
+    for (int row = (int)threadIdx.x / S::LANES; row < S::KEYS; row += S::LOAD_ROWS) {
         attention_place place = {b.s.key_batch, b.s.first_key + key + row};
         bool there = key + row < b.high;
         if (p.page) {
             place = places[row];
             there = place.entry >= 0;
         }
-        there = there && piece * 8 < count;
-        const char *const from = there ? data + (attention_at(stride, place, b.kv_head) + piece * 8) * 2 : data;
-        copy_async(to + (uint32_t)(row * S::PITCH + piece * 16), from, there);
+        wide_load_row<S>(there ? data + attention_at(stride, place, b.kv_head) * 2 : data, count, there,
+                         to + (uint32_t)(row * pitch));
     }
 }
 
@@ -77,7 +94,7 @@ __device__ __forceinline__ void wide_values(uint32_t weights, uint32_t v, int co
 {
     const int lane = (int)threadIdx.x % 32, l = lane % 8, i = lane / 8;
     const uint32_t a_at = weights + (uint32_t)((i % 2 * 8 + l) * S::WEIGHT_PITCH + i / 2 * 16);
-    const uint32_t v_at = v + (uint32_t)((i % 2 * 8 + l) * S::PITCH + column * 2 + i / 2 * 16);
+    const uint32_t v_at = v + (uint32_t)((i % 2 * 8 + l) * S::V_PITCH + column * 2 + i / 2 * 16);
 #pragma unroll
     for (int j = 0; j < S::KEY_TILES; j++) {
         uint32_t a[S::ROW_TILES][4];
@@ -89,7 +106,7 @@ __device__ __forceinline__ void wide_values(uint32_t weights, uint32_t v, int co
             if (column + c * 16 >= dv)
                 break;
             uint32_t x[4];
-            load_transposed(x, v_at + (uint32_t)(j * 16 * S::PITCH + c * 32));
+            load_transposed(x, v_at + (uint32_t)(j * 16 * S::V_PITCH + c * 32));
 #pragma unroll
             for (int f = 0; f < S::ROW_TILES; f++) {
                 mma<T>(out[f][2 * c], a[f][0], a[f][1], a[f][2], a[f][3], x[0], x[1]);
@@ -171,10 +188,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) attention_wide(const __grid_con
         __syncthreads();
     }
     if (steps > 0) {
-        attention_load_q<S>(p, b, q);
-        wide_load<S>(p, b, p.k, p.k_stride, p.d, first, k, places);
+        wide_load_q<S>(p, b, q);
+        wide_load<S>(p, b, p.k, p.k_stride, p.d, first, k, S::PITCH, places);
         copy_commit();
-        wide_load<S>(p, b, p.v, p.v_stride, p.dv, first, v, places);
+        wide_load<S>(p, b, p.v, p.v_stride, p.dv, first, v, S::V_PITCH, places);
         copy_commit();
     }
     for (int i = 0; i < steps; i++) {
@@ -202,7 +219,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) attention_wide(const __grid_con
         }
         __syncthreads(); /* the maxima are there, and all have read the keys */
         if (i + 1 < steps)
-            wide_load<S>(p, b, p.k, p.k_stride, p.d, key + S::KEYS, k, next);
+            wide_load<S>(p, b, p.k, p.k_stride, p.d, key + S::KEYS, k, S::PITCH, next);
         copy_commit();
 #    pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -240,7 +257,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) attention_wide(const __grid_con
         wide_values<T, S>(q + S::WEIGHTS, v, column, p.dv, out);
         __syncthreads(); /* all have read the values, the weights, and where the keys are */
         if (i + 1 < steps)
-            wide_load<S>(p, b, p.v, p.v_stride, p.dv, key + S::KEYS, v, next);
+            wide_load<S>(p, b, p.v, p.v_stride, p.dv, key + S::KEYS, v, S::V_PITCH, next);
         copy_commit();
         if (p.page && i + 2 < steps)
             attention_look_up<S>(p, b, key + 2 * S::KEYS, places + i % 2 * S::KEYS);
