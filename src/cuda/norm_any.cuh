@@ -111,6 +111,17 @@ constexpr bool any_packed(norm_form form, int width, int size, int lanes, int el
     return form == SCALE_SHIFT || (lanes == 32 && elements > 8);
 }
 
+/* How many of `units` units fetch their residual together. A load does not overtake the stores of a sum before it: with
+   fewer a thread waits for the memory several times. The residual of a form with all options shares the registers with
+   the gate, in chunks of `chunk` units. */
+constexpr int any_added(norm_form form, int width, int size, int units, int chunk)
+{
+    const int words = width * size < 4 ? 1 : width * size / 4, most = (width * size < 4 ? 8 : 16) / words;
+    if (form == ANY_OPTION)
+        return chunk;
+    return form == SCALE_SHIFT && words > 1 ? units : units < most ? units : most;
+}
+
 /* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
 template <typename T, int W, int LANES, int UNITS, norm_form FORM, typename ROWS, typename I>
 struct norm_piece {
@@ -121,7 +132,7 @@ struct norm_piece {
                                  : W > 4                                                                   ? 1
                                  : FORM == SCALE_SHIFT ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
                                                        : (FORM == ANY_OPTION || ELEMENTS > 16 ? 4 : 8) / W;
-    static constexpr int ADD_CHUNK = FORM != SCALE_SHIFT ? CHUNK : sizeof(T) * W == 2 && UNITS > 8 ? 8 : UNITS;
+    static constexpr int ADD_CHUNK = any_added(FORM, W, sizeof(T), UNITS, CHUNK);
     static constexpr int MOST_GROUP = LANES < 32 && PACKED && CHUNK < ANY_GROUP ? CHUNK : ANY_GROUP;
     static constexpr int GROUP = UNITS < MOST_GROUP ? UNITS : MOST_GROUP;
     typedef param_unit<T, W> param;

@@ -132,7 +132,7 @@ struct short_piece {
     /* The sum over the lanes of a row, of which this one is `lane`. */
     __device__ __forceinline__ float total(float v, int lane) const
     {
-        if constexpr (!ANY_LANES)
+        if (!ANY_LANES || lanes == LANES)
             return warp_sum<LANES>(v);
 #pragma unroll
         for (int by = 1; by < LANES; by *= 2) { /* then the sum of 2 * by lanes from this one on */
