@@ -296,6 +296,13 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
 
 /* ---- The host ---- */
 
+/* Lanes of a row of 16-byte units, as many as leave a warp its rows. Where a lane has several units they are even: an
+   instruction then stores whole sectors of 32 bytes of rows that begin at one. */
+static int32_t short_lanes(int64_t units, int64_t each)
+{
+    const int64_t least = ceil_div(units, each), even = each > 1 ? (least + 1) / 2 * 2 : least;
+    return (int32_t)(32 / (32 / even));
+}
 /* The blocks of the grid have as many rows each: what they do once, loading parameters and waiting for their first
    rows, is spread over up to `most_rounds` rows of a group of lanes. */
 template <typename T, int W, int LANES, int UNITS>
@@ -303,15 +310,15 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p, int64_t
 {
     constexpr bool CAN = W == VEC<T>; /* have any number of lanes, and be modulated */
     const bool modulated = CAN && (p.scale || p.shift);
-    p.lanes = CAN ? (int32_t)ceil_div(p.units, UNITS) : LANES;
+    p.lanes = CAN ? short_lanes(p.units, UNITS) : LANES;
     p.in_warp = 32 / p.lanes;
     const int64_t at_once = SHORT_THREADS / 32 * p.in_warp, blocks = ceil_div(p.rows.count, at_once);
     const int64_t resident =
         (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, CAN> : SHORT_BLOCKS<T, W, UNITS, false>);
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * at_once, SHORT_THREADS, 32);
-    const int64_t rounds = std::min(ceil_div(blocks, resident), most_rounds);
-    p.block_rows = (uint32_t)(at_once * rounds);
+    const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, most_rounds);
+    p.block_rows = (uint32_t)(at_once * ceil_div(rounds, waves));
     const int64_t grid = ceil_div(p.rows.count, p.block_rows);
     const auto kernel =
         modulated
