@@ -4,11 +4,11 @@
    Up to LANES lanes of a warp share a row, with UNITS units of W elements each, neighbours in neighbouring lanes.
    With 16-byte units a row has as many lanes as it needs, so that a warp has 6 rows of 5 vectors, and few lanes idle.
    Each group of lanes goes through several rows. It keeps weight and bias as floats, so that their dtype and address
-   cost nothing after the first row; a scale is multiplied into them, and a shift added, until a row has others. A
-   short row has little else: loading, shifting and converting parameters for every row took longer than the memory
-   does. As soon as a row is unpacked, the loads of a later one are issued; the sums and the stores of the row hide
-   their latency. The rows of a block are contiguous, and the grid has more blocks than are resident: SMs reach the
-   memory at different speeds, and those that are done first take more. */
+   cost nothing after the first row. A scale is multiplied into them, and a shift added: the rows of a block share
+   those. A short row has little else: loading, shifting and converting parameters for every row took longer than the
+   memory does. As soon as a row is unpacked, the loads of a later one are issued; the sums and the stores of the row
+   hide their latency. The rows of a block are contiguous, and the grid has more blocks than are resident: SMs reach
+   the memory at different speeds, and those that are done first take more. */
 #include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -28,11 +28,11 @@ struct norm_short_params {
     int32_t units;            /* of a row */
     int32_t lanes, in_warp;   /* lanes of a row, and rows of a warp at once */
     uint32_t block_rows;      /* that a block goes through */
+    uint32_t inner, spans;    /* modulated: rows that share scale and shift, and blocks that they have */
     uint32_t prefetch_blocks; /* blocks that prefetch their first rows, the first of the grid */
     float eps, weight_offset, inverse_dim;
     bool weight_f32, bias_f32, scale_f32, shift_f32, rounds, float_sum, centred;
     simple_rows<SHIFT + 1> rows; /* of x, out, residual, sum, scale and shift */
-    divisor by_size[2];          /* their inner sizes */
 };
 
 /* Blocks per SM, whose threads have as many elements, packed in as many registers: this bounds their registers. */
@@ -42,7 +42,7 @@ constexpr int short_blocks(int elements, int packed_words, bool modulated)
     return elements > 8 ? 2 : 4;
 #else
     if (modulated)
-        return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 6;
+        return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 7;
     return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : packed_words > 2 ? 10 : 12;
 #endif
 }
@@ -156,20 +156,20 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     const int lane = (int)(threadIdx.x % 32 - in_warp * lanes);
     const int left = ANY_LANES && in_warp >= warp_rows ? 0 : p.units - lane; /* the last lanes may have no row */
     const uint32_t step = SHORT_THREADS / 32 * warp_rows;
+    /* The rows of a modulated block have the same scale and shift, and are counted from the first one that has. */
+    const uint32_t outer = MODULATED ? blockIdx.x / p.spans : 0, block = blockIdx.x - outer * p.spans;
+    const uint32_t outermost = MODULATED && p.rows.size[0] ? outer / p.rows.size[0] : 0;
+    const uint32_t middle = outer - outermost * p.rows.size[0], count = MODULATED ? p.inner : p.rows.count;
     /* The first row of the warp, and the end of the block's. Lanes beyond the last row repeat it and write nothing:
        shuffles need all lanes. */
-    uint32_t first = blockIdx.x * p.block_rows + threadIdx.x / 32 * warp_rows;
-    const uint32_t end = min(p.rows.count, (blockIdx.x + 1) * p.block_rows);
+    uint32_t first = block * p.block_rows + threadIdx.x / 32 * warp_rows;
+    const uint32_t end = min(count, (block + 1) * p.block_rows);
     const auto locate = [&](uint32_t from, int64_t(&at)[SHIFT + 1]) {
         const uint32_t r = from + in_warp < end ? from + in_warp : end - 1;
-        if constexpr (MODULATED) { /* in several dimensions, which the compiler's division makes slow */
-            const uint32_t rest = divide(r, p.by_size[1]), outermost = divide(rest, p.by_size[0]);
-            const uint32_t inner = r - rest * (uint32_t)p.by_size[1].by;
-            const simple_rows<SHIFT + 1>::place place = {inner, rest - outermost * (uint32_t)p.by_size[0].by,
-                                                         outermost};
+        if constexpr (MODULATED) {
 #pragma unroll
             for (int t = 0; t <= SHIFT; t++)
-                at[t] = p.rows.offset(place, t);
+                at[t] = p.rows.offset({r, middle, outermost}, t);
         } else {
             p.rows.locate(r, at);
         }
@@ -196,32 +196,25 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     pdl_wait();
 
     float weight[UNITS][W], bias[UNITS][W];
-    int64_t scale_at = -1, shift_at = -1; /* of those that weight and bias have */
-    const auto fetch_params = [&](const int64_t(&at)[SHIFT + 1]) {
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
-        if (p.weight)
-            piece.fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
-        if (p.bias)
-            piece.fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
-        if (MODULATED) {
-            piece.modulate(p, at, lane, left, weight, bias);
-            scale_at = at[SCALE], shift_at = at[SHIFT];
-        }
-    };
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         x[0][u].fill(0), x[1][u].fill(0); /* where there is no unit, it stays so */
     fetch(first, x[0]);
     if (!ADDS)
         fetch(first + step, x[1]);
-    {
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
+    if (p.weight)
+        piece.fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
+    if (p.bias)
+        piece.fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
+    if (MODULATED) {
         int64_t at[SHIFT + 1];
         locate(first, at);
-        fetch_params(at);
+        piece.modulate(p, at, lane, left, weight, bias);
     }
 
     /* Normalises row `first` of those in `own`, and loads a later one. */
@@ -230,8 +223,6 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
         float f[UNITS][W];
         int64_t at[SHIFT + 1];
         locate(first, at);
-        if (MODULATED && (at[SCALE] != scale_at || at[SHIFT] != shift_at))
-            fetch_params(at);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             own[u].get(f[u]);
@@ -319,7 +310,10 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p, int64_t
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * at_once, SHORT_THREADS, 32);
     const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, most_rounds);
     p.block_rows = (uint32_t)(at_once * ceil_div(rounds, waves));
-    const int64_t grid = ceil_div(p.rows.count, p.block_rows);
+    const int64_t rows = modulated ? p.inner : p.rows.count, spans = ceil_div(rows, p.block_rows);
+    p.block_rows = (uint32_t)(ceil_div(rows, spans * at_once) * at_once);
+    p.spans = (uint32_t)spans;
+    const int64_t grid = p.rows.count / rows * spans;
     const auto kernel =
         modulated
             ? (p.residual ? norm_short<T, W, LANES, UNITS, true, CAN> : norm_short<T, W, LANES, UNITS, false, CAN>)
@@ -382,8 +376,7 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
-    for (int i = 0; i < 2; i++)
-        p.by_size[i] = divisor_of(p.rows.size[i] ? (int64_t)p.rows.size[i] : 0x7fffffff);
+    p.inner = p.rows.size[1] ? p.rows.size[1] : p.rows.count;
     if (width == VEC<T>)
         return short_launch_width<T, VEC<T>>(s, p, g.dim, rounds);
     if (width == EIGHT)
