@@ -329,7 +329,7 @@ constexpr int NORM_ANY = NORM_SHAPES<CENTRED>.count;
 template <bool CENTRED>
 struct norm_variants {
     char name[NORM_ANY<CENTRED>][32], takes[NORM_ANY<CENTRED>][80];
-    adze_variant list[NORM_ANY<CENTRED> + 12];
+    adze_variant list[NORM_ANY<CENTRED> + 7];
     norm_variants() : name(), takes(), list()
     {
         for (int i = 0; i < NORM_ANY<CENTRED>; i++) {
@@ -358,11 +358,6 @@ struct norm_variants {
         list[NORM_ANY<CENTRED> + 4] = {"bytes", "every call with quantised rows"};
         list[NORM_ANY<CENTRED> + 5] = {"bytes_held",
                                        "quantised rows of up to 2048 vectors of 16 bytes; no modulation"};
-        list[NORM_ANY<CENTRED> + 6] = {"short-4", "experiment"};
-        list[NORM_ANY<CENTRED> + 7] = {"short-16", "experiment"};
-        list[NORM_ANY<CENTRED> + 8] = {"short-whole", "experiment"};
-        list[NORM_ANY<CENTRED> + 9] = {"shifted-8", "experiment"};
-        list[NORM_ANY<CENTRED> + 10] = {"shifted-16", "experiment"};
     }
 };
 

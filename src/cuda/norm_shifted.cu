@@ -383,7 +383,7 @@ static adze_status aligned_launch(const cuda_call &s, norm_shifted_params p, int
 /* Clusters of at most `most` blocks: of the fewest that leave room for three on an SM. Few rows with more than a
    vector for each thread are spread over the SMs. */
 template <typename T>
-static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, int most, int64_t many)
+static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, int most)
 {
     const int64_t sm_count = s.gpu.sm_count, rows = p.rows.count;
     int64_t cluster = 1;
@@ -391,7 +391,7 @@ static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int
                               (vectors > cluster * SHIFTED_THREADS && rows * cluster < 2 * sm_count)))
         cluster *= 2;
     const int64_t part = ceil_div(vectors, cluster);
-    const int64_t each = rows * cluster >= 4 * sm_count ? many : part > SHIFTED_THREADS ? 2 : 1;
+    const int64_t each = rows * cluster >= 4 * sm_count ? SHIFTED_READ : part > SHIFTED_THREADS ? 2 : 1;
     const int64_t threads = std::min(shifted_warps(part, each), (int64_t)SHIFTED_THREADS);
     p.part = (int32_t)part;
     p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, part, threads, 32);
@@ -423,9 +423,6 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const bool few_long = sizeof(T) < 4 && !whole && !modulated && vectors > ANY_THREADS && rows < 2 * sm_count;
     const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
     const bool many_long = (sizeof(T) < 4 || whole) && vectors > SHIFTED_MANY && rows >= sm_count;
-    const int64_t many = s.choice->want == variant + 7 ? 8 : s.choice->want == variant + 8 ? 16 : SHIFTED_READ;
-    if (many > SHIFTED_READ)
-        variant = s.choice->want;
     if (!s.takes(variant,
                  (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) &&
                      (in_registers || (vectors <= most && !float_sum)),
@@ -444,7 +441,7 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
-    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, clusters, many);
+    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, clusters);
 }
 
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)

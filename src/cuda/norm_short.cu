@@ -295,9 +295,9 @@ static int32_t short_lanes(int64_t units, int64_t each)
     return (int32_t)(32 / (32 / even));
 }
 /* The blocks of the grid have as many rows each: what they do once, loading parameters and waiting for their first
-   rows, is spread over up to `most_rounds` rows of a group of lanes. */
+   rows, is spread over up to SHORT_ROUNDS rows of a group of lanes. */
 template <typename T, int W, int LANES, int UNITS>
-static adze_status short_launch(const cuda_call &s, norm_short_params p, int64_t most_rounds)
+static adze_status short_launch(const cuda_call &s, norm_short_params p)
 {
     constexpr bool CAN = W == VEC<T>; /* have any number of lanes, and be modulated */
     const bool modulated = CAN && (p.scale || p.shift);
@@ -308,7 +308,7 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p, int64_t
         (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, CAN> : SHORT_BLOCKS<T, W, UNITS, false>);
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * at_once, SHORT_THREADS, 32);
-    const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, most_rounds);
+    const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, SHORT_ROUNDS);
     p.block_rows = (uint32_t)(at_once * ceil_div(rounds, waves));
     const int64_t rows = modulated ? p.inner : p.rows.count, spans = ceil_div(rows, p.block_rows);
     p.block_rows = (uint32_t)(ceil_div(rows, spans * at_once) * at_once);
@@ -325,22 +325,22 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p, int64_t
 /* Narrow units have a whole warp where a row is long enough: then an instruction stores 64 or 128 contiguous bytes.
    Fewer are cut into more sectors by the row's address, and L2 has to combine them. */
 template <typename T, int W>
-static adze_status short_launch_width(const cuda_call &s, const norm_short_params &p, int64_t dim, int64_t rounds)
+static adze_status short_launch_width(const cuda_call &s, const norm_short_params &p, int64_t dim)
 {
     if constexpr (W == VEC<T>) {
         constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
         if constexpr (sizeof(T) < 4)
             if (dim <= 8 * W)
-                return short_launch<T, W, 8, 1>(s, p, rounds);
-        return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2>(s, p, rounds)
-               : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2>(s, p, rounds)
-                                   : short_launch<T, W, 32, MORE>(s, p, rounds);
+                return short_launch<T, W, 8, 1>(s, p);
+        return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2>(s, p)
+               : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2>(s, p)
+                                   : short_launch<T, W, 32, MORE>(s, p);
     } else {
-        return dim <= 32    ? short_launch<T, W, 8, 4 / W>(s, p, rounds)
-               : dim <= 64  ? short_launch<T, W, 16, 4 / W>(s, p, rounds)
-               : dim <= 128 ? short_launch<T, W, 32, 4 / W>(s, p, rounds)
-               : dim <= 256 ? short_launch<T, W, 32, 8 / W>(s, p, rounds)
-                            : short_launch<T, W, 32, 16 / W>(s, p, rounds);
+        return dim <= 32    ? short_launch<T, W, 8, 4 / W>(s, p)
+               : dim <= 64  ? short_launch<T, W, 16, 4 / W>(s, p)
+               : dim <= 128 ? short_launch<T, W, 32, 4 / W>(s, p)
+               : dim <= 256 ? short_launch<T, W, 32, 8 / W>(s, p)
+                            : short_launch<T, W, 32, 16 / W>(s, p);
     }
 }
 
@@ -353,13 +353,6 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     const bool modulated = norm_scaled(g, sizeof(T) < 4) && g.rows_width == 16 && g.rows.stride[SCALE][inner] == 0 &&
                            g.rows.stride[SHIFT][inner] == 0;
     /* few rows of more elements are faster with more threads */
-    const int64_t caps[] = {SHORT_ROUNDS, 4, 16, 1 << 30};
-    int which = 0; /* of the variants */
-    for (int i = 1; i < 4; i++)
-        which = s.choice->want == variant + 2 + i ? i : which;
-    const int64_t rounds = caps[which];
-    if (which)
-        variant += 2 + which;
     if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
                  modulated ? g.rows.size[inner] >= SHORT_SHARED && g.rows.count >= SHORT_MANY
                            : g.dim <= SHORT_MOST / 2 || g.rows.count > 4 * (int64_t)s.gpu.sm_count))
@@ -378,13 +371,13 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
     p.inner = p.rows.size[1] ? p.rows.size[1] : p.rows.count;
     if (width == VEC<T>)
-        return short_launch_width<T, VEC<T>>(s, p, g.dim, rounds);
+        return short_launch_width<T, VEC<T>>(s, p, g.dim);
     if (width == EIGHT)
-        return short_launch_width<T, EIGHT>(s, p, g.dim, rounds);
+        return short_launch_width<T, EIGHT>(s, p, g.dim);
     if constexpr (PAIR > 1)
         if (width == PAIR)
-            return short_launch_width<T, PAIR>(s, p, g.dim, rounds);
-    return short_launch_width<T, 1>(s, p, g.dim, rounds);
+            return short_launch_width<T, PAIR>(s, p, g.dim);
+    return short_launch_width<T, 1>(s, p, g.dim);
 }
 
 extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)
