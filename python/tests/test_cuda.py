@@ -262,6 +262,46 @@ def test_transformers_generate_replays_a_graph(monkeypatch):
         assert torch.equal(tokens(**options), want) and sum(replays()) == 38 + 19 + 19
 
 
+def test_transformers_generate_leaves_random_numbers_to_others(monkeypatch):
+    """A thread draws while steps are captured, which torch refuses where the capture has its generator. Captures draw
+    nothing themselves."""
+    pytest.importorskip("transformers")
+    import tape
+    from lively import lively, prompt
+
+    captured, model = tape.use(monkeypatch), lively("llama")
+    handle = adze.patch(model, numerics="fast")
+    torch.manual_seed(3)
+    want, errors, draws, done = torch.rand(8), [], [0], threading.Event()
+
+    def tokens():
+        handle.disable()
+        handle.enable()  # the next call captures
+        model.generate(**prompt(), max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+    torch.manual_seed(3)
+    tokens()
+    assert len(captured) == 1 and torch.equal(torch.rand(8), want)
+
+    def draw():
+        try:
+            while not done.is_set():
+                torch.rand(8, device="cuda")
+                draws[0] += 1
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for _ in range(5):
+        tokens()
+    done.set()
+    thread.join()
+    assert not errors and draws[0] > 100 and len(captured) == 6
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(8), want)
+
+
 def test_transformers_generate_frees_its_memory():
     """The graph and the cache that are kept for the next call go with the patch."""
     pytest.importorskip("transformers")

@@ -255,11 +255,11 @@ class Cache(transformers.Cache):
             self.taken += 1
 
     @contextlib.contextmanager
-    def at(self, lengths, seen=None):
+    def at(self, lengths, seen=None, after=None):
         """A forward pass whose tokens go to the slots from `lengths` on, int32 of each sequence. It leaves the
         cache's own lengths as they are, and can be captured in a graph: no number of the host is used. seen: the
-        slots that are no padding, as a mask [batch, 1, 1, capacity]."""
-        self._at, self._after = lengths, None
+        slots that are no padding, as a mask [batch, 1, 1, capacity]. after: the lengths with the tokens, or None."""
+        self._at, self._after = lengths, after
         _lengths.decide, _lengths.seen = True, seen
         try:
             yield

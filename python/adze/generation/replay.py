@@ -201,6 +201,8 @@ class GrowingCache(Cache):
 class _Step(torch.nn.Module):
     """The logits of one token of each sequence. To repeat it changes nothing, as in adze.generate."""
 
+    random = False  # in a capture adze.graph leaves the random numbers to other threads
+
     def __init__(self, model, memory):
         super().__init__()
         held = weakref.ref(memory)

@@ -1,5 +1,6 @@
 """adze.graph: a module's forward as CUDA graphs, one per shape of its inputs."""
 
+import contextlib
 import threading
 import warnings
 
@@ -83,8 +84,10 @@ class _Captured:
         pool = None if before is None else before.graph.pool()
         try:
             # Other threads may go on; what they allocate is not part of this graph.
-            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-                self.outputs = call(*args, **kwargs)
+            with _generator_of_others(call) as release:
+                with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                    release()
+                    self.outputs = call(*args, **kwargs)
         finally:
             _capturing.kept = None
         self.order.end()
@@ -99,6 +102,27 @@ class _Captured:
         outputs = pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, self.outputs)
         self.order.end()
         return outputs
+
+
+@contextlib.contextmanager
+def _generator_of_others(module):
+    """For the capture of a module that draws no random numbers, which its attribute `random` says: a function to be
+    called in the capture. Other threads may then draw random numbers, which torch refuses during a capture: it has
+    registered the state of its generator for the graph, and they draw by a copy of that state meanwhile."""
+    if getattr(module, "random", True):
+        yield lambda: None
+        return
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own, other = generator.graphsafe_get_state(), generator.clone_state()
+    try:
+        yield lambda: generator.graphsafe_set_state(other)
+    finally:
+        seed, offset = other.initial_seed(), max(own.get_offset(), other.get_offset())
+        generator.graphsafe_set_state(own)
+        if seed != own.initial_seed():  # somebody has set it
+            generator.manual_seed(seed)
+            offset = other.get_offset()
+        generator.set_offset(offset)
 
 
 def refuse_objects(outputs):
