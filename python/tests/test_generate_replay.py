@@ -351,12 +351,29 @@ def test_the_setting(captured):
 
 
 def test_copies_of_a_model(captured):
+    """They run without graphs, and their own modules."""
     model, handle = patched("llama")
     want = generated(model, whole())
     for made in (copy.deepcopy(model), copy.copy(model)):
-        count = sum(replays(captured))
-        assert torch.equal(generated(made, whole()), want)
-        assert sum(replays(captured)) == count or made.model is model.model
+        assert torch.equal(generated(made, whole()), want) and replays(captured) == [15]
+        assert not {"_prepare_cache_for_generation", "__getstate__"} & set(made.__dict__)
+        made._modules = {**made._modules, "lm_head": copy.deepcopy(model.lm_head)}
+        with torch.no_grad():
+            made.lm_head.weight.neg_()
+        assert not torch.equal(generated(made, whole()), want) and torch.equal(generated(model, whole()), want)
+        captured[0].replays -= 15
+    handle.remove()
+    assert "__getstate__" not in model.__dict__
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4-g64"])
+def test_quantized_models(kind, captured):
+    model = lively("qwen3").to(torch.bfloat16)
+    adze.quantize(model, kind, progress=False)
+    handle = adze.patch(model, numerics="fast")
+    want = generated(model, prompt(), past_key_values=adze.Cache(model, 60))
+    assert torch.equal(generated(model, prompt()), want) and replays(captured) == [15]
+    assert "replays a CUDA graph" in handle.report()
 
 
 class At(transformers.LogitsProcessor):

@@ -400,5 +400,5 @@ def test_a_patched_step_rotates_where_it_appends(name):
     assert watch.seen["adze.kv_append"] == 2 * passes(16)
     assert not watch.seen["adze.rope"] and not watch.seen["adze.qk_norm_rope"] and not watch.seen["aten.neg"]
     with Watch() as watch:
-        assert greedy(model, arguments, 16) == want  # a cache of transformers rotates nothing
+        assert greedy(model, arguments, 16, disable_compile=True) == want  # a cache of transformers rotates nothing
     assert watch.seen["adze.rope"] + watch.seen["adze.qk_norm_rope"] == 2 * 16 and not watch.seen["adze.kv_append"]

@@ -31,6 +31,14 @@ def _valid_auto_compile_criteria(self, model_kwargs, *args, **kwargs):
     return getattr(type(self), COMPILES)(self, model_kwargs, *args, **kwargs)
 
 
+def _state(self):
+    """__getstate__ of a model with these methods. A copy is without them: they are bound to this model."""
+    cls = type(self)
+    state = cls.__getstate__(self) if hasattr(cls, "__getstate__") else self.__dict__
+    return {name: value for name, value in state.items() if name not in (*_METHODS, _STATE)}
+
+
+_STATE = "__getstate__"
 _METHODS = {CACHE: _prepare_cache_for_generation, COMPILES: _valid_auto_compile_criteria}
 
 
@@ -52,10 +60,10 @@ class _Decoder(Setting):
             self.lender = replay.Lender()
         elif not wanted:
             self.lender = None
-        for name, method in _METHODS.items():
-            if wanted:
+        for name, method in {**_METHODS, _STATE: _state}.items():
+            if wanted and (name in _METHODS or name not in own):
                 own[name] = types.MethodType(method, self.model)
-            elif getattr(own.get(name), "__func__", None) is method:
+            elif not wanted and getattr(own.get(name), "__func__", None) is method:
                 del own[name]
 
     def sentence(self):
