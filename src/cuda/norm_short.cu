@@ -132,14 +132,16 @@ struct short_piece {
     /* The sum over the lanes of a row, of which this one is `lane`. */
     __device__ __forceinline__ float total(float v, int lane) const
     {
-        if (!ANY_LANES || lanes == LANES)
-            return warp_sum<LANES>(v);
+        if constexpr (ANY_LANES)
+            if (lanes != LANES) {
 #pragma unroll
-        for (int by = 1; by < LANES; by *= 2) { /* then the sum of 2 * by lanes from this one on */
-            const float more = __shfl_down_sync(~0u, v, by);
-            v += lane + by < lanes ? more : 0;
-        }
-        return __shfl_sync(~0u, v, (int)threadIdx.x % 32 - lane);
+                for (int by = 1; by < LANES; by *= 2) { /* then the sum of 2 * by lanes from this one on */
+                    const float more = __shfl_down_sync(~0u, v, by);
+                    v += lane + by < lanes ? more : 0;
+                }
+                return __shfl_sync(~0u, v, (int)threadIdx.x % 32 - lane);
+            }
+        return warp_sum<LANES>(v);
     }
 };
 
