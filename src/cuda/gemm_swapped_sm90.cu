@@ -36,7 +36,7 @@ static adze_status shape_run(const cuda_call &s, const gemm_params &p, bool ask,
         if (p.part[i].n)
             can = can && panel_map_of(maps.w[i], OF_BYTES ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : OF_T, W_SIZE, p.part[i].w,
                                       {1, 1, p.part[i].n, w_columns}, {0, 0, p.part[i].w_stride / W_SIZE},
-                                      S::ROWS / 2, S::W_ROW);
+                                      plan.strip, S::W_ROW);
     if (!can)
         return ADZE_NO_KERNEL;
     const int64_t tiles = gemm_tiles(p, plan.strip * (p.glu ? S::STRIPS / 2 : S::STRIPS));
