@@ -133,8 +133,12 @@ static adze_status rope_launch_row(const cuda_call &stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
     const int64_t sm_count = stream.gpu.sm_count, sm_threads = stream.gpu.sm_threads;
-    const int64_t heads = r.qk[0].heads + r.qk[1].heads, rows_each = r.across_heads ? 1 : heads;
-    const int64_t pairs = (r.across_heads ? heads : 1) * p.pairs;
+    const int64_t q_heads = r.qk[0].heads, k_heads = r.qk[1].heads, heads = q_heads + k_heads;
+    /* q and k together, unless they are more than the threads of a block hold */
+    p.split = q_heads && k_heads && heads * p.pairs > ROW_THREADS * TRAITS::SLOTS;
+    const int64_t rows_each = !r.across_heads ? heads : p.split ? 2 : 1;
+    const int64_t row_heads = !r.across_heads ? 1 : !p.split ? heads : q_heads > k_heads ? q_heads : k_heads;
+    const int64_t pairs = row_heads * p.pairs;
     p.count = r.batch * r.seq * rows_each;
     p.wide_index = p.count > 0x7fffffff;
     p.by_width = divisor_of(p.pairs);

@@ -5,9 +5,9 @@
    two that do not rotate. W is the widest that all tensors allow. All loads are issued, packed, before the first is
    used. rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several
    heads, so that it loads tables and weight once for all of them. A norm is a sum over the threads of a head, by
-   shuffles. rope_any_row: threads share a row, which is all heads of q and k of a token, with a norm of each, or one
-   long head. A row of up to SLOTS pairs per thread is held until the norm is known; a longer one is read again, from
-   the caches: more threads run than if they held it. */
+   shuffles. rope_any_row: threads share a row, which is all heads of q and k of a token, with a norm of each, those
+   of one of them where both are too long, or one long head. A row of up to SLOTS pairs per thread is held until the
+   norm is known; a longer one is read again, from the caches: more threads run than if they held it. */
 #ifndef ADZE_CUDA_ROPE_ANY_CUH
 #define ADZE_CUDA_ROPE_ANY_CUH
 
@@ -64,6 +64,7 @@ struct rope_any_params {
     int64_t groups[2];                     /* of heads */
     int32_t step_heads, step_pairs;        /* rope_any_row: from a pair of units of a thread to its next */
     int32_t held;                          /* rope_any_row: no thread has more pairs than it holds */
+    int32_t split;                         /* rope_any_row: the heads of q are one row, those of k another */
     divisor by_width, by_inner, by_seq;    /* by_width of rope_any_row: by pairs */
     int32_t wide_index;                    /* indices need more than 31 bits */
     int32_t tokens_inner;                  /* neighbouring threads have neighbouring tokens rather than heads */
@@ -459,7 +460,7 @@ struct rope_cursor {
     }
 };
 
-/* The row of a thread of rope_any_row: a token, and all its heads, first those of q, or one of them. */
+/* The row of a thread of rope_any_row: a token, and all its heads, first those of q; those of q or of k; or one. */
 struct rope_row {
     int64_t b, s;
     int32_t first, heads; /* heads: 0 beyond the last row */
@@ -470,8 +471,13 @@ struct rope_row {
         b = 0, s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &head);
         if (p.r.batch > 1)
             b = rope_divide(p, p.by_seq, s, &s);
-        first = (int32_t)head;
-        heads = row >= p.count ? 0 : p.r.across_heads ? (int32_t)(p.r.qk[0].heads + p.r.qk[1].heads) : 1;
+        const int32_t q_heads = (int32_t)p.r.qk[0].heads, k_heads = (int32_t)p.r.qk[1].heads;
+        first = (int32_t)head, heads = 1;
+        if (p.r.across_heads) {
+            heads = !p.split ? q_heads + k_heads : first ? k_heads : q_heads;
+            first = first ? q_heads : 0;
+        }
+        heads = row < p.count ? heads : 0;
     }
 };
 /* One head of a row. */

@@ -9,7 +9,8 @@
    elements without a mask, which stay packed in shared memory, so that an SM has several rows and loads one while it
    stores another. Exponentials are then computed twice. softmax_loop: any call, rows of any length, in blocks or
    clusters too; a first pass computes maximum and sum together, a second reads the row again. softmax_any.cuh has
-   the kernels for rows that are not aligned for 16-byte vectors. */
+   the kernels for rows that are not aligned for 16-byte vectors, softmax_held.cuh the one for long rows of these, and
+   for long ones with a mask. */
 #include "softmax_any.cuh"
 #include "softmax_held.cuh"
 
@@ -323,7 +324,7 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
         p.dim = (int32_t)dim;
         p.units = (int32_t)(dim / W);
     }
-    /* Rows that registers would hold in clusters of one block per SM, or in narrow units. */
+    /* Rows that registers would hold in clusters of one block per SM, or in units narrower than a vector. */
     const bool narrow = any && dim > most32_any && (!few || dim > most32_any * CLUSTER);
     if (s.takes(IN_FLOATS, simple && softmax_held_fits<T>(s, g),
                 narrow || (MASKED && !few && dim > most16 * CLUSTER)))

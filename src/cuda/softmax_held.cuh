@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(HELD_THREADS, held_blocks<MASKED>)
 
 /* ---- The host ---- */
 
-/* Whether clusters can hold such a row, and whether tensor t has the vectors of the output in every row. */
+/* Whether clusters can hold such a row, and whether x has the vectors of the output in every row. */
 template <typename T>
 static bool softmax_held_fits(const cuda_call &s, const softmax_params &g)
 {
