@@ -441,6 +441,27 @@ def test_changes_between_tokens(change, captured):
     assert torch.equal(found[0][:, :29], plain[:, :29]) and sum(replays(captured)) >= 5
 
 
+def test_a_patch_that_is_disabled_between_tokens(captured):
+    """The rest runs without the patch, with the cache that the call has. The replay that was started before the
+    change was seen is dropped."""
+    model, handle = patched("qwen3")
+    want = generated(lively("qwen3"), whole())
+    assert torch.equal(with_change(model, handle.disable), want) and replays(captured) == [6]
+    handle.enable()
+    assert torch.equal(generated(model, whole()), want) and replays(captured) == [6, 15]
+
+
+def test_weights_that_move_often(captured):
+    """Graphs of weights that were elsewhere are dropped."""
+    model, handle = patched("llama")
+    want = generated(model, whole(), 6)
+    for _ in range(2 * replay._GRAPHS):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        assert torch.equal(generated(model, whole(), 6), want)
+    assert len(captured) == 2 * replay._GRAPHS + 1 and sum(replays(captured)) == 5 * len(captured)
+
+
 def test_adapters(captured):
     peft = pytest.importorskip("peft")
     model, handle = patched("llama")
@@ -448,7 +469,8 @@ def test_adapters(captured):
     torch.manual_seed(1)
     options = {"r": 4, "init_lora_weights": False, "target_modules": ["q_proj", "down_proj"]}
     adapted = peft.get_peft_model(model, peft.LoraConfig(**options)).eval()
-    found = generated(adapted, whole())
+    count, found = sum(replays(captured)), generated(adapted, whole())
+    assert sum(replays(captured)) == count + 1 + 15  # one was dropped
     with adze.patched(model, ops=PLAIN, numerics="fast"):
         assert torch.equal(generated(adapted, whole()), found)
     assert not torch.equal(found, want)

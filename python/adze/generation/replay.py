@@ -31,6 +31,7 @@ _TAKEN = {"input_ids", "position_ids", "attention_mask", "past_key_values", "use
           "return_dict"}  # fmt: skip
 _PROMPT = _TAKEN | {"inputs_embeds"}  # of the prompt alone
 _INACTIVE = "transformers.utils.output_capturing"  # its hooks do nothing unless outputs are asked for
+_GRAPHS = 8  # of a memory, before all are dropped
 _WINDOWS = 8192  # tokens: up to here layers with a window may keep what is before it, as an adze.Cache does
 _MORE = 1024  # tokens after the prompt, at least, for which there is memory at first
 _WASTE = 4  # memory of more times the tokens that a call begins with, and of more than its most, is not lent to it
@@ -252,7 +253,7 @@ class Lender:
     def _runner(self, model, memory):
         changes, runner = self.steps.get(memory, (None, None))
         if changes != memory.changes:
-            runner = GraphHandle(_Step(model, memory), limit=4, ahead=True)
+            runner = GraphHandle(_Step(model, memory), _GRAPHS, ahead=True)
             self.steps[memory] = memory.changes, runner
         return runner
 
@@ -271,8 +272,12 @@ class Lender:
         cache.reserve(cache.count + 1)
         if cache.has_its_memory():
             runner, device = self._runner(model, cache.memory), cache.lengths.device
+            inputs |= {"lengths": cache.lengths, "padded": cache.padded}
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-                found = runner.replay(lengths=cache.lengths, padded=cache.padded, **inputs)
+                found = runner.replay(**inputs)
+                if found is None and len(runner.captured) == _GRAPHS:  # most are of weights that have moved since
+                    runner.reset()
+                    found = runner.replay(**inputs)
             if found is not None:
                 cache.advance()
                 return CausalLMOutputWithPast(logits=found[0], past_key_values=cache)
