@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 import adze  # noqa: E402
 import models  # noqa: E402
 import tape  # noqa: E402
-from adze.generation import replay  # noqa: E402
+from adze.generation import decode, replay  # noqa: E402
 from adze.graphs import cuda_graph  # noqa: E402
 from device import here  # noqa: E402
 from lively import lively, needs_kernels, prompt  # noqa: E402
@@ -214,6 +214,32 @@ def test_memory_is_lent_to_one_cache_at_a_time(captured):
     finally:
         if gc_was:
             gc.enable()
+
+
+@pytest.mark.parametrize("take, tensor", [
+    (lambda cache: cache, lambda cache: cache.layers[1].keys),
+    (lambda cache: cache.layers[1], lambda layer: layer.values),
+    (lambda cache: cache.layers[1].keys, lambda keys: keys),
+    (lambda cache: cache.layers[1].keys[:, :, :20], lambda keys: keys),
+    (lambda cache: None, None),
+], ids=["cache", "layer", "tensor", "view", "nothing"])  # fmt: skip
+def test_memory_of_which_somebody_has_a_part(take, tensor, monkeypatch):
+    """It is not lent again. No graph is captured here: a tape would have the tensors."""
+
+    def fail(*args):
+        raise RuntimeError("no capture")
+
+    monkeypatch.setattr(cuda_graph, "_capture", fail)
+    monkeypatch.setattr(decode, "_graphs", lambda device: True)
+    model, handle = patched("llama")
+    with torch.no_grad():
+        part = take(generated(model, whole(), return_dict_in_generate=True).past_key_values)
+    free, other = lender_of(handle).free, whole() | {"input_ids": whole()["input_ids"].flip(1)}
+    assert (free is None) == isinstance(part, adze.Cache)
+    before = None if part is None else tensor(part).clone()
+    generated(model, other)
+    assert (lender_of(handle).free is free) == (part is None)
+    assert part is None or torch.equal(tensor(part), before)
 
 
 def test_a_model_goes_with_its_memory(captured):

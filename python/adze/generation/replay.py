@@ -7,6 +7,7 @@ more, the next call gets the memory, and with it the graph. Every call that is n
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import weakref
 
@@ -139,6 +140,15 @@ class _Memory:
             with torch.inference_mode(False):
                 self.seen = torch.nn.functional.pad(self.seen, (0, capacity - self.seen.shape[-1]), value=True)
 
+    def is_held(self):
+        """Whether somebody has a tensor of it, or a view of one, though nobody has the cache any more."""
+        for pair in self.tensors.values():
+            for x in pair:
+                # `pair`, `x` and the argument are three; the tensor and the storage that is asked are two.
+                if sys.getrefcount(x) > 3 or torch._C._storage_Use_Count(x.untyped_storage()._cdata) > 2:
+                    return True
+        return False
+
     def clear(self):
         """As if it were new: attention in torch multiplies what no key has been written to by 0."""
         if self.tensors:
@@ -239,7 +249,8 @@ class Lender:
         needed = max(min(most, prompt + max(prompt, _MORE)), prompt, 1)
         with self.lock:
             memory, self.free = self.free, None
-        if memory is None or memory.place != place or not needed <= memory.capacity <= max(_WASTE * needed, most):
+        fits = memory is not None and needed <= memory.capacity <= max(_WASTE * needed, most)
+        if not fits or memory.place != place or memory.is_held():
             memory = _Memory(needed, place)
         memory.clear()
         cache = GrowingCache(model, memory, most)
