@@ -170,7 +170,7 @@ def test_scores_and_the_cache_that_is_returned(captured):
     for name in ("scores", "logits"):
         assert len(first[name]) == 16
         for a, b in zip(first[name], want[name], strict=True):
-            torch.testing.assert_close(a, b)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)  # on a GPU by another attention, in f32
 
 
 def test_the_returned_cache_goes_on(captured):
@@ -336,12 +336,11 @@ def test_modes(captured, monkeypatch):
     assert '(LlamaForCausalLM): its attention is "sdpa"' in handle.report()
 
 
-def test_without_a_gpu(monkeypatch):
+def test_without_a_gpu(on_the_cpu):
     """There the cache is transformers' own, and the report says nothing of graphs."""
-    model = lively("llama").cpu()
-    handle = adze.patch(model, numerics="fast")
+    model, handle = patched("llama")
     assert "CUDA graph" not in handle.report()
-    made = model.generate(torch.tensor([[5, 6, 7]], device="cpu"), max_new_tokens=3, return_dict_in_generate=True)
+    made = generated(model, whole(), return_dict_in_generate=True)
     assert type(made.past_key_values) is transformers.DynamicCache
 
 

@@ -58,12 +58,13 @@ def _strange(module):
     return None
 
 
-def _device(model):
-    """Where all weights of a model are; None if they are at several places, or of another class."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if not tensors or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
-        return None
-    devices = {x.device for x in tensors}
+def _device(modules):
+    """Where all weights of some modules are; None if they are at several places, or of another class."""
+    devices = set()
+    for module in modules:
+        for x in (*module._parameters.values(), *module._buffers.values()):
+            if x is not None:
+                devices.add(x.device if type(x) in (torch.Tensor, torch.nn.Parameter) else None)
     return devices.pop() if len(devices) == 1 else None
 
 
@@ -86,14 +87,15 @@ def refusal(model):
         return "its config asks for attentions or hidden states"
     if model.training:
         return "it is in training mode"
-    device = _device(model)
+    modules = list(model.modules())
+    device = _device(modules)
     if device is None or not decode._graphs(device) or not in_torch.has_kernel("kv_append", device):
         return "its weights are not plain tensors on one GPU"
     if (other := _other_steps(model)) is not None:
         return f"it has its own {other}"
     if _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks:
         return "there are hooks for all modules"
-    strange = next(filter(None, map(_strange, model.modules())), None)
+    strange = next(filter(None, map(_strange, modules)), None)
     if strange is not None:
         return strange
     try:
@@ -242,9 +244,9 @@ class Lender:
         self.free, self.lock = None, threading.RLock()
         self.steps = weakref.WeakKeyDictionary()  # of a memory, (its changes, what runs a step)
 
-    def lend(self, model, prompt, most, mask):
-        """A cache for a prompt of so many tokens, and at most so many with those that follow."""
-        device = _device(model)
+    def lend(self, model, positions, most, mask):
+        """A cache for a prompt with these positions, and at most so many tokens with those that follow."""
+        device, prompt = positions.device, positions.shape[1]
         place = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
         needed = max(min(most, prompt + max(prompt, _MORE)), prompt, 1)
         with self.lock:
@@ -352,8 +354,8 @@ def prepare_cache(lender, model, own, args, kwargs):
         return found
     if torch.is_grad_enabled() or torch.is_autocast_enabled(positions.device.type):
         return found
-    if refusal(model) is None and positions.device == _device(model):
-        asked["past_key_values"] = lender.lend(model, positions.shape[1], most, mask)
+    if positions.device == model.device and refusal(model) is None:
+        asked["past_key_values"] = lender.lend(model, positions, most, mask)
     return found
 
 
