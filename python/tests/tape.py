@@ -5,7 +5,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adze.generation import decode
+from adze.generation import decode, replay
 from adze.graphs import cuda_graph as graphs
 from device import here
 
@@ -68,4 +68,5 @@ def use(monkeypatch):
     if here().type != "cuda":
         monkeypatch.setattr(graphs, "_on_gpu", lambda tensor: True)
         monkeypatch.setattr(decode, "_graphs", lambda device: True)
+        monkeypatch.setattr(replay._Memory, "is_held", lambda self: False)  # a tape has the tensors, a graph has not
     return made

@@ -7,6 +7,7 @@ more, the next call gets the memory, and with it the graph. Every call that is n
 import contextlib
 import functools
 import inspect
+import sys
 import threading
 import weakref
 
@@ -31,6 +32,7 @@ _TAKEN = {"input_ids", "position_ids", "attention_mask", "past_key_values", "use
           "return_dict"}  # fmt: skip
 _PROMPT = _TAKEN | {"inputs_embeds"}  # of the prompt alone
 _INACTIVE = "transformers.utils.output_capturing"  # its hooks do nothing unless outputs are asked for
+_GRAPHS = 8  # of a memory, before all are dropped
 _WINDOWS = 8192  # tokens: up to here layers with a window may keep what is before it, as an adze.Cache does
 _MORE = 1024  # tokens after the prompt, at least, for which there is memory at first
 _WASTE = 4  # memory of more times the tokens that a call begins with, and of more than its most, is not lent to it
@@ -56,12 +58,13 @@ def _strange(module):
     return None
 
 
-def _device(model):
-    """Where all weights of a model are; None if they are at several places, or of another class."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if not tensors or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
-        return None
-    devices = {x.device for x in tensors}
+def _device(modules):
+    """Where all weights of some modules are; None if they are at several places, or of another class."""
+    devices = set()
+    for module in modules:
+        for x in (*module._parameters.values(), *module._buffers.values()):
+            if x is not None:
+                devices.add(x.device if type(x) in (torch.Tensor, torch.nn.Parameter) else None)
     return devices.pop() if len(devices) == 1 else None
 
 
@@ -84,14 +87,15 @@ def refusal(model):
         return "its config asks for attentions or hidden states"
     if model.training:
         return "it is in training mode"
-    device = _device(model)
+    modules = list(model.modules())
+    device = _device(modules)
     if device is None or not decode._graphs(device) or not in_torch.has_kernel("kv_append", device):
         return "its weights are not plain tensors on one GPU"
     if (other := _other_steps(model)) is not None:
         return f"it has its own {other}"
     if _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks:
         return "there are hooks for all modules"
-    strange = next(filter(None, map(_strange, model.modules())), None)
+    strange = next(filter(None, map(_strange, modules)), None)
     if strange is not None:
         return strange
     try:
@@ -137,6 +141,15 @@ class _Memory:
         if self.seen is not None:
             with torch.inference_mode(False):
                 self.seen = torch.nn.functional.pad(self.seen, (0, capacity - self.seen.shape[-1]), value=True)
+
+    def is_held(self):
+        """Whether somebody has a tensor of it, or a view of one, though nobody has the cache any more."""
+        for pair in self.tensors.values():
+            for x in pair:
+                # `pair`, `x` and the argument are three; the tensor and the storage that is asked are two.
+                if sys.getrefcount(x) > 3 or torch._C._storage_Use_Count(x.untyped_storage()._cdata) > 2:
+                    return True
+        return False
 
     def clear(self):
         """As if it were new: attention in torch multiplies what no key has been written to by 0."""
@@ -231,14 +244,15 @@ class Lender:
         self.free, self.lock = None, threading.RLock()
         self.steps = weakref.WeakKeyDictionary()  # of a memory, (its changes, what runs a step)
 
-    def lend(self, model, prompt, most, mask):
-        """A cache for a prompt of so many tokens, and at most so many with those that follow."""
-        device = _device(model)
+    def lend(self, model, positions, most, mask):
+        """A cache for a prompt with these positions, and at most so many tokens with those that follow."""
+        device, prompt = positions.device, positions.shape[1]
         place = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
         needed = max(min(most, prompt + max(prompt, _MORE)), prompt, 1)
         with self.lock:
             memory, self.free = self.free, None
-        if memory is None or memory.place != place or not needed <= memory.capacity <= max(_WASTE * needed, most):
+        fits = memory is not None and needed <= memory.capacity <= max(_WASTE * needed, most)
+        if not fits or memory.place != place or memory.is_held():
             memory = _Memory(needed, place)
         memory.clear()
         cache = GrowingCache(model, memory, most)
@@ -252,7 +266,7 @@ class Lender:
     def _runner(self, model, memory):
         changes, runner = self.steps.get(memory, (None, None))
         if changes != memory.changes:
-            runner = GraphHandle(_Step(model, memory), limit=4, ahead=True)
+            runner = GraphHandle(_Step(model, memory), _GRAPHS, ahead=True)
             self.steps[memory] = memory.changes, runner
         return runner
 
@@ -271,8 +285,12 @@ class Lender:
         cache.reserve(cache.count + 1)
         if cache.has_its_memory():
             runner, device = self._runner(model, cache.memory), cache.lengths.device
+            inputs |= {"lengths": cache.lengths, "padded": cache.padded}
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-                found = runner.replay(lengths=cache.lengths, padded=cache.padded, **inputs)
+                found = runner.replay(**inputs)
+                if found is None and len(runner.captured) == _GRAPHS:  # most are of weights that have moved since
+                    runner.reset()
+                    found = runner.replay(**inputs)
             if found is not None:
                 cache.advance()
                 return CausalLMOutputWithPast(logits=found[0], past_key_values=cache)
@@ -336,8 +354,8 @@ def prepare_cache(lender, model, own, args, kwargs):
         return found
     if torch.is_grad_enabled() or torch.is_autocast_enabled(positions.device.type):
         return found
-    if refusal(model) is None and positions.device == _device(model):
-        asked["past_key_values"] = lender.lend(model, positions.shape[1], most, mask)
+    if positions.device == model.device and refusal(model) is None:
+        asked["past_key_values"] = lender.lend(model, positions, most, mask)
     return found
 
 
