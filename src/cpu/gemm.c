@@ -8,8 +8,8 @@
 #include "cpu/gemm_panels.h"
 
 enum {
-    ROWS = 8,      /* of x at a time */
-    COLUMNS = 32,  /* of out that a thread works on at a time */
+    ROWS = 8,       /* of x at a time */
+    COLUMNS = 32,   /* of out that a thread works on at a time */
     ROWS_MOST = 64, /* of x that are converted at a time */
     CUT = 512       /* elements of k whose sum is scaled at least */
 };
@@ -24,8 +24,7 @@ enum { SUMS_MOST = (NEAR(8) + 8) * 8 }; /* with columns that are missing */
 #else
 #    define WEIGHTS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 4 : (rows) == 4 ? 2 : 1)
 #endif
-
-#define LINE_WEIGHTS(rows) ((rows) == 1 ? 8 : (rows) <= 4 ? 4 : 2) /* a row of w has a table besides its sums */
+#define LINE_WEIGHTS(rows) ((rows) == 1 ? 8 : (rows) <= 4 ? 4 : 3) /* of 4 bits, in lines */
 
 /* The rows of w that are multiplied at a time, and where their scales are. */
 typedef struct some_rows {
@@ -50,6 +49,21 @@ INLINE void add_product(vf *sum, vf a, vf b)
 #endif
 }
 
+/* A vector of each row of w times one of each row of x. */
+INLINE void add_rows(vf (*sum)[8], const vf *v, const float *x, int64_t k_floats, int rows, int weights)
+{
+    UNROLLED
+    for (int r = 0; r < rows; r++) {
+        const vf a = *(const vf_loose *)x;
+        UNROLLED
+        for (int j = 0; j < weights; j++)
+            add_product(&sum[r][j], a, v[j]);
+        x += k_floats;
+        if (rows == 8) /* there are no registers for eight addresses */
+            __asm__("" : "+r"(x));
+    }
+}
+
 /* The STEP elements at `at` of these rows, and at x of `rows` rows of x. d is of quantised weights. */
 INLINE void add_step(const char *const *at, int64_t offset, const dequantise *d, const float *x, int64_t k_floats,
                      vf (*sum)[8], int kind, int rows, int weights)
@@ -62,13 +76,7 @@ INLINE void add_step(const char *const *at, int64_t offset, const dequantise *d,
             v[j] = (is_quantised(kind) ? quantised_numbers(at[j] + offset, kind, 0, STEP, &d[j])
                                        : row_load32(at[j] + offset, kind, 0))
                        .part[p];
-        UNROLLED
-        for (int r = 0; r < rows; r++) {
-            const vf a = *(const vf_loose *)(x + r * k_floats + p * VF_WIDTH);
-            UNROLLED
-            for (int j = 0; j < weights; j++)
-                add_product(&sum[r][j], a, v[j]);
-        }
+        add_rows(sum, v, x + p * VF_WIDTH, k_floats, rows, weights);
     }
 }
 /* `count` elements from `at` and x on, a multiple of STEP; both are moved on. */
@@ -169,13 +177,20 @@ INLINE int takes_lines(const gemm_call *c)
 NO_INLINE void order_lines(void *context, int64_t begin, int64_t end)
 {
     const gemm_call *c = context;
-    const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 32, 36, 40, 44, 64, 68, 72, 76, 96, 100, 104, 108);
+    const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     for (int64_t r = begin; r < end; r++)
         for (int64_t i = 0; i < c->k; i += LINE) {
-            float *x = c->floats + r * c->k_floats + i, line[LINE] = {0};
-            memcpy(line, x, (size_t)least((c->k - i + STEP - 1) / STEP * STEP, LINE) * sizeof *x);
+            float *x = c->floats + r * c->k_floats + i;
+            __m512 from[LINE_PARTS];
             for (int t = 0; t < LINE_PARTS; t++)
-                _mm512_storeu_ps(x + t * LANES, _mm512_i32gather_ps(lanes, line + t % 2 * LANES + t / 2, 4));
+                from[t] = i + t / 2 * STEP < c->k ? _mm512_loadu_ps(x + t * LANES) : _mm512_setzero_ps();
+            for (int t = 0; t < LINE_PARTS; t++) {
+                const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(t / 2));
+                const __m512 *half = from + t % 2;
+                _mm512_storeu_ps(x + t * LANES,
+                                 _mm512_mask_blend_ps(0xff00, _mm512_permutex2var_ps(half[0], at, half[2]),
+                                                      _mm512_permutex2var_ps(half[4], at, half[6])));
+            }
         }
 }
 
@@ -206,20 +221,15 @@ INLINE void add_line(const char *const *at, const __m512i *last, const vf *table
         vf v[8];
         UNROLLED
         for (int j = 0; j < weights; j++) {
+            if (t % 2 == 0 || rows == 8)
+                words[j] = last ? _mm512_srli_epi32(last[j], (unsigned)t / 2 * 8) : _mm512_loadu_si512(at[j] + t / 2);
             if (t % 2)
                 words[j] = _mm512_srli_epi32(words[j], 4);
-            else
-                words[j] = last ? _mm512_srli_epi32(last[j], (unsigned)t * 4) : _mm512_loadu_si512(at[j] + t / 2);
-            __asm__("" : "+v"(words[j])); /* loaded once */
+            if (rows < 8) /* loaded once; with eight rows of x there is no register for it */
+                __asm__("" : "+v"(words[j]));
             v[j] = (vf)_mm512_permutexvar_ps(words[j], (__m512)table[j]);
         }
-        UNROLLED
-        for (int r = 0; r < rows; r++) {
-            const vf a = *(const vf_loose *)(x + r * k_floats + t * LANES);
-            UNROLLED
-            for (int j = 0; j < weights; j++)
-                add_product(&sum[r][j], a, v[j]);
-        }
+        add_rows(sum, v, x + t * LANES, k_floats, rows, weights);
     }
 }
 /* As add_part, of rows of k elements. */
@@ -286,7 +296,8 @@ INLINE void near_columns(const gemm_call *c, const gemm_weight *w, const float *
         if (i % BLOCK == 0)
             memset(sums, 0, sizeof *sums * SUMS_MOST);
         for (int64_t j = 0; j < count; j += step) {
-            some_rows some = {.ahead = to < c->k ? bytes_of(kind, depth) : NEAR(rows) * w_rows.stride - bytes_of(kind, i)};
+            some_rows some = {.ahead =
+                                  to < c->k ? bytes_of(kind, depth) : NEAR(rows) * w_rows.stride - bytes_of(kind, i)};
             for (int t = 0; t < step; t++) {
                 const int64_t row = column + least(j + t, count - 1);
                 some.at[t] = w_rows.data + row * w_rows.stride;
@@ -335,11 +346,11 @@ INLINE void columns_by_rows(const gemm_call *c, const gemm_weight *w, const floa
     }
 }
 typedef void (*columns_fn)(const gemm_call *, const gemm_weight *, const float *, int64_t, int64_t, int64_t, float *);
-#define COLUMNS_OF(name, kind, lines)                                                                                       \
+#define COLUMNS_OF(name, kind, lines)                                                                                \
     NO_INLINE void name(const gemm_call *c, const gemm_weight *w, const float *x, int64_t rows, int64_t column,      \
                         int64_t count, float *y)                                                                     \
     {                                                                                                                \
-        columns_by_rows(c, w, x, rows, column, count, y, kind, lines);                                                      \
+        columns_by_rows(c, w, x, rows, column, count, y, kind, lines);                                               \
     }
 COLUMNS_OF(columns_f32, ADZE_F32, 0)
 COLUMNS_OF(columns_f16, ADZE_F16, 0)
