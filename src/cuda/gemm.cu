@@ -4,9 +4,9 @@
    (gemm_lt.cu). Both need tensor cores and 16-byte rows. Quantised weights have kernels of their own: one token takes
    gemm_fixed.cu and up to 16 take gemm_compact.cu in the common calls, else gemm_ring.cu, gemm_direct.cu and
    gemm_stream.cuh, which stream them 8 or 16 at a time; more take gemm_swapped_sm90.cu on Hopper, and
-   gemm_quantised_tile.cu elsewhere. Those whose rows are at other addresses take gemm_shifted.cu. All other calls take
-   gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels, and
-   gemm_swapped_sm90.cu those of some tokens. */
+   gemm_quantised_tile.cu elsewhere. Those whose rows are at other addresses take gemm_shifted.cu. All other calls
+   take gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels,
+   and gemm_swapped_sm90.cu those of some tokens. */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
 #include "gemm_stream.cuh"
@@ -101,7 +101,6 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"swapped32x256", "the same with 256 rows"},
     {"swapped64x128", "the same with 64 tokens and 128 rows"},
     {"swapped64x256", "the same with 64 tokens and 256 rows"},
-    {"swapped128x128", "the same with 128 tokens and 128 rows"},
     {"quantised32x128",
      "quantised weights of aligned rows, groups of 64 or more, without norm, in tiles of 32 tokens "
      "and 128 rows, of which 4 warps have a part of k each"},

@@ -27,6 +27,7 @@ struct swapped_shape {
     static constexpr int STRIP = 64, STRIPS = GROUPS, ROWS = STRIPS * STRIP, WORKERS = GROUPS * 128,
                          THREADS = WORKERS + 128;
     static constexpr int REGISTERS = GROUPS == 2 ? 240 : 112, COPY_REGISTERS = 24;
+    static constexpr int HELD = GROUPS == 4 && TOKENS == 64 && TABLED ? 1 : 2; /* unpacked panels, by registers */
     static constexpr int DEPTH = 2 * PANEL; /* columns of a stage, in as many panels of each operand */
     static constexpr int X_PANELS = BYTES ? 1 : 2, W_PANELS = FORMAT == OF_X ? 2 : 1;
     static constexpr int W_ROW = FORMAT == OF_U4 ? PANEL_ROW / 2 : PANEL_ROW; /* bytes of a row in a panel */
@@ -146,7 +147,7 @@ __device__ __forceinline__ void swapped_multiplies(int steps, uint32_t shared, S
 }
 
 /* The sums of a warpgroup that unpacks its rows of the weights. While the tensor cores have one panel of a stage, the
-   next one is unpacked: `held` has both. `lost`: whether row g, and g + 8, has a NaN of f8e4m3. */
+   next one is unpacked, where `held` has two. `lost`: whether row g, and g + 8, has a NaN of f8e4m3. */
 template <typename T, class S>
 __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quantised_tile_place &place, int strip,
                                                 int first, int steps, const char *panels, uint32_t shared,
@@ -165,7 +166,8 @@ __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quan
     const int order = F == OF_U4 ? g / 2 : g;
     constexpr float MIDDLE = F == OF_U4 ? 8 : 128;
     float products[S::TABLED ? SUMS : 1];
-    uint32_t nan[2] = {0, 0}, held[2][4][4], addend[2] = {weight_addend<T, F>(MIDDLE), weight_addend<T, F>(MIDDLE)};
+    uint32_t nan[2] = {0, 0}, held[S::HELD][4][4],
+             addend[2] = {weight_addend<T, F>(MIDDLE), weight_addend<T, F>(MIDDLE)};
     float scale[2] = {1, 1}, next_scale[2] = {1, 1}, next_zero[2] = {MIDDLE, MIDDLE};
     const int of_group = p.group ? p.group / S::DEPTH : 1 << 30; /* stages */
     auto load_scales = [&](int step) {
@@ -180,7 +182,7 @@ __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quan
         }
     };
     auto unpack = [&](int stage, int half) {
-        uint32_t(&to)[4][4] = held[half];
+        uint32_t(&to)[4][4] = held[half % S::HELD];
         const char *const from = w + stage * S::STAGE_BYTES;
         uint4 packed[LOADS * 2];
 #pragma unroll
@@ -207,9 +209,9 @@ __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quan
         for (int c = 0; c < 4; c++) {
             const uint64_t b = wgmma_later(x, stage * S::STAGE_BYTES + half * S::X_PANEL + c * 32);
             if constexpr (S::TABLED)
-                wgmma_weights<T, S::TOKENS>(products, held[half][c], b, half + c);
+                wgmma_weights<T, S::TOKENS>(products, held[half % S::HELD][c], b, half + c);
             else
-                wgmma_weights<T, S::TOKENS>(sum, held[half][c], b, step + half + c);
+                wgmma_weights<T, S::TOKENS>(sum, held[half % S::HELD][c], b, step + half + c);
         }
         wgmma_commit();
     };
@@ -238,18 +240,16 @@ __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quan
         load_scales(step + 1);
         const int last_stage = stage ? stage - 1 : S::STAGES - 1;
         multiply(step, stage, 0);
-        if constexpr (!S::TABLED) { /* the products of the stage before are there */
-            wgmma_wait<1>();
-            if (step > 0)
-                release(last_stage);
-        }
+        wgmma_wait<S::HELD - 1>();
+        if (!S::TABLED && step > 0) /* the products of the stage before are there */
+            release(last_stage);
         unpack(stage, 1);
         multiply(step, stage, 1);
-        wgmma_wait<1>();
+        wgmma_wait<S::HELD - 1>();
         const int now = stage;
         if (++stage == S::STAGES)
             stage = 0, parity ^= 1;
-        if (step + 1 < steps)
+        if (S::HELD == 2 && step + 1 < steps)
             begin(stage, parity);
         if constexpr (S::TABLED) {
             wgmma_wait_all(products);
@@ -258,6 +258,8 @@ __device__ __forceinline__ void swapped_unpacks(const gemm_params &p, const quan
             for (int i = 0; i < SUMS; i++)
                 sum[i] = fmaf(products[i], scale[i % 4 / 2], sum[i]);
         }
+        if (S::HELD == 1 && step + 1 < steps)
+            begin(stage, parity);
     }
     if constexpr (!S::TABLED)
         wgmma_wait_all(sum);
@@ -346,13 +348,15 @@ struct swapped_plan {
     double time;
 };
 /* The plan that takes least time. In a round a multiprocessor has one block, whose stages take as long as their
-   copies or their products do. Of L2 an H200's multiprocessors get about 2800 bytes in a cycle together, one of them
-   at most 32 or so. */
+   copies or their products do. Of L2 an H200's multiprocessors get about 2500 bytes in a cycle together, one of them
+   at most 32 or so; the other numbers are from a sweep on it, too (2026-11-18). */
 template <class S>
 static swapped_plan swapped_plan_of(const cuda_call &s, const gemm_params &p)
 {
     const int64_t tokens = ceil_div(p.m, S::TOKENS), steps = ceil_div(p.k, S::DEPTH);
-    const double products = S::STRIPS * (S::UNPACKS ? 160 + S::TOKENS * 5 : 40 + S::TOKENS * 4);
+    const double products = !S::UNPACKS      ? S::STRIPS * (40 + S::TOKENS * 4)
+                            : S::STRIPS == 2 ? (S::TABLED ? 1500 : 1000) + S::TOKENS * 10
+                                             : (S::TABLED ? 1950 : 1800) + S::TOKENS * 20;
     swapped_plan best = {};
     best.time = 1e30;
     for (int strip = S::STRIP; strip >= S::STRIP / 2; strip -= 8) {
@@ -360,7 +364,7 @@ static swapped_plan swapped_plan_of(const cuda_call &s, const gemm_params &p)
         const double bytes = S::X_BYTES + S::W_PANELS * S::STRIPS * S::W_ROW * strip;
         for (int parts = 1; parts <= std::min<int64_t>(8, steps); parts++) {
             const int64_t at_once = parts > 1 ? adze_cuda_clustered(s.device, parts) : s.gpu.sm_count;
-            const double rate = std::min(32.0, 2800.0 / (double)(std::min(tiles, at_once) * parts));
+            const double rate = std::min(32.0, 2500.0 / (double)(std::min(tiles, at_once) * parts));
             const double sums = parts > 1 ? 1500 + S::TOKENS * S::ROWS * 4 / 22.0 : 0;
             const double round = 4000 + (double)ceil_div(steps, parts) * std::max(bytes / rate, products) + sums;
             const double time = (double)ceil_div(tiles, at_once) * round;

@@ -35,8 +35,8 @@ static adze_status shape_run(const cuda_call &s, const gemm_params &p, bool ask,
     for (int i = 0; i < GEMM_PARTS; i++)
         if (p.part[i].n)
             can = can && panel_map_of(maps.w[i], OF_BYTES ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : OF_T, W_SIZE, p.part[i].w,
-                                      {1, 1, p.part[i].n, w_columns}, {0, 0, p.part[i].w_stride / W_SIZE},
-                                      plan.strip, S::W_ROW);
+                                      {1, 1, p.part[i].n, w_columns}, {0, 0, p.part[i].w_stride / W_SIZE}, plan.strip,
+                                      S::W_ROW);
     if (!can)
         return ADZE_NO_KERNEL;
     const int64_t tiles = gemm_tiles(p, plan.strip * (p.glu ? S::STRIPS / 2 : S::STRIPS));
@@ -46,16 +46,18 @@ static adze_status shape_run(const cuda_call &s, const gemm_params &p, bool ask,
 template <typename T, weight_format F, bool TABLED, bool BYTES = false>
 static adze_status format_run(const cuda_call &s, const gemm_params &p, int shape, bool ask, double *time)
 {
+    constexpr bool UNPACKS = F != OF_X && !BYTES; /* only then many rows gain by more warps */
     switch (shape) {
     case GEMM_SWAPPED_32X128: return shape_run<T, swapped_shape<32, 2, F, TABLED, BYTES>>(s, p, ask, time);
-    case GEMM_SWAPPED_32X256: return shape_run<T, swapped_shape<32, 4, F, TABLED, BYTES>>(s, p, ask, time);
     case GEMM_SWAPPED_64X128: return shape_run<T, swapped_shape<64, 2, F, TABLED, BYTES>>(s, p, ask, time);
-    case GEMM_SWAPPED_64X256:
-        if constexpr (TABLED) /* there are too few registers for it */
-            return ADZE_NO_KERNEL;
-        else
+    case GEMM_SWAPPED_32X256:
+        if constexpr (UNPACKS)
+            return shape_run<T, swapped_shape<32, 4, F, TABLED, BYTES>>(s, p, ask, time);
+        return ADZE_NO_KERNEL;
+    default:
+        if constexpr (UNPACKS && !(F == OF_F8 && TABLED)) /* for which registers are too few */
             return shape_run<T, swapped_shape<64, 4, F, TABLED, BYTES>>(s, p, ask, time);
-    default: return shape_run<T, swapped_shape<128, 2, F, TABLED, BYTES>>(s, p, ask, time);
+        return ADZE_NO_KERNEL;
     }
 }
 template <typename T>
@@ -86,9 +88,10 @@ extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p
 /* The shape that takes a call, -1: none. */
 extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype)
 {
+    const bool some = p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)); /* many have other kernels */
     int best = -1;
     double least = 1e30, time;
-    for (int shape = 0; p.m > 16 && shape < GEMM_SWAPPED_SHAPES; shape++)
+    for (int shape = 0; some && shape < GEMM_SWAPPED_SHAPES; shape++)
         if (swapped_run(s, p, dtype, shape, true, &time) == ADZE_OK && time < least)
             least = time, best = shape;
     return best;
