@@ -356,7 +356,7 @@ static swapped_plan swapped_plan_of(const cuda_call &s, const gemm_params &p)
     const int64_t tokens = ceil_div(p.m, S::TOKENS), steps = ceil_div(p.k, S::DEPTH);
     const double products = !S::UNPACKS      ? S::STRIPS * (40 + S::TOKENS * 4)
                             : S::STRIPS == 2 ? (S::TABLED ? 1500 : 1000) + S::TOKENS * 10
-                                             : (S::TABLED ? 1950 : 1800) + S::TOKENS * 20;
+                                             : (S::TABLED ? 1950 + S::TOKENS * 20 : 1700 + S::TOKENS * 17);
     swapped_plan best = {};
     best.time = 1e30;
     for (int strip = S::STRIP; strip >= S::STRIP / 2; strip -= 8) {

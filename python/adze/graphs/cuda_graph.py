@@ -107,8 +107,9 @@ class _Captured:
 @contextlib.contextmanager
 def _generator_of_others(module):
     """For the capture of a module that draws no random numbers, which its attribute `random` says: a function to be
-    called in the capture. Other threads may then draw random numbers, which torch refuses during a capture: it has
-    registered the state of its generator for the graph, and they draw by a copy of that state meanwhile."""
+    called in the capture. From then on other threads may draw random numbers, which torch refuses during a capture:
+    it has registered the state of its generator for the graph, and they draw by a copy of that state meanwhile. A
+    draw in the instant between the beginning of the capture and that call still fails."""
     if getattr(module, "random", True):
         yield lambda: None
         return
