@@ -56,18 +56,20 @@ endif
 ISAS.aarch64 := sve
 ISAS.x86_64  := avx2 avx512
 ONLY.aarch64 := bf16
-ONLY.x86_64  := amx
-ONLY.all     := bf16 amx
+ONLY.x86_64  := amx vnni
+ONLY.all     := bf16 amx vnni
 FLAGS.sve    := -march=armv8.2-a+sve
 FLAGS.bf16   := -march=armv8.2-a+bf16
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 FLAGS.amx    := -march=x86-64-v4 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
+FLAGS.vnni   := -march=x86-64-v4 -mprefer-vector-width=512 -mavx512vnni
 CPUINFO.sve    := sve
 CPUINFO.bf16   := bf16
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
 CPUINFO.amx    := amx_bf16
+CPUINFO.vnni   := avx512_vnni
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
 # takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone. PLAIN is the folder
 # of a build that the others are taken from.

@@ -2,7 +2,8 @@
 
     python3 bench/generate.py [--model llama-2-7b] [--context 512] [--tokens 32] [--batch 1] [--json FILE]
 
-Variants of transformers' own generate() are "eager", "adze" (patched), "adze fast" (with numerics="fast"), and with
+Variants of transformers' own generate() are "eager", "adze" (patched), "adze fast" (with numerics="fast", which
+replays a graph for each token), "adze fast, launched" (the same without that graph), and with
 cache_implementation="static" "compile" and "adze + compile": there transformers itself compiles the decoding.
 "adze.generate" is adze's own loop with the model of "adze fast"; "adze.generate, int8" and so on have quantized
 weights. Weights are random. Tokens are chosen greedily, and each variant has the share of tokens that are equal to
@@ -23,11 +24,13 @@ import adze
 import models
 
 LOOP = "adze.generate"  # and with quantized weights "adze.generate, int8"
+LAUNCHED = "adze fast, launched"
 QUANTIZED = ["int8", "int4-g128", "fp8"]
 VARIANTS = [
     "eager",
     "adze",
     "adze fast",
+    LAUNCHED,
     "compile",
     "adze + compile",
     LOOP,
@@ -58,6 +61,8 @@ def settings(variant, options):
     made = transformers.GenerationConfig(
         max_new_tokens=options.tokens, do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0
     )
+    if variant == LAUNCHED:
+        made.disable_compile = True
     if "compile" in variant:
         made.cache_implementation = "static"
         if options.device == "cpu":  # where transformers does not compile by itself
@@ -111,7 +116,8 @@ def way_of(variant):
         return "eager"
     if variant in ("adze", "adze + compile"):
         return "match"
-    return variant.partition(", ")[2] or "fast"
+    kind = variant.partition(", ")[2]
+    return kind if kind in QUANTIZED else "fast"
 
 
 def variants_of(model, names):

@@ -253,6 +253,11 @@ static const char *const good[] = {
     "x=$[3,64] w=u8[40,32] w2=u8[40,32] w_scale=$[40,2] w2_scale=$[40,2] w2_zero=u8[40,2] group=32 format=u4 glu=1",
     "x=$[3,64] w=f8e4m3[40,64] w2=f8e4m3[24,64] w_scale=f32[1] w2_scale=f32[1] norm=rms eps=1e-6 residual=$[3,64]",
     "x=$[3,264] w=i8[40,264] w_scale=f32[40] values:special",
+    /* elements of x with more bits than whole numbers of three digits have: some, many */
+    "x=$[1,4352] w=i8[70,4352] w_scale=f32[70] values:outlier",
+    "x=$[3,1001] w=i8[40,1001] w_scale=f32[40] values:outlier",
+    "x=$[5,1100] w=i8[33,1100] w2=i8[33,1100] w_scale=$[33] w2_scale=f32[1] glu=1 values:tiny",
+    "x=$[2,3,1088] w=i8[9,1088] w_scale=f32[1] values:opposite",
     "x=$[3,264] w=u8[40,132] w_scale=f32[40,5] group=64 format=u4 values:special act=relu",
     "w_scale=f32[40,5] x=$[3,264] w=i8[40,264] group=64 flags=batch_invariant",
     /* one token and quantised weights: elements that are far apart, and all that follows */

@@ -211,7 +211,12 @@
         "x=$[41:15500,7:70,31:500,61:1] weight=$[61] bias=$[61] eps=1e-6 weight_offset=1",                           \
         "sum=$[4001,130] x=$[4001,130] residual=$[4001,130]@sum weight=$[130] eps=1e-6 rounding=8",                  \
         "x=$[4001,500]@+2 weight=$[500] eps=1e-6 values:largest", "x=$[9001,77] eps=1e-6 values:opposite",           \
-        "x=$[4001,512] weight=f32[512]@+1 bias=$[512]@+1 eps=1e-6", /* many long rows, in shared memory */           \
+        "x=$[4001,512] weight=f32[512]@+1 bias=$[512]@+1 eps=1e-6", /* as many lanes as a row has vectors */         \
+        "x=$[2,5003,40] residual=$[2:280168,5003:56,40:1] scale=f32[2,1,40] shift=$[2,1,40]@+5 eps=1e-6",            \
+        "x=$[3,1501,88] scale=$[3,1,88]@+1 shift=f32[3,1,88] eps=1e-6 rounding=1", "x=$[40013,8] bias=f32[8]",       \
+        "x=$[9007,112] residual=$[9007,112] weight=f32[112]@+1 bias=f32[112] eps=1e-6 values:mean",                  \
+        "x=$[9007,144] residual=$[9007:160,144:1] weight=$[144]@+1 eps=1e-6 rounding=8",                             \
+        "x=$[30011,40] residual=$[30011,40]@+8 weight=f32[40]@+1 eps=1e-6", /* many long rows, in shared memory */   \
         "x=$[139,16500] weight=$[16500] eps=1e-6", "x=$[133,20001] residual=$[133,20001] bias=$[20001] eps=1e-6",    \
         "x=$[133:40003,40000:1]@+1 residual=$[133,40000]@+3 weight=$[40000]@+1 eps=1e-6 rounding=1",                 \
         "x=$[133,40000] weight=f32[40000] bias=$[40000] eps=1e-6 values:mean",                                       \

@@ -157,7 +157,11 @@ static const char *const gpu[] = {
     "across_heads=1",
     "q=$[1,1501,24,56]@+3 k=$[1,1501,6,56]@+3 q_weight=$[1344] cos=f32[1501,28] sin=f32[1501,28] eps=1e-6 "
     "across_heads=1 pairs=interleaved",
-    NULL};
+    "q=$[1,4,5003,80] k=$[1,2,5003,80] q_weight=$[320] k_weight=f32[160] cos=f32[5003,8] sin=f32[5003,8] eps=1e-6 "
+    "rotary_dim=16 across_heads=1 heads_first=1",
+    "q=$[2,601,9,72]@+2 k=$[2,601,80,72]@+2 k_weight=$[5760] cos=$[601,72] sin=$[601,72] eps=1e-6 rounding=2 "
+    "across_heads=1",
+    "q=$[1,7,90,72]@+1 q_weight=$[6480] cos=f32[7,72] sin=f32[7,72] eps=1e-6 across_heads=1", NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},

@@ -133,6 +133,12 @@ static const char *const gpu[] = {
     "x=$[271,4104] scale=-0.5",
     "x=$[271,32760]",
     "x=$[271,32776]",
+    /* long rows at any address, as floats in shared memory */
+    "out=$[3,170001]@+1 x=$[3,170001]@+3",
+    "out=$[2,140003]@+1 x=$[2,140003]@out mask=$[140003]@+2 scale=0.125",
+    "x=$[2,150002]@+2 mask=f32[2,150002]@+1 scale=-0.5",
+    "x=$[2,160001] values:wide scale=3",
+    "x=$[271,16387]@+7 mask=$[16387] scale=0.125",
     "x=$[271,16392] scale=-0.5",
     "x=$[271,40000] scale=-0.7",
     "x=$[40,131072]",

@@ -14,6 +14,7 @@ static const part parts[] = {
     {"templates/%s/cpu.c", "src/cpu/%s.c", "src/cpu/%s.c", "the kernel for CPUs, compiled for each ISA"},
     {NULL, "src/cpu/%s_amx.c", "src/cpu/%s_amx.c", "the kernel for x86-64 CPUs that multiply matrices of bf16"},
     {NULL, "src/cpu/%s_bf16.c", "src/cpu/%s_bf16.c", "the kernel for aarch64 CPUs that multiply matrices of bf16"},
+    {NULL, "src/cpu/%s_vnni.c", "src/cpu/%s_vnni.c", "the kernel for x86-64 CPUs that add products of bytes"},
     {"templates/%s/cuda.cu", "src/cuda/%s.cu", "src/cuda/%s.cu", "the kernel for GPUs"},
     {"templates/%s/check.c", "check/%s.c", "check/%s.c", "what is checked and what is timed"},
 };

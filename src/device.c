@@ -59,18 +59,20 @@ static int amx_features(uint32_t edx7, uint64_t xcr0)
 static int query_features(void)
 {
 #if defined(__x86_64__)
-    uint32_t a, b, c, d, ebx7 = 0, edx7 = 0, ecx1 = 0, low = 0, high = 0;
+    uint32_t a, b, c, d, ebx7 = 0, ecx7 = 0, edx7 = 0, ecx1 = 0, low = 0, high = 0;
     if (__get_cpuid(1, &a, &b, &c, &d))
         ecx1 = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
-        ebx7 = b, edx7 = d;
+        ebx7 = b, ecx7 = c, edx7 = d;
     if (!__get_cpuid(0x80000001, &a, &b, &c, &d))
         c = 0;
     if (ecx1 >> 27 & 1)
         __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     const uint64_t xcr0 = (uint64_t)high << 32 | low;
     const int features = adze_x86_features(ecx1, ebx7, c, xcr0);
-    return features | (features & ADZE_CPU_AVX512 ? amx_features(edx7, xcr0) : 0);
+    if (!(features & ADZE_CPU_AVX512))
+        return features;
+    return features | amx_features(edx7, xcr0) | (ecx7 >> 11 & 1 ? ADZE_CPU_VNNI : 0); /* CPUID 7, ecx: VNNI 11 */
 #elif defined(__linux__) && defined(__aarch64__)
     return adze_arm_features(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #else

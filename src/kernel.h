@@ -80,7 +80,14 @@ int adze_overlap(const adze_tensor *a, const adze_tensor *b); /* whether they sh
 
 /* device.c, and cuda/device.cu when CUDA is built in */
 /* adze_kernel.from on the CPU */
-enum { ADZE_CPU_AVX2 = 1, ADZE_CPU_AVX512 = 2, ADZE_CPU_SVE = 4, ADZE_CPU_BF16 = 8, ADZE_CPU_AMX = 16 };
+enum {
+    ADZE_CPU_AVX2 = 1,
+    ADZE_CPU_AVX512 = 2,
+    ADZE_CPU_SVE = 4,
+    ADZE_CPU_BF16 = 8,
+    ADZE_CPU_AMX = 16,
+    ADZE_CPU_VNNI = 32 /* of AVX-512 */
+};
 int adze_cpu_features(void);
 int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint64_t xcr0); /* from CPUID and XGETBV */
 int adze_arm_features(uint64_t hwcap, uint64_t hwcap2); /* from AT_HWCAP and AT_HWCAP2 */

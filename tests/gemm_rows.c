@@ -7,11 +7,12 @@
 #define EXPECT_DETAIL adze_last_error()
 #include "expect.h"
 
-enum { M = 70, N = 300, K = 700, GROUP = 32, GROUPS = (K + GROUP - 1) / GROUP };
-static uint16_t x[M * K], half[N * K], out[2][M * N];
+enum { M = 70, N = 300, K = 1300, GROUPS = (K + 31) / 32 };
+static uint16_t x[M * K], half[N * K];
+static float out[2][M * N];
 static uint8_t bytes[N * K];
 static float scale[N * GROUPS];
-static int of_bytes; /* x has the dtype of the weights, and they have scales of whole rows */
+static int of_bytes, group; /* x has the dtype of the weights; columns that share a scale, or 0: a row has one */
 
 static adze_tensor matrix(void *data, int64_t rows, int64_t columns, int dtype)
 {
@@ -19,20 +20,20 @@ static adze_tensor matrix(void *data, int64_t rows, int64_t columns, int dtype)
 }
 
 /* Rows first to first + m of the product with weights of a dtype, to the same rows of `to`. */
-static int product(int dtype, int first, int m, uint32_t flags, uint16_t *to)
+static int product(int dtype, int first, int m, uint32_t flags, float *to)
 {
     adze_gemm_args a = {.call = ADZE_CALL(gemm)};
     a.call.flags = flags;
     a.x = matrix(x + first * K, m, K, ADZE_BF16);
-    a.out = matrix(to + first * N, m, N, ADZE_BF16);
+    a.out = matrix(to + first * N, m, N, ADZE_F32), a.out_dtype = ADZE_F32;
     a.w = matrix(dtype == ADZE_BF16 ? (void *)half : bytes, N, dtype == ADZE_U8 ? K / 2 : K, dtype);
     if (of_bytes) {
         a.x = matrix(bytes + first * K, m, K, dtype);
         a.x_scale = (adze_tensor){scale + first, {m}, {1}, 1, ADZE_F32};
-        a.w_scale = (adze_tensor){scale, {N}, {1}, 1, ADZE_F32};
-        a.out_dtype = ADZE_BF16;
-    } else if (dtype != ADZE_BF16) {
-        a.w_scale = matrix(scale, N, GROUPS, ADZE_F32), a.group = GROUP;
+    }
+    if (dtype != ADZE_BF16) {
+        a.w_scale = matrix(scale, N, group ? (K + group - 1) / group : 1, ADZE_F32), a.group = group;
+        a.w_scale.rank = group ? 2 : 1;
     }
     a.format = dtype == ADZE_U8 ? ADZE_FORMAT_U4 : ADZE_FORMAT_DTYPE;
     return adze_gemm((adze_stream){.device = ADZE_CPU}, &a) == ADZE_OK;
@@ -40,33 +41,37 @@ static int product(int dtype, int first, int m, uint32_t flags, uint16_t *to)
 
 int main(void)
 {
-    static const int dtypes[] = {ADZE_BF16, ADZE_I8, ADZE_U8, ADZE_I8, ADZE_F8E4M3},
-                     counts[] = {2, 7, 8, 9, 17, 33, M};
+    static const struct {
+        int dtype, group, of_bytes;
+    } kinds[] = {{ADZE_BF16, 0, 0}, {ADZE_I8, 32, 0},  {ADZE_U8, 32, 0}, {ADZE_U8, 128, 0},  {ADZE_U8, 0, 0},
+                 {ADZE_I8, 0, 0},   {ADZE_I8, 128, 0}, {ADZE_I8, 0, 1},  {ADZE_F8E4M3, 0, 1}};
+    static const int counts[] = {2, 7, 8, 9, 17, 33, M};
     uint32_t state = 1;
     for (int i = 0; i < N * K; i++) {
         state = state * 1664525u + 1013904223u;
         half[i] = (uint16_t)(0x3e00 + (state >> 24) + (state >> 8 & 0x8000)); /* bf16, 1/8 to 1/2, either sign */
-        bytes[i] = (uint8_t)(state >> 16);
+        bytes[i] = state >> 16 & 0xbf;                                        /* as f8e4m3 no NaN */
         x[i % (M * K)] = (uint16_t)(half[i] ^ (state << 1 & 0x8000));
         scale[i % (N * GROUPS)] = 0x1p-6f + (float)(state >> 26) * 0x1p-10f;
     }
-    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+    for (size_t d = 0; d < sizeof kinds / sizeof *kinds; d++) {
+        const int dtype = kinds[d].dtype;
         int ok = 1;
-        of_bytes = d > 2;
+        of_bytes = kinds[d].of_bytes, group = kinds[d].group;
         for (int row = 0; row < M; row++)
-            ok = ok && product(dtypes[d], row, 1, ADZE_BATCH_INVARIANT, out[0]);
+            ok = ok && product(dtype, row, 1, ADZE_BATCH_INVARIANT, out[0]);
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
             const int last = M - counts[i]; /* the first rows, and the last ones */
             for (int first = 0; first <= last; first += last ? last : 1) {
-                ok = ok && product(dtypes[d], first, counts[i], ADZE_BATCH_INVARIANT, out[1]) &&
+                ok = ok && product(dtype, first, counts[i], ADZE_BATCH_INVARIANT, out[1]) &&
                      memcmp(out[0] + first * N, out[1] + first * N, (size_t)counts[i] * N * sizeof **out) == 0;
                 memset(out[1], 0, sizeof out[1]);
             }
         }
         expect(ok, "a row's bits, alone and among others");
-        expect(adze_set_threads(1) == ADZE_OK && product(dtypes[d], 0, M, 0, out[0]), "one thread");
+        expect(adze_set_threads(1) == ADZE_OK && product(dtype, 0, M, 0, out[0]), "one thread");
         for (int threads = 2; threads < 5; threads++) {
-            ok = adze_set_threads(threads) == ADZE_OK && product(dtypes[d], 0, M, 0, out[1]);
+            ok = adze_set_threads(threads) == ADZE_OK && product(dtype, 0, M, 0, out[1]);
             expect(ok && memcmp(out[0], out[1], sizeof *out) == 0, "the same bits by more threads");
             memset(out[1], 0, sizeof out[1]);
         }

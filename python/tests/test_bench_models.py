@@ -56,7 +56,7 @@ def test_prefill_and_decode(run):
 
 
 def test_generate(run, bench):
-    ways = ["eager", "adze", "adze fast", "adze.generate", "adze.generate, int8"]
+    ways = ["eager", "adze", "adze fast", "adze fast, launched", "adze.generate", "adze.generate, int8"]
     options = ["--device", "cpu", "--tiny", "--rounds", "2", "--batch", "2"]
     status, result = run("generate", *options, "--variants", *ways)
     assert status == 0 and result["script"] == "generate" and result["commit"] == "abc" and result["date"]

@@ -3,6 +3,7 @@
 The other tests run on a GPU too: ADZE_TEST_DEVICE=cuda, see conftest.py.
 """
 
+import gc
 import threading
 
 import pytest
@@ -217,6 +218,101 @@ def test_generate_replays_a_graph():
             prompts = {decode._Prompt: [len(found) - 1]} if len(found) > 1 else {}
             assert replays == {decode._Step: [19 * len(found)], **prompts}
     assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_transformers_generate_replays_a_graph(monkeypatch):
+    """Greedily and with the same random numbers; on another stream, and after the weights were away. The tokens are
+    those of a call without a graph. test_generate_replay.py has what does not need a GPU."""
+    transformers = pytest.importorskip("transformers")
+    import tape
+    from lively import lively, prompt
+
+    captured, model = tape.use(monkeypatch), lively("qwen3")
+    handle = adze.patch(model, numerics="fast")
+    assert "generate() replays a CUDA graph for each token (Qwen3ForCausalLM)" in handle.report()
+
+    def tokens(**options):
+        torch.manual_seed(3)
+        options = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, **options}
+        return model.generate(**{name: x.to(model.device) for name, x in prompt().items()}, **options)
+
+    def replays():
+        return [graph.replays for graph in captured]
+
+    for options in ({"do_sample": False}, {"do_sample": True, "temperature": 1.5}):
+        captured.clear()
+        handle.disable()
+        handle.enable()  # without memory and graphs
+        want = tokens(disable_compile=True, **options)
+        assert not captured
+        assert torch.equal(tokens(**options), want) and torch.equal(tokens(**options), want)
+        assert replays() == [38]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            assert torch.equal(tokens(**options), want)
+        torch.cuda.current_stream().wait_stream(side)
+        assert replays() == [38, 19]  # memory of another stream is not taken
+        model.to("cpu")
+        torch.cuda.empty_cache()
+        with default_device("cpu"):
+            made = tokens(return_dict_in_generate=True, **options)
+        assert type(made.past_key_values) is transformers.DynamicCache and "CUDA graph" not in handle.report()
+        model.to("cuda")
+        assert torch.equal(tokens(**options), want) and sum(replays()) == 38 + 19 + 19
+
+
+def test_transformers_generate_leaves_random_numbers_to_others(monkeypatch):
+    """A thread draws while a step is captured, which torch refuses where the capture has its generator. Captures draw
+    nothing themselves."""
+    pytest.importorskip("transformers")
+    import tape
+    from adze.generation import replay
+    from lively import lively, prompt
+
+    captured, model = tape.use(monkeypatch), lively("llama")
+    handle = adze.patch(model, numerics="fast")
+    torch.manual_seed(3)
+    want, drawn, forward = torch.rand(8), [], replay._Step.forward
+
+    def drawn_meanwhile(*args, **kwargs):
+        if torch.cuda.is_current_stream_capturing():
+            thread = threading.Thread(target=lambda: drawn.append(torch.rand(8, device="cuda")))
+            thread.start()
+            thread.join()
+        return forward(*args, **kwargs)
+
+    def tokens():
+        handle.disable()
+        handle.enable()  # the next call captures
+        model.generate(**prompt(), max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+
+    torch.manual_seed(3)
+    tokens()
+    assert len(captured) == 1 and torch.equal(torch.rand(8), want)
+    monkeypatch.setattr(replay._Step, "forward", drawn_meanwhile)
+    torch.manual_seed(3)
+    tokens()
+    assert len(captured) == 2 and len(drawn) == 1 and torch.equal(drawn[0], want)
+    assert not torch.equal(torch.rand(8), want)  # the thread's numbers are not drawn again
+
+
+def test_transformers_generate_frees_its_memory():
+    """The graph and the cache that are kept for the next call go with the patch."""
+    pytest.importorskip("transformers")
+    from lively import lively, prompt
+
+    model = lively("llama")
+    handle = adze.patch(model, numerics="fast")
+    options = {"max_new_tokens": 400, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    model.generate(**prompt(64, 100), **options)
+    first, cache = torch.cuda.memory_allocated(), 2 * 2 * 64 * 499 * 64 * 4
+    model.generate(**prompt(64, 100), **options)
+    second = torch.cuda.memory_allocated()
+    assert second < first + cache / 2
+    handle.disable()
+    gc.collect()
+    assert torch.cuda.memory_allocated() <= second - cache
 
 
 def test_reduce_overhead_decodes_in_graphs():

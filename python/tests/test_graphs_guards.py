@@ -101,6 +101,23 @@ def test_a_patch_that_is_switched(recorded, block):
         switch()
 
 
+def test_a_replay_that_starts_ahead_is_dropped_after_a_change(recorded, block):
+    """It runs while the module is compared, but for weights that have moved: their memory may be gone."""
+    graph = graphs.GraphHandle(block, limit=4, ahead=True)
+    assert agrees(graph, block) and agrees(graph, block)
+    (before,) = graph.captured.values()
+    assert before.replays == 2
+    block.options["scales"][1] = 3.0
+    assert agrees(graph, block) and before.replays == 3  # the last one was dropped
+    (now,) = graph.captured.values()
+    assert now is not before and now.replays == 1
+    block.linear.weight = torch.nn.Parameter(block.linear.weight * 2, requires_grad=False)
+    assert agrees(graph, block) and now.replays == 1
+    with torch.enable_grad():
+        block.requires_grad_(True)
+        assert graph.replay(X) is None and graph(X).requires_grad
+
+
 def test_hooks(recorded, block):
     graph = adze.graph(block)
     plain = graph(X)

@@ -76,7 +76,7 @@ static inline void gemm_init(gemm_call *c, const adze_gemm_args *a)
     memcpy(c->tensors, tensors, sizeof tensors);
     c->tensors[X_SCALE] = &a->x_scale;
     adze_rows_init(&c->rows, &a->x, GEMM_TENSORS, tensors);
-    c->k_floats = (c->k + STEP - 1) / STEP * STEP;
+    c->k_floats = (c->k + 127) / 128 * 128; /* whole lines of weights of 4 bits (gemm.c) */
     if (c->k_floats > 512) /* so that parts of 512 of eight rows do not evict each other from the L1 cache */
         c->k_floats = (c->k_floats + 511) / 1024 * 1024 + 512;
     c->per_batch = a->w.rank == 3 ? a->x.shape[1] : c->rows.count;

@@ -33,6 +33,15 @@ INLINE int is_quantised(int kind)
 {
     return kind == ADZE_U8 || kind == ADZE_I8 || kind == ADZE_F8E4M3;
 }
+/* Whether quantised_numbers() leaves the scale to its caller. */
+INLINE int is_scaled_later(int kind)
+{
+#if defined(__AVX512F__)
+    return kind == ADZE_I8 || kind == ADZE_F8E4M3;
+#else
+    return is_quantised(kind);
+#endif
+}
 
 INLINE float float_at(const void *data, int dtype, int64_t i)
 {
@@ -100,7 +109,7 @@ INLINE vf f8_floats(vi bytes)
 /* What makes numbers of stored ones: (q - zero) * scale, for one row in one group. */
 typedef struct dequantise {
 #if defined(__AVX512F__)
-    vf table; /* of the 16 that 4 bits may be */
+    vf table; /* of the 16 that 4 bits may be, with the scale in them */
 #endif
     float zero, scale;
 } dequantise;
@@ -122,8 +131,8 @@ INLINE dequantise dequantise_of(const scales *s, int kind, int64_t row, int64_t 
     return dequantise_at(s, kind, at * s->row_stride + group, at * s->zero_stride + group);
 }
 
-/* The n <= 32 elements from i on, where n is less than 32 only at the end of a row. Those of 8 bits are yet to be
-   multiplied by the scale. */
+/* The n <= 32 elements from i on, where n is less than 32 only at the end of a row. Most are yet to be multiplied by
+   the scale (is_scaled_later). */
 INLINE vf32 quantised_numbers(const char *row, int kind, int64_t i, int64_t n, const dequantise *d)
 {
     const uint8_t *at = (const uint8_t *)row + (kind == ADZE_U8 ? i / 2 : i);
@@ -140,8 +149,8 @@ INLINE vf32 quantised_numbers(const char *row, int kind, int64_t i, int64_t n, c
         v.part[2 * p] = (vf)_mm512_permutexvar_ps((__m512i)bytes, (__m512)d->table); /* by the lowest 4 bits */
         v.part[2 * p + 1] = (vf)_mm512_permutexvar_ps((__m512i)(bytes >> 4), (__m512)d->table);
 #else
-        v.part[2 * p] = (vf_of_ints(bytes & 15) - d->zero) * d->scale;
-        v.part[2 * p + 1] = (vf_of_ints(bytes >> 4) - d->zero) * d->scale;
+        v.part[2 * p] = vf_of_ints(bytes & 15) - d->zero;
+        v.part[2 * p + 1] = vf_of_ints(bytes >> 4) - d->zero;
 #endif
     }
     UNROLLED
@@ -154,8 +163,9 @@ INLINE vf32 quantised_numbers(const char *row, int kind, int64_t i, int64_t n, c
 INLINE vf32 quantised_load(const char *row, int kind, int64_t i, int64_t n, const dequantise *d)
 {
     vf32 v = quantised_numbers(row, kind, i, n, d);
+    const int parts = is_scaled_later(kind) ? 2 * VF_PARTS : 0;
     UNROLLED
-    for (int p = 0; p < 2 * VF_PARTS && kind != ADZE_U8; p++)
+    for (int p = 0; p < parts; p++)
         v.part[p] *= d->scale;
     return v;
 }

@@ -3,8 +3,10 @@
    16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
    shared memory (attention_cluster.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
-   (attention_quantised.cu). Floats of up to 256 elements have kernels of their own (attention_floats.cuh). All other
-   calls, and 16-bit elements on GPUs without such tensor cores, take attention_any.cuh. */
+   (attention_quantised.cu), and few keys are loaded at once (attention_short.cuh). Floats of up to 256 elements have
+   kernels of their own (attention_floats.cuh), which also take other calls of up to 512, as floats
+   (attention_mixed.cu). 16-bit elements in longer rows take attention_wide.cuh. What is left, and GPUs whose
+   blocks have not enough shared memory, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -47,7 +49,7 @@ static attention_params attention_params_of(const adze_attention_args *a)
     p.heads = (int)a->q.shape[1], p.kv_heads = (int)a->k.shape[1], p.group = p.heads / p.kv_heads;
     p.m = (int)a->q.shape[2], p.d = (int)a->q.shape[3], p.dv = (int)a->v.shape[3];
     p.n = (int)(p.page ? a->block_table.shape[1] * p.page : a->k.shape[2]);
-    p.causal = a->causal, p.window = a->window, p.k_dtype = a->k.dtype;
+    p.causal = a->causal, p.window = a->window, p.q_dtype = a->q.dtype, p.k_dtype = a->k.dtype;
     /* A larger one changes no score, and the kernels' division is not made for it. */
     p.softcap = a->softcap < 0x1p100f ? a->softcap : 0;
     const double scale = a->scale != 0 ? a->scale : 1 / sqrt((double)p.d);
@@ -59,14 +61,24 @@ static attention_params attention_params_of(const adze_attention_args *a)
     return p;
 }
 
+/* Whether the rows of t are whole aligned groups of `each` elements. */
+static bool groups(const adze_tensor &t, int64_t each)
+{
+    bool all =
+        (uintptr_t)t.data % (uintptr_t)(each * (int64_t)adze_dtype_size(t.dtype)) == 0 && t.shape[3] % each == 0;
+    for (int d = 0; d < 3; d++)
+        all = all && (t.shape[d] == 1 || t.stride[d] % each == 0);
+    return all;
+}
 static bool vectors(const adze_tensor &t)
 {
-    const int64_t each = 16 / (int64_t)adze_dtype_size(t.dtype); /* elements of a vector */
-    return (uintptr_t)t.data % 16 == 0 && t.shape[3] % each == 0 && t.stride[0] % each == 0 &&
-           t.stride[1] % each == 0 && t.stride[2] % each == 0;
+    return groups(t, 16 / (int64_t)adze_dtype_size(t.dtype));
 }
 
 constexpr adze_variant ATTENTION_VARIANTS[] = {
+    {"short", "f16 and bf16 in 16-byte vectors, heads up to 128, neither paged nor packed; up to 512 keys in heads "
+              "up to 64, 256 "
+              "in others; 8 rows a block, all keys at once"},
     {"direct8",
      "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
      "(queries x heads of one of k), keys straight into registers; clusters, or a second launch, merge parts of "
@@ -84,6 +96,12 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"floats16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"floats64", "as floats4, 64 rows"},
     {"floats64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"wide16", "f16 and bf16 in 16-byte vectors, k and v not quantised, heads up to 576, of v 512; 16 rows a block"},
+    {"wide16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"wide64", "as wide16, 64 rows"},
+    {"mixed8", "every dtype and address, heads up to 512; 8 rows a block, in float arithmetic"},
+    {"mixed8-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"mixed64", "as mixed8, 64 rows"},
     {"any", "every call"},
     {NULL, NULL},
 };
@@ -132,11 +150,13 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
                            : tile_run<T, 256>(s, p);
 }
 
-/* Whether tensor cores take the call. Queries without a sequence are left to attention_any. */
-static bool takes_tiles(const cuda_call &s, const adze_attention_args *a, const attention_params &p)
+/* Whether tensor cores take the call, in rows of up to `most` elements of k and `v_most` of v. Queries without a
+   sequence are left to attention_any. */
+static bool takes_tiles(const cuda_call &s, const adze_attention_args *a, const attention_params &p, int most,
+                        int v_most)
 {
-    return adze_cuda_tensor_cores(s.device) && a->q.dtype != ADZE_F32 && p.sequences > 0 && p.dv > 0 && p.d <= 256 &&
-           p.dv <= 256 && vectors(a->q) && vectors(a->k) && vectors(a->v) && vectors(a->out);
+    return adze_cuda_tensor_cores(s.device) && a->q.dtype != ADZE_F32 && p.sequences > 0 && p.dv > 0 && p.d <= most &&
+           p.dv <= v_most && vectors(a->q) && vectors(a->k) && vectors(a->v) && vectors(a->out);
 }
 
 /* Whether attention_floats.cu takes the call. */
@@ -147,7 +167,8 @@ static bool takes_floats(const adze_attention_args *a, const attention_params &p
 }
 
 template <typename T>
-static adze_status attention_launch(const cuda_call &s, const attention_params &p, bool tiles, bool quantised)
+static adze_status attention_launch(const cuda_call &s, const attention_params &p, bool tiles, bool wide,
+                                    bool quantised)
 {
     if constexpr (sizeof(T) == 2) {
         constexpr bool BF16 = std::is_same<T, bf16>::value;
@@ -155,7 +176,11 @@ static adze_status attention_launch(const cuda_call &s, const attention_params &
                              : quantised ? attention_quantised(s, p, BF16)
                                          : attention_many(s, p, BF16);
         if (tiles && !quantised && status == ADZE_NO_KERNEL)
+            status = attention_few_keys(s, p, BF16);
+        if (tiles && !quantised && status == ADZE_NO_KERNEL)
             status = tile_run<T>(s, p);
+        if (wide && status == ADZE_NO_KERNEL)
+            status = attention_wide_rows(s, p, BF16);
         if (status != ADZE_NO_KERNEL)
             return status;
     } else {
@@ -163,6 +188,9 @@ static adze_status attention_launch(const cuda_call &s, const attention_params &
         if (status != ADZE_NO_KERNEL)
             return status;
     }
+    const adze_status mixed = attention_mixed(s, p);
+    if (mixed != ADZE_NO_KERNEL)
+        return mixed;
     const int64_t entries = p.packed ? 1 : p.sequences;
     if (!s.takes(ANY_CALL, true))
         return ADZE_NO_KERNEL;
@@ -183,14 +211,17 @@ static adze_status attention_run(const cuda_call &s, const adze_attention_args *
     attention_params p = attention_params_of(a);
     if (p.m == 0 || heads == 0 || (p.dv == 0 && !p.lse))
         return ADZE_OK;
-    const bool floats = takes_floats(a, p), tiles = takes_tiles(s, a, p), quantised = a->k.dtype != a->q.dtype;
+    const bool floats = takes_floats(a, p), tiles = takes_tiles(s, a, p, 256, 256),
+               quantised = a->k.dtype != a->q.dtype;
+    const bool wide = !quantised && takes_tiles(s, a, p, 576, 512);
     p.vectors = vectors(a->q) && vectors(a->k) && vectors(a->v);
+    p.fours = groups(a->q, 4) && groups(a->k, 4) && groups(a->v, 4);
     return s.tuned(a->q.dtype | a->k.dtype << 8 | p.causal << 16 | (p.page != 0) << 17, attention_rows_of(p), p.n,
                    p.d, (int64_t)p.sequences * p.kv_heads, [&]() {
                        switch (a->q.dtype) {
-                       case ADZE_F32: return attention_launch<float>(s, p, floats, false);
-                       case ADZE_F16: return attention_launch<f16>(s, p, tiles, quantised);
-                       default: return attention_launch<bf16>(s, p, tiles, quantised);
+                       case ADZE_F32: return attention_launch<float>(s, p, floats, false, false);
+                       case ADZE_F16: return attention_launch<f16>(s, p, tiles, wide, quantised);
+                       default: return attention_launch<bf16>(s, p, tiles, wide, quantised);
                        }
                    });
 }
@@ -204,12 +235,16 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
     const cuda_call s(stream, adze_op_attention, &choice);
     const attention_params p = attention_params_of(a);
     const bool floats = takes_floats(a, p);
-    if (p.m == 0 || p.heads == 0 || !(floats || takes_tiles(s, a, p)))
+    const bool tiles = takes_tiles(s, a, p, 576, 512);
+    if (p.m == 0 || p.heads == 0 || p.sequences == 0)
         return 0;
     const int widest = p.d > p.dv ? p.d : p.dv;
     const int64_t few = split_parts(s, p, 16), some = split_parts(s, p, widest > 128 ? 32 : 64);
-    const int64_t parts =
-        floats ? attention_floats_parts(s, p) : std::max(direct_split_parts(s, p), std::max(few, some));
+    int64_t parts = attention_mixed_parts(s, p);
+    if (floats)
+        parts = std::max(parts, attention_floats_parts(s, p));
+    if (tiles)
+        parts = std::max(parts, std::max(direct_split_parts(s, p), std::max(few, some)));
     const int64_t part = attention_part_pitch(p) + 2; /* floats: values, the maximum and the sum */
     return parts > 1 ? (size_t)(attention_out_rows(p) * parts * part) * sizeof(float) : 0;
 }

@@ -11,7 +11,7 @@ enum { ANY_THREADS = 256, ANY_BLOCKS = 4, ANY_KEYS = 64, ANY_DIM = 1024 }; /* bl
 
 /* Element `at` of k or v, which are of q's dtype T or quantised. */
 template <typename T>
-__device__ __forceinline__ float attention_element(const char *data, int dtype, int64_t at)
+__device__ __forceinline__ float any_element(const char *data, int dtype, int64_t at)
 {
     if (dtype == ADZE_I8)
         return (float)((const int8_t *)data)[at];
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(ANY_THREADS, ANY_BLOCKS) attention_any(const _
             if (place.entry >= 0) {
                 const int64_t at = attention_at(p.k_stride, place, kv_head);
                 for (int i = lane; i < p.d; i += 32)
-                    x += q[i] * attention_element<T>(p.k, p.k_dtype, at + i);
+                    x += q[i] * any_element<T>(p.k, p.k_dtype, at + i);
                 x = warp_sum<32>(x);
                 if (p.k_scale)
                     x *= p.k_scale[attention_at(p.k_scale_stride, place, kv_head)];
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ANY_THREADS, ANY_BLOCKS) attention_any(const _
             for (int c = 0; c < COLUMNS; c++) {
                 const int column = (int)threadIdx.x + c * ANY_THREADS;
                 if (column < p.dv)
-                    out[c] += scaled * attention_element<T>(p.v, p.k_dtype, at + column);
+                    out[c] += scaled * any_element<T>(p.v, p.k_dtype, at + column);
             }
         }
         __syncthreads();

@@ -24,13 +24,14 @@ struct attention_params {
     int sequences, heads, kv_heads, group; /* group: heads of q that share one of k */
     int m, n, d, dv;                       /* m: queries of q; n: keys that a sequence may have */
     int page, pages;                       /* page: 0 where keys are not paged */
-    int causal, window, mask_kind, k_dtype;
+    int causal, window, mask_kind, q_dtype, k_dtype;
     float scale, softcap; /* scale without softcap includes log2(e) */
     bool sinks_f32;
     bool packed;                     /* there are q_offsets; scratch is asked for before the pointers are known */
     bool k_scale_each, v_scale_each; /* a scale for each key, not one for all */
     bool const_cache;                /* ADZE_CONST_CACHE: keys before the last m may be read before the wait */
     bool vectors;                    /* rows of q, k and v are whole aligned vectors of 16 bytes */
+    bool fours;                      /* and so of fours of elements */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */
     float *part_values;              /* not clustered: of each row of out and part a row of floats, */
@@ -120,13 +121,30 @@ __device__ __forceinline__ float attention_score(const attention_params &p, floa
     const float y = __fdividef(x * scale, p.softcap), e = power_of_2(fabsf(y) * (2 * LOG2_E));
     return p.softcap * copysignf(1 - 2 * __frcp_rn(e + 1), y) * LOG2_E;
 }
+/* q's dtype, where it is not known at compile time: q_dtype says it. */
+struct mixed {
+};
+/* Element `at` of q's dtype. */
+template <typename T>
+__device__ __forceinline__ float attention_element(const attention_params &, const void *data, int64_t at)
+{
+    return to_float(((const T *)data)[at]);
+}
+template <>
+__device__ __forceinline__ float attention_element<mixed>(const attention_params &p, const void *data, int64_t at)
+{
+    return p.q_dtype == ADZE_F32   ? ((const float *)data)[at]
+           : p.q_dtype == ADZE_F16 ? to_float(((const f16 *)data)[at])
+                                   : to_float(((const bf16 *)data)[at]);
+}
+
 template <typename T>
 __device__ __forceinline__ float attention_masked(const attention_params &p, int64_t at, float score)
 {
     constexpr float LOG2_E = 1.4426950408889634f;
     if (p.mask_kind == MASK_HIDES)
         return p.mask[at] ? score : -INFINITY;
-    const float bias = p.mask_kind == MASK_F32 ? ((const float *)p.mask)[at] : to_float(((const T *)p.mask)[at]);
+    const float bias = p.mask_kind == MASK_F32 ? ((const float *)p.mask)[at] : attention_element<T>(p, p.mask, at);
     return score + bias * LOG2_E;
 }
 /* The sink of a head in base 2. */
@@ -136,7 +154,7 @@ __device__ __forceinline__ float attention_sink(const attention_params &p, int h
     constexpr float LOG2_E = 1.4426950408889634f;
     if (!p.sinks)
         return -INFINITY;
-    return LOG2_E * (p.sinks_f32 ? ((const float *)p.sinks)[head] : to_float(((const T *)p.sinks)[head]));
+    return LOG2_E * (p.sinks_f32 ? ((const float *)p.sinks)[head] : attention_element<T>(p, p.sinks, head));
 }
 
 /* The maximum and the sum of a row with its sink, as what its values are multiplied by and the logarithm of the sum.

@@ -18,7 +18,7 @@ struct direct_attention {
     static constexpr int D = D_, TILES = TILES_, UNITS = UNITS_, ALONG = WARPS, THREADS = 32 * WARPS;
     static constexpr int BLOCKS = BLOCKS_;
     static constexpr weight_format FORMAT = FORMAT_;
-    static constexpr bool QUANTISED = FORMAT != OF_X;
+    static constexpr bool QUANTISED = FORMAT != OF_X, ANYWHERE = false;      /* rows of out are whole vectors */
     static constexpr int ELEMENT = QUANTISED ? 1 : 2, VECTOR = 16 / ELEMENT; /* bytes of one; elements of a vector */
     static constexpr int ROWS = 8 * TILES, KEYS = 16 * UNITS;
     static constexpr int CHUNKS = D / (4 * VECTOR), SPANS = D / (8 * VECTOR); /* a lane's vectors of a key, a value */

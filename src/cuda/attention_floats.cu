@@ -21,7 +21,7 @@ template <class S>
 static adze_status floats_launch(const cuda_call &s, attention_params p, int64_t parts, bool split)
 {
     p.parts = (int)parts, p.clustered = !split && parts > 1;
-    return launch(s, attention_of_floats<S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
+    return launch(s, attention_of_floats<float, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
                   launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
 }
 /* `variant` and the one after it, which is the split one. */

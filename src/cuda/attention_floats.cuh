@@ -1,4 +1,5 @@
-/* attention_floats.cuh - attention of floats, in float arithmetic.
+/* attention_floats.cuh - attention in float arithmetic: of floats, or of what becomes floats on its way into shared
+   memory.
 
    Blocks, rows and parts are those of attention_tile.cuh. The threads of a block are groups of 16: ACROSS of them
    have EACH rows each, ALONG of them keys of their own. Of its rows a thread computes the scores of every 16th key of
@@ -10,8 +11,10 @@
 
 #include "attention_tile.cuh"
 
-template <int D_, int EACH_, int ACROSS_, int ALONG_, int KEYS_>
+/* CONVERTS: q, k and v are of any dtype; otherwise all are floats. */
+template <int D_, int EACH_, int ACROSS_, int ALONG_, int KEYS_, bool CONVERTS_ = false>
 struct floats_shape {
+    static constexpr bool CONVERTS = CONVERTS_, ANYWHERE = true; /* rows of out lie at any address */
     static constexpr int D = D_, EACH = EACH_, ACROSS = ACROSS_, ALONG = ALONG_, KEYS = KEYS_;
     static constexpr int ROWS = EACH * ACROSS, GROUPS = ACROSS * ALONG, THREADS = 16 * GROUPS;
     static constexpr int GROUP_KEYS = KEYS / ALONG, LANE_KEYS = GROUP_KEYS / 16, CHUNKS = D / 64;
@@ -45,6 +48,73 @@ __device__ __forceinline__ void floats_copy_row(float *to, const char *row, int 
         copy_async_4(at + (uint32_t)c * 4, row + (c < count ? c * 4 : 0), there && c < count);
 }
 
+/* Element `at` of a row as a float, or four elements from there on, which are one aligned load. */
+__device__ __forceinline__ float floats_one(const char *row, int dtype, int at)
+{
+    return dtype == ADZE_I8       ? (float)((const int8_t *)row)[at]
+           : dtype == ADZE_F8E4M3 ? f8_to_float(((const uint8_t *)row)[at])
+           : dtype == ADZE_F16    ? to_float(((const f16 *)row)[at])
+           : dtype == ADZE_BF16   ? to_float(((const bf16 *)row)[at])
+                                  : ((const float *)row)[at];
+}
+__device__ __forceinline__ float4 floats_four(const char *row, int dtype, int at)
+{
+    float f[4];
+    if (dtype == ADZE_I8) {
+        i8_floats(((const uint32_t *)row)[at / 4], f);
+    } else if (dtype == ADZE_F8E4M3) {
+        const uint32_t w = ((const uint32_t *)row)[at / 4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            f[i] = f8_to_float(w >> (8 * i) & 0xff);
+    } else if (dtype == ADZE_F32) {
+        return ((const float4 *)row)[at / 4];
+    } else {
+        const uint2 w = ((const uint2 *)row)[at / 4];
+        const uint32_t pair[2] = {w.x, w.y};
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t half = i % 2 ? pair[i / 2] >> 16 : pair[i / 2] & 0xffff;
+            f[i] = dtype == ADZE_F16 ? __half2float(__ushort_as_half((unsigned short)half))
+                                     : __uint_as_float(half << 16);
+        }
+    }
+    return make_float4(f[0], f[1], f[2], f[3]);
+}
+__device__ __forceinline__ int floats_size(int dtype) /* of an element, in bytes */
+{
+    return dtype == ADZE_F32 ? 4 : dtype == ADZE_F16 || dtype == ADZE_BF16 ? 2 : 1;
+}
+/* Copies N rows of `count` elements as floats, one group of threads together; those that are not there (NULL), and up
+   to a multiple of 4, are zeros. `fours`: the rows have whole aligned ones. */
+template <int N>
+__device__ __forceinline__ void floats_convert_rows(float *to, int pitch, const char *const (&row)[N], int dtype,
+                                                    int count, bool fours)
+{
+    const int lane = (int)threadIdx.x % 16, all = (count + 3) / 4 * 4;
+    if (fours) {
+        for (int c = lane * 4; c < all; c += 64) {
+            float4 x[N];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                x[i] = row[i] ? floats_four(row[i], dtype, c) : make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                *reinterpret_cast<float4 *>(to + i * pitch + c) = x[i];
+        }
+        return;
+    }
+    for (int c = lane; c < all; c += 16) {
+        float x[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] = row[i] && c < count ? floats_one(row[i], dtype, c) : 0;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            to[i * pitch + c] = x[i];
+    }
+}
+
 template <class S>
 __device__ __forceinline__ void floats_load_q(const attention_params &p, const attention_block &b, float *q)
 {
@@ -54,7 +124,43 @@ __device__ __forceinline__ void floats_load_q(const attention_params &p, const a
         const int i = there ? r / p.group : 0, head = b.kv_head * p.group + (there ? r % p.group : 0);
         const int64_t at =
             b.s.batch * p.q_stride[0] + head * p.q_stride[1] + (int64_t)(b.s.first + i) * p.q_stride[2];
-        floats_copy_row(q + row * S::PITCH, p.q + at * 4, p.d, there, p.vectors);
+        if constexpr (S::CONVERTS) {
+            const char *const from[1] = {there ? p.q + at * floats_size(p.q_dtype) : NULL};
+            floats_convert_rows(q + row * S::PITCH, 0, from, p.q_dtype, p.d, p.fours);
+        } else {
+            floats_copy_row(q + row * S::PITCH, p.q + at * 4, p.d, there, p.vectors);
+        }
+    }
+}
+/* Copies the keys from `key` on, and then their values, as floats. */
+template <class S>
+__device__ __forceinline__ void floats_convert(const attention_params &p, const attention_block &b, int key, float *k,
+                                               float *v, const attention_place *places)
+{
+    constexpr int ROWS = S::KEYS / S::GROUPS, N = ROWS % 4 == 0 ? 4 : ROWS; /* of a group; of it at once */
+    static_assert(S::KEYS % S::GROUPS == 0, "");
+    const int size = floats_size(p.k_dtype), first = (int)threadIdx.x / 16;
+#pragma unroll 1 /* the code is long */
+    for (int n = 0; n < 2 * ROWS; n += N) {
+        const bool is_v = n >= ROWS;
+        const int of = is_v ? n - ROWS : n;
+        const int64_t entry = is_v ? p.v_stride[0] : p.k_stride[0], each = is_v ? p.v_stride[2] : p.k_stride[2];
+        const char *const head =
+            is_v ? p.v + b.kv_head * p.v_stride[1] * size : p.k + b.kv_head * p.k_stride[1] * size;
+        const char *from[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int row = first + (of + i) * S::GROUPS;
+            attention_place place = {b.s.key_batch, b.s.first_key + key + row};
+            bool there = key + row < b.high;
+            if (p.page) {
+                place = places[row];
+                there = place.entry >= 0;
+            }
+            from[i] = there ? head + (place.entry * entry + place.row * each) * size : NULL;
+        }
+        floats_convert_rows((is_v ? v : k) + (first + of * S::GROUPS) * S::PITCH, S::GROUPS * S::PITCH, from,
+                            p.k_dtype, is_v ? p.dv : p.d, p.fours);
     }
 }
 /* Copies the keys from `key` on, or their values, of rows of `count` elements. */
@@ -118,7 +224,7 @@ __device__ __forceinline__ void floats_scores(const float *q, const float *k, in
 
 /* The scores of keys that not every row sees, or that a mask or softcap changes, in base 2. `row` is the thread's
    first in the sequence, `key` its first key, and `places` where that is. */
-template <class S>
+template <typename T, class S>
 __device__ __forceinline__ void floats_edge(const attention_params &p, const attention_block &b, int row, int key,
                                             const attention_place *places, float (&score)[S::EACH][S::LANE_KEYS])
 {
@@ -134,7 +240,7 @@ __device__ __forceinline__ void floats_edge(const attention_params &p, const att
             const bool seen = its >= low && its < high && !(p.page && places[j * 16].entry < 0);
             float x = attention_score(p, p.scale, score[i][j]);
             if (seen && p.mask_kind)
-                x = attention_masked<float>(p, at + j * 16, x);
+                x = attention_masked<T>(p, at + j * 16, x);
             score[i][j] = seen ? x : -INFINITY;
         }
     }
@@ -217,7 +323,7 @@ __device__ __forceinline__ void floats_values(const float *weights, const float 
 
 /* Rows of which the block has all keys, and a group of threads all columns, go from registers to memory; others into
    shared memory: a row of floats, its maximum and its sum. */
-template <class S>
+template <typename T, class S>
 __device__ __forceinline__ void floats_store(const attention_params &p, const attention_block &b, int row,
                                              const floats_rows<S> &r)
 {
@@ -227,14 +333,14 @@ __device__ __forceinline__ void floats_store(const attention_params &p, const at
         attention_target to;
         if (!attention_target_of(p, b, row + i * S::ACROSS, to))
             continue;
-        const attention_total total = attention_finish(r.top[i], r.sum[i], attention_sink<float>(p, to.head));
+        const attention_total total = attention_finish(r.top[i], r.sum[i], attention_sink<T>(p, to.head));
 #pragma unroll
         for (int c = 0; c < S::CHUNKS; c++) {
             const int column = c * 64 + lane * 4;
             const float4 v = r.out[i][c];
             if (column < p.dv)
-                attention_store_four(
-                    (float *)p.out + to.out + column, p.dv - column,
+                attention_store_four<true, T>(
+                    p, to.out + column, p.dv - column,
                     make_float4(v.x * total.inverse, v.y * total.inverse, v.z * total.inverse, v.w * total.inverse));
         }
         if (p.lse && lane == 0)
@@ -256,8 +362,26 @@ __device__ __forceinline__ void floats_put(float *parts, int row, int along, con
     }
 }
 
-/* The grid is that of attention_tile. */
+/* The scales of the thread's keys, or of their values; `key` is the first of them, and `places` where that is. */
 template <class S>
+__device__ __forceinline__ void floats_scales(const attention_params &p, const attention_block &b, const float *from,
+                                              const int64_t (&stride)[3], int key, const attention_place *places,
+                                              float (&scale)[S::LANE_KEYS])
+{
+#pragma unroll
+    for (int j = 0; j < S::LANE_KEYS; j++) {
+        attention_place place = {b.s.key_batch, b.s.first_key + key + j * 16};
+        bool there = key + j * 16 < b.high;
+        if (p.page) {
+            place = places[j * 16];
+            there = place.entry >= 0;
+        }
+        scale[j] = from && there ? from[attention_at(stride, place, b.kv_head)] : 1;
+    }
+}
+
+/* The grid is that of attention_tile. */
+template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attention_of_floats(const __grid_constant__ attention_params p)
 {
@@ -272,13 +396,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attention_block own;
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
     pdl_launch_next();
-    if (p.vectors)
+    if (!S::CONVERTS && p.vectors)
         attention_prefetch<S>(p, own.sequence, own.kv_head, rank);
     pdl_wait();
     int tile = p.causal ? (int)gridDim.x / p.parts - 1 - at : at;
     if (p.q_offsets) {
         if (rank == 0)
-            attention_clear<float, S>(p, at, own.kv_head);
+            attention_clear<T, S>(p, at, own.kv_head);
         if (!attention_find<S>(p, at, own.sequence, tile)) /* in all blocks of the cluster */
             return;
     }
@@ -311,8 +435,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         attention_look_up<S>(p, b, first + S::KEYS, places + S::KEYS);
         __syncthreads();
     }
-    if (steps > 0) {
+    if (steps > 0)
         floats_load_q<S>(p, b, q);
+    if (!S::CONVERTS && steps > 0) {
         floats_load<S>(p, b, p.k, p.k_stride, p.d, first, k, places);
         copy_commit();
         floats_load<S>(p, b, p.v, p.v_stride, p.dv, first, v, places);
@@ -324,18 +449,32 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     for (int i = 0; i < steps; i++) {
         const int key = first + i * S::KEYS;
         const attention_place *const here = places + i % 2 * S::KEYS, *const next = places + (i + 1) % 2 * S::KEYS;
+        if constexpr (S::CONVERTS)
+            floats_convert<S>(p, b, key, k, v, here);
         copy_wait<1>(); /* the keys */
         __syncthreads();
+        const int mine = along * S::GROUP_KEYS + lane;
+        float k_scale[S::LANE_KEYS], v_scale[S::LANE_KEYS];
+        if constexpr (S::CONVERTS) {
+            floats_scales<S>(p, b, p.k_scale, p.k_scale_stride, key + mine, here + mine, k_scale);
+            floats_scales<S>(p, b, p.v_scale, p.v_scale_stride, key + mine, here + mine, v_scale);
+        }
         float score[S::EACH][S::LANE_KEYS];
         floats_scores<S>(q_at, k_at, p.d, score);
-        __syncthreads(); /* all have read the keys */
-        if (i + 1 < steps)
+        if constexpr (S::CONVERTS)
+#pragma unroll
+            for (int row = 0; row < S::EACH; row++)
+#pragma unroll
+                for (int j = 0; j < S::LANE_KEYS; j++)
+                    score[row][j] *= k_scale[j];
+        if (!S::CONVERTS)
+            __syncthreads(); /* all have read the keys */
+        if (!S::CONVERTS && i + 1 < steps)
             floats_load<S>(p, b, p.k, p.k_stride, p.d, key + S::KEYS, k, next);
         copy_commit();
         float unit = p.scale;
         if (p.page || p.softcap != 0 || p.mask_kind || !(unit > 0) || key < inner_low || key + S::KEYS > inner_high) {
-            const int mine = along * S::GROUP_KEYS + lane;
-            floats_edge<S>(p, b, (int)opaque((uint32_t)(b.first + across)), key + mine, here + mine, score);
+            floats_edge<T, S>(p, b, (int)opaque((uint32_t)(b.first + across)), key + mine, here + mine, score);
             unit = 1;
         }
         floats_weigh<S>(unit, r, score);
@@ -343,12 +482,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         for (int row = 0; row < S::EACH; row++)
 #pragma unroll
             for (int j = 0; j < S::LANE_KEYS; j++)
-                weights_at[row * S::ACROSS * S::WEIGHT_PITCH + j * 16 + lane] = score[row][j];
+                weights_at[row * S::ACROSS * S::WEIGHT_PITCH + j * 16 + lane] =
+                    S::CONVERTS ? score[row][j] * v_scale[j] : score[row][j];
         copy_wait<1>(); /* the values */
         __syncthreads();
         floats_values<S>(weights_at, v_at, p.dv, r);
         __syncthreads(); /* all have read the values, the weights, and where the keys are */
-        if (i + 1 < steps)
+        if (!S::CONVERTS && i + 1 < steps)
             floats_load<S>(p, b, p.v, p.v_stride, p.dv, key + S::KEYS, v, next);
         copy_commit();
         if (p.page && i + 2 < steps)
@@ -361,13 +501,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         for (int lanes = 8; lanes; lanes /= 2)
             r.sum[i] += __shfl_xor_sync(~0u, r.sum[i], lanes);
     if (S::ALONG == 1 && p.parts == 1) {
-        floats_store<S>(p, b, across, r);
+        floats_store<T, S>(p, b, across, r);
         return;
     }
     __syncthreads();
     floats_put<S>(reinterpret_cast<float *>(shared), across, along, r);
     __syncthreads();
-    attention_merge<float, S>(p, b, reinterpret_cast<float *>(shared), rank);
+    attention_merge<T, S>(p, b, reinterpret_cast<float *>(shared), rank);
 }
 
 #endif

@@ -14,8 +14,8 @@ struct attention_shape {
     static constexpr int D = D_, FRAGMENTS = FRAGMENTS_, ACROSS = ACROSS_, ALONG = ALONG_, KEYS = KEYS_;
     static constexpr int STAGES = STAGES_, ROWS = 16 * FRAGMENTS * ACROSS, THREADS = 32 * ACROSS * ALONG;
     static constexpr weight_format FORMAT = FORMAT_;
-    static constexpr bool QUANTISED = FORMAT != OF_X;
-    static constexpr int ELEMENT = QUANTISED ? 1 : 2; /* bytes of an element of k and v */
+    static constexpr bool QUANTISED = FORMAT != OF_X, ANYWHERE = false; /* rows of out are whole vectors */
+    static constexpr int ELEMENT = QUANTISED ? 1 : 2;                   /* bytes of an element of k and v */
     static constexpr int WARP_KEYS = KEYS / ALONG, PITCH = D * 2 + 16, KEY_PITCH = D * ELEMENT + 16;
     /* Of a row of k: its pieces of 16 bytes, and how many threads copy one; rows that the block copies at once. */
     static constexpr int PIECES = D * ELEMENT / 16, LANES = PIECES <= 4    ? 4

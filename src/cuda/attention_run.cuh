@@ -8,6 +8,7 @@
 #include <algorithm>
 
 enum {
+    SHORT,
     DIRECT_8,
     DIRECT_16,
     FEW_ROWS,
@@ -22,16 +23,30 @@ enum {
     FLOATS_SOME_SPLIT,
     FLOATS_MANY,
     FLOATS_MANY_SPLIT,
+    WIDE_FEW,
+    WIDE_FEW_SPLIT,
+    WIDE_MANY,
+    MIXED_FEW,
+    MIXED_FEW_SPLIT,
+    MIXED_MANY,
     ANY_CALL
 };
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
 adze_status attention_quantised(const cuda_call &s, const attention_params &p, bool is_bf16);
+/* attention_short.cu: calls of f16 or bf16 with few keys. */
+adze_status attention_few_keys(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_sm90.cu: calls of f16 or bf16 with many rows, on Hopper. */
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_floats.cu: calls of f32, and the parts of their keys that may need scratch. */
 adze_status attention_floats(const cuda_call &s, const attention_params &p);
 int64_t attention_floats_parts(const cuda_call &s, const attention_params &p);
+
+/* attention_wide.cu: calls of f16 or bf16 in rows of more than 256 elements. */
+adze_status attention_wide_rows(const cuda_call &s, const attention_params &p, bool is_bf16);
+/* attention_mixed.cu: calls that none of these takes, and the parts of their keys. */
+adze_status attention_mixed(const cuda_call &s, const attention_params &p);
+int64_t attention_mixed_parts(const cuda_call &s, const attention_params &p);
 
 /* Rows that a sequence has for one head of k: of packed sequences, on average. */
 static inline int64_t attention_rows_of(const attention_params &p)
@@ -83,14 +98,14 @@ static adze_status tile_launch(const cuda_call &s, attention_params p, int64_t p
                   launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
 }
 /* The same with parts in scratch, and a second launch that merges them. */
-template <typename T, typename LAUNCH>
+template <typename T, int COLUMNS = COMBINE_COLUMNS, typename LAUNCH>
 static adze_status split_launch(const cuda_call &s, attention_params p, int64_t parts, LAUNCH tiles)
 {
     const int64_t rows = attention_out_rows(p);
     p.part_sums = reinterpret_cast<float2 *>(p.part_values + rows * parts * attention_part_pitch(p));
     ADZE_CHECK(tiles(s, p, parts, true));
     p.parts = (int)parts;
-    return launch(s, attention_combine<T>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
+    return launch(s, attention_combine<T, COLUMNS>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
 }
 
 /* How the blocks of a call of up to 16 rows share its keys. */

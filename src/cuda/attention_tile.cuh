@@ -46,34 +46,43 @@ __device__ __forceinline__ bool attention_target_of(const attention_params &p, c
     to.row = ((int64_t)b.s.batch * p.heads + to.head) * p.m + query;
     return true;
 }
-/* Stores four elements, or as many as the row still has: only rows of floats may end within four, or lie at any
-   address. */
-template <typename T>
-__device__ __forceinline__ void attention_store_four(T *to, int left, float4 v)
+/* Stores four elements of out from `at` on, or as many as the row still has. ANYWHERE: a row may end within four, and
+   lie at any address. */
+template <bool ANYWHERE, typename T>
+__device__ __forceinline__ void attention_store_four(const attention_params &p, int64_t at, int left, float4 v)
 {
-    if constexpr (sizeof(T) == 2) {
-        *reinterpret_cast<uint2 *>(to) = make_uint2(pack_two<T>(v.x, v.y), pack_two<T>(v.z, v.w));
-    } else if (left >= 4 && (uintptr_t)to % 16 == 0) {
-        *reinterpret_cast<float4 *>(to) = v;
+    if constexpr (std::is_same<T, mixed>::value) {
+        if (p.q_dtype == ADZE_F32)
+            attention_store_four<ANYWHERE, float>(p, at, left, v);
+        else if (p.q_dtype == ADZE_F16)
+            attention_store_four<ANYWHERE, f16>(p, at, left, v);
+        else
+            attention_store_four<ANYWHERE, bf16>(p, at, left, v);
     } else {
-        to[0] = v.x;
-        if (left > 1)
-            to[1] = v.y;
-        if (left > 2)
-            to[2] = v.z;
-        if (left > 3)
-            to[3] = v.w;
+        T *const to = (T *)p.out + at;
+        if (!ANYWHERE || (left >= 4 && (uintptr_t)to % (4 * sizeof(T)) == 0)) {
+            if constexpr (sizeof(T) == 2)
+                *reinterpret_cast<uint2 *>(to) = make_uint2(pack_two<T>(v.x, v.y), pack_two<T>(v.z, v.w));
+            else
+                *reinterpret_cast<float4 *>(to) = v;
+            return;
+        }
+        const float value[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < left)
+                to[i] = from_float<T>(value[i]);
     }
 }
 /* Stores columns 4 piece to 4 piece + 3 of a row, from its maximum, its sum and the sums of its values. */
-template <typename T>
+template <typename T, bool ANYWHERE = false>
 __device__ __forceinline__ void attention_store(const attention_params &p, const attention_target &to, int piece,
                                                 float top, float sum, const float (&value)[4])
 {
     const attention_total total = attention_finish(top, sum, attention_sink<T>(p, to.head));
-    attention_store_four((T *)p.out + to.out + piece * 4, p.dv - piece * 4,
-                         make_float4(value[0] * total.inverse, value[1] * total.inverse, value[2] * total.inverse,
-                                     value[3] * total.inverse));
+    attention_store_four<ANYWHERE, T>(p, to.out + piece * 4, p.dv - piece * 4,
+                                      make_float4(value[0] * total.inverse, value[1] * total.inverse,
+                                                  value[2] * total.inverse, value[3] * total.inverse));
     if (p.lse && piece == 0)
         p.lse[to.lse] = total.lse;
 }
@@ -225,7 +234,7 @@ __device__ __forceinline__ void attention_merge(const attention_params &p, const
                 p.part_sums[to_part] = make_float2(top, sum);
             continue;
         }
-        attention_store<T>(p, to, piece, top, sum, value);
+        attention_store<T, S::ANYWHERE>(p, to, piece, top, sum, value);
     }
     if (ranks > 1) { /* a block's shared memory may be read until here */
         cluster_arrive();
@@ -245,7 +254,8 @@ __device__ __forceinline__ void attention_clear(const attention_params &p, int t
         if (query >= p.m || (query >= begin && query < end))
             continue;
         if (column < p.dv)
-            ((T *)p.out)[head * p.out_stride[1] + query * p.out_stride[2] + column] = from_float<T>(0);
+            attention_store_four<true, T>(p, head * p.out_stride[1] + query * p.out_stride[2] + column, 1,
+                                          make_float4(0, 0, 0, 0));
         if (column == 0 && p.lse)
             p.lse[head * p.lse_stride[1] + query * p.lse_stride[2]] = -INFINITY;
     }
@@ -424,14 +434,15 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_tile(const __
 #endif
 }
 
-/* Merges the parts that blocks left in scratch. A block has a row of out, and its warps take the parts in turn, AHEAD
-   of them at a time: their first loads do not wait for the sums. */
+/* Merges the parts that blocks left in scratch, of rows of up to COLUMNS elements. A block has a row of out, and its
+   warps take the parts in turn, AHEAD of them at a time: their first loads do not wait for the sums. */
 enum { COMBINE_THREADS = 128, COMBINE_COLUMNS = 256 };
-template <typename T>
+template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __grid_constant__ attention_params p)
 {
-    constexpr int WARPS = COMBINE_THREADS / 32, EACH = COMBINE_COLUMNS / 4 / 32, AHEAD = 4;
-    __shared__ float4 values[WARPS][COMBINE_COLUMNS / 4];
+    constexpr int WARPS = COMBINE_THREADS / 32, EACH = COLUMNS / 4 / 32, AHEAD = 4;
+    static_assert(COLUMNS / 4 <= COMBINE_THREADS, "");
+    __shared__ float4 values[WARPS][COLUMNS / 4];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int64_t row = blockIdx.x, query = row % p.m, head = row / p.m % p.heads, entry = row / p.m / p.heads;
     pdl_launch_next();
@@ -493,9 +504,9 @@ __global__ void __launch_bounds__(COMBINE_THREADS) attention_combine(const __gri
             const float4 x = values[from][threadIdx.x];
             v.x += x.x, v.y += x.y, v.z += x.z, v.w += x.w;
         }
-        T *const to = (T *)p.out + entry * p.out_stride[0] + head * p.out_stride[1] + query * p.out_stride[2];
-        attention_store_four(
-            to + threadIdx.x * 4, p.dv - (int)threadIdx.x * 4,
+        const int64_t to = entry * p.out_stride[0] + head * p.out_stride[1] + query * p.out_stride[2];
+        attention_store_four<true, T>(
+            p, to + threadIdx.x * 4, p.dv - (int)threadIdx.x * 4,
             make_float4(v.x * total.inverse, v.y * total.inverse, v.z * total.inverse, v.w * total.inverse));
     }
     if (p.lse && threadIdx.x == 0)

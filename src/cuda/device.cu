@@ -9,13 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEVICES_MAX = 64 };
+enum { DEVICES_MAX = 64, CLUSTER_SIZES = 8 };
 
 static struct {
     int count;
     struct {
         cuda_limits limits;
         std::atomic<int> code; /* the architecture that its code was compiled for; 0: not queried yet, -1: none */
+        std::atomic<int> clustered[CLUSTER_SIZES + 1]; /* by size of a cluster; 0: not queried yet */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -101,6 +102,28 @@ extern "C" int adze_cuda_pdl(int device)
 extern "C" int adze_cuda_clusters(int device)
 {
     return device >= 0 && device < adze_cuda_count() && has_wait(device);
+}
+/* Clusters lie within a GPC, and GPCs have different numbers of multiprocessors. */
+extern "C" int adze_cuda_clustered(int device, int size)
+{
+    std::atomic<int> &known = machine.device[device].clustered[size];
+    if (known == 0) {
+        cudaLaunchConfig_t config = {};
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {(unsigned)size, 1, 1};
+        config.gridDim = dim3((unsigned)size);
+        config.blockDim = dim3(128);
+        config.dynamicSmemBytes = (size_t)machine.device[device].limits.block_shared;
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+        int count = 0;
+        cudaFuncSetAttribute(module_probe, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)config.dynamicSmemBytes);
+        const bool ok = cudaOccupancyMaxActiveClusters(&count, module_probe, &config) == cudaSuccess && count > 0;
+        cudaGetLastError();
+        known = ok ? count : machine.device[device].limits.sm_count / size;
+    }
+    return known;
 }
 extern "C" int adze_cuda_tensor_cores(int device)
 {

@@ -3,9 +3,10 @@
    Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh) where cuBLASLt is absent or slower
    (gemm_lt.cu). Both need tensor cores and 16-byte rows. Quantised weights have kernels of their own: one token takes
    gemm_fixed.cu and up to 16 take gemm_compact.cu in the common calls, else gemm_ring.cu, gemm_direct.cu and
-   gemm_stream.cuh, which stream them 8 or 16 at a time; more take gemm_quantised_tile.cu. Those whose rows are at
-   other addresses take gemm_shifted.cu. All other calls take gemm_rows.cu where tokens are few, else gemm_any.cuh.
-   Where x is quantised too, gemm_bytes.cu has the kernels. */
+   gemm_stream.cuh, which stream them 8 or 16 at a time; more take gemm_swapped_sm90.cu on Hopper, and
+   gemm_quantised_tile.cu elsewhere. Those whose rows are at other addresses take gemm_shifted.cu. All other calls
+   take gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels,
+   and gemm_swapped_sm90.cu those of some tokens. */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
 #include "gemm_stream.cuh"
@@ -51,10 +52,11 @@ enum {
     QUANTISED_8,
     QUANTISED_16,
     FIXED,
-    COMPACT,                                      /* and the other GEMM_COMPACT_SHAPES */
-    RING = COMPACT + GEMM_COMPACT_SHAPES,         /* and the other GEMM_RING_SHAPES */
-    DIRECT = RING + GEMM_RING_SHAPES,             /* and the other GEMM_DIRECT_SHAPES */
-    QUANTISED_TILE = DIRECT + GEMM_DIRECT_SHAPES, /* and the other GEMM_QUANTISED_TILE_SHAPES */
+    COMPACT,                                        /* and the other GEMM_COMPACT_SHAPES */
+    RING = COMPACT + GEMM_COMPACT_SHAPES,           /* and the other GEMM_RING_SHAPES */
+    DIRECT = RING + GEMM_RING_SHAPES,               /* and the other GEMM_DIRECT_SHAPES */
+    SWAPPED = DIRECT + GEMM_DIRECT_SHAPES,          /* and the other GEMM_SWAPPED_SHAPES */
+    QUANTISED_TILE = SWAPPED + GEMM_SWAPPED_SHAPES, /* and the other GEMM_QUANTISED_TILE_SHAPES */
     STREAM_SHORT = QUANTISED_TILE + GEMM_QUANTISED_TILE_SHAPES,
     STREAM_LONG,
     STREAM_LEAST,
@@ -93,6 +95,12 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"direct64x16", "the same with 64 rows and 16 warps"},
     {"direct32x16-wide", "the same, 16 tokens at a time, 32 rows and 16 warps"},
     {"direct64x8-wide", "the same, 16 tokens at a time, 64 rows and 8 warps"},
+    {"swapped32x128",
+     "aligned rows, groups of 128 or more, without norm, on Hopper, the weights as the first operand, in "
+     "tiles of 32 tokens and 128 rows"},
+    {"swapped32x256", "the same with 256 rows"},
+    {"swapped64x128", "the same with 64 tokens and 128 rows"},
+    {"swapped64x256", "the same with 64 tokens and 256 rows"},
     {"quantised32x128",
      "quantised weights of aligned rows, groups of 64 or more, without norm, in tiles of 32 tokens "
      "and 128 rows, of which 4 warps have a part of k each"},
@@ -187,6 +195,16 @@ static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
         const bool can = gemm_ring_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(RING + shape, can, shape == ring_choice(p)))
             return gemm_ring_run(s, p, dtype, shape, 0);
+    }
+    return ADZE_NO_KERNEL;
+}
+static adze_status swapped_run(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    const int choice = gemm_swapped_choice(s, p, dtype);
+    for (int shape = 0; shape < GEMM_SWAPPED_SHAPES; shape++) {
+        const bool can = gemm_swapped_run(s, p, dtype, shape, 1) == ADZE_OK;
+        if (s.takes(SWAPPED + shape, can, shape == choice))
+            return gemm_swapped_run(s, p, dtype, shape, 0);
     }
     return ADZE_NO_KERNEL;
 }
@@ -367,9 +385,9 @@ static adze_status any_launch(const cuda_call &s, const gemm_params &p)
 template <typename T>
 static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool vectors)
 {
+    const int dtype = sizeof(T) == 4 ? ADZE_F32 : std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
     if constexpr (sizeof(T) == 2) {
         if (vectors) {
-            const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
             if (s.takes(FIXED, gemm_fixed_run(s, p, dtype, 1) == ADZE_OK))
                 return gemm_fixed_run(s, p, dtype, 0);
             adze_status status = compact_run(s, p, dtype);
@@ -380,8 +398,12 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
+        if (vectors) {
+            const adze_status status = swapped_run(s, p, dtype);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
         if (vectors && p.format != OF_X) {
-            const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
             adze_status status = quantised_tile_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL)
                 status = quantised_run<T>(s, p);
@@ -399,7 +421,6 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
                 return status;
         }
     }
-    const int dtype = sizeof(T) == 4 ? ADZE_F32 : std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
     const adze_status status = shifted_run(s, p, dtype);
     if (status != ADZE_NO_KERNEL)
         return status;
@@ -410,6 +431,9 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
 
 static adze_status bytes_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
+    const adze_status status = swapped_run(s, p, dtype);
+    if (status != ADZE_NO_KERNEL)
+        return status;
     const int choice = gemm_bytes_choice(s, p);
     for (int shape = 0; shape < GEMM_BYTES_SHAPES; shape++) {
         /* Hopper's own products of f8e4m3 have a kernel of their own. */

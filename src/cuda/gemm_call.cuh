@@ -220,6 +220,12 @@ extern "C" adze_status gemm_quantised_tile_run(const cuda_call &s, const gemm_pa
                                                int ask);
 extern "C" int gemm_quantised_tile_choice(const cuda_call &s, const gemm_params &p, int dtype);
 
+/* gemm_swapped_sm90.cu: aligned rows and many tokens on Hopper, without norm; groups of 128 or more. The numbers are
+   tokens and rows of a tile. */
+enum { GEMM_SWAPPED_32X128, GEMM_SWAPPED_32X256, GEMM_SWAPPED_64X128, GEMM_SWAPPED_64X256, GEMM_SWAPPED_SHAPES };
+extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
+extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype);
+
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {
     GEMM_BYTES_DIRECT_16X16,

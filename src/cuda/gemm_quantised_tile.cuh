@@ -28,7 +28,8 @@ struct quantised_tile_shape {
     static constexpr weight_format FORMAT = FORMAT_;
     static constexpr bool TABLED = TABLED_; /* with scales of groups, or with zeros */
     static constexpr int STRIP = 64, ROWS = STRIPS * STRIP, CHUNK = 64, VECTOR = weight_vector(FORMAT);
-    static constexpr int TILE_WARPS = TOKENS / WARP_TOKENS * STRIPS, THREADS = TILE_WARPS * SLICES * 32;
+    static constexpr int TILE_WARPS = TOKENS / WARP_TOKENS * STRIPS, THREADS = TILE_WARPS * SLICES * 32,
+                         WORKERS = THREADS;
     static constexpr int W_CHUNK = FORMAT == OF_U4 ? 32 : 64;                      /* bytes of a chunk of a row */
     static constexpr int X_PITCH = CHUNKS * CHUNK * 2, W_PITCH = CHUNKS * W_CHUNK; /* bytes of a row in a stage */
     static constexpr int X_BYTES = TOKENS * X_PITCH, STAGE_BYTES = X_BYTES + ROWS * W_PITCH;
@@ -56,6 +57,52 @@ __device__ __forceinline__ quantised_tile_place quantised_tile_place_of(const ge
     const uint32_t cluster = index / (uint32_t)cluster_size(), tile = cluster / (uint32_t)token_tiles;
     return {gemm_tile_rows(p, tile, strip * (p.glu ? S::STRIPS / 2 : S::STRIPS)),
             (int64_t)(cluster - tile * (uint32_t)token_tiles) * S::TOKENS};
+}
+
+/* The end of a tile whose sums, floats or those of quantised x as integers, are in shared memory, or those of a part
+   of k: of its own tokens a block of a cluster has the sums of all parts, and finishes them. WORKERS threads of a
+   block come here, the others have exited. T: out's type, where it has 16 bits. */
+__device__ __forceinline__ float4 tile_add(const float *, float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+__device__ __forceinline__ float4 tile_add(const int *, float4 a, float4 b)
+{
+    auto add = [](float c, float d) { return __int_as_float(__float_as_int(c) + __float_as_int(d)); };
+    return make_float4(add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w));
+}
+template <typename T, class S, typename SUM>
+__device__ __forceinline__ void tile_finish(const gemm_params &p, SUM *sums, int token_tiles, int strip)
+{
+    const int parts = cluster_size(), rank = cluster_rank();
+    const int first = S::TOKENS * rank / parts, last = S::TOKENS * (rank + 1) / parts;
+    if (parts > 1) { /* of its own tokens a block has the sums of all parts: no other one reads these here */
+        cluster_arrive();
+        cluster_wait();
+        for (int i = first * S::PITCH + (int)threadIdx.x * 4; i < last * S::PITCH; i += S::WORKERS * 4) {
+            const float *const at = reinterpret_cast<const float *>(sums + i);
+            float4 all = cluster_load4(at, 0);
+            for (int part = 1; part < parts; part++)
+                all = tile_add(sums, all, cluster_load4(at, part));
+            *reinterpret_cast<float4 *>(sums + i) = all;
+        }
+        cluster_arrive();
+    }
+    __syncthreads();
+    const quantised_tile_place at_end = quantised_tile_place_of<S>(p, opaque(blockIdx.x), token_tiles, strip);
+    const int columns = p.glu ? S::ROWS / 2 : S::ROWS, shift = 31 - __clz(columns);
+    for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::WORKERS) {
+        const int of_tile = i >> shift, column = i & (columns - 1), in_strip = column % S::STRIP;
+        const int row = column / S::STRIP * strip + in_strip;
+        if (in_strip >= strip || row >= at_end.rows.count || at_end.token + of_tile >= p.m)
+            continue;
+        const SUM *const at = sums + of_tile * S::PITCH + column;
+        gemm_finish<T, true, std::is_same<SUM, int>::value>(p, at_end.rows.part, 0, at_end.token + of_tile,
+                                                            at_end.rows.at + row, (float)at[0],
+                                                            p.glu ? (float)at[S::ROWS / 2] : 0);
+    }
+    if (parts > 1) /* other blocks read this one's sums */
+        cluster_wait();
 }
 
 template <typename T, class S>
@@ -309,43 +356,17 @@ __global__ void __launch_bounds__(S::THREADS, 1) gemm_quantised_tile(const gemm_
             *reinterpret_cast<float2 *>(own + (warp_token + i * 8 + g) * S::PITCH + warp_row + n * 8 + t * 2) = v;
         }
     }
-    auto add = [](float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); };
     if constexpr (S::SLICES > 1) {
         __syncthreads();
         for (int i = (int)threadIdx.x * 4; i < S::TOKENS * S::PITCH; i += S::THREADS * 4) {
             float4 all = *reinterpret_cast<const float4 *>(sums + i);
 #pragma unroll
             for (int v = 1; v < S::SLICES; v++)
-                all = add(all, *reinterpret_cast<const float4 *>(sums + v * S::TOKENS * S::PITCH + i));
+                all = tile_add(sums, all, *reinterpret_cast<const float4 *>(sums + v * S::TOKENS * S::PITCH + i));
             *reinterpret_cast<float4 *>(sums + i) = all;
         }
     }
-    const int first = S::TOKENS * rank / parts, last = S::TOKENS * (rank + 1) / parts;
-    if (parts > 1) { /* of its own tokens a block has the sums of all parts: no other one reads these here */
-        cluster_arrive();
-        cluster_wait();
-        for (int i = first * S::PITCH + (int)threadIdx.x * 4; i < last * S::PITCH; i += S::THREADS * 4) {
-            float4 all = cluster_load4(sums + i, 0);
-            for (int part = 1; part < parts; part++)
-                all = add(all, cluster_load4(sums + i, part));
-            *reinterpret_cast<float4 *>(sums + i) = all;
-        }
-        cluster_arrive();
-    }
-    __syncthreads();
-    const quantised_tile_place at_end = quantised_tile_place_of<S>(p, opaque(blockIdx.x), token_tiles, strip);
-    const int columns = p.glu ? S::ROWS / 2 : S::ROWS, shift = 31 - __clz(columns);
-    for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::THREADS) {
-        const int of_tile = i >> shift, column = i & (columns - 1), in_strip = column % S::STRIP;
-        const int row = column / S::STRIP * strip + in_strip;
-        if (in_strip >= strip || row >= at_end.rows.count || at_end.token + of_tile >= p.m)
-            continue;
-        const float *const at = sums + of_tile * S::PITCH + column;
-        gemm_finish<T>(p, at_end.rows.part, 0, at_end.token + of_tile, at_end.rows.at + row, at[0],
-                       p.glu ? at[S::ROWS / 2] : 0);
-    }
-    if (parts > 1) /* other blocks read this one's sums */
-        cluster_wait();
+    tile_finish<T, S>(p, sums, token_tiles, strip);
 }
 
 /* Rows of a strip, and in how many parts the blocks of a cluster take k. */

@@ -111,6 +111,19 @@ constexpr bool any_packed(norm_form form, int width, int size, int lanes, int el
     return form == SCALE_SHIFT || (lanes == 32 && elements > 8);
 }
 
+/* How many of `units` units fetch their residual together. A load does not overtake the stores of a sum before it:
+   with fewer a thread waits for the memory several times. The residual of a form with all options shares the
+   registers with the gate, in chunks of `chunk` units. */
+constexpr int any_added(norm_form form, int width, int size, int units, int chunk)
+{
+    const int words = width * size < 4 ? 1 : width * size / 4;
+    const bool floats = size == 4 && width < 4 && units * width > 16; /* half of the registers hold x */
+    const int most = (floats || width * size < 4 ? 8 : 16) / words;
+    if (form == ANY_OPTION)
+        return chunk;
+    return form == SCALE_SHIFT && words > 1 ? units : units < most ? units : most;
+}
+
 /* Units of a row that a thread has: UNITS of them, LANES apart, so that their addresses differ by constants. */
 template <typename T, int W, int LANES, int UNITS, norm_form FORM, typename ROWS, typename I>
 struct norm_piece {
@@ -121,7 +134,8 @@ struct norm_piece {
                                  : W > 4                                                                   ? 1
                                  : FORM == SCALE_SHIFT ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
                                                        : (FORM == ANY_OPTION || ELEMENTS > 16 ? 4 : 8) / W;
-    static constexpr int ADD_CHUNK = FORM != SCALE_SHIFT ? CHUNK : sizeof(T) * W == 2 && UNITS > 8 ? 8 : UNITS;
+    static constexpr int ADD_CHUNK = any_added(FORM, W, sizeof(T), UNITS, CHUNK);
+    static constexpr bool BIAS_AHEAD = FORM == UNMODULATED && PACKED;
     static constexpr int MOST_GROUP = LANES < 32 && PACKED && CHUNK < ANY_GROUP ? CHUNK : ANY_GROUP;
     static constexpr int GROUP = UNITS < MOST_GROUP ? UNITS : MOST_GROUP;
     typedef param_unit<T, W> param;
@@ -134,7 +148,7 @@ struct norm_piece {
 
     /* Parameters that are loaded ahead of their use, as far as registers allow: those a call is likely to have. */
     struct params {
-        param weight[FORM == UNMODULATED ? CHUNK : 1];
+        param weight[FORM == UNMODULATED ? CHUNK : 1], bias[BIAS_AHEAD ? CHUNK : 1];
         param scale[FORM == UNMODULATED ? 1 : CHUNK], shift[FORM == UNMODULATED ? 1 : CHUNK];
     };
 
@@ -373,6 +387,9 @@ struct norm_piece {
         if constexpr (FORM == UNMODULATED) {
             if (weight())
                 fetch_param<FROM>(start(weight(), p.g.weight_f32), p.g.weight_f32, to.weight);
+            if constexpr (BIAS_AHEAD)
+                if (bias())
+                    fetch_param<FROM>(start(bias(), p.g.bias_f32), p.g.bias_f32, to.bias);
         } else {
             if (has(SCALE))
                 fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
@@ -414,12 +431,17 @@ struct norm_piece {
                 else
                     with_flat<FROM>(weight(), p.g.weight_f32, times_weight);
             }
-            if (bias())
-                with_flat<FROM>(bias(), p.g.bias_f32, [&](int c, float(&f)[W]) {
+            const auto plus_bias = [&](int c, float(&f)[W]) {
 #pragma unroll
-                    for (int j = 0; j < W; j++)
-                        y[c][j] += f[j];
-                });
+                for (int j = 0; j < W; j++)
+                    y[c][j] += f[j];
+            };
+            if (bias()) {
+                if constexpr (BIAS_AHEAD)
+                    with(given.bias, p.g.bias_f32, plus_bias);
+                else
+                    with_flat<FROM>(bias(), p.g.bias_f32, plus_bias);
+            }
             if constexpr (FORM != UNMODULATED)
                 modulate<FROM>(y, given, steps);
             const char *const to = start(OUT);

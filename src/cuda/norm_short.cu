@@ -1,12 +1,14 @@
 /* rms_norm and layer_norm on CUDA: rows of up to SHORT_MOST elements, at any address. Of modulations it takes a scale
    and a shift that many rows share.
 
-   LANES lanes of a warp share a row, with UNITS units of W elements each, neighbours in neighbouring lanes. The
-   blocks of the grid are resident at once, and each group of lanes goes through many rows. It keeps weight and bias
-   as floats, so that their dtype and address cost nothing after the first row; a scale is multiplied into them, and a
-   shift added, until a row has others. A short row has little else: loading, shifting and converting parameters for
-   every row took longer than the memory does. As soon as a row is unpacked, the loads of a later one are issued; the
-   sums and the stores of the row hide their latency. */
+   Up to LANES lanes of a warp share a row, with UNITS units of W elements each, neighbours in neighbouring lanes.
+   With 16-byte units a row has as many lanes as it needs, so that a warp has 6 rows of 5 vectors, and few lanes idle.
+   Each group of lanes goes through several rows. It keeps weight and bias as floats, so that their dtype and address
+   cost nothing after the first row. A scale is multiplied into them, and a shift added: the rows of a block share
+   those. A short row has little else: loading, shifting and converting parameters for every row took longer than the
+   memory does. As soon as a row is unpacked, the loads of a later one are issued; the sums and the stores of the row
+   hide their latency. The rows of a block are contiguous, and the grid has more blocks than are resident: SMs reach
+   the memory at different speeds, and those that are done first take more. */
 #include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
@@ -15,6 +17,7 @@
 #include <algorithm>
 
 constexpr int SHORT_THREADS = 128;
+constexpr int SHORT_ROUNDS = 8;  /* rows that a group of lanes goes through, at most */
 constexpr int SHORT_MOST = 512;  /* elements of a row */
 constexpr int SHORT_SHARED = 64; /* rows with the same scale and shift, from which on a modulation is worth it, */
 constexpr int SHORT_MANY = 4096; /* and all rows: with fewer a group of lanes has one, and gains nothing */
@@ -23,11 +26,13 @@ struct norm_short_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
     void *out, *sum;
     int32_t units;            /* of a row */
+    int32_t lanes, in_warp;   /* lanes of a row, and rows of a warp at once */
+    uint32_t block_rows;      /* that a block goes through */
+    uint32_t inner, spans;    /* modulated: rows that share scale and shift, and blocks that they have */
     uint32_t prefetch_blocks; /* blocks that prefetch their first rows, the first of the grid */
     float eps, weight_offset, inverse_dim;
     bool weight_f32, bias_f32, scale_f32, shift_f32, rounds, float_sum, centred;
     simple_rows<SHIFT + 1> rows; /* of x, out, residual, sum, scale and shift */
-    divisor by_size[2];          /* their inner sizes */
 };
 
 /* Blocks per SM, whose threads have as many elements, packed in as many registers: this bounds their registers. */
@@ -37,39 +42,42 @@ constexpr int short_blocks(int elements, int packed_words, bool modulated)
     return elements > 8 ? 2 : 4;
 #else
     if (modulated)
-        return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 6;
-    return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : 12;
+        return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 7;
+    return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : packed_words > 2 ? 10 : 12;
 #endif
 }
 template <typename T, int W, int UNITS, bool MODULATED>
 constexpr int SHORT_BLOCKS = short_blocks(UNITS *W, UNITS *((W * (int)sizeof(T) + 3) / 4), MODULATED);
 
-/* The units of a thread: unit u exists where u * LANES < left. */
+/* The units of a thread, apart by the lanes of a row: unit u exists where apart(u) < left. */
 template <typename T, int W, int LANES, int UNITS>
 struct short_piece {
     static_assert(LANES * UNITS * W <= SHORT_MOST, "rows are short");
+    static constexpr bool ANY_LANES = W == VEC<T>; /* a row has any number of lanes up to LANES */
+    int lanes;
 
-    __device__ __forceinline__ static void fetch(const T *from, int left, unit<T, W> (&to)[UNITS])
+    __device__ __forceinline__ int apart(int u) const { return u * (ANY_LANES ? lanes : LANES); }
+    __device__ __forceinline__ void fetch(const T *from, int left, unit<T, W> (&to)[UNITS]) const
     {
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            if (u * LANES < left)
-                to[u].fetch(from + u * LANES * W);
+            if (apart(u) < left)
+                to[u].fetch(from + apart(u) * W);
     }
     /* Parameters of dtype S at any address, plus `more`. */
     template <typename S>
-    __device__ __forceinline__ static void fetch_param(const S *from, int left, float more, float (&to)[UNITS][W])
+    __device__ __forceinline__ void fetch_param(const S *from, int left, float more, float (&to)[UNITS][W]) const
     {
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            if (u * LANES < left) {
+            if (apart(u) < left) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
-                    to[u][j] = to_float(from[u * LANES * W + j]) + more;
+                    to[u][j] = to_float(from[apart(u) * W + j]) + more;
             }
     }
-    __device__ __forceinline__ static void fetch_param(const void *from, bool is_f32, int lane, int left, float more,
-                                                       float (&to)[UNITS][W])
+    __device__ __forceinline__ void fetch_param(const void *from, bool is_f32, int lane, int left, float more,
+                                                float (&to)[UNITS][W]) const
     {
         if (is_f32)
             fetch_param((const float *)from + lane * W, left, more, to);
@@ -77,9 +85,8 @@ struct short_piece {
             fetch_param((const T *)from + lane * W, left, more, to);
     }
     /* Multiplies `weight` and `bias` by the scale plus 1, and adds the shift to `bias`. */
-    __device__ __forceinline__ static void modulate(const norm_short_params &p, const int64_t (&at)[SHIFT + 1],
-                                                    int lane, int left, float (&weight)[UNITS][W],
-                                                    float (&bias)[UNITS][W])
+    __device__ __forceinline__ void modulate(const norm_short_params &p, const int64_t (&at)[SHIFT + 1], int lane,
+                                             int left, float (&weight)[UNITS][W], float (&bias)[UNITS][W]) const
     {
         float f[UNITS][W] = {};
         if (p.scale) {
@@ -104,8 +111,8 @@ struct short_piece {
         }
     }
     /* Adds the residual and stores the sum, if `sum` is not NULL. */
-    __device__ __forceinline__ static void add(const unit<T, W> (&residual)[UNITS], T *sum, int left, bool round,
-                                               float (&f)[UNITS][W])
+    __device__ __forceinline__ void add(const unit<T, W> (&residual)[UNITS], T *sum, int left, bool round,
+                                        float (&f)[UNITS][W]) const
     {
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
@@ -116,11 +123,25 @@ struct short_piece {
                 f[u][j] += more[j];
             unit<T, W> rounded;
             rounded.set(f[u]);
-            if (sum && u * LANES < left)
-                rounded.put(sum + u * LANES * W);
+            if (sum && apart(u) < left)
+                rounded.put(sum + apart(u) * W);
             if (round)
                 rounded.get(f[u]);
         }
+    }
+    /* The sum over the lanes of a row, of which this one is `lane`. */
+    __device__ __forceinline__ float total(float v, int lane) const
+    {
+        if constexpr (ANY_LANES)
+            if (lanes != LANES) {
+#pragma unroll
+                for (int by = 1; by < LANES; by *= 2) { /* then the sum of 2 * by lanes from this one on */
+                    const float more = __shfl_down_sync(~0u, v, by);
+                    v += lane + by < lanes ? more : 0;
+                }
+                return __shfl_sync(~0u, v, (int)threadIdx.x % 32 - lane);
+            }
+        return warp_sum<LANES>(v);
     }
 };
 
@@ -130,22 +151,27 @@ template <typename T, int W, int LANES, int UNITS, bool ADDS, bool MODULATED>
 __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODULATED>)
     norm_short(const __grid_constant__ norm_short_params p)
 {
-    typedef short_piece<T, W, LANES, UNITS> piece;
-    const int lane = (int)threadIdx.x % LANES, left = p.units - lane;
-    const uint32_t count = p.rows.count, in_warp = threadIdx.x % 32 / LANES;
-    const uint32_t step = gridDim.x * (SHORT_THREADS / LANES);
-    /* The first row of the warp. Lanes beyond the last row repeat it and write nothing: shuffles need all lanes. */
-    uint32_t first = (blockIdx.x * (SHORT_THREADS / 32) + threadIdx.x / 32) * (32 / LANES);
+    constexpr bool ANY_LANES = W == VEC<T>;
+    const int lanes = ANY_LANES ? p.lanes : LANES;
+    const short_piece<T, W, LANES, UNITS> piece = {lanes};
+    const uint32_t in_warp = threadIdx.x % 32 / (uint32_t)lanes, warp_rows = ANY_LANES ? p.in_warp : 32 / LANES;
+    const int lane = (int)(threadIdx.x % 32 - in_warp * lanes);
+    const int left = ANY_LANES && in_warp >= warp_rows ? 0 : p.units - lane; /* the last lanes may have no row */
+    const uint32_t step = SHORT_THREADS / 32 * warp_rows;
+    /* The rows of a modulated block have the same scale and shift, and are counted from the first one that has. */
+    const uint32_t outer = MODULATED ? blockIdx.x / p.spans : 0, block = blockIdx.x - outer * p.spans;
+    const uint32_t outermost = MODULATED && p.rows.size[0] ? outer / p.rows.size[0] : 0;
+    const uint32_t middle = outer - outermost * p.rows.size[0], count = MODULATED ? p.inner : p.rows.count;
+    /* The first row of the warp, and the end of the block's. Lanes beyond the last row repeat it and write nothing:
+       shuffles need all lanes. */
+    uint32_t first = block * p.block_rows + threadIdx.x / 32 * warp_rows;
+    const uint32_t end = min(count, (block + 1) * p.block_rows);
     const auto locate = [&](uint32_t from, int64_t(&at)[SHIFT + 1]) {
-        const uint32_t r = from + in_warp < count ? from + in_warp : count - 1;
-        if constexpr (MODULATED) { /* in several dimensions, which the compiler's division makes slow */
-            const uint32_t rest = divide(r, p.by_size[1]), outermost = divide(rest, p.by_size[0]);
-            const uint32_t inner = r - rest * (uint32_t)p.by_size[1].by;
-            const simple_rows<SHIFT + 1>::place place = {inner, rest - outermost * (uint32_t)p.by_size[0].by,
-                                                         outermost};
+        const uint32_t r = from + in_warp < end ? from + in_warp : end - 1;
+        if constexpr (MODULATED) {
 #pragma unroll
             for (int t = 0; t <= SHIFT; t++)
-                at[t] = p.rows.offset(place, t);
+                at[t] = p.rows.offset({r, middle, outermost}, t);
         } else {
             p.rows.locate(r, at);
         }
@@ -153,15 +179,15 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     unit<T, W> x[2][UNITS]; /* with a residual x[1] is the residual */
     const auto fetch = [&](uint32_t from, unit<T, W>(&to)[UNITS]) {
         int64_t at[SHIFT + 1];
-        if (from >= count)
+        if (from >= end)
             return;
         locate(from, at);
-        piece::fetch((const T *)p.x + at[X] + lane * W, left, to);
+        piece.fetch((const T *)p.x + at[X] + lane * W, left, to);
         if (ADDS)
-            piece::fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
+            piece.fetch((const T *)p.residual + at[RESIDUAL] + lane * W, left, x[1]);
     };
     pdl_launch_next();
-    if (blockIdx.x < p.prefetch_blocks && lane == 0) {
+    if (blockIdx.x < p.prefetch_blocks && lane == 0 && left > 0) {
         const int bytes = p.units * W * (int)sizeof(T);
         int64_t at[SHIFT + 1];
         locate(first, at);
@@ -172,47 +198,38 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     pdl_wait();
 
     float weight[UNITS][W], bias[UNITS][W];
-    int64_t scale_at = -1, shift_at = -1; /* of those that weight and bias have */
-    const auto fetch_params = [&](const int64_t(&at)[SHIFT + 1]) {
-#pragma unroll
-        for (int u = 0; u < UNITS; u++)
-#pragma unroll
-            for (int j = 0; j < W; j++)
-                weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
-        if (p.weight)
-            piece::fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
-        if (p.bias)
-            piece::fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
-        if (MODULATED) {
-            piece::modulate(p, at, lane, left, weight, bias);
-            scale_at = at[SCALE], shift_at = at[SHIFT];
-        }
-    };
 #pragma unroll
     for (int u = 0; u < UNITS; u++)
         x[0][u].fill(0), x[1][u].fill(0); /* where there is no unit, it stays so */
     fetch(first, x[0]);
     if (!ADDS)
         fetch(first + step, x[1]);
-    {
+#pragma unroll
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            weight[u][j] = 1, bias[u][j] = -0.0f; /* which leaves every value as it is, a zero too */
+    if (p.weight)
+        piece.fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
+    if (p.bias)
+        piece.fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
+    if (MODULATED) {
         int64_t at[SHIFT + 1];
         locate(first, at);
-        fetch_params(at);
+        piece.modulate(p, at, lane, left, weight, bias);
     }
 
     /* Normalises row `first` of those in `own`, and loads a later one. */
     const auto work = [&](unit<T, W>(&own)[UNITS]) {
-        const int writes = first + in_warp < count ? left : 0;
+        const int writes = first + in_warp < end ? left : 0;
         float f[UNITS][W];
         int64_t at[SHIFT + 1];
         locate(first, at);
-        if (MODULATED && (at[SCALE] != scale_at || at[SHIFT] != shift_at))
-            fetch_params(at);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             own[u].get(f[u]);
         if (ADDS)
-            piece::add(x[1], p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
+            piece.add(x[1], p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
         fetch(first + (ADDS ? 1 : 2) * step, own);
         first += step;
 
@@ -223,7 +240,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     total += f[u][j];
-            const float mean = warp_sum<LANES>(total) * p.inverse_dim;
+            const float mean = piece.total(total, lane) * p.inverse_dim;
 #pragma unroll
             for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -233,12 +250,12 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
         float squares = 0;
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            if (u * LANES < left) {
+            if (piece.apart(u) < left) {
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     squares += f[u][j] * f[u][j];
             }
-        const float factor = rsqrtf(warp_sum<LANES>(squares) * p.inverse_dim + p.eps);
+        const float factor = rsqrtf(piece.total(squares, lane) * p.inverse_dim + p.eps);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
 #pragma unroll
@@ -259,32 +276,46 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
             for (int j = 0; j < W; j++)
                 f[u][j] = fmaf(f[u][j], weight[u][j], bias[u][j]);
             to[u].set(f[u]);
-            if (u * LANES < writes)
-                to[u].put(out + u * LANES * W);
+            if (piece.apart(u) < writes)
+                to[u].put(out + piece.apart(u) * W);
         }
     };
-    while (first < count) {
+    while (first < end) {
         work(x[0]);
-        if (!ADDS && first < count)
+        if (!ADDS && first < end)
             work(x[1]);
     }
 }
 
 /* ---- The host ---- */
 
-/* As many blocks as are resident, or fewer with as many rows each. */
+/* Lanes of a row of 16-byte units, as many as leave a warp its rows. Where a lane has several units they are even: an
+   instruction then stores whole sectors of 32 bytes of rows that begin at one. */
+static int32_t short_lanes(int64_t units, int64_t each)
+{
+    const int64_t least = ceil_div(units, each), even = each > 1 ? (least + 1) / 2 * 2 : least;
+    return (int32_t)(32 / (32 / even));
+}
+/* The blocks of the grid have as many rows each: what they do once, loading parameters and waiting for their first
+   rows, is spread over up to SHORT_ROUNDS rows of a group of lanes. */
 template <typename T, int W, int LANES, int UNITS>
 static adze_status short_launch(const cuda_call &s, norm_short_params p)
 {
-    const int64_t blocks = ceil_div(p.rows.count, SHORT_THREADS / LANES);
-    constexpr bool CAN = W == VEC<T>; /* be modulated */
+    constexpr bool CAN = W == VEC<T>; /* have any number of lanes, and be modulated */
     const bool modulated = CAN && (p.scale || p.shift);
+    p.lanes = CAN ? short_lanes(p.units, UNITS) : LANES;
+    p.in_warp = 32 / p.lanes;
+    const int64_t at_once = SHORT_THREADS / 32 * p.in_warp, blocks = ceil_div(p.rows.count, at_once);
     const int64_t resident =
         (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, CAN> : SHORT_BLOCKS<T, W, UNITS, false>);
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
-    p.prefetch_blocks =
-        prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * (SHORT_THREADS / LANES), SHORT_THREADS, 32);
-    const int64_t grid = ceil_div(blocks, ceil_div(blocks, resident));
+    p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * at_once, SHORT_THREADS, 32);
+    const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, SHORT_ROUNDS);
+    p.block_rows = (uint32_t)(at_once * ceil_div(rounds, waves));
+    const int64_t rows = modulated ? p.inner : p.rows.count, spans = ceil_div(rows, p.block_rows);
+    p.block_rows = (uint32_t)(ceil_div(rows, spans * at_once) * at_once);
+    p.spans = (uint32_t)spans;
+    const int64_t grid = p.rows.count / rows * spans;
     const auto kernel =
         modulated
             ? (p.residual ? norm_short<T, W, LANES, UNITS, true, CAN> : norm_short<T, W, LANES, UNITS, false, CAN>)
@@ -340,8 +371,7 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
-    for (int i = 0; i < 2; i++)
-        p.by_size[i] = divisor_of(p.rows.size[i] ? (int64_t)p.rows.size[i] : 0x7fffffff);
+    p.inner = p.rows.size[1] ? p.rows.size[1] : p.rows.count;
     if (width == VEC<T>)
         return short_launch_width<T, VEC<T>>(s, p, g.dim);
     if (width == EIGHT)

@@ -133,22 +133,24 @@ static adze_status rope_launch_row(const cuda_call &stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
     const int64_t sm_count = stream.gpu.sm_count, sm_threads = stream.gpu.sm_threads;
-    int64_t heads = 1;
-    for (int k = 0; k < 2; k++) {
-        p.groups[k] = r.across_heads ? r.qk[k].heads > 0 : r.qk[k].heads;
-        heads = r.across_heads && r.qk[k].heads > heads ? r.qk[k].heads : heads;
-    }
-    const int64_t pairs = heads * p.pairs;
-    p.count = r.batch * r.seq * (p.groups[0] + p.groups[1]);
+    const int64_t q_heads = r.qk[0].heads, k_heads = r.qk[1].heads, heads = q_heads + k_heads;
+    /* q and k together, unless they are more than the threads of a block hold */
+    p.split = q_heads && k_heads && heads * p.pairs > ROW_THREADS * TRAITS::SLOTS;
+    const int64_t rows_each = !r.across_heads ? heads : p.split ? 2 : 1;
+    const int64_t row_heads = !r.across_heads ? 1 : !p.split ? heads : q_heads > k_heads ? q_heads : k_heads;
+    const int64_t pairs = row_heads * p.pairs;
+    p.count = r.batch * r.seq * rows_each;
     p.wide_index = p.count > 0x7fffffff;
     p.by_width = divisor_of(p.pairs);
-    p.by_inner = divisor_of(p.groups[0] + p.groups[1]);
+    p.by_inner = divisor_of(rows_each);
     p.by_seq = divisor_of(r.seq);
     /* With enough rows, what a thread reads together, so that blocks are small; else little, for latency. */
     int64_t slots = p.count * pairs > sm_threads * sm_count ? TRAITS::SLOTS : 1;
     if (ceil_div(pairs, slots) > ROW_THREADS)
         slots = ceil_div(pairs, ROW_THREADS);
-    const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32, rows = threads < 128 ? 128 / threads : 1;
+    const int64_t threads = (ceil_div(pairs, slots) + 31) / 32 * 32,
+                  rows = threads < ROW_BLOCK ? ROW_BLOCK / threads : 1;
+    p.held = threads * TRAITS::SLOTS >= pairs;
     p.step_heads = (int32_t)(threads / p.pairs), p.step_pairs = (int32_t)(threads % p.pairs);
     p.prefetch_blocks =
         rope_any_prefetch_blocks(p, stream.gpu, rows * pairs, TRAITS::W * sizeof(typename TRAITS::T), threads * rows);

@@ -5,8 +5,9 @@
    two that do not rotate. W is the widest that all tensors allow. All loads are issued, packed, before the first is
    used. rope_any: `width` neighbouring threads share a head of a token. A thread has the same P pairs of several
    heads, so that it loads tables and weight once for all of them. A norm is a sum over the threads of a head, by
-   shuffles. rope_any_row: threads share a row, which is all heads of q or of k of a token, or one long head. The row
-   is read twice, for the norm and from the caches: more threads run than if they held it. */
+   shuffles. rope_any_row: threads share a row, which is all heads of q and k of a token, with a norm of each, those
+   of one of them where both are too long, or one long head. A row of up to SLOTS pairs per thread is held until the
+   norm is known; a longer one is read again, from the caches: more threads run than if they held it. */
 #ifndef ADZE_CUDA_ROPE_ANY_CUH
 #define ADZE_CUDA_ROPE_ANY_CUH
 
@@ -17,6 +18,7 @@
 #include "unit.cuh"
 
 constexpr int ANY_THREADS = 256, ROW_THREADS = 384;
+constexpr int ROW_BLOCK = 128; /* threads of a block of several rows */
 
 /* Minimum blocks of rope_any_row per SM, by the bytes of a unit: this bounds the registers. */
 constexpr int rope_row_blocks(int bytes)
@@ -44,7 +46,7 @@ struct rope_any_traits {
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
     /* Minimum blocks per SM; with 0 the compiler aims at 64 registers and spills where it rounds. */
     static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
-    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread reads together for the norm */
+    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread reads together, and may hold */
 };
 
 struct rope_any_params {
@@ -59,8 +61,10 @@ struct rope_any_params {
     int32_t table_apart;                   /* the same in a table */
     int32_t rotated_step, table_step;      /* from one pair to the next */
     int32_t each;                          /* heads of a thread */
-    int64_t groups[2];                     /* of heads; of rope_any_row: rows of a token */
+    int64_t groups[2];                     /* of heads */
     int32_t step_heads, step_pairs;        /* rope_any_row: from a pair of units of a thread to its next */
+    int32_t held;                          /* rope_any_row: no thread has more pairs than it holds */
+    int32_t split;                         /* rope_any_row: the heads of q are one row, those of k another */
     divisor by_width, by_inner, by_seq;    /* by_width of rope_any_row: by pairs */
     int32_t wide_index;                    /* indices need more than 31 bits */
     int32_t tokens_inner;                  /* neighbouring threads have neighbouring tokens rather than heads */
@@ -456,6 +460,54 @@ struct rope_cursor {
     }
 };
 
+/* The row of a thread of rope_any_row: a token, and all its heads, first those of q; those of q or of k; or one. */
+struct rope_row {
+    int64_t b, s;
+    int32_t first, heads; /* heads: 0 beyond the last row */
+
+    __device__ __forceinline__ rope_row(const rope_any_params &p, int64_t row)
+    {
+        int64_t head;
+        b = 0, s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &head);
+        if (p.r.batch > 1)
+            b = rope_divide(p, p.by_seq, s, &s);
+        const int32_t q_heads = (int32_t)p.r.qk[0].heads, k_heads = (int32_t)p.r.qk[1].heads;
+        first = (int32_t)head, heads = 1;
+        if (p.r.across_heads) {
+            heads = !p.split ? q_heads + k_heads : first ? k_heads : q_heads;
+            first = first ? q_heads : 0;
+        }
+        heads = row < p.count ? heads : 0;
+    }
+};
+/* One head of a row. */
+struct rope_head {
+    bool k;
+    int32_t head;   /* its number */
+    int64_t weight; /* where its weight begins */
+
+    __device__ __forceinline__ rope_head(const rope_any_params &p, const rope_row &row, int32_t i)
+    {
+        const int32_t q_heads = (int32_t)p.r.qk[0].heads;
+        head = row.first + i;
+        k = head >= q_heads;
+        head -= k ? q_heads : 0;
+        weight = p.r.across_heads ? head * p.r.head_dim : 0;
+    }
+    template <typename T>
+    __device__ __forceinline__ const T *from(const rope_any_params &p, const rope_row &row) const
+    {
+        const rope_rows<T> rows(p, k, row.b, row.s);
+        return rows.from + head * rows.from_head;
+    }
+    template <typename T>
+    __device__ __forceinline__ T *to(const rope_any_params &p, const rope_row &row) const
+    {
+        const rope_rows<T> rows(p, k, row.b, row.s);
+        return rows.to + head * rows.to_head;
+    }
+};
+
 /* A block has blockDim.y rows. */
 template <typename TRAITS>
 __global__ void __launch_bounds__(ROW_THREADS, rope_row_blocks(TRAITS::W * sizeof(typename TRAITS::T)))
@@ -463,71 +515,68 @@ __global__ void __launch_bounds__(ROW_THREADS, rope_row_blocks(TRAITS::W * sizeo
 {
     typedef typename TRAITS::T T;
     constexpr int W = TRAITS::W, SLOTS = TRAITS::SLOTS;
-    __shared__ alignas(16) float part[ROW_THREADS / 32][32];
+    __shared__ alignas(16) float part[ROW_BLOCK / 32][2][32];
     pdl_launch_next();
     for (int64_t block = blockIdx.x; block * blockDim.y < p.count; block += gridDim.x) {
-        const int64_t row = block * blockDim.y + threadIdx.y;
-        int64_t b = 0, s, first;
+        rope_row row(p, block * blockDim.y + threadIdx.y);
         /* A thread's first pair of units. Opaque: it is computed again, rather than held in registers. */
         const auto start_of = [&] {
             const uint32_t thread = opaque(threadIdx.x), head = divide(thread, p.by_width);
             return rope_cursor{(int32_t)head, (int32_t)thread - (int32_t)head * p.pairs};
         };
         const rope_cursor start = start_of();
-        s = rope_divide(p, p.by_inner, row < p.count ? row : 0, &first);
-        if (p.r.batch > 1)
-            b = rope_divide(p, p.by_seq, s, &s);
-        const bool k = first >= p.groups[0];
-        if (k)
-            first -= p.groups[0];
-        const rope_rows<T> rows(p, k, b, s);
-        const T *const from = rows.from + first * rows.from_head;
-        const int64_t all = !p.r.across_heads ? 1 : k ? p.r.qk[1].heads : p.r.qk[0].heads;
-        const int32_t heads = row < p.count ? (int32_t)all : 0;
 
         /* Tables and weights are loaded after the sum, to save registers; they have been prefetched by then. */
-        if (blockIdx.x < p.prefetch_blocks && start.head < heads) {
+        if (blockIdx.x < p.prefetch_blocks && start.head < row.heads) {
+            const rope_head head(p, row, start.head);
             const rope_place place = rope_find<W>(p, start.pair);
-            const T *at = from + start.head * rows.from_head + place.at;
+            const T *at = head.from<T>(p, row) + place.at;
             prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-            rope_any_weight<T, W>::prefetch_weight(p, k, place, (int64_t)start.head * p.r.head_dim + place.at);
+            rope_any_weight<T, W>::prefetch_weight(p, head.k, place, head.weight + place.at);
         }
         if (threadIdx.x == 0)
-            rope_any_columns<TRAITS>::prefetch_rows(p, b, s);
+            rope_any_columns<TRAITS>::prefetch_rows(p, row.b, row.s);
         if (block == blockIdx.x)
             pdl_wait();
 
-        float sum = 0;
+        unit<T, W> x[SLOTS][2];
+        float sum[2] = {0, 0};
 #pragma unroll 1
-        for (rope_cursor at = start; at.head < heads;) {
-            unit<T, W> x[SLOTS][2];
+        for (rope_cursor at = start; at.head < row.heads;) {
             rope_cursor slot = at;
 #pragma unroll
             for (int i = 0; i < SLOTS; i++, slot.next(p))
-                if (slot.head < heads)
-                    rope_fetch<T, W>(rope_find<W>(p, slot.pair), from + slot.head * rows.from_head, x[i]);
+                if (slot.head < row.heads)
+                    rope_fetch<T, W>(rope_find<W>(p, slot.pair), rope_head(p, row, slot.head).from<T>(p, row), x[i]);
 #pragma unroll
             for (int i = 0; i < SLOTS; i++, at.next(p))
-                if (at.head < heads)
-                    sum += rope_unit_squares<T, W>(x[i]);
+                if (at.head < row.heads) {
+                    const float squares = rope_unit_squares<T, W>(x[i]);
+                    const bool k = rope_head(p, row, at.head).k;
+                    sum[0] += k ? 0 : squares;
+                    sum[1] += k ? squares : 0;
+                }
         }
-        sum = row_sum(sum, part[threadIdx.y]);
-        const float scale = rsqrtf(sum * (k ? p.inverse[1] : p.inverse[0]) + p.r.eps);
-        s = opaque(s); /* so are addresses, and those in tables for each pair */
-        const rope_rows<T> again(p, k, b, s);
-        const T *const x_row = again.from + first * again.from_head;
-        T *const to = again.to + first * again.to_head;
+        row_sums(sum, part[threadIdx.y]);
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            sum[k] = rsqrtf(sum[k] * p.inverse[k] + p.r.eps);
+        row.s = opaque(row.s); /* so are addresses, and those in tables for each pair */
 #pragma unroll 1
-        for (rope_cursor at = start_of(); at.head < heads; at.next(p)) {
+        for (rope_cursor at = start_of(); at.head < row.heads; at.next(p)) {
+            const rope_head head(p, row, at.head);
             const rope_place place = rope_find<W>(p, at.pair);
-            unit<T, W> x[2];
             rope_any_columns<TRAITS> columns;
             rope_any_weight<T, W> weight;
-            rope_fetch<T, W>(place, x_row + at.head * again.from_head, x);
+            if (!p.held)
+                rope_fetch<T, W>(place, head.from<T>(p, row), x[0]);
             if (place.rotates)
-                columns.fetch(p, place, at.pair, opaque(b), opaque(s));
-            weight.fetch(p, k, place, at.head * p.r.head_dim + place.at);
-            rope_any_finish<TRAITS>(p, place, columns, weight, scale, x, to + at.head * again.to_head);
+                columns.fetch(p, place, at.pair, opaque(row.b), opaque(row.s));
+            weight.fetch(p, head.k, place, head.weight + place.at);
+            rope_any_finish<TRAITS>(p, place, columns, weight, head.k ? sum[1] : sum[0], x[0], head.to<T>(p, row));
+#pragma unroll
+            for (int i = 0; i + 1 < SLOTS; i++) /* the next one's turn */
+                x[i][0] = x[i + 1][0], x[i][1] = x[i + 1][1];
         }
         if ((block + gridDim.x) * blockDim.y < p.count)
             __syncthreads(); /* part is reused */

@@ -9,8 +9,10 @@
    elements without a mask, which stay packed in shared memory, so that an SM has several rows and loads one while it
    stores another. Exponentials are then computed twice. softmax_loop: any call, rows of any length, in blocks or
    clusters too; a first pass computes maximum and sum together, a second reads the row again. softmax_any.cuh has
-   the kernels for rows that are not aligned for 16-byte vectors. */
+   the kernels for rows that are not aligned for 16-byte vectors, softmax_held.cuh the one for long rows of these, and
+   for long ones with a mask. */
 #include "softmax_any.cuh"
+#include "softmax_held.cuh"
 
 template <typename T, bool MASKED, int LANES, int UNITS>
 __global__ void __launch_bounds__(SHORT_THREADS, ONE_BLOCK)
@@ -310,6 +312,7 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
     const bool in_shared = !MASKED && sizeof(T) == 2 && blocks > 1 && s.gpu.block_shared > SHARED_MOST;
     /* elements that a block can hold: with 16 per thread, with 32, and at most */
     const int64_t most16 = 16 * BLOCK_THREADS, most32 = 32 * softmax_threads<T, MASKED, 32>;
+    constexpr int64_t most32_any = 32 * BLOCK_THREADS; /* the same of rows at any address */
     const int64_t most = in_shared ? SHARED_MOST / (int64_t)sizeof(T) : most32;
     softmax_row_params p = {};
     p.x = g.x, p.mask = g.mask, p.out = g.out;
@@ -321,6 +324,11 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
         p.dim = (int32_t)dim;
         p.units = (int32_t)(dim / W);
     }
+    /* Rows that registers would hold in clusters of one block per SM, or in units narrower than a vector. */
+    const bool narrow = any && dim > most32_any && (!few || dim > most32_any * CLUSTER);
+    if (s.takes(IN_FLOATS, simple && softmax_held_fits<T>(s, g),
+                narrow || (MASKED && !few && dim > most16 * CLUSTER)))
+        return softmax_launch_held<T, MASKED>(s, g, p);
     if (simple && softmax_any_holds(s, dim, rows, MASKED) && (any || s.choice->want >= ANY_LANES_16X4)) {
         typedef typename mask_type<T, MASKED>::type M;
         adze_status status = ADZE_NO_KERNEL;

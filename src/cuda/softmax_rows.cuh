@@ -46,6 +46,7 @@ enum {
     ANY_BLOCK_32,
     ANY_CLUSTER_16,
     ANY_CLUSTER_32,
+    IN_FLOATS,
 };
 constexpr adze_variant SOFTMAX_VARIANTS[] = {
     {"lanes-8x8", "aligned rows of up to 64 elements, no mask"},
@@ -70,6 +71,7 @@ constexpr adze_variant SOFTMAX_VARIANTS[] = {
     {"any-block-32", "rows of up to 16384 elements, no mask"},
     {"any-cluster-16", "rows of up to 65536 elements, on GPUs with clusters"},
     {"any-cluster-32", "rows of up to 131072 elements, on GPUs with clusters"},
+    {"held", "rows of up to 221000 elements, on GPUs with clusters"},
     {NULL, NULL},
 };
 
@@ -90,6 +92,8 @@ struct softmax_row_params {
     int32_t dim;
     int32_t units, part; /* of a row, and of them in each block of a cluster */
     float scale, by;     /* by: scale times log2(e), rounded once */
+    bool alike;          /* softmax_held: x has the vectors of out */
+    bool mask_f32;       /* softmax_held: the mask is f32 where x is not */
     simple_rows<SOFTMAX_TENSORS> rows;
 };
 

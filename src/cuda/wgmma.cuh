@@ -37,10 +37,12 @@ __device__ __forceinline__ void panel_prefetch_map(const CUtensorMap &map)
 }
 
 /* Host: the map of a tensor of elements of `size` bytes, [batch, head, row, column], whose strides, but for the last,
-   count elements and are of multiples of 16 bytes. A box has `rows` rows of 128 bytes. False where the driver has no
-   such maps, or does not take these sizes and strides. */
+   count elements and are of multiples of 16 bytes. A box has `rows` rows of 128 bytes; or of 64, whose 16-byte pieces
+   are exchanged by half of the row's number modulo 4. False where the driver has no such maps, or does not take these
+   sizes and strides. */
 static inline bool panel_map_of(CUtensorMap &map, CUtensorMapDataType type, unsigned size, const void *data,
-                                const int64_t (&shape)[4], const int64_t (&stride)[3], int rows)
+                                const int64_t (&shape)[4], const int64_t (&stride)[3], int rows,
+                                unsigned row_bytes = PANEL_ROW)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                   const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
@@ -64,11 +66,11 @@ static inline bool panel_map_of(CUtensorMap &map, CUtensorMapDataType type, unsi
         sizes[d] = (cuuint64_t)shape[3 - d];
     for (int d = 0; d < 3; d++) /* of one row, or head, the stride has no meaning, and must still be valid */
         strides[d] = shape[2 - d] > 1 ? (cuuint64_t)stride[2 - d] * size : sizes[d] * (d ? strides[d - 1] : size);
-    const cuuint32_t box[4] = {PANEL_ROW / size, (cuuint32_t)rows, 1, 1}, each[4] = {1, 1, 1, 1};
-    return reinterpret_cast<encode_fn>(entry)(&map, type, 4, const_cast<void *>(data), sizes, strides, box, each,
-                                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    const cuuint32_t box[4] = {row_bytes / size, (cuuint32_t)rows, 1, 1}, each[4] = {1, 1, 1, 1};
+    return reinterpret_cast<encode_fn>(entry)(
+               &map, type, 4, const_cast<void *>(data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 /* The same of bf16 or f16. */
 static inline bool panel_map(CUtensorMap &map, bool is_bf16, const void *data, const int64_t (&shape)[4],
@@ -121,6 +123,26 @@ __device__ __forceinline__ void wgmma_wait(float (&sums)[N])
     wgmma_here(sums);
 }
 
+/* The same without sums to read; and until none is under way, of sums of either type. */
+template <int NEWER>
+__device__ __forceinline__ void wgmma_wait()
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NEWER) : "memory");
+#endif
+}
+template <typename SUM, int N>
+__device__ __forceinline__ void wgmma_wait_all(SUM (&sums)[N])
+{
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        if constexpr (std::is_same<SUM, int>::value)
+            asm volatile("" : "+r"(sums[i])::"memory");
+        else
+            asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 /* Registers a warpgroup may have from here on, in each thread: fewer, then more for others. */
 template <int COUNT>
 __device__ __forceinline__ void registers_down()
@@ -140,11 +162,13 @@ __device__ __forceinline__ void registers_up()
 /* The text and the operands of the instructions. */
 #define WGMMA_TEN(t)                                                                                                 \
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define WGMMA_LIST16 WGMMA_TEN() "%10, %11, %12, %13, %14, %15"
 #define WGMMA_LIST32 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
 #define WGMMA_LIST64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
 #define WGMMA_SUM8(i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),      \
         "+f"(d[i + 7])
+#define WGMMA_SUMS16 WGMMA_SUM8(0), WGMMA_SUM8(8)
 #define WGMMA_SUMS32 WGMMA_SUM8(0), WGMMA_SUM8(8), WGMMA_SUM8(16), WGMMA_SUM8(24)
 #define WGMMA_SUMS64 WGMMA_SUMS32, WGMMA_SUM8(32), WGMMA_SUM8(40), WGMMA_SUM8(48), WGMMA_SUM8(56)
 /* d [64 x n] (+)= a . b, both in shared memory; the columns of both are summed over. */
@@ -167,12 +191,21 @@ __device__ __forceinline__ void registers_up()
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
 {
-    static_assert(N == 128, "");
+    static_assert(N == 32 || N == 64 || N == 128, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if constexpr (std::is_same<T, bf16>::value)
+    constexpr bool BF16 = std::is_same<T, bf16>::value;
+    if constexpr (N == 128 && BF16)
         WGMMA_SHARED(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
-    else
+    else if constexpr (N == 128)
         WGMMA_SHARED(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
+    else if constexpr (N == 64 && BF16)
+        WGMMA_SHARED(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, 32, 33, 34);
+    else if constexpr (N == 64)
+        WGMMA_SHARED(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, 32, 33, 34);
+    else if constexpr (BF16)
+        WGMMA_SHARED(32, "bf16", WGMMA_LIST16, WGMMA_SUMS16, 16, 17, 18);
+    else
+        WGMMA_SHARED(32, "f16", WGMMA_LIST16, WGMMA_SUMS16, 16, 17, 18);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
@@ -195,6 +228,88 @@ __device__ __forceinline__ void wgmma_held(float (&d)[N / 2], const uint32_t *a,
         WGMMA_HELD(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36);
 #else
     (void)d, (void)a, (void)b;
+#endif
+}
+/* The same of b [N x 16]^T, whose contiguous columns are summed over, or = where it does not add. */
+#define WGMMA_WEIGHTS(n, type, list, sums, a_at, b_at, adds_at)                                                      \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, {" a_at "}, %" #b_at  \
+                 ", adds, 1, 1, 0;\n\t}"                                                                             \
+                 : sums                                                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
+template <typename T, int N>
+__device__ __forceinline__ void wgmma_weights(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds)
+{
+    static_assert(N == 32 || N == 64 || N == 128, "");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr bool BF16 = std::is_same<T, bf16>::value;
+    if constexpr (N == 128 && BF16)
+        WGMMA_WEIGHTS(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, "%64, %65, %66, %67", 68, 69);
+    else if constexpr (N == 128)
+        WGMMA_WEIGHTS(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, "%64, %65, %66, %67", 68, 69);
+    else if constexpr (N == 64 && BF16)
+        WGMMA_WEIGHTS(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36, 37);
+    else if constexpr (N == 64)
+        WGMMA_WEIGHTS(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36, 37);
+    else if constexpr (BF16)
+        WGMMA_WEIGHTS(32, "bf16", WGMMA_LIST16, WGMMA_SUMS16, "%16, %17, %18, %19", 20, 21);
+    else
+        WGMMA_WEIGHTS(32, "f16", WGMMA_LIST16, WGMMA_SUMS16, "%16, %17, %18, %19", 20, 21);
+#else
+    (void)d, (void)a, (void)b, (void)adds;
+#endif
+}
+
+#define BYTES_FIFTY   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4)
+#define BYTES_NEXT    WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
+#define BYTES_LIST128 BYTES_FIFTY BYTES_NEXT "%120, %121, %122, %123, %124, %125, %126, %127"
+#define BYTES_SUM8(i)                                                                                                \
+    "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]),      \
+        "+r"(d[i + 7])
+#define BYTES_SUM16(i) BYTES_SUM8(i), BYTES_SUM8(i + 8)
+#define BYTES_SUM32(i) BYTES_SUM16(i), BYTES_SUM16(i + 16)
+#define BYTES_SUMS64   BYTES_SUM32(0), BYTES_SUM32(32)
+#define BYTES_SUMS128  BYTES_SUMS64, BYTES_SUM32(64), BYTES_SUM32(96)
+#define BYTES_WGMMA_F8                                                                                               \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %66, 0;\n\t"                                            \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" WGMMA_LIST64                              \
+                 "}, %64, %65, adds, 1, 1;\n\t}"                                                                     \
+                 : WGMMA_SUMS64                                                                                      \
+                 : "l"(a), "l"(b), "r"(adds))
+#define BYTES_WGMMA(n, list, sums, a_at, b_at, adds_at)                                                              \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" list "}, %" #a_at ", %" #b_at              \
+                 ", adds;\n\t}"                                                                                      \
+                 : sums                                                                                              \
+                 : "l"(a), "l"(b), "r"(adds))
+
+/* d [64 rows x N] += a [64 x 32] . b^T, of b [N x 32], or = where it does not add: floats of f8e4m3, integers of
+   i8. Lanes have d as wgmma_shared has it. */
+template <int N>
+__device__ __forceinline__ void wgmma_bytes(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
+{
+    static_assert(N == 128, "");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    BYTES_WGMMA_F8;
+#else
+    (void)d, (void)a, (void)b, (void)adds;
+#endif
+}
+template <int N>
+__device__ __forceinline__ void wgmma_bytes(int (&d)[N / 2], uint64_t a, uint64_t b, int adds)
+{
+    static_assert(N == 32 || N == 64 || N == 128 || N == 256, "");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if constexpr (N == 32)
+        BYTES_WGMMA(32, WGMMA_LIST16, BYTES_SUM16(0), 16, 17, 18);
+    else if constexpr (N == 64)
+        BYTES_WGMMA(64, WGMMA_LIST32, BYTES_SUM32(0), 32, 33, 34);
+    else if constexpr (N == 128)
+        BYTES_WGMMA(128, WGMMA_LIST64, BYTES_SUMS64, 64, 65, 66);
+    else
+        BYTES_WGMMA(256, BYTES_LIST128, BYTES_SUMS128, 128, 129, 130);
+#else
+    (void)d, (void)a, (void)b, (void)adds;
 #endif
 }
 

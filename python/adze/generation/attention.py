@@ -11,16 +11,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from ..graphs import constant
 from ..operators import ops
 from . import in_torch
-from .cache import Stored, lengths_decide
+from .cache import Stored, lengths_decide, slots_seen
 
 
 def make_mask(*args, **kwargs):
-    """sdpa's mask; none while adze.generate runs the model, whose cache has the length of each sequence."""
+    """sdpa's mask; while a step runs whose cache has the length of each sequence, that of the padding or none."""
     if not lengths_decide():
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):
         raise ValueError("adze.generate: this model masks more than later tokens; use its own generate()")
-    return None
+    return slots_seen()
 
 
 def _plain(x):
@@ -85,9 +85,10 @@ def _attend_in_torch(module, query, key, value, mask, softcap, sinks, dropout, s
 
 
 def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling):
-    """Keys and values that an adze.Cache has. A mask has the window, and says which keys are later."""
+    """Keys and values that an adze.Cache has. A mask has the window, and says which keys are later, but for that of
+    Cache.at()."""
     m, n = query.shape[2], layer.width
-    window = 0 if mask is not None else layer.window
+    window = layer.window if mask is None or lengths_decide() else 0
     if dropout == 0 and _takes(query, None, None, mask, sinks) and query.dtype == layer.dtype:
         options = {"causal": mask is None and m > 1, "window": window, "softcap": softcap or 0.0, "sinks": sinks}
         key, value, more = layer.operands()

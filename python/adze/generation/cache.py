@@ -6,6 +6,7 @@ tensor of the model's dtype."""
 
 import contextlib
 import threading
+import weakref
 
 import torch
 import transformers
@@ -22,8 +23,13 @@ _lengths = threading.local()
 
 
 def lengths_decide():
-    """Whether this thread runs a model in Cache.at(): no mask is needed then."""
+    """Whether this thread runs a model in Cache.at(): no mask of later tokens and windows is needed then."""
     return getattr(_lengths, "decide", False)
+
+
+def slots_seen():
+    """The mask of padding that Cache.at() was given, or None."""
+    return getattr(_lengths, "seen", None)
 
 
 class Stored(torch.Tensor):
@@ -57,8 +63,16 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache, window):
         super().__init__()
-        self.cache, self.window, self.count, self.width = cache, window, 0, 0
+        self._cache = weakref.ref(cache)  # no cycle: memory is free as soon as nobody has the cache
+        self.window, self.count, self.width = window, 0, 0
         self.k_scale = self.v_scale = self.after = None
+
+    @property
+    def cache(self):
+        return self._cache()
+
+    def __getstate__(self):
+        return {key: value for key, value in vars(self).items() if key != "_cache"}
 
     def lazy_initialization(self, key_states, value_states):
         cache, (batch, heads, _, dim) = self.cache, key_states.shape
@@ -66,13 +80,12 @@ class _Layer(CacheLayerMixin):
         with torch.inference_mode(False):
             cache.start(batch, self.device)
             rows = (cache.pages, heads, cache.page) if cache.page else (batch, heads, cache.capacity)
-            self.keys = self._empty(*rows, dim)
-            self.values = self._empty(*rows, value_states.shape[-1])
+            self.keys, self.values = cache.memory_of(self, (*rows, dim), (*rows, value_states.shape[-1]))
             if cache.kind:
                 self.k_scale, self.v_scale = (torch.zeros(rows, device=self.device) for _ in range(2))
         self.is_initialized = True
 
-    def _empty(self, *shape):
+    def empty(self, shape):
         """Zeros: attention in torch multiplies what no key has been written to by 0."""
         stored = KINDS[self.cache.kind] or self.dtype
         if stored.itemsize == 1:
@@ -181,6 +194,12 @@ class Cache(transformers.Cache):
         self._at = self._before = self._after = None
         super().__init__(layers=[_Layer(self, window) for window in _windows(self.config)])
 
+    def __setstate__(self, state):
+        vars(self).update(state)
+        for layer in self.layers:
+            if "_cache" not in vars(layer):  # of a deep copy or a pickle
+                layer._cache = weakref.ref(self)
+
     def __repr__(self):
         shape = f"pages of {self.page}" if self.page else "contiguous"
         return f"adze.Cache({self.count} of {self.capacity} tokens, {shape}, {self.kind or 'dtype of the model'})"
@@ -195,6 +214,10 @@ class Cache(transformers.Cache):
     def read_up_to(self, slots):
         """How many keys attention gets: in place whole pages, and the lengths say what is in the last one."""
         return self.whole_pages(slots) if self.is_read_in_place else slots
+
+    def memory_of(self, layer, keys, values):
+        """Memory for the keys and the values of a layer, of these shapes."""
+        return layer.empty(keys), layer.empty(values)
 
     def start(self, batch, device):
         """The batch and its lengths, with the first layer that is used."""
@@ -232,16 +255,17 @@ class Cache(transformers.Cache):
             self.taken += 1
 
     @contextlib.contextmanager
-    def at(self, lengths):
+    def at(self, lengths, seen=None, after=None):
         """A forward pass whose tokens go to the slots from `lengths` on, int32 of each sequence. It leaves the
-        cache's own lengths as they are, and can be captured in a graph: no number of the host is used."""
-        self._at, self._after = lengths, None
-        _lengths.decide = True
+        cache's own lengths as they are, and can be captured in a graph: no number of the host is used. seen: the
+        slots that are no padding, as a mask [batch, 1, 1, capacity]. after: the lengths with the tokens, or None."""
+        self._at, self._after = lengths, after
+        _lengths.decide, _lengths.seen = True, seen
         try:
             yield
         finally:
             self._at = self._after = None
-            _lengths.decide = False
+            _lengths.decide, _lengths.seen = False, None
 
     def set_lengths(self, lengths):
         """The number of tokens of each sequence, after at() has appended them: numbers of the host."""

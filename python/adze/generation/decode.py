@@ -99,17 +99,19 @@ def _added_mask(dtype, lengths, m, n):
 
 
 def _forward(model, cache):
-    """A function logits(ids, lengths, keep): ids, [batch, m], go to the slots from lengths on, and the logits are
-    those of the tokens `keep`."""
+    """A function logits(ids, lengths, keep, after): ids, [batch, m], go to the slots from lengths on, and the logits
+    are those of the tokens `keep`. after: lengths + m, where the caller has it."""
     by_name, held = _has_interface(model), weakref.ref(cache)
     configs = [module.config for module in model.modules() if by_name and hasattr(module, "config")]
     configs = list({id(config): config for config in configs}.values())
 
-    def logits(ids, lengths, keep):
+    def logits(ids, lengths, keep, after=None):
         m, cache = ids.shape[1], held()
-        positions = lengths[:, None].long() + torch.arange(m, device=ids.device)
+        positions = lengths[:, None].long()
+        if m > 1:
+            positions = positions + torch.arange(m, device=ids.device)
         mask = None if by_name else _added_mask(model.dtype, lengths, m, cache.capacity)
-        with torch.no_grad(), cache.at(lengths), _attention(configs):
+        with torch.no_grad(), cache.at(lengths, after=after), _attention(configs):
             return model(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
                 logits_to_keep=keep,
@@ -140,10 +142,11 @@ class _Step(torch.nn.Module):
         self.register_buffer("previous", previous, persistent=False)
 
     def forward(self, ids, lengths, seed, **options):
-        logits = self.logits(ids[:, None], lengths, 1)[:, -1]
+        after = lengths + 1
+        logits = self.logits(ids[:, None], lengths, 1, after)[:, -1]
         if self.previous is not None:
             self.previous.scatter_(1, lengths[:, None].long(), ids[:, None])
-        return _pick(logits, lengths + 1, seed, self.previous, **options)
+        return _pick(logits, after, seed, self.previous, **options)
 
 
 class _Prompt(torch.nn.Module):

@@ -1,5 +1,6 @@
 """adze.graph: a module's forward as CUDA graphs, one per shape of its inputs."""
 
+import contextlib
 import threading
 import warnings
 
@@ -83,8 +84,10 @@ class _Captured:
         pool = None if before is None else before.graph.pool()
         try:
             # Other threads may go on; what they allocate is not part of this graph.
-            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-                self.outputs = call(*args, **kwargs)
+            with _generator_of_others(call) as release:
+                with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                    release()
+                    self.outputs = call(*args, **kwargs)
         finally:
             _capturing.kept = None
         self.order.end()
@@ -99,6 +102,28 @@ class _Captured:
         outputs = pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, self.outputs)
         self.order.end()
         return outputs
+
+
+@contextlib.contextmanager
+def _generator_of_others(module):
+    """For the capture of a module that draws no random numbers, which its attribute `random` says: a function to be
+    called in the capture. From then on other threads may draw random numbers, which torch refuses during a capture:
+    it has registered the state of its generator for the graph, and they draw by a copy of that state meanwhile. A
+    draw in the instant between the beginning of the capture and that call still fails."""
+    if getattr(module, "random", True):
+        yield lambda: None
+        return
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own, other = generator.graphsafe_get_state(), generator.clone_state()
+    try:
+        yield lambda: generator.graphsafe_set_state(other)
+    finally:
+        seed, offset = other.initial_seed(), max(own.get_offset(), other.get_offset())
+        generator.graphsafe_set_state(own)
+        if seed != own.initial_seed():  # somebody has set it
+            generator.manual_seed(seed)
+            offset = other.get_offset()
+        generator.set_offset(offset)
 
 
 def refuse_objects(outputs):
@@ -140,8 +165,10 @@ class GraphHandle:
 
     Threads may share it: one call at a time goes through its graphs."""
 
-    def __init__(self, module, limit):
-        self.module, self.limit = module, limit
+    def __init__(self, module, limit, ahead=False):
+        """ahead: replay() may start a graph before it has compared the module, and drop what it returns after a
+        change. That is for a forward whose repetition changes nothing."""
+        self.module, self.limit, self.ahead = module, limit, ahead
         self.enabled, self.captured, self.refused = True, {}, {}
         self.lock, self.state = threading.RLock(), None
         self.wasted = 0  # changes of the module in a row, each before a graph was replayed more often than warmed up
@@ -215,16 +242,34 @@ class GraphHandle:
             self.captured[key] = captured
         return self.captured[key]
 
+    def _started(self, leaves, spec, parts):
+        """The outputs of a graph that runs while the module is compared: (outputs,), or None without a graph or after
+        a change. The graph reads nothing that may be gone: its key has the addresses of the weights, and the state
+        keeps everything else that the module had."""
+        if self.state is None or self._needs_gradient(leaves):
+            return None
+        captured = self.captured.get(self._key(parts, spec))
+        outputs = None if captured is None else (captured.replay(leaves),)
+        return outputs if outputs is not None and self.state.same() else None
+
+    def replay(self, *args, **kwargs):
+        """The outputs of a graph, captured if need be, as (outputs,); None where the module must run."""
+        if not self.enabled or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return None
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        parts = self._given(leaves)
+        if parts is None:
+            return None
+        with self.lock:
+            outputs = self._started(leaves, spec, parts) if self.ahead else None
+            if outputs is not None:
+                return outputs
+            captured = self._graph(args, kwargs, leaves, spec, parts)
+            return None if captured is None else (captured.replay(leaves),)
+
     def __call__(self, *args, **kwargs):
-        if self.enabled and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            parts = self._given(leaves)
-            if parts is not None:
-                with self.lock:
-                    captured = self._graph(args, kwargs, leaves, spec, parts)
-                    if captured is not None:
-                        return captured.replay(leaves)
-        return self.module(*args, **kwargs)
+        outputs = self.replay(*args, **kwargs)
+        return self.module(*args, **kwargs) if outputs is None else outputs[0]
 
     def disable(self):
         self.enabled = False

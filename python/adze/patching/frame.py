@@ -22,7 +22,7 @@ from .forwards import is_adze, is_of, own_forward, site_of
 from .known_sources import hashes, outside
 from .transformers import generate
 
-OPS = ("norm", "rope", "act", "fuse", "attention")
+OPS = ("norm", "rope", "act", "fuse", "attention", "graph")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _HAS_KERNELS = torch._C._dispatch_has_kernel_for_dispatch_key
 DEVICES = tuple(d for d in ("cpu", "cuda") if _HAS_KERNELS(add_op_namespace_prefix("rms_norm"), d.upper()))
@@ -543,11 +543,11 @@ def patch(
 ) -> PatchHandle:
     """Replaces forwards of the modules of a model or a pipeline, in place, and returns a handle that can undo it.
 
-    ops: some of "norm", "rope", "act", "fuse", "attention"; None is all.
+    ops: some of "norm", "rope", "act", "fuse", "attention", "graph"; None is all.
     numerics: "match" rounds where the model rounds. "fast" rounds each op once, runs Linears that read the same
       input as one GEMM, and, where that was measured to be faster, products of few rows by gemm, with the norm before
       and the sum after them, and the attention of diffusers' models. It sets attention "adze" for language models
-      where the op has a kernel.
+      where the op has a kernel, and on GPUs their generate() replays a CUDA graph for each token.
     exclude: patterns of module paths, such as "vision_tower.*"; what is below a match is excluded with it.
     strict: raise when a module that looks like a target is not known.
 

@@ -27,6 +27,10 @@ class Known:
     def __contains__(self, owner):
         return id(owner) in self.found
 
+    def get(self, owner):
+        """The setting of an object, or None; that of a copy is none."""
+        return self.found.get(id(owner))
+
     def add(self, owner, handle, wanted, over):
         """A patch that does not want the attribute counts where an earlier one does. Without `over` it replaces the
         earlier ones. Returns the setting, or None where there is nothing to change."""

@@ -26,7 +26,7 @@ class _Attention(Setting):
 _known = Known(_Attention)
 
 
-def _decoder(module):
+def decoder_config(module):
     """The config of a model that generates text by itself; None for others."""
     models = sys.modules.get("transformers.modeling_utils")
     if models is None or not isinstance(module, models.PreTrainedModel) or not module.can_generate():
@@ -34,26 +34,26 @@ def _decoder(module):
     return None if module.config.is_encoder_decoder else module.config.get_text_config(decoder=True)
 
 
-def _has_kernel(module):
-    from ...generation.in_torch import has_kernel
+def has_kernel(module):
+    from ...generation import in_torch
     from ...operators.ops import DTYPES
 
     weight = next(module.parameters(), None)
-    return weight is not None and weight.dtype in DTYPES and has_kernel("attention", weight.device)
+    return weight is not None and weight.dtype in DTYPES and in_torch.has_kernel("attention", weight.device)
 
 
 def _can_be_adzes(root, config):
     current = config._attn_implementation
     if current not in _REPLACED and not (current == NAME and config in _known):
         return False
-    return type(root)._can_set_attn_implementation() and not config.output_attentions and _has_kernel(root)
+    return type(root)._can_set_attn_implementation() and not config.output_attentions and has_kernel(root)
 
 
 def attentions(handle, plan, modules, over):
     """What a patch sets in the configs of its models."""
     wanted, found, classes = plan.numerics == "fast" and "attention" in plan.ops, [], []
     for root in handle.roots.values():
-        config = _decoder(root)
+        config = decoder_config(root)
         if config is None:
             continue
         setting = _known.add(config, handle, wanted and _can_be_adzes(root, config), over)

@@ -21,6 +21,7 @@ from ..products import linear_add, linear_alone, normed_glu, products_note, with
 from ..residual_norm import RULES as STATEMENTS
 from .attention import attentions
 from .blocks import BLOCKS
+from .decoder import decoders
 from .rope import ROPES
 
 # ---- Norms ----
@@ -224,4 +225,8 @@ def _head(module, ctx):
 
 HEADS = [Rule("linear", "fuse", {}, _head, matches=lambda function: function is nn.Linear.forward)]
 RULES = [*NORMS, *ACTIVATIONS, *MLPS, *ROPES, *BLOCKS, *STATEMENTS, *HEADS]
-settings = attentions
+
+
+def settings(handle, plan, modules, over):
+    """What a patch changes besides forwards."""
+    return [*attentions(handle, plan, modules, over), *decoders(handle, plan, modules, over)]

@@ -1,0 +1,44 @@
+/* attention_short.cu - attention of 16-bit elements over few keys: which calls attention_short.cuh takes. */
+#include "attention_run.cuh"
+#include "attention_short.cuh"
+
+enum { SHORT_KEYS = 64 }; /* up to so many are taken with more than one tile of rows, which all load them */
+
+template <class S>
+static int64_t short_warps(const attention_params &p)
+{
+    return p.n > S::KEYS ? ceil_div(p.n, S::KEYS) : 1;
+}
+template <typename T, class S>
+static adze_status short_launch(const cuda_call &s, attention_params p)
+{
+    const int64_t warps = short_warps<S>(p), shared = warps * S::ROWS * S::MERGE_PITCH * 4;
+    return launch(s, attention_short<T, S>, attention_tiles(p, S::ROWS), dim3((unsigned)warps * 32),
+                  launch_shape(warps > 1 ? (size_t)shared : 0, 1, attention_pairs(p)), p);
+}
+/* FEW is for keys that one warp has, MANY for more, in as few warps as possible. */
+template <typename T, class FEW, class MANY>
+static adze_status short_run(const cuda_call &s, const attention_params &p)
+{
+    constexpr int64_t AT_ONCE = 10;                        /* warps of a multiprocessor, by their registers */
+    constexpr int64_t DIRECT_BLOCKS = FEW::D > 64 ? 3 : 2; /* of the kernel that would have the call */
+    const int64_t warps = short_warps<MANY>(p), tiles = attention_tiles(p, MANY::ROWS);
+    const bool fits = tiles * attention_pairs(p) * warps <= s.gpu.sm_count * AT_ONCE;
+    const bool few = p.n <= SHORT_KEYS || (tiles == 1 && direct_plan_of(s, p, DIRECT_BLOCKS).parts == 1);
+    if (!s.takes(SHORT, warps <= MANY::ALONG, fits && few))
+        return ADZE_NO_KERNEL;
+    return p.n <= FEW::KEYS ? short_launch<T, FEW>(s, p) : short_launch<T, MANY>(s, p);
+}
+template <typename T>
+static adze_status short_run(const cuda_call &s, const attention_params &p)
+{
+    if (p.d <= 64 && p.dv <= 64)
+        return short_run<T, short_attention<64, 2>, short_attention<64, 4>>(s, p);
+    return short_run<T, short_attention<128, 2>, short_attention<128, 2>>(s, p);
+}
+adze_status attention_few_keys(const cuda_call &s, const attention_params &p, bool is_bf16)
+{
+    if (p.packed || p.page || p.k_offsets || p.d > 128 || p.dv > 128)
+        return ADZE_NO_KERNEL;
+    return is_bf16 ? short_run<bf16>(s, p) : short_run<f16>(s, p);
+}
