@@ -1,5 +1,6 @@
-/* rms_norm and layer_norm on CUDA, any call: how rows are tiled for norm_any.cuh. */
-#include "norm_any.cuh"
+/* rms_norm and layer_norm on CUDA, any call: how rows are tiled for norm_any.cuh, and which take
+   norm_loop.cuh. */
+#include "norm_loop.cuh"
 
 #include <algorithm>
 

@@ -3,9 +3,9 @@
    A row is read in units of W elements, as wide as the alignment of all tensors allows (unit.cuh). blockDim.x
    threads share a row, a few lanes or whole warps, and blockDim.y rows share a block. norm_any reads a row once and
    holds it in registers: UNITS units in each thread, neighbours in neighbouring lanes. IN_CLUSTER: the blocks of a
-   cluster have a part of one row each. norm_loop takes rows that are too long for that, or too many for a 32-bit
-   index, and reads them again for each pass. Options are uniform branches on the call's parameters, outside the loops
-   over a thread's units; the common ones are compiled without the others (norm_form). */
+   cluster have a part of one row each. Rows that are too long for that take norm_loop.cuh. Options are uniform
+   branches on the call's parameters, outside the loops over a thread's units; the common ones are compiled without
+   the others (norm_form). */
 #ifndef ADZE_CUDA_NORM_ANY_CUH
 #define ADZE_CUDA_NORM_ANY_CUH
 
@@ -19,10 +19,9 @@
 
 #include <type_traits>
 
-constexpr int ANY_CLUSTER = 8;                    /* blocks, at most */
-constexpr int ANY_GROUP = 4;                      /* units that a warp skips together */
-constexpr int ANY_LANES = 8, ANY_SHORT = 16;      /* of a short row: lanes, and elements of each at most */
-constexpr int LOOP_UNITS = 4, LOOP_THREADS = 256; /* of a thread and of a block of norm_loop */
+constexpr int ANY_CLUSTER = 8;               /* blocks, at most */
+constexpr int ANY_GROUP = 4;                 /* units that a warp skips together */
+constexpr int ANY_LANES = 8, ANY_SHORT = 16; /* of a short row: lanes, and elements of each at most */
 
 enum norm_form {
     UNMODULATED, /* weight, bias and a residual, if any */
@@ -561,56 +560,6 @@ __global__ void __launch_bounds__(ANY_THREADS, any_blocks(W, UNITS *W, FORM, IN_
         return;
     piece.forget();
     piece.write(h, params, mean, rsqrtf(square * p.g.inverse_dim + p.g.eps));
-}
-
-template <typename T, bool IN_CLUSTER>
-__global__ void __launch_bounds__(LOOP_THREADS, 1) norm_loop(const __grid_constant__ norm_any_general p)
-{
-    typedef norm_piece<T, 1, 32, LOOP_UNITS, ANY_OPTION, general_rows<NORM_TENSORS>, int64_t> piece_type;
-    __shared__ norm_shared<IN_CLUSTER> shared;
-    const int64_t blocks = IN_CLUSTER ? cluster_size() : 1;
-    const int64_t begin = IN_CLUSTER ? cluster_rank() * p.part : 0;
-    const int64_t end = IN_CLUSTER ? min(p.units, begin + p.part) : p.units;
-    if constexpr (IN_CLUSTER)
-        cluster_arrive();
-    pdl_launch_next();
-    pdl_wait();
-    for (int64_t r = blockIdx.x / blocks; r < p.rows.count; r += gridDim.x / blocks) {
-        piece_type piece = {p, p.rows.split(r), 0, 0, 0};
-        typename piece_type::held h;
-        float sum = 0, mean = 0;
-        const auto pass = [&](bool store_sum, auto work) {
-#pragma unroll 1
-            for (int64_t from = begin; from < end; from += LOOP_UNITS * LOOP_THREADS) {
-                piece.take((int)threadIdx.x, from, end, LOOP_UNITS);
-                piece.forget();
-                piece.read(h, store_sum);
-                work();
-            }
-        };
-        if (p.g.centred) {
-            pass(false, [&] { sum += piece.sum(h); });
-            if (IN_CLUSTER)
-                cluster_wait();
-            mean = any_total<0, 32>(sum, shared) * p.g.inverse_dim;
-            sum = 0;
-        }
-        pass(false, [&] { sum += piece.squares(h, mean); });
-        if (IN_CLUSTER && !p.g.centred)
-            cluster_wait();
-        const float factor = rsqrtf(any_total<1, 32>(sum, shared) * p.g.inverse_dim + p.g.eps);
-        pass(true, [&] {
-            typename piece_type::params params;
-            piece.template fetch_params<0>(params);
-            piece.write(h, params, mean, factor);
-        });
-        if constexpr (IN_CLUSTER)
-            cluster_arrive(); /* shared memory is reused */
-        else
-            __syncthreads();
-    }
-    if constexpr (IN_CLUSTER)
-        cluster_wait();
 }
 
 #endif
