@@ -17,7 +17,8 @@ typedef uint64_t vec __attribute__((vector_size(16)));
 
 typedef struct pass_call {
     adze_pass pass;
-    int stream; /* stores go past the cache; reads are of lines at PLACES places in turn */
+    int stream; /* stores go past the cache */
+    int places; /* lines at PLACES places in turn, prefetched */
     char *out;
     const char *a, *b;
     int64_t pieces;
@@ -51,8 +52,8 @@ static uint64_t read_piece(const char *from, int64_t bytes)
     return all[0] | all[1];
 }
 
-/* The same, of a PLACES-th of a piece at each place. One load brings a line: with few instructions a processor has
-   more lines under way. */
+/* The same of lines at several places. One load brings a line: with few instructions a processor has more lines under
+   way. */
 static uint64_t read_places(const char *from, int64_t apart)
 {
     vec all = {0};
@@ -64,37 +65,52 @@ static uint64_t read_places(const char *from, int64_t apart)
     return all[0] | all[1];
 }
 
-static void write_piece(const pass_call *c, int64_t from, int64_t bytes)
+static inline void write_line(const pass_call *c, int64_t at)
 {
-    for (int64_t at = from; at < from + bytes; at += LINE) {
-        vec v[4] = {{0}};
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            if (c->pass != ADZE_WRITE)
-                v[i] = *(const vec *)(const void *)(c->a + at + 16 * i);
-            if (c->pass == ADZE_TWO_READS)
-                v[i] ^= *(const vec *)(const void *)(c->b + at + 16 * i);
-            if (!c->stream)
-                *(vec *)(void *)(c->out + at + 16 * i) = v[i];
-        }
-        if (c->stream)
-            stream_line(c->out + at, v);
+    vec v[4] = {{0}};
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        if (c->pass != ADZE_WRITE)
+            v[i] = *(const vec *)(const void *)(c->a + at + 16 * i);
+        if (c->pass == ADZE_TWO_READS)
+            v[i] ^= *(const vec *)(const void *)(c->b + at + 16 * i);
+        if (!c->stream)
+            *(vec *)(void *)(c->out + at + 16 * i) = v[i];
     }
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
+    if (c->stream)
+        stream_line(c->out + at, v);
+}
+static void write_piece(const pass_call *c, int64_t piece)
+{
+    for (int64_t at = 0; at < PIECE; at += LINE)
+        write_line(c, piece * PIECE + at);
+}
+static void write_places(const pass_call *c, int64_t piece)
+{
+    const int64_t apart = c->pieces * (PIECE / PLACES);
+    for (int64_t at = piece * (PIECE / PLACES); at < (piece + 1) * (PIECE / PLACES); at += LINE)
+        for (int64_t i = at; i < PLACES * apart; i += apart) {
+            if (c->pass != ADZE_WRITE)
+                __builtin_prefetch(c->a + i + AHEAD);
+            if (c->pass == ADZE_TWO_READS)
+                __builtin_prefetch(c->b + i + AHEAD);
+            write_line(c, i);
+        }
 }
 
 static void pass_body(void *context, int64_t begin, int64_t end)
 {
     pass_call *c = context;
     for (int64_t piece = begin; piece < end; piece++)
-        if (c->pass == ADZE_READ && c->stream)
+        if (c->pass != ADZE_READ)
+            (c->places ? write_places : write_piece)(c, piece);
+        else if (c->places)
             c->sink |= read_places(c->a + piece * (PIECE / PLACES), c->pieces * (PIECE / PLACES));
-        else if (c->pass == ADZE_READ)
-            c->sink |= read_piece(c->a + piece * PIECE, PIECE);
         else
-            write_piece(c, piece * PIECE, PIECE);
+            c->sink |= read_piece(c->a + piece * PIECE, PIECE);
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
 }
 
 #if !ADZE_CUDA
@@ -120,9 +136,9 @@ static void raise_on_cpu(adze_ceilings *ceilings, char *memory, size_t bytes)
 {
     for (int try = 0; try < CPU_TRIES; try++)
         for (int pass = 0; pass < ADZE_PASSES; pass++)
-            for (int stream = 0; stream < 2; stream++) {
+            for (int way = 0; way < (pass == ADZE_READ ? 2 : 4); way++) {
                 const int64_t pieces = (int64_t)(bytes / PIECE) / arrays_of[pass];
-                pass_call c = {(adze_pass)pass, stream, memory, NULL, NULL, pieces, 0};
+                pass_call c = {(adze_pass)pass, way / 2, way % 2, memory, NULL, NULL, pieces, 0};
                 c.a = memory + (pass == ADZE_READ ? 0 : pieces * PIECE);
                 c.b = memory + 2 * pieces * PIECE;
                 const double begin = adze_now_us();
