@@ -1,12 +1,12 @@
 /* gemm on CUDA: which kernel takes a call.
 
-   Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh) where cuBLASLt is absent or slower
-   (gemm_lt.cu). Both need tensor cores and 16-byte rows. Quantised weights have kernels of their own: one token takes
-   gemm_fixed.cu and up to 16 take gemm_compact.cu in the common calls, else gemm_ring.cu, gemm_direct.cu and
-   gemm_stream.cuh, which stream them 8 or 16 at a time; more take gemm_swapped_sm90.cu on Hopper, and
-   gemm_quantised_tile.cu elsewhere. Those whose rows are at other addresses take gemm_shifted.cu. All other calls
-   take gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels,
-   and gemm_swapped_sm90.cu those of some tokens. */
+   Up to 16 tokens are streamed (gemm_stream.cuh), more are tiled (gemm_tile.cuh; up to 64 on Hopper:
+   gemm_swapped_sm90.cu) where cuBLASLt is absent or slower (gemm_lt.cu). Both need tensor cores and 16-byte rows.
+   Quantised weights have kernels of their own: one token takes gemm_fixed.cu and up to 16 take gemm_compact.cu in the
+   common calls, else gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh, which stream them 8 or 16 at a time; more take
+   gemm_swapped_sm90.cu on Hopper, and gemm_quantised_tile.cu elsewhere. Those whose rows are at other addresses take
+   gemm_shifted.cu. All other calls take gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised
+   too, gemm_bytes.cu has the kernels, and gemm_swapped_sm90.cu those of some tokens. */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
 #include "gemm_stream.cuh"

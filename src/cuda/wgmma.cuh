@@ -240,14 +240,10 @@ __device__ __forceinline__ void wgmma_held(float (&d)[N / 2], const uint32_t *a,
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_weights(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds)
 {
-    static_assert(N == 32 || N == 64 || N == 128, "");
+    static_assert(N == 32 || N == 64, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr bool BF16 = std::is_same<T, bf16>::value;
-    if constexpr (N == 128 && BF16)
-        WGMMA_WEIGHTS(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, "%64, %65, %66, %67", 68, 69);
-    else if constexpr (N == 128)
-        WGMMA_WEIGHTS(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, "%64, %65, %66, %67", 68, 69);
-    else if constexpr (N == 64 && BF16)
+    if constexpr (N == 64 && BF16)
         WGMMA_WEIGHTS(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36, 37);
     else if constexpr (N == 64)
         WGMMA_WEIGHTS(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36, 37);
