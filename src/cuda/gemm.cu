@@ -518,7 +518,7 @@ static size_t norm_scratch(adze_stream stream, const adze_gemm_args *a)
     const cuda_call s(stream, adze_op_gemm, &choice);
     const gemm_params p = gemm_params_of(a);
     const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
-    return norm_first(s, p, a->x.dtype) ? bytes : 0;
+    return norm_first(s, p, a->x.dtype) ? (bytes + 15) / 16 * 16 : 0; /* kernels load the last vector as a whole */
 }
 /* cuBLASLt's products can do with less than they can use. A caller may ask before tensors have memory: those that
    are there have an address then, as params have none of a tensor that is absent. */
