@@ -67,15 +67,15 @@ __device__ __forceinline__ void cluster_load_q(const attention_params &p, const 
     }
 }
 
-/* Prefetches the first `steps` steps of the warp into L2, while the kernel before may still run: lanes have a line
+/* Prefetches steps `begin` to `end` of the warp into L2, while the kernel before may still run: lanes have a line
    each, as bulk prefetches of a warp are issued one by one. Lengths and the block table may change meanwhile: here
    they only say what is likely needed. */
 template <class S>
 __device__ __forceinline__ void cluster_prefetch(const attention_params &p, const attention_block &b, int high,
-                                                 int worker, int workers, int steps)
+                                                 int worker, int workers, int begin, int end)
 {
     constexpr int LINE = 128, LINES = S::D * S::ELEMENT > LINE ? S::D * S::ELEMENT / LINE : 1;
-    for (int i = 0; i < steps && (worker + i * workers) * S::KEYS < high; i++)
+    for (int i = begin; i < end && (worker + i * workers) * S::KEYS < high; i++)
         for (int at = (int)threadIdx.x % 32; at < S::KEYS * LINES * 2; at += 32) {
             const bool is_v = at % 2;
             const int key = (worker + i * workers) * S::KEYS + at / 2 / LINES, line = at / 2 % LINES * LINE;
@@ -206,15 +206,16 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
     own.first = 0, own.rows = p.m * p.group, own.high = p.n;
     own.s = {own.sequence, 0, p.m, own.sequence, 0, p.n};
+    int likely = p.n; /* the length, unless it changes until the wait */
+    if (at_zero && p.lengths)
+        likely = ((const volatile int32_t *)p.lengths)[own.sequence];
+    cluster_hold<S>(p, own, held[threadIdx.x]); /* while that is on its way */
     if (at_zero) {
-        int likely = p.n;
-        if (p.lengths)
-            likely = between(((const volatile int32_t *)p.lengths)[own.sequence], 0, p.n);
-        cluster_prefetch<S>(p, own, likely, worker, workers, p.clustered || p.parts == 1 ? 1 : 2);
+        likely = between(likely, 0, p.n);
         loaded = worker * S::KEYS < likely;
         early = p.const_cache && (worker + 1) * S::KEYS <= likely - p.m;
+        cluster_prefetch<S>(p, own, likely, worker, workers, early, p.clustered || p.parts == 1 ? 1 : 2);
     }
-    cluster_hold<S>(p, own, held[threadIdx.x]);
     if (!early)
         pdl_wait();
     direct_source from = cluster_from<S>(held[threadIdx.x]);
