@@ -80,7 +80,8 @@ ADZE_API adze_status adze_set_threads(int32_t threads);
    below that of the op's first release is refused: it belongs to another op. */
 typedef struct adze_call {
     uint32_t size, flags;
-    void *scratch; /* device memory on CUDA, 16-byte aligned; only for ops that have an adze_<op>_scratch() */
+    void *scratch; /* device memory on CUDA, 16-byte aligned; only for ops that have an adze_<op>_scratch(), which
+                      may be asked before tensors have memory */
     size_t scratch_size;
 } adze_call;
 /* clang-format off */

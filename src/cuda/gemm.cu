@@ -520,17 +520,9 @@ static size_t norm_scratch(adze_stream stream, const adze_gemm_args *a)
     const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
     return norm_first(s, p, a->x.dtype) ? (bytes + 15) / 16 * 16 : 0; /* kernels load the last vector as a whole */
 }
-/* cuBLASLt's products can do with less than they can use. A caller may ask before tensors have memory: those that
-   are there have an address then, as params have none of a tensor that is absent. */
-extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *args)
+/* cuBLASLt's products can do with less than they can use. */
+extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
 {
-    adze_gemm_args placed = *args;
-    for (const adze_field *f = adze_op_gemm.fields; f->name; f++) {
-        adze_tensor *const t = (adze_tensor *)(void *)((char *)&placed + f->offset);
-        if (adze_is_tensor(f) && t->dtype && !t->data)
-            t->data = (void *)256;
-    }
-    const adze_gemm_args *const a = &placed;
     const size_t need = norm_scratch(stream, a);
     return a->call.scratch_size == SIZE_MAX ? std::max(need, gemm_lt_scratch(stream, a)) : need;
 }
