@@ -143,7 +143,7 @@ def results(name, args, kwargs):
     """What the overload returns, or writes."""
     made = overload(name)(*args, **kwargs)
     made = [made] if isinstance(made, torch.Tensor) else list(made or ())
-    return made or [kwargs[out] for out in OUTS if out in kwargs]
+    return [t for t in made if t.numel()] or [kwargs[out] for out in OUTS if out in kwargs]  # sum may be absent
 
 
 def change(args, kwargs, seed):

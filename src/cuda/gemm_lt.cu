@@ -1,4 +1,4 @@
-/* gemm on CUDA by cuBLASLt (cublaslt.cuh): of more than 16 tokens, and of rows off 16-byte borders.
+/* gemm on CUDA by cuBLASLt (cublaslt.cuh): of more than 16 tokens, of many weights, and of rows off 16-byte borders.
 
    cuBLASLt's epilogue has the bias, and the residual where out is f32. All else is a kernel after the product,
    lt_finish: the product is then in scratch, as floats, or rounded where the call rounds it. Quantised weights of f32
@@ -14,9 +14,10 @@ extern "C" adze_status adze_gemm_cuda(adze_stream, const void *);
 extern "C" adze_status adze_dequantize_cuda(adze_stream, const void *);
 
 /* Tokens from which on cuBLASLt is faster: of 16-bit x; of f32, of rows off 16-byte borders, and of few long rows of
-   weights, for all of which there are no other tiles; of f8e4m3; of f32 with quantised weights. */
-enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
-enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192 };
+   weights, for all of which there are no other tiles; of plain products with many weights of short rows, by sizes
+   of models on an H200 (2026-11-18); of f8e4m3; of f32 with quantised weights. */
+enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_MANY = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
+enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192, LT_MANY = 50 << 20 };
 
 constexpr int64_t LT_FLOATS_MOST = 1 << 28; /* bytes of scratch for weights as floats */
 
@@ -201,7 +202,8 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
     no_tiles = no_tiles || k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
         no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
-    return no_tiles ? LT_TOKENS_NO_TILES : LT_TOKENS;
+    const bool many = rows * k >= LT_MANY && rows >= 2 * k && !a->norm && !a->w2.dtype;
+    return no_tiles ? LT_TOKENS_NO_TILES : many ? LT_TOKENS_MANY : LT_TOKENS;
 }
 
 /* Makes the params those of a call whose weights are floats, in scratch; false: they would be too many. */
@@ -259,7 +261,7 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     if (g->p.m < least || !lt_takes(g->p, (int64_t)adze_dtype_size(dtype), bytes))
         return false;
     lt_stage(g, bytes);
-    if (least == LT_TOKENS && lt_slower(*g, bytes))
+    if (least == LT_TOKENS ? lt_slower(*g, bytes) : least == LT_TOKENS_MANY && g->p.m < LT_TOKENS && g->staged)
         return false;
     g->stage = scratch + g->norm_bytes;
     g->weights = g->stage + g->stage_bytes;
