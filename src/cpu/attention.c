@@ -2,14 +2,18 @@
    of its group of heads, are one matrix, query after query. A piece of work is a number of its rows and a range of
    keys: each row has a running maximum, a sum of exp(s - maximum) and a row of sums for out. Where rows alone do not
    keep the threads busy, keys are split, and the parts of a row are merged at the end. */
-#include "attention_sizes.h"
-
-#include "cpu/attention.h"
+#include "cpu/attention_weights.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { LINE_BYTES = 64, CHUNK = 1536, CHUNK_LEAST = 4 * TILE, SPLIT_LEAST = 2 * KEYS };
+enum {
+    LINE_BYTES = 64,
+    CHUNK = 1536,
+    CHUNK_LEAST = 4 * TILE,
+    SPLIT_LEAST = 2 * KEYS,
+    PACKED_BYTES = 512 << 10 /* of keys and values as floats: a part of the L2 cache */
+};
 
 typedef struct piece {
     int64_t sequence, head; /* of k and v */
@@ -22,7 +26,9 @@ typedef struct attention_call {
     const adze_attention_args *a;
     attention_sizes sizes;
     int64_t group, d_floats, dv_floats, mask_stride[3];
-    int kind; /* the dtype of k and v */
+    int64_t packed; /* keys that are packed at a time, whole blocks */
+    int64_t keys;   /* the most that a sequence has */
+    int kind;       /* the dtype of k and v */
     float scale;
     piece *pieces;
     int64_t count, splits;
@@ -33,51 +39,52 @@ typedef struct attention_call {
     size_t buffer_size;
 } attention_call;
 
-/* What a worker has for a piece: q, scores, sums and maxima of its rows, and a block of keys. */
+/* What a worker has for a piece: q of a tile or of a few rows, scores and keys, and sums and states of its rows. */
 typedef struct worker {
     float *q, *s, *k, *v, *sums, *block;
-    float *maximum, *total, *keep;
+    row_state *state;
 } worker;
 
-static size_t lines(int64_t floats)
+static int64_t tiles_of(int64_t rows)
 {
-    return (size_t)(floats + 15) / 16 * 64;
+    return (rows + TILE - 1) / TILE;
+}
+/* Whether all keys of a piece are packed at once: then its tiles are finished one after the other. */
+static int packs_once(const attention_call *c)
+{
+    return c->keys <= c->packed;
 }
 
 /* Sizes only when `at` is NULL. */
 static size_t worker_of(const attention_call *c, char *at, int64_t rows, worker *w)
 {
-    const int64_t tiled = (rows + TILE - 1) / TILE * TILE, all = most(tiled, FEW), keys = KEYS + PANEL;
-    float **const parts[] = {&w->q, &w->s, &w->k, &w->v, &w->sums, &w->block, &w->maximum, &w->total, &w->keep};
+    const int64_t few = rows <= FEW, tiles = few || packs_once(c) ? 1 : tiles_of(rows), all = few ? FEW : TILE;
+    const int64_t keys = few ? 0 : least(c->packed, c->keys) + PANEL;
+    float *state, **const parts[] = {&w->q, &w->s, &w->k, &w->v, &w->sums, &w->block, &state};
     const int64_t floats[] = {all * c->d_floats,
                               most(TILE, FEW) * S_ROW,
                               keys * c->d_floats,
                               keys * c->dv_floats,
-                              all * c->dv_floats,
-                              FEW * c->dv_floats,
-                              all,
-                              all,
-                              most(TILE, FEW)};
+                              tiles * all * c->dv_floats,
+                              few ? FEW * c->dv_floats : 0,
+                              tiles * (int64_t)(sizeof *w->state / sizeof(float))};
     size_t bytes = 0;
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 7; i++) {
         *parts[i] = at ? (float *)(void *)(at + bytes) : NULL;
-        bytes += lines(floats[i]);
+        bytes += (size_t)(floats[i] + 15) / 16 * LINE_BYTES;
     }
+    w->state = (row_state *)(void *)state;
     return bytes;
 }
 
-/* ---- Scores to weights ---- */
-
-typedef struct query { /* a row of q */
-    int64_t head, i;
-    attention_range seen;
-    const char *mask; /* of key 0; NULL without */
-} query;
+/* ---- A piece ---- */
 
 static query query_of(const attention_call *c, const piece *p, const attention_sequence *s, int64_t row)
 {
     const adze_attention_args *a = c->a;
-    query q = {.head = p->head * c->group + row % c->group, .i = row / c->group};
+    query q = {.head = p->head, .i = row};
+    if (c->group > 1)
+        q.head = p->head * c->group + row % c->group, q.i = row / c->group;
     q.seen = attention_range_of(a, s, q.i);
     if (a->mask.dtype)
         q.mask = (const char *)a->mask.data +
@@ -85,132 +92,6 @@ static query query_of(const attention_call *c, const piece *p, const attention_s
                      (int64_t)adze_dtype_size(a->mask.dtype);
     return q;
 }
-
-/* tanh(s / cap) * cap */
-INLINE vf capped(vf s, float cap)
-{
-    const vf x = vf_max(vf_all(-20), vf_minus_abs(s) * (1 / cap)); /* of -|s|; beyond 20 it is 1 */
-    const vf e = vf_exp(x + x);
-    const vf t = (1 - e) / (1 + e);
-    return vf_by_sign(s, -t, t) * cap;
-}
-
-/* A mask of bytes hides keys, another one is added. */
-static int mask_hides(const attention_call *c)
-{
-    return c->a->mask.dtype == ADZE_BOOL || c->a->mask.dtype == ADZE_U8;
-}
-
-/* Softcap and mask of the n scores of keys from j of the sequence on; s is at these. Whole vectors are written: what
-   is beyond is minus infinity. The result has the largest scores. */
-INLINE vf16 adjust(const attention_call *c, const query *q, float *s, int64_t j, int64_t n, int dtype)
-{
-    vf16 top = vf16_all(-INFINITY);
-    for (int64_t i = 0; i < n; i += LANES) {
-        vf16 v = row_load(s, ADZE_F32, i);
-        for (int p = 0; p < VF_PARTS && c->a->softcap != 0; p++)
-            v.part[p] = capped(v.part[p], c->a->softcap);
-        if (dtype == ADZE_U8) {
-            const uint8_t *at = (const uint8_t *)q->mask + j + i;
-            uint8_t part[LANES] = {0};
-            if (n - i < LANES)
-                at = memcpy(part, at, (size_t)(n - i));
-            for (int p = 0; p < VF_PARTS; p++)
-                v.part[p] = vf_select(byte_lanes(at + p * VF_WIDTH, 0) != 0, v.part[p], vf_all(-INFINITY));
-        } else if (dtype) {
-            const vf16 m = row_load_part(q->mask, dtype, j + i, least(n - i, LANES));
-            for (int p = 0; p < VF_PARTS; p++)
-                v.part[p] += m.part[p];
-        }
-        if (n - i < LANES)
-            v = vf16_cut(v, n - i, -INFINITY);
-        row_store(s, ADZE_F32, i, v);
-        for (int p = 0; p < VF_PARTS; p++)
-            top.part[p] = vf_max(v.part[p], top.part[p]);
-    }
-    return top;
-}
-static vf16 adjust_row(const attention_call *c, const query *q, float *s, int64_t j, int64_t n)
-{
-    switch (q->mask ? c->a->mask.dtype : ADZE_NONE) {
-    case ADZE_NONE: return adjust(c, q, s, j, n, ADZE_NONE);
-    case ADZE_F32: return adjust(c, q, s, j, n, ADZE_F32);
-    case ADZE_BF16: return adjust(c, q, s, j, n, ADZE_BF16);
-    case ADZE_F16: return adjust(c, q, s, j, n, ADZE_F16);
-    default: return adjust(c, q, s, j, n, ADZE_U8);
-    }
-}
-
-/* How many of the n keys from j on are left when those at the end that a mask of bytes hides are not counted; some
-   more where they are within eight bytes of the last. */
-static int64_t unmasked(const query *q, int64_t j, int64_t n)
-{
-    for (uint64_t word; n >= 8; n -= 8) {
-        memcpy(&word, q->mask + j + n - 8, sizeof word);
-        if (word)
-            break;
-    }
-    return n;
-}
-
-/* vf16_max_lane() as a tree; a NaN may be lost. */
-INLINE float largest(vf16 v)
-{
-    float lane[LANES];
-    memcpy(lane, &v, sizeof lane);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    return lane[0];
-}
-
-/* exp(x) for x <= 0, and zero where it would be subnormal: arithmetic with such numbers is slow, and beside the
-   weight 1 of the maximum they are nothing. */
-INLINE vf weight_of(vf x)
-{
-    const vf e = vf_exp(vf_max(vf_all(-87), x)); /* in this order NaN stays */
-    return vf_select(x < vf_all(-87), vf_all(0), e);
-}
-
-/* exp(s - maximum) of the n scores of keys from j on, in place, and zero for those that the query does not see. The
-   maximum and the sum of the row follow; the result is what its earlier sums are multiplied by. */
-static float weigh(const attention_call *c, const query *q, float *s, int64_t j, int64_t n, float *maximum,
-                   float *total)
-{
-    const int64_t low = attention_between(q->seen.low - j, 0, n), high = attention_between(q->seen.high - j, low, n);
-    if (low == high) {
-        memset(s, 0, (size_t)n * sizeof *s);
-        return 1;
-    }
-    vf16 top = vf16_all(-INFINITY);
-    if (c->a->softcap != 0 || q->mask)
-        top = adjust_row(c, q, s + low, j + low, high - low);
-    for (int64_t i = 0; i < low; i++)
-        s[i] = -INFINITY;
-    for (int64_t i = high; i < (n + LANES - 1) / LANES * LANES; i++)
-        s[i] = -INFINITY;
-    for (int64_t i = 0; i < n && c->a->softcap == 0 && !q->mask; i += LANES) {
-        const vf16 v = row_load(s, ADZE_F32, i);
-        for (int p = 0; p < VF_PARTS; p++)
-            top.part[p] = vf_max(v.part[p], top.part[p]);
-    }
-    const float most_now = largest(top), before = *maximum;
-    *maximum = most_now > before ? most_now : before;
-    const float shift = *maximum == -INFINITY ? 0 : *maximum; /* then all are 0, or NaN */
-    vf_total sum = {0};
-    for (int64_t i = 0; i < n; i += LANES) {
-        vf16 v = row_load(s, ADZE_F32, i);
-        for (int p = 0; p < VF_PARTS; p++)
-            v.part[p] = weight_of(v.part[p] - shift);
-        vf_total_add(&sum, 0, v, 0);
-        row_store(s, ADZE_F32, i, v);
-    }
-    const float keep = expf(before - shift);
-    *total = *total * keep + vf_total_sum(&sum);
-    return keep;
-}
-
-/* ---- A piece ---- */
 
 static void find_keys(const attention_call *c, const piece *p, const attention_sequence *s, int64_t j, int64_t n,
                       key_block *b)
@@ -237,26 +118,37 @@ INLINE vf32 q_load(const char *row, int dtype, int64_t i, int64_t n, int order)
                                : vf32_order(row_load32_part(row, ADZE_BF16, i, n), ADZE_BF16, order);
 }
 
-/* Rows of q as floats, scaled: a few one after the other in the order of k's kind, those of tiles side by side. */
-static void read_q(const attention_call *c, const piece *p, const attention_sequence *s, int few, float *to)
+/* Rows of q as floats, scaled: a few one after the other in the order of k's kind, those of a tile side by side. */
+static void read_q(const attention_call *c, const attention_sequence *s, const query *q, int64_t rows, int few,
+                   float *to)
 {
     const adze_attention_args *a = c->a;
-    const int64_t d = c->sizes.d, rows = few ? FEW : (p->rows + TILE - 1) / TILE * TILE;
-    memset(to, 0, (size_t)(rows * c->d_floats) * sizeof *to);
-    for (int64_t r = 0; r < p->rows; r++) {
-        const query q = query_of(c, p, s, p->row + r);
-        const char *row = (const char *)a->q.data +
-                          (s->batch * a->q.stride[0] + q.head * a->q.stride[1] + (s->first + q.i) * a->q.stride[2]) *
-                              adze_float_size(a->q.dtype);
-        for (int64_t i = 0; i < d; i += STEP) {
-            float floats[STEP];
-            vf32 v =
-                q_load(row, a->q.dtype, i, least(d - i, STEP), few && c->kind == ADZE_BF16 ? ADZE_BF16 : ADZE_F32);
+    const int64_t d = c->sizes.d, all = few ? FEW : (TILE + 3) / 4 * 4, size = adze_float_size(a->q.dtype);
+    const int order = few && c->kind == ADZE_BF16 ? ADZE_BF16 : ADZE_F32;
+    const char *row[LANES];
+    for (int64_t r = 0; r < rows; r++)
+        row[r] =
+            (const char *)a->q.data +
+            (s->batch * a->q.stride[0] + q[r].head * a->q.stride[1] + (s->first + q[r].i) * a->q.stride[2]) * size;
+    for (int64_t i = 0; i < d; i += STEP) {
+        float floats[LANES][STEP];
+        const int64_t n = least(d - i, STEP);
+        for (int64_t r = 0; r < all; r++) {
+            vf32 v = {0};
+            if (r < rows)
+                v = q_load(row[r], a->q.dtype, i, n, order);
             for (int x = 0; x < 2 * VF_PARTS; x++)
                 v.part[x] *= c->scale;
-            row_store32(few ? to + r * c->d_floats + i : floats, ADZE_F32, 0, v, 0);
-            for (int64_t t = 0; t < STEP && i + t < d && !few; t++)
-                to[r / TILE * TILE * c->d_floats + (i + t) * TILE + r % TILE] = floats[t];
+            row_store32(few ? to + r * c->d_floats + i : floats[r], ADZE_F32, 0, v, 0);
+        }
+        /* Four rows at a time, the last ones first: the lanes that they write too much are those of earlier rows. */
+        for (int64_t r = (TILE - 1) / 4 * 4; r >= 0 && !few; r -= 4) {
+            int64_t t = 0;
+            for (; t + 4 <= n; t += 4)
+                turn4(&floats[r][t], STEP, to + (i + t) * TILE + r, TILE);
+            for (; t < n; t++)
+                for (int64_t x = r; x < least(r + 4, TILE); x++)
+                    to[(i + t) * TILE + x] = floats[x][t];
         }
     }
 }
@@ -274,13 +166,12 @@ static void few_block(const attention_call *c, const worker *w, const piece *p, 
                                        [ADZE_BF16] = few_sums_bf16,
                                        [ADZE_F8E4M3] = few_sums_f8,
                                        [ADZE_I8] = few_sums_i8};
+    float keep[LANES];
     const int rows = p->rows == 1 ? 1 : p->rows == 2 ? 2 : p->rows <= 4 ? 4 : 8;
     scores[c->kind](b, w->q, c->d_floats, w->s, rows);
-    for (int r = 0; r < rows; r++)
-        if (r < p->rows)
-            w->keep[r] = weigh(c, &q[r], w->s + r * S_ROW, j, b->count, &w->maximum[r], &w->total[r]);
-        else
-            memset(w->s + r * S_ROW, 0, (size_t)b->count * sizeof *w->s);
+    weigh(c->a, q, p->rows, w->s, j, b->count, w->state, keep);
+    for (int64_t r = p->rows; r < rows; r++)
+        memset(w->s + r * S_ROW, 0, (size_t)b->count * sizeof *w->s);
     memset(w->block, 0, (size_t)(FEW * c->dv_floats) * sizeof *w->block);
     sums[c->kind](b, w->s, w->block, c->dv_floats, rows);
     for (int64_t r = 0; r < p->rows; r++)
@@ -288,7 +179,7 @@ static void few_block(const attention_call *c, const worker *w, const piece *p, 
             vf16 v = row_load(w->sums + r * c->dv_floats, ADZE_F32, i);
             const vf16 more = row_load(w->block + r * c->dv_floats, ADZE_F32, i);
             for (int x = 0; x < VF_PARTS; x++)
-                v.part[x] = v.part[x] * w->keep[r] + more.part[x];
+                v.part[x] = v.part[x] * keep[r] + more.part[x];
             row_store(w->sums + r * c->dv_floats, ADZE_F32, i, v);
         }
 }
@@ -304,43 +195,42 @@ static void prefetch_mask(const attention_call *c, const piece *p, const attenti
         __builtin_prefetch(q.mask + j * size + i, 0, 2);
 }
 
-static void tiled_block(const attention_call *c, const worker *w, const piece *p, const attention_sequence *s,
-                        const key_block *b, int64_t j)
+/* Packs the n keys from j on. */
+static void pack_blocks(const attention_call *c, const worker *w, const piece *p, const attention_sequence *s,
+                        int64_t j, int64_t n)
 {
     static const pack_fn pack[] = {[ADZE_F32] = pack_f32,
                                    [ADZE_F16] = pack_f16,
                                    [ADZE_BF16] = pack_bf16,
                                    [ADZE_F8E4M3] = pack_f8,
                                    [ADZE_I8] = pack_i8};
-    pack[c->kind](b, w->k, w->v);
-    for (int64_t from = 0; from < p->rows; from += TILE) {
-        const int64_t rows = least(p->rows - from, TILE);
-        const query first = query_of(c, p, s, p->row + from), last = query_of(c, p, s, p->row + from + rows - 1);
-        int64_t keys = least(last.seen.high - j, b->count); /* later ones are seen by none of these rows */
-        if (keys > 0 && mask_hides(c)) {
-            int64_t left = 0;
-            for (int64_t r = 0; r < rows && left < keys; r++) {
-                const query q = query_of(c, p, s, p->row + from + r);
-                left = most(left, unmasked(&q, j, keys));
-            }
-            keys = left;
-        }
-        if (keys <= 0 || first.seen.low >= j + b->count)
-            continue;
-        tile_scores(w->q + from * c->d_floats, w->k, keys, c->sizes.d, w->s);
-        for (int64_t r = 0; r < TILE; r++)
-            if (r < rows) {
-                const query q = query_of(c, p, s, p->row + from + r);
-                w->keep[r] = weigh(c, &q, w->s + r * S_ROW, j, keys, &w->maximum[from + r], &w->total[from + r]);
-                if (q.mask && from + r + TILE < p->rows)
-                    prefetch_mask(c, p, s, p->row + from + r + TILE, j, b->count);
-            } else {
-                memset(w->s + r * S_ROW, 0, (size_t)keys * sizeof *w->s);
-                w->keep[r] = 0;
-            }
-        for (int64_t i = 0; i < c->sizes.dv; i += PANEL)
-            tile_sums(w->s, w->v + i * b->count, keys, w->keep, w->sums + from * c->dv_floats + i, c->dv_floats);
+    for (int64_t at = 0; at < n; at += KEYS) {
+        key_block b;
+        find_keys(c, p, s, j + at, least(n - at, KEYS), &b);
+        pack[c->kind](&b, w->k + at * c->sizes.d, w->v + at * c->dv_floats);
     }
+}
+
+/* A block of count packed keys from j on, for the rows of a tile. */
+static void tile_block(const attention_call *c, const float *k, const float *v, int64_t j, int64_t count,
+                       const worker *w, const query *q, int64_t rows, float *sums, row_state *state)
+{
+    float keep[LANES];
+    int64_t keys = least(q[rows - 1].seen.high - j, count); /* later ones are seen by none of these rows */
+    if (keys > 0 && mask_hides(c->a)) {
+        int64_t left = 0;
+        for (int64_t r = 0; r < rows && left < keys; r++)
+            if (r == 0 || q[r].mask != q[r - 1].mask)
+                left = most(left, unmasked(&q[r], j, keys));
+        keys = left;
+    }
+    if (keys <= 0 || q[0].seen.low >= j + count)
+        return;
+    tile_scores(w->q, k, keys, c->sizes.d, w->s);
+    weigh(c->a, q, rows, w->s, j, keys, state, keep);
+    for (int64_t r = rows; r < TILE; r++)
+        memset(w->s + r * S_ROW, 0, (size_t)keys * sizeof *w->s);
+    tile_sums(w->s, v, count, keys, c->sizes.dv, keep, sums, c->dv_floats);
 }
 
 /* ---- Rows of out ---- */
@@ -358,7 +248,7 @@ static void write_row(const attention_call *c, int64_t batch, int64_t head, int6
     const adze_attention_args *a = c->a;
     const adze_tensor *out = &a->out, *lse = &a->lse;
     const float sink = sums ? sink_of(c, head) : -INFINITY, shift = sink > maximum ? sink : maximum;
-    const float keep = shift == -INFINITY ? 1 : expf(maximum - shift);
+    const float keep = shift == maximum ? 1 : expf(maximum - shift);
     const float all = sink == -INFINITY ? total : total * keep + expf(sink - shift);
     const float factor = sums && all != 0 ? keep / all : 0;
     char *to = (char *)out->data +
@@ -395,38 +285,82 @@ static int order_in(const attention_call *c, const piece *p)
     return is_few(p) && c->kind == ADZE_BF16 ? ADZE_BF16 : ADZE_F32;
 }
 
+/* Rows of a piece from `from` on: they are done, or their state is kept until those of other keys are. */
+static void end_rows(const attention_call *c, const piece *p, const attention_sequence *s, const query *q,
+                     int64_t from, int64_t rows, const float *sums, const row_state *t)
+{
+    for (int64_t r = 0; r < rows; r++, sums += c->dv_floats) {
+        if (p->state < 0) {
+            write_row(c, s->batch, q[r].head, s->first + q[r].i, sums, t->maximum[r], t->total[r], order_in(c, p));
+            continue;
+        }
+        float *state = c->states + (p->state + from + r) * (c->dv_floats + STEP);
+        state[0] = t->maximum[r], state[1] = t->total[r];
+        memcpy(state + STEP, sums, (size_t)c->dv_floats * sizeof *sums);
+    }
+}
+
+/* ---- A piece's keys ---- */
+
+static void work_few(const attention_call *c, const worker *w, const piece *p, const attention_sequence *s,
+                     int64_t low, int64_t high)
+{
+    query queries[FEW];
+    for (int64_t r = 0; r < p->rows; r++)
+        queries[r] = query_of(c, p, s, p->row + r);
+    read_q(c, s, queries, p->rows, 1, w->q);
+    memset(w->sums, 0, (size_t)(FEW * c->dv_floats) * sizeof *w->sums);
+    row_state_begin(w->state);
+    for (int64_t j = low; j < high; j += KEYS) {
+        key_block b;
+        find_keys(c, p, s, j, least(high - j, KEYS), &b);
+        few_block(c, w, p, queries, &b, j);
+    }
+    end_rows(c, p, s, queries, 0, p->rows, w->sums, w->state);
+}
+
+/* A tile and the n packed keys from j on, the first of its piece or the last. */
+static void work_tile(const attention_call *c, const worker *w, const piece *p, const attention_sequence *s,
+                      int64_t from, int64_t j, int64_t n, int first, int last)
+{
+    const int64_t rows = least(p->rows - from, TILE), slot = packs_once(c) ? 0 : from / TILE;
+    float *sums = w->sums + slot * TILE * c->dv_floats;
+    row_state *state = w->state + slot;
+    query queries[TILE];
+    for (int64_t r = 0; r < rows; r++)
+        queries[r] = query_of(c, p, s, p->row + from + r);
+    read_q(c, s, queries, rows, 0, w->q);
+    if (first) {
+        memset(sums, 0, (size_t)(TILE * c->dv_floats) * sizeof *sums);
+        row_state_begin(state);
+    }
+    for (int64_t at = 0; at < n; at += KEYS) {
+        const int64_t count = least(n - at, KEYS);
+        tile_block(c, w->k + at * c->sizes.d, w->v + at * c->dv_floats, j + at, count, w, queries, rows, sums, state);
+        for (int64_t r = 0; r < rows && c->mask_stride[2] && from + r + TILE < p->rows; r++)
+            prefetch_mask(c, p, s, p->row + from + r + TILE, j + at, count);
+    }
+    if (last)
+        end_rows(c, p, s, queries, from, rows, sums, state);
+}
+
 static void work(const attention_call *c, const worker *w, const piece *p)
 {
     const attention_sequence s = attention_sequence_of(c->a, &c->sizes, p->sequence);
-    const int few = is_few(p);
     const query first = query_of(c, p, &s, p->row), last = query_of(c, p, &s, p->row + p->rows - 1);
-    const int64_t low = most(p->low, first.seen.low), high = least(p->high, last.seen.high);
-    query queries[FEW];
-    for (int64_t r = 0; r < p->rows && few; r++)
-        queries[r] = query_of(c, p, &s, p->row + r);
-    read_q(c, p, &s, few, w->q);
-    memset(w->sums, 0, (size_t)((p->rows + TILE - 1) / TILE * TILE * c->dv_floats) * sizeof *w->sums);
-    for (int64_t r = 0; r < p->rows; r++)
-        w->maximum[r] = -INFINITY, w->total[r] = 0;
-    for (int64_t j = low; j < high; j += KEYS) {
-        key_block b;
-        find_keys(c, p, &s, j, least(high - j, KEYS), &b);
-        if (few)
-            few_block(c, w, p, queries, &b, j);
-        else
-            tiled_block(c, w, p, &s, &b, j);
+    const int64_t low = most(p->low, first.seen.low), high = most(least(p->high, last.seen.high), low);
+    if (is_few(p)) {
+        work_few(c, w, p, &s, low, high);
+        return;
     }
-    for (int64_t r = 0; r < p->rows; r++) {
-        const float *sums = w->sums + r * c->dv_floats;
-        if (p->state < 0) {
-            const query q = query_of(c, p, &s, p->row + r);
-            write_row(c, s.batch, q.head, s.first + q.i, sums, w->maximum[r], w->total[r], order_in(c, p));
-            continue;
-        }
-        float *state = c->states + (p->state + r) * (c->dv_floats + STEP);
-        state[0] = w->maximum[r], state[1] = w->total[r];
-        memcpy(state + STEP, sums, (size_t)c->dv_floats * sizeof *sums);
-    }
+    int64_t j = low;
+    do { /* once also where there are no keys */
+        const int64_t n = least(high - j, c->packed);
+        pack_blocks(c, w, p, &s, j, n);
+        for (int64_t from = 0; from < p->rows; from += TILE)
+            work_tile(c, w, p, &s, from, j, n, j == low, j + n == high);
+        j += n;
+    } while (j < high);
 }
 
 static void body(void *context, int64_t begin, int64_t end)
@@ -523,10 +457,10 @@ static int64_t list_pieces(const attention_call *c, int64_t chunk, int64_t split
 /* Pieces for all threads: of fewer rows first, then of fewer keys. */
 static adze_status plan(attention_call *c, int threads)
 {
-    int64_t chunk, keys = 0, rows = 0;
+    int64_t chunk, rows = 0;
     for (int64_t i = 0; i < c->sizes.sequences; i++) {
         const attention_sequence s = attention_sequence_of(c->a, &c->sizes, i);
-        keys = most(keys, s.n), rows = most(rows, s.m * c->group);
+        c->keys = most(c->keys, s.n), rows = most(rows, s.m * c->group);
     }
     if (rows > CHUNK) { /* in equal parts */
         const int64_t parts = (rows + CHUNK - 1) / CHUNK;
@@ -541,7 +475,7 @@ static adze_status plan(attention_call *c, int threads)
     }
     c->splits = 1;
     if (threads > 1 && c->count > 0 && c->count < 2 * threads)
-        c->splits = most(least((2 * threads + c->count - 1) / c->count, keys / SPLIT_LEAST), 1);
+        c->splits = most(least((2 * threads + c->count - 1) / c->count, c->keys / SPLIT_LEAST), 1);
     c->count *= c->splits;
     worker unused;
     c->workers = least(threads, c->count);
@@ -583,6 +517,7 @@ ADZE_CPU_KERNEL(attention)
     c.group = c.sizes.heads / c.sizes.kv_heads;
     c.d_floats = (c.sizes.d + STEP - 1) / STEP * STEP;
     c.dv_floats = (c.sizes.dv + STEP - 1) / STEP * STEP;
+    c.packed = most(PACKED_BYTES / (c.d_floats + c.dv_floats) / (int64_t)sizeof(float) / KEYS, 1) * KEYS;
     c.scale = a->scale != 0 ? a->scale : (float)(1 / sqrt((double)c.sizes.d));
     attention_mask_strides(&a->mask, c.mask_stride);
     const adze_status status = plan(&c, adze_thread_count());

@@ -176,8 +176,10 @@ FEW_OF(i8, ADZE_I8)
 
 /* ---- Tiles ---- */
 
-/* c = a . b for TILE rows and a panel of b, a[r * a_row + t * a_step] and b[t * PANEL + column]. */
-INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t steps, vf c[TILE][2])
+/* c = a . b for TILE rows and one or both vectors of a panel of b, a[r * a_row + t * a_step] and b[t * PANEL +
+   column]. */
+INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t steps, int vectors,
+                 vf c[TILE][2])
 {
     UNROLLED_ROWS
     for (int r = 0; r < TILE; r++)
@@ -188,41 +190,59 @@ INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, 
         for (int r = 0; r < TILE; r++) {
             const vf x = vf_all(a[r * a_row + t * a_step]);
             c[r][0] = vf_fma(x, b0, c[r][0]);
-            c[r][1] = vf_fma(x, b1, c[r][1]);
+            if (vectors == 2)
+                c[r][1] = vf_fma(x, b1, c[r][1]);
         }
     }
 }
 
+/* s[row][key] = q . k of TILE rows and a panel of k. */
+INLINE void panel_scores(const float *q, const float *k, int64_t d, int vectors, float *s)
+{
+    for (int64_t from = 0; from < d; from += CHAIN) {
+        vf c[TILE][2];
+        tile(q + from * TILE, 1, TILE, k + from * PANEL, least(d - from, CHAIN), vectors, c);
+        UNROLLED_ROWS
+        for (int r = 0; r < TILE; r++)
+            UNROLLED
+        for (int x = 0; x < vectors; x++) {
+            vf_loose *to = (vf_loose *)(s + r * S_ROW + x * VF_WIDTH);
+            *to = c[r][x] + (from ? (vf)*to : vf_all(0));
+        }
+    }
+}
 /* s[row][key] = q . k of TILE rows, where q has the element t of all rows at t * TILE. */
 NO_INLINE void tile_scores(const float *q, const float *k, int64_t keys, int64_t d, float *s)
 {
-    for (int64_t j = 0; j < keys; j += PANEL, k += d * PANEL)
-        for (int64_t from = 0; from < d; from += CHAIN) {
-            vf c[TILE][2];
-            tile(q + from * TILE, 1, TILE, k + from * PANEL, least(d - from, CHAIN), c);
-            UNROLLED_ROWS
-            for (int r = 0; r < TILE; r++)
-                UNROLLED
-            for (int x = 0; x < 2; x++) {
-                vf_loose *to = (vf_loose *)(s + r * S_ROW + j + x * VF_WIDTH);
-                *to = c[r][x] + (from ? (vf)*to : vf_all(0));
-            }
-        }
+    int64_t j = 0;
+    for (; keys - j > VF_WIDTH; j += PANEL)
+        panel_scores(q, k + j * d, d, 2, s + j);
+    if (j < keys)
+        panel_scores(q, k + j * d, d, 1, s + j);
 }
 
-/* sums[row] = sums[row] * keep[row] + p . v of TILE rows and a panel of v. */
-NO_INLINE void tile_sums(const float *p, const float *v, int64_t keys, const float *keep, float *sums,
-                         int64_t sums_row)
+INLINE void panel_sums(const float *p, const float *v, int64_t keys, int vectors, const float *keep, float *sums,
+                       int64_t sums_row)
 {
     vf c[TILE][2];
-    tile(p, S_ROW, 1, v, keys, c);
+    tile(p, S_ROW, 1, v, keys, vectors, c);
     UNROLLED_ROWS
     for (int r = 0; r < TILE; r++)
         UNROLLED
-    for (int x = 0; x < 2; x++) {
+    for (int x = 0; x < vectors; x++) {
         vf_loose *to = (vf_loose *)(sums + r * sums_row + x * VF_WIDTH);
         *to = *to * keep[r] + c[r][x];
     }
+}
+/* sums[row] = sums[row] * keep[row] + p . v of TILE rows and the first `keys` keys of a block of count. */
+NO_INLINE void tile_sums(const float *p, const float *v, int64_t count, int64_t keys, int64_t dv, const float *keep,
+                         float *sums, int64_t sums_row)
+{
+    int64_t i = 0;
+    for (; dv - i > VF_WIDTH; i += PANEL)
+        panel_sums(p, v + i * count, keys, 2, keep, sums + i, sums_row);
+    if (i < dv)
+        panel_sums(p, v + i * count, keys, 1, keep, sums + i, sums_row);
 }
 
 INLINE vf32 key_floats(const char *row, int kind, int64_t i, int64_t n, float scale)
