@@ -99,16 +99,20 @@ static void find_keys(const attention_call *c, const piece *p, const attention_s
     const adze_attention_args *a = c->a;
     const int64_t size = (int64_t)adze_dtype_size(c->kind);
     b->count = n, b->d = c->sizes.d, b->dv = c->sizes.dv;
-    for (int64_t i = 0; i < n; i++) {
-#define AT(t) attention_key_at(a, &c->sizes, s, p->sequence, &a->t, p->head, j + i)
-        b->k[i] = (const char *)a->k.data + AT(k) * size;
-        b->v[i] = (const char *)a->v.data + AT(v) * size;
-        if (is_quantised(c->kind)) {
-            b->k_scale[i] = ((const float *)a->k_scale.data)[a->k_scale.rank == 1 ? 0 : AT(k_scale)];
-            b->v_scale[i] = ((const float *)a->v_scale.data)[a->v_scale.rank == 1 ? 0 : AT(v_scale)];
-        }
-#undef AT
+#define AT(t, i) attention_key_at(a, &c->sizes, s, p->sequence, &a->t, p->head, j + (i))
+    for (int64_t i = 0; i < n; i += c->sizes.page ? 1 : n) {
+        b->k[i] = (const char *)a->k.data + AT(k, i) * size;
+        b->v[i] = (const char *)a->v.data + AT(v, i) * size;
     }
+    for (int64_t i = 1; i < n && !c->sizes.page; i++) {
+        b->k[i] = b->k[0] + i * a->k.stride[2] * size;
+        b->v[i] = b->v[0] + i * a->v.stride[2] * size;
+    }
+    for (int64_t i = 0; i < n && is_quantised(c->kind); i++) {
+        b->k_scale[i] = ((const float *)a->k_scale.data)[a->k_scale.rank == 1 ? 0 : AT(k_scale, i)];
+        b->v_scale[i] = ((const float *)a->v_scale.data)[a->v_scale.rank == 1 ? 0 : AT(v_scale, i)];
+    }
+#undef AT
 }
 
 INLINE vf32 q_load(const char *row, int dtype, int64_t i, int64_t n, int order)
@@ -118,18 +122,23 @@ INLINE vf32 q_load(const char *row, int dtype, int64_t i, int64_t n, int order)
                                : vf32_order(row_load32_part(row, ADZE_BF16, i, n), ADZE_BF16, order);
 }
 
+/* Where the row of a query is in q or out. */
+static char *row_of(const adze_tensor *t, const attention_sequence *s, const query *q)
+{
+    return (char *)t->data + (s->batch * t->stride[0] + q->head * t->stride[1] + (s->first + q->i) * t->stride[2]) *
+                                 adze_float_size(t->dtype);
+}
+
 /* Rows of q as floats, scaled: a few one after the other in the order of k's kind, those of a tile side by side. */
 static void read_q(const attention_call *c, const attention_sequence *s, const query *q, int64_t rows, int few,
                    float *to)
 {
     const adze_attention_args *a = c->a;
-    const int64_t d = c->sizes.d, all = few ? FEW : (TILE + 3) / 4 * 4, size = adze_float_size(a->q.dtype);
+    const int64_t d = c->sizes.d, all = few ? FEW : (TILE + 3) / 4 * 4;
     const int order = few && c->kind == ADZE_BF16 ? ADZE_BF16 : ADZE_F32;
     const char *row[LANES];
     for (int64_t r = 0; r < rows; r++)
-        row[r] =
-            (const char *)a->q.data +
-            (s->batch * a->q.stride[0] + q[r].head * a->q.stride[1] + (s->first + q[r].i) * a->q.stride[2]) * size;
+        row[r] = row_of(&a->q, s, &q[r]);
     for (int64_t i = 0; i < d; i += STEP) {
         float floats[LANES][STEP];
         const int64_t n = least(d - i, STEP);
@@ -182,6 +191,22 @@ static void few_block(const attention_call *c, const worker *w, const piece *p, 
                 v.part[x] = v.part[x] * keep[r] + more.part[x];
             row_store(w->sums + r * c->dv_floats, ADZE_F32, i, v);
         }
+}
+
+/* A row of out, and that of q which is `next` in the piece: heads may be side by side, and rows too short for the
+   processor to foresee. */
+static void prefetch_rows(const attention_call *c, const piece *p, const attention_sequence *s, const query *q,
+                          int64_t next)
+{
+    const char *out = row_of(&c->a->out, s, q);
+    for (int64_t i = 0; i < c->sizes.dv * adze_float_size(c->a->out.dtype); i += LINE_BYTES)
+        __builtin_prefetch(out + i, 1);
+    if (next >= p->rows)
+        return;
+    const query later = query_of(c, p, s, p->row + next);
+    const char *row = row_of(&c->a->q, s, &later);
+    for (int64_t i = 0; i < c->sizes.d * adze_float_size(c->a->q.dtype); i += LINE_BYTES)
+        __builtin_prefetch(row + i);
 }
 
 /* The mask of a row of the next tile, into the L2 cache: the part of a row that a block has is too short for the
@@ -330,6 +355,8 @@ static void work_tile(const attention_call *c, const worker *w, const piece *p, 
     for (int64_t r = 0; r < rows; r++)
         queries[r] = query_of(c, p, s, p->row + from + r);
     read_q(c, s, queries, rows, 0, w->q);
+    for (int64_t r = 0; r < rows; r++)
+        prefetch_rows(c, p, s, &queries[r], from + r + TILE);
     if (first) {
         memset(sums, 0, (size_t)(TILE * c->dv_floats) * sizeof *sums);
         row_state_begin(state);

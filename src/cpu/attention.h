@@ -13,7 +13,8 @@ enum {
     PANEL = 2 * VF_WIDTH, /* keys, or columns of v, of a tile */
     CHAIN = 256,          /* terms of q . k that a tile adds */
     FEW = 8,              /* rows of q that are multiplied straight from memory; */
-    FEW_AHEAD = 32        /* so many keys before they are read, they are prefetched */
+    FEW_AHEAD = 32,       /* so many keys before they are read, they are prefetched; */
+    PACK_AHEAD = 16       /* and so many before they are packed */
 };
 /* Rows of a tile, and of a few rows at a time with v: as many as there are registers for sums. */
 #if defined(__AVX512F__)
@@ -261,6 +262,7 @@ INLINE void pack_keys(const key_block *b, float *to, int kind)
                 for (int w = 0; w < 4; w++) {
                     const int64_t at = j + key + w;
                     vf32 v = {0};
+                    key_prefetch(b->k[least(at + PACK_AHEAD, b->count - 1)], kind, i);
                     if (at < b->count)
                         v = key_floats(b->k[at], kind, i, n, b->k_scale[at]);
                     row_store32(rows[w], ADZE_F32, 0, v, 0);
@@ -279,6 +281,7 @@ INLINE void pack_values(const key_block *b, float *to, int kind)
 {
     for (int64_t j = 0; j < b->count; j++)
         for (int64_t i = 0; i < b->dv; i += STEP) {
+            key_prefetch(b->v[least(j + PACK_AHEAD, b->count - 1)], kind, i);
             const vf32 v = key_floats(b->v[j], kind, i, least(b->dv - i, STEP), b->v_scale[j]);
             for (int p = 0; p < 2 * VF_PARTS; p++) {
                 const int64_t column = i + p * VF_WIDTH;
