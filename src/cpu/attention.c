@@ -251,11 +251,13 @@ static void tile_block(const attention_call *c, const float *k, const float *v, 
     }
     if (keys <= 0 || q[0].seen.low >= j + count)
         return;
-    tile_scores(w->q, k, keys, c->sizes.d, w->s);
+    const int is_short = rows <= SHORT_TILE;
+    const value_panels values = {v, count, keys, c->sizes.dv};
+    (is_short ? short_tile_scores : tile_scores)(w->q, k, keys, c->sizes.d, w->s);
     weigh(c->a, q, rows, w->s, j, keys, state, keep);
-    for (int64_t r = rows; r < TILE; r++)
+    for (int64_t r = rows; r < (is_short ? SHORT_TILE : TILE); r++)
         memset(w->s + r * S_ROW, 0, (size_t)keys * sizeof *w->s);
-    tile_sums(w->s, v, count, keys, c->sizes.dv, keep, sums, c->dv_floats);
+    (is_short ? short_tile_sums : tile_sums)(w->s, &values, keep, sums, c->dv_floats);
 }
 
 /* ---- Rows of out ---- */

@@ -16,15 +16,16 @@ enum {
     FEW_AHEAD = 32,       /* so many keys before they are read, they are prefetched; */
     PACK_AHEAD = 16       /* and so many before they are packed */
 };
-/* Rows of a tile, and of a few rows at a time with v: as many as there are registers for sums. */
+/* Rows of a tile, and of a few rows at a time with v: as many as there are registers for sums. The last tile may be a
+   short one: rows are often a power of two. */
 #if defined(__AVX512F__)
-enum { TILE = 12, FEW_AT_ONCE = 8 };
+enum { TILE = 12, SHORT_TILE = 4, FEW_AT_ONCE = 8 };
 #elif defined(__aarch64__)
-enum { TILE = 12, FEW_AT_ONCE = 2 };
+enum { TILE = 12, SHORT_TILE = 4, FEW_AT_ONCE = 2 };
 #elif defined(__AVX2__)
-enum { TILE = 6, FEW_AT_ONCE = 2 };
+enum { TILE = 6, SHORT_TILE = 4, FEW_AT_ONCE = 2 };
 #else
-enum { TILE = 6, FEW_AT_ONCE = 1 };
+enum { TILE = 6, SHORT_TILE = 4, FEW_AT_ONCE = 1 };
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
 #    define UNROLLED_ROWS _Pragma("GCC unroll 12")
@@ -177,18 +178,18 @@ FEW_OF(i8, ADZE_I8)
 
 /* ---- Tiles ---- */
 
-/* c = a . b for TILE rows and one or both vectors of a panel of b, a[r * a_row + t * a_step] and b[t * PANEL +
+/* c = a . b for `rows` rows and one or both vectors of a panel of b, a[r * a_row + t * a_step] and b[t * PANEL +
    column]. */
-INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t steps, int vectors,
+INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t steps, int rows, int vectors,
                  vf c[TILE][2])
 {
     UNROLLED_ROWS
-    for (int r = 0; r < TILE; r++)
+    for (int r = 0; r < rows; r++)
         c[r][0] = c[r][1] = vf_all(0);
     for (int64_t t = 0; t < steps; t++) {
         const vf b0 = *(const vf_loose *)(b + t * PANEL), b1 = *(const vf_loose *)(b + t * PANEL + VF_WIDTH);
         UNROLLED_ROWS
-        for (int r = 0; r < TILE; r++) {
+        for (int r = 0; r < rows; r++) {
             const vf x = vf_all(a[r * a_row + t * a_step]);
             c[r][0] = vf_fma(x, b0, c[r][0]);
             if (vectors == 2)
@@ -197,14 +198,13 @@ INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, 
     }
 }
 
-/* s[row][key] = q . k of TILE rows and a panel of k. */
-INLINE void panel_scores(const float *q, const float *k, int64_t d, int vectors, float *s)
+INLINE void panel_scores(const float *q, const float *k, int64_t d, float *s, int rows, int vectors)
 {
     for (int64_t from = 0; from < d; from += CHAIN) {
         vf c[TILE][2];
-        tile(q + from * TILE, 1, TILE, k + from * PANEL, least(d - from, CHAIN), vectors, c);
+        tile(q + from * TILE, 1, TILE, k + from * PANEL, least(d - from, CHAIN), rows, vectors, c);
         UNROLLED_ROWS
-        for (int r = 0; r < TILE; r++)
+        for (int r = 0; r < rows; r++)
             UNROLLED
         for (int x = 0; x < vectors; x++) {
             vf_loose *to = (vf_loose *)(s + r * S_ROW + x * VF_WIDTH);
@@ -212,38 +212,60 @@ INLINE void panel_scores(const float *q, const float *k, int64_t d, int vectors,
         }
     }
 }
-/* s[row][key] = q . k of TILE rows, where q has the element t of all rows at t * TILE. */
-NO_INLINE void tile_scores(const float *q, const float *k, int64_t keys, int64_t d, float *s)
+/* s[row][key] = q . k, where q has the element t of all rows at t * TILE. Of the last panel one vector may do. */
+INLINE void scores_of(const float *q, const float *k, int64_t keys, int64_t d, float *s, int rows)
 {
     int64_t j = 0;
     for (; keys - j > VF_WIDTH; j += PANEL)
-        panel_scores(q, k + j * d, d, 2, s + j);
+        panel_scores(q, k + j * d, d, s + j, rows, 2);
     if (j < keys)
-        panel_scores(q, k + j * d, d, 1, s + j);
+        panel_scores(q, k + j * d, d, s + j, rows, 1);
+}
+NO_INLINE void tile_scores(const float *q, const float *k, int64_t keys, int64_t d, float *s)
+{
+    scores_of(q, k, keys, d, s, TILE);
+}
+NO_INLINE void short_tile_scores(const float *q, const float *k, int64_t keys, int64_t d, float *s)
+{
+    scores_of(q, k, keys, d, s, SHORT_TILE);
 }
 
-INLINE void panel_sums(const float *p, const float *v, int64_t keys, int vectors, const float *keep, float *sums,
-                       int64_t sums_row)
+/* Panels of v, which have count keys; the first `keys` of them are seen. */
+typedef struct value_panels {
+    const float *v;
+    int64_t count, keys, dv;
+} value_panels;
+
+INLINE void panel_sums(const float *p, const float *v, int64_t keys, const float *keep, float *sums, int64_t sums_row,
+                       int rows, int vectors)
 {
     vf c[TILE][2];
-    tile(p, S_ROW, 1, v, keys, vectors, c);
+    tile(p, S_ROW, 1, v, keys, rows, vectors, c);
     UNROLLED_ROWS
-    for (int r = 0; r < TILE; r++)
+    for (int r = 0; r < rows; r++)
         UNROLLED
     for (int x = 0; x < vectors; x++) {
         vf_loose *to = (vf_loose *)(sums + r * sums_row + x * VF_WIDTH);
         *to = *to * keep[r] + c[r][x];
     }
 }
-/* sums[row] = sums[row] * keep[row] + p . v of TILE rows and the first `keys` keys of a block of count. */
-NO_INLINE void tile_sums(const float *p, const float *v, int64_t count, int64_t keys, int64_t dv, const float *keep,
-                         float *sums, int64_t sums_row)
+/* sums[row] = sums[row] * keep[row] + p . v */
+INLINE void sums_of(const float *p, const value_panels *b, const float *keep, float *sums, int64_t sums_row, int rows)
 {
     int64_t i = 0;
-    for (; dv - i > VF_WIDTH; i += PANEL)
-        panel_sums(p, v + i * count, keys, 2, keep, sums + i, sums_row);
-    if (i < dv)
-        panel_sums(p, v + i * count, keys, 1, keep, sums + i, sums_row);
+    for (; b->dv - i > VF_WIDTH; i += PANEL)
+        panel_sums(p, b->v + i * b->count, b->keys, keep, sums + i, sums_row, rows, 2);
+    if (i < b->dv)
+        panel_sums(p, b->v + i * b->count, b->keys, keep, sums + i, sums_row, rows, 1);
+}
+NO_INLINE void tile_sums(const float *p, const value_panels *b, const float *keep, float *sums, int64_t sums_row)
+{
+    sums_of(p, b, keep, sums, sums_row, TILE);
+}
+NO_INLINE void short_tile_sums(const float *p, const value_panels *b, const float *keep, float *sums,
+                               int64_t sums_row)
+{
+    sums_of(p, b, keep, sums, sums_row, SHORT_TILE);
 }
 
 INLINE vf32 key_floats(const char *row, int kind, int64_t i, int64_t n, float scale)

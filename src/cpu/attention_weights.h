@@ -28,33 +28,44 @@ static int mask_hides(const adze_attention_args *a)
     return a->mask.dtype == ADZE_BOOL || a->mask.dtype == ADZE_U8;
 }
 
+/* Sixteen scores with softcap and mask, or the n of them that there are; the first is that of key j. */
+INLINE vf16 adjusted(const adze_attention_args *a, const query *q, const float *s, int64_t j, int64_t n, int dtype)
+{
+    vf16 v = row_load(s, ADZE_F32, 0);
+    for (int p = 0; p < VF_PARTS && a->softcap != 0; p++)
+        v.part[p] = capped(v.part[p], a->softcap);
+    if (dtype == ADZE_U8) {
+        const uint8_t *at = (const uint8_t *)q->mask + j;
+        uint8_t part[LANES] = {0};
+        if (n < LANES)
+            at = memcpy(part, at, (size_t)n);
+        for (int p = 0; p < VF_PARTS; p++)
+            v.part[p] = vf_select(byte_lanes(at + p * VF_WIDTH, 0) != 0, v.part[p], vf_all(-INFINITY));
+    } else if (dtype) {
+        const vf16 m = row_load_part(q->mask, dtype, j, n);
+        for (int p = 0; p < VF_PARTS; p++)
+            v.part[p] += m.part[p];
+    }
+    return n < LANES ? vf16_cut(v, n, -INFINITY) : v;
+}
 /* Softcap and mask of the n scores of keys from j of the sequence on; s is at these. Whole vectors are written: what
    is beyond is minus infinity. The result has the largest scores. */
 INLINE vf16 adjust(const adze_attention_args *a, const query *q, float *s, int64_t j, int64_t n, int dtype)
 {
     vf16 top = vf16_all(-INFINITY);
-    for (int64_t i = 0; i < n; i += LANES) {
-        vf16 v = row_load(s, ADZE_F32, i);
-        for (int p = 0; p < VF_PARTS && a->softcap != 0; p++)
-            v.part[p] = capped(v.part[p], a->softcap);
-        if (dtype == ADZE_U8) {
-            const uint8_t *at = (const uint8_t *)q->mask + j + i;
-            uint8_t part[LANES] = {0};
-            if (n - i < LANES)
-                at = memcpy(part, at, (size_t)(n - i));
-            for (int p = 0; p < VF_PARTS; p++)
-                v.part[p] = vf_select(byte_lanes(at + p * VF_WIDTH, 0) != 0, v.part[p], vf_all(-INFINITY));
-        } else if (dtype) {
-            const vf16 m = row_load_part(q->mask, dtype, j + i, least(n - i, LANES));
-            for (int p = 0; p < VF_PARTS; p++)
-                v.part[p] += m.part[p];
-        }
-        if (n - i < LANES)
-            v = vf16_cut(v, n - i, -INFINITY);
+    const int64_t whole = n / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const vf16 v = adjusted(a, q, s + i, j + i, LANES, dtype);
         row_store(s, ADZE_F32, i, v);
         for (int p = 0; p < VF_PARTS; p++)
             top.part[p] = vf_max(v.part[p], top.part[p]);
     }
+    if (whole == n)
+        return top;
+    const vf16 v = adjusted(a, q, s + whole, j + whole, n - whole, dtype);
+    row_store(s, ADZE_F32, whole, v);
+    for (int p = 0; p < VF_PARTS; p++)
+        top.part[p] = vf_max(v.part[p], top.part[p]);
     return top;
 }
 static vf16 adjust_row(const adze_attention_args *a, const query *q, float *s, int64_t j, int64_t n)
