@@ -251,13 +251,15 @@ static void tile_block(const attention_call *c, const float *k, const float *v, 
     }
     if (keys <= 0 || q[0].seen.low >= j + count)
         return;
-    const int is_short = rows <= SHORT_TILE;
+    static const tile_scores_fn scores_of_rows[] = {tile_scores_4, tile_scores_8, tile_scores_all};
+    static const tile_sums_fn sums_of_rows[] = {tile_sums_4, tile_sums_8, tile_sums_all};
+    const int64_t fours = (rows + 3) / 4;
     const value_panels values = {v, count, keys, c->sizes.dv};
-    (is_short ? short_tile_scores : tile_scores)(w->q, k, keys, c->sizes.d, w->s);
+    scores_of_rows[fours - 1](w->q, k, keys, c->sizes.d, w->s);
     weigh(c->a, q, rows, w->s, j, keys, state, keep);
-    for (int64_t r = rows; r < (is_short ? SHORT_TILE : TILE); r++)
+    for (int64_t r = rows; r < least(4 * fours, TILE); r++)
         memset(w->s + r * S_ROW, 0, (size_t)keys * sizeof *w->s);
-    (is_short ? short_tile_sums : tile_sums)(w->s, &values, keep, sums, c->dv_floats);
+    sums_of_rows[fours - 1](w->s, &values, keep, sums, c->dv_floats);
 }
 
 /* ---- Rows of out ---- */

@@ -16,21 +16,22 @@ enum {
     FEW_AHEAD = 32,       /* so many keys before they are read, they are prefetched; */
     PACK_AHEAD = 16       /* and so many before they are packed */
 };
-/* Rows of a tile, and of a few rows at a time with v: as many as there are registers for sums. The last tile may be a
-   short one: rows are often a power of two. */
+/* Rows of a tile, and of a few rows at a time with v: as many as there are registers for sums. */
 #if defined(__AVX512F__)
-enum { TILE = 12, SHORT_TILE = 4, FEW_AT_ONCE = 8 };
+enum { TILE = 12, FEW_AT_ONCE = 8 };
 #elif defined(__aarch64__)
-enum { TILE = 12, SHORT_TILE = 4, FEW_AT_ONCE = 2 };
+enum { TILE = 12, FEW_AT_ONCE = 2 };
 #elif defined(__AVX2__)
-enum { TILE = 6, SHORT_TILE = 4, FEW_AT_ONCE = 2 };
+enum { TILE = 6, FEW_AT_ONCE = 2 };
 #else
-enum { TILE = 6, SHORT_TILE = 4, FEW_AT_ONCE = 1 };
+enum { TILE = 6, FEW_AT_ONCE = 1 };
 #endif
 #if defined(__GNUC__) && !defined(__clang__)
-#    define UNROLLED_ROWS _Pragma("GCC unroll 12")
+#    define UNROLLED_ROWS  _Pragma("GCC unroll 12")
+#    define UNROLLED_STEPS _Pragma("GCC unroll 2")
 #else
 #    define UNROLLED_ROWS
+#    define UNROLLED_STEPS
 #endif
 
 INLINE int64_t least(int64_t a, int64_t b)
@@ -186,6 +187,7 @@ INLINE void tile(const float *a, int64_t a_row, int64_t a_step, const float *b, 
     UNROLLED_ROWS
     for (int r = 0; r < rows; r++)
         c[r][0] = c[r][1] = vf_all(0);
+    UNROLLED_STEPS
     for (int64_t t = 0; t < steps; t++) {
         const vf b0 = *(const vf_loose *)(b + t * PANEL), b1 = *(const vf_loose *)(b + t * PANEL + VF_WIDTH);
         UNROLLED_ROWS
@@ -221,15 +223,6 @@ INLINE void scores_of(const float *q, const float *k, int64_t keys, int64_t d, f
     if (j < keys)
         panel_scores(q, k + j * d, d, s + j, rows, 1);
 }
-NO_INLINE void tile_scores(const float *q, const float *k, int64_t keys, int64_t d, float *s)
-{
-    scores_of(q, k, keys, d, s, TILE);
-}
-NO_INLINE void short_tile_scores(const float *q, const float *k, int64_t keys, int64_t d, float *s)
-{
-    scores_of(q, k, keys, d, s, SHORT_TILE);
-}
-
 /* Panels of v, which have count keys; the first `keys` of them are seen. */
 typedef struct value_panels {
     const float *v;
@@ -258,15 +251,22 @@ INLINE void sums_of(const float *p, const value_panels *b, const float *keep, fl
     if (i < b->dv)
         panel_sums(p, b->v + i * b->count, b->keys, keep, sums + i, sums_row, rows, 1);
 }
-NO_INLINE void tile_sums(const float *p, const value_panels *b, const float *keep, float *sums, int64_t sums_row)
-{
-    sums_of(p, b, keep, sums, sums_row, TILE);
-}
-NO_INLINE void short_tile_sums(const float *p, const value_panels *b, const float *keep, float *sums,
-                               int64_t sums_row)
-{
-    sums_of(p, b, keep, sums, sums_row, SHORT_TILE);
-}
+/* For 4, 8 and TILE rows: the last tile often has fewer, as rows are often a power of two. */
+typedef void (*tile_scores_fn)(const float *, const float *, int64_t, int64_t, float *);
+typedef void (*tile_sums_fn)(const float *, const value_panels *, const float *, float *, int64_t);
+#define TILE_OF(name, rows)                                                                                          \
+    NO_INLINE void tile_scores_##name(const float *q, const float *k, int64_t keys, int64_t d, float *s)             \
+    {                                                                                                                \
+        scores_of(q, k, keys, d, s, rows);                                                                           \
+    }                                                                                                                \
+    NO_INLINE void tile_sums_##name(const float *p, const value_panels *b, const float *keep, float *sums,           \
+                                    int64_t sums_row)                                                                \
+    {                                                                                                                \
+        sums_of(p, b, keep, sums, sums_row, rows);                                                                   \
+    }
+TILE_OF(4, 4)
+TILE_OF(8, TILE < 8 ? TILE : 8)
+TILE_OF(all, TILE)
 
 INLINE vf32 key_floats(const char *row, int kind, int64_t i, int64_t n, float scale)
 {
@@ -284,7 +284,11 @@ INLINE void pack_keys(const key_block *b, float *to, int kind)
                 for (int w = 0; w < 4; w++) {
                     const int64_t at = j + key + w;
                     vf32 v = {0};
-                    key_prefetch(b->k[least(at + PACK_AHEAD, b->count - 1)], kind, i);
+                    const int64_t ahead = at + PACK_AHEAD; /* after the keys come the values */
+                    if (ahead < b->count)
+                        key_prefetch(b->k[ahead], kind, i);
+                    else if (ahead - b->count < b->count && i < b->dv)
+                        key_prefetch(b->v[ahead - b->count], kind, i);
                     if (at < b->count)
                         v = key_floats(b->k[at], kind, i, n, b->k_scale[at]);
                     row_store32(rows[w], ADZE_F32, 0, v, 0);
