@@ -358,14 +358,17 @@ static void work_tile(const attention_call *c, const worker *w, const piece *p, 
     query queries[TILE];
     for (int64_t r = 0; r < rows; r++)
         queries[r] = query_of(c, p, s, p->row + from + r);
-    read_q(c, s, queries, rows, 0, w->q);
-    for (int64_t r = 0; r < rows; r++)
-        prefetch_rows(c, p, s, &queries[r], from + r + TILE);
     if (first) {
         memset(sums, 0, (size_t)(TILE * c->dv_floats) * sizeof *sums);
         row_state_begin(state);
     }
-    for (int64_t at = 0; at < n; at += KEYS) {
+    const int sees = queries[rows - 1].seen.high > j && queries[0].seen.low < j + n;
+    if (sees) {
+        read_q(c, s, queries, rows, 0, w->q);
+        for (int64_t r = 0; r < rows; r++)
+            prefetch_rows(c, p, s, &queries[r], from + r + TILE);
+    }
+    for (int64_t at = 0; at < n && sees; at += KEYS) {
         const int64_t count = least(n - at, KEYS);
         tile_block(c, w->k + at * c->sizes.d, w->v + at * c->dv_floats, j + at, count, w, queries, rows, sums, state);
         for (int64_t r = 0; r < rows && c->mask_stride[2] && from + r + TILE < p->rows; r++)
@@ -510,7 +513,9 @@ static adze_status plan(attention_call *c, int threads)
     c->count *= c->splits;
     worker unused;
     c->workers = least(threads, c->count);
+    const size_t few = worker_of(c, NULL, FEW, &unused); /* pieces of fewer rows may be among those of a chunk */
     c->buffer_size = worker_of(c, NULL, chunk, &unused);
+    c->buffer_size = few > c->buffer_size ? few : c->buffer_size;
     c->pieces = malloc((size_t)(c->count + 1) * sizeof *c->pieces);
     c->buffers = aligned_alloc(64, c->buffer_size * (size_t)(c->workers + 1));
     const size_t states = c->splits > 1 ? (size_t)(c->count * chunk * (c->dv_floats + STEP)) * sizeof *c->states : 0;
