@@ -12,6 +12,7 @@ enum {
     CHUNK = 1536,
     CHUNK_LEAST = 4 * TILE,
     SPLIT_LEAST = 2 * KEYS,
+    PREFETCHED_BYTES = 512,  /* of a row */
     PACKED_BYTES = 512 << 10 /* of keys and values as floats: a part of the L2 cache */
 };
 
@@ -39,7 +40,7 @@ typedef struct attention_call {
     size_t buffer_size;
 } attention_call;
 
-/* What a worker has for a piece: q of a tile or of a few rows, scores and keys, and sums and states of its rows. */
+/* What a worker has for a piece: scores and keys, and q, sums and states of its rows. */
 typedef struct worker {
     float *q, *s, *k, *v, *sums, *block;
     row_state *state;
@@ -61,7 +62,7 @@ static size_t worker_of(const attention_call *c, char *at, int64_t rows, worker 
     const int64_t few = rows <= FEW, tiles = few || packs_once(c) ? 1 : tiles_of(rows), all = few ? FEW : TILE;
     const int64_t keys = few ? 0 : least(c->packed, c->keys) + PANEL;
     float *state, **const parts[] = {&w->q, &w->s, &w->k, &w->v, &w->sums, &w->block, &state};
-    const int64_t floats[] = {all * c->d_floats,
+    const int64_t floats[] = {tiles * all * c->d_floats,
                               most(TILE, FEW) * S_ROW,
                               keys * c->d_floats,
                               keys * c->dv_floats,
@@ -193,19 +194,11 @@ static void few_block(const attention_call *c, const worker *w, const piece *p, 
         }
 }
 
-/* A row of out, and that of q which is `next` in the piece: heads may be side by side, and rows too short for the
-   processor to foresee. */
-static void prefetch_rows(const attention_call *c, const piece *p, const attention_sequence *s, const query *q,
-                          int64_t next)
+/* The beginning of a row of q or out: heads may be side by side, and rows too short for the processor to foresee. */
+INLINE void prefetch_row(const adze_tensor *t, const attention_sequence *s, const query *q)
 {
-    const char *out = row_of(&c->a->out, s, q);
-    for (int64_t i = 0; i < c->sizes.dv * adze_float_size(c->a->out.dtype); i += LINE_BYTES)
-        __builtin_prefetch(out + i, 1);
-    if (next >= p->rows)
-        return;
-    const query later = query_of(c, p, s, p->row + next);
-    const char *row = row_of(&c->a->q, s, &later);
-    for (int64_t i = 0; i < c->sizes.d * adze_float_size(c->a->q.dtype); i += LINE_BYTES)
+    const char *row = row_of(t, s, q);
+    for (int64_t i = 0; i < least(t->shape[3] * adze_float_size(t->dtype), PREFETCHED_BYTES); i += LINE_BYTES)
         __builtin_prefetch(row + i);
 }
 
@@ -236,10 +229,20 @@ static void pack_blocks(const attention_call *c, const worker *w, const piece *p
     }
 }
 
-/* A block of count packed keys from j on, for the rows of a tile. */
-static void tile_block(const attention_call *c, const float *k, const float *v, int64_t j, int64_t count,
-                       const worker *w, const query *q, int64_t rows, float *sums, row_state *state)
+/* Some rows of a piece, and what a worker has for them. */
+typedef struct row_tile {
+    query queries[TILE];
+    int64_t rows;
+    float *q, *sums;
+    row_state *state;
+} row_tile;
+
+/* A block of count packed keys from j on, for the rows of a tile; s is for their scores. */
+static void tile_block(const attention_call *c, const row_tile *t, const float *k, const float *v, int64_t j,
+                       int64_t count, float *s)
 {
+    const query *q = t->queries;
+    const int64_t rows = t->rows;
     float keep[LANES];
     int64_t keys = least(q[rows - 1].seen.high - j, count); /* later ones are seen by none of these rows */
     if (keys > 0 && mask_hides(c->a)) {
@@ -255,11 +258,11 @@ static void tile_block(const attention_call *c, const float *k, const float *v, 
     static const tile_sums_fn sums_of_rows[] = {tile_sums_4, tile_sums_8, tile_sums_all};
     const int64_t fours = (rows + 3) / 4;
     const value_panels values = {v, count, keys, c->sizes.dv};
-    scores_of_rows[fours - 1](w->q, k, keys, c->sizes.d, w->s);
-    weigh(c->a, q, rows, w->s, j, keys, state, keep);
+    scores_of_rows[fours - 1](t->q, k, keys, c->sizes.d, s);
+    weigh(c->a, q, rows, s, j, keys, t->state, keep);
     for (int64_t r = rows; r < least(4 * fours, TILE); r++)
-        memset(w->s + r * S_ROW, 0, (size_t)keys * sizeof *w->s);
-    sums_of_rows[fours - 1](w->s, &values, keep, sums, c->dv_floats);
+        memset(s + r * S_ROW, 0, (size_t)keys * sizeof *s);
+    sums_of_rows[fours - 1](s, &values, keep, t->sums, c->dv_floats);
 }
 
 /* ---- Rows of out ---- */
@@ -352,30 +355,32 @@ static void work_few(const attention_call *c, const worker *w, const piece *p, c
 static void work_tile(const attention_call *c, const worker *w, const piece *p, const attention_sequence *s,
                       int64_t from, int64_t j, int64_t n, int first, int last)
 {
-    const int64_t rows = least(p->rows - from, TILE), slot = packs_once(c) ? 0 : from / TILE;
-    float *sums = w->sums + slot * TILE * c->dv_floats;
-    row_state *state = w->state + slot;
-    query queries[TILE];
-    for (int64_t r = 0; r < rows; r++)
-        queries[r] = query_of(c, p, s, p->row + from + r);
+    const int64_t slot = packs_once(c) ? 0 : from;
+    row_tile t = {.rows = least(p->rows - from, TILE),
+                  .q = w->q + slot * c->d_floats,
+                  .sums = w->sums + slot * c->dv_floats,
+                  .state = w->state + slot / TILE};
+    for (int64_t r = 0; r < t.rows; r++)
+        t.queries[r] = query_of(c, p, s, p->row + from + r);
     if (first) {
-        memset(sums, 0, (size_t)(TILE * c->dv_floats) * sizeof *sums);
-        row_state_begin(state);
+        read_q(c, s, t.queries, t.rows, 0, t.q);
+        memset(t.sums, 0, (size_t)(TILE * c->dv_floats) * sizeof *t.sums);
+        row_state_begin(t.state);
     }
-    const int sees = queries[rows - 1].seen.high > j && queries[0].seen.low < j + n;
-    if (sees) {
-        read_q(c, s, queries, rows, 0, w->q);
-        for (int64_t r = 0; r < rows; r++)
-            prefetch_rows(c, p, s, &queries[r], from + r + TILE);
+    for (int64_t r = from + TILE; r < least(from + 2 * TILE, p->rows) && first; r++) {
+        const query next = query_of(c, p, s, p->row + r);
+        prefetch_row(&c->a->q, s, &next);
     }
-    for (int64_t at = 0; at < n && sees; at += KEYS) {
+    for (int64_t r = 0; r < t.rows && last; r++)
+        prefetch_row(&c->a->out, s, &t.queries[r]);
+    for (int64_t at = 0; at < n; at += KEYS) {
         const int64_t count = least(n - at, KEYS);
-        tile_block(c, w->k + at * c->sizes.d, w->v + at * c->dv_floats, j + at, count, w, queries, rows, sums, state);
-        for (int64_t r = 0; r < rows && c->mask_stride[2] && from + r + TILE < p->rows; r++)
-            prefetch_mask(c, p, s, p->row + from + r + TILE, j + at, count);
+        tile_block(c, &t, w->k + at * c->sizes.d, w->v + at * c->dv_floats, j + at, count, w->s);
+        for (int64_t r = from + TILE; r < least(from + 2 * TILE, p->rows) && c->mask_stride[2]; r++)
+            prefetch_mask(c, p, s, p->row + r, j + at, count);
     }
     if (last)
-        end_rows(c, p, s, queries, from, rows, sums, state);
+        end_rows(c, p, s, t.queries, from, t.rows, t.sums, t.state);
 }
 
 static void work(const attention_call *c, const worker *w, const piece *p)
