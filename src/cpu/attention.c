@@ -27,7 +27,7 @@ typedef struct attention_call {
     const adze_attention_args *a;
     attention_sizes sizes;
     int64_t group, d_floats, dv_floats, mask_stride[3];
-    int64_t packed; /* keys that are packed at a time, whole blocks */
+    int64_t packed; /* keys that are packed at a time: whole blocks, or whole panels of one */
     int64_t keys;   /* the most that a sequence has */
     int kind;       /* the dtype of k and v */
     float scale;
@@ -558,7 +558,10 @@ ADZE_CPU_KERNEL(attention)
     c.group = c.sizes.heads / c.sizes.kv_heads;
     c.d_floats = (c.sizes.d + STEP - 1) / STEP * STEP;
     c.dv_floats = (c.sizes.dv + STEP - 1) / STEP * STEP;
-    c.packed = most(PACKED_BYTES / (c.d_floats + c.dv_floats) / (int64_t)sizeof(float) / KEYS, 1) * KEYS;
+    c.packed = PACKED_BYTES / (c.d_floats + c.dv_floats) / (int64_t)sizeof(float);
+    c.packed = most(c.packed / PANEL, 1) * PANEL;
+    if (c.packed > KEYS)
+        c.packed = c.packed / KEYS * KEYS;
     c.scale = a->scale != 0 ? a->scale : (float)(1 / sqrt((double)c.sizes.d));
     attention_mask_strides(&a->mask, c.mask_stride);
     const adze_status status = plan(&c, adze_thread_count());
