@@ -29,23 +29,20 @@ MEASURED = 16384  # tokens
 
 def _on_the_cpu():
     """x86-64 with AVX-512 and without instructions for products of half precision, one thread, torch 2.13, by `python
-    bench/attention.py`. In bfloat16 and float16 attention was faster than torch's, from 1024 queries and keys on for
-    heads of 64 and 80, and from 4096 on for heads of up to 128, in bfloat16 also of 40. It was slower, or not clearly
-    faster, for fewer tokens, for the keys of a text (77 to 512), with masks, and in float32: those calls are torch's.
-    Other processors were not measured."""
+    bench/attention.py`. In bfloat16 and float16 attention was faster than torch's from 64 queries and keys on, for
+    heads of 40 to 160 and with masks; in float32 for the keys of a text (77 to 512), and up to 1024 queries and keys
+    for heads of 64 to 128. All other calls are torch's. Other processors were not measured."""
     support = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
     if None in support or torch.backends.cpu.get_cpu_capability() != "AVX512" or any(asked() for asked in support):
         return {}
-    many, more = (1024, MEASURED), (4096, MEASURED)
-    short = Calls(many, many, (64, 80))
-    return {
-        torch.bfloat16: (short, Calls(more, more, (40, 128))),
-        torch.float16: (short, Calls(more, more, (64, 128))),
-    }
+    half = (Calls((64, MEASURED), (64, MEASURED), (40, 160), hidden=True),)
+    text = Calls((256, MEASURED), (77, 512), (40, 160), hidden=True)
+    more = Calls((128, 1024), (128, 1024), (64, 128), hidden=True)
+    return {torch.bfloat16: half, torch.float16: half, torch.float32: (text, more)}
 
 
 # By device and dtype, the calls for which attention was measured to be faster than torch's. All others are torch's.
-# On an H200 torch's was about as fast for the models of diffusers: bench/results/h200/attention-5beff6a.json.
+# On an H200 torch's was about as fast for the models of diffusers: bench/results/h200/attention-af4f49a.json.
 FASTER = {"cpu": _on_the_cpu(), "cuda": {}}
 
 
