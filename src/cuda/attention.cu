@@ -3,10 +3,11 @@
    16-bit elements in rows of whole 16-byte vectors, of up to 256 elements, take tensor cores: up to 16 rows without
    shared memory (attention_cluster.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
-   (attention_quantised.cu), and few keys are loaded at once (attention_short.cuh). Floats of up to 256 elements have
-   kernels of their own (attention_floats.cuh), which also take other calls of up to 512, as floats
-   (attention_mixed.cu). 16-bit elements in longer rows take attention_wide.cuh. What is left, and GPUs whose
-   blocks have not enough shared memory, take attention_any.cuh. */
+   (attention_quantised.cu), and few keys are loaded at once (attention_short.cuh). Many keys of one query come
+   through rings of bulk copies on Hopper (attention_ring.cuh). Floats of up to 256 elements have kernels of their own
+   (attention_floats.cuh), which also take other calls of up to 512, as floats (attention_mixed.cu). 16-bit elements
+   in longer rows take attention_wide.cuh. What is left, and GPUs whose blocks have not enough shared memory, take
+   attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -79,6 +80,7 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"short", "f16 and bf16 in 16-byte vectors, heads up to 128, neither paged nor packed; up to 512 keys in heads "
               "up to 64, 256 "
               "in others; 8 rows a block, all keys at once"},
+    {"ring8", "Hopper: f16 and bf16, heads of 128 elements in dense rows, not packed; up to 8 rows, many keys"},
     {"direct8",
      "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
      "(queries x heads of one of k), keys straight into registers; clusters, or a second launch, merge parts of "
@@ -125,6 +127,11 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
 {
     if constexpr (D <= 128) {
         constexpr int WIDE = D > 64 ? 128 : 64;
+        if constexpr (D == 128) {
+            const adze_status ring = attention_ring_run(s, p, std::is_same<T, bf16>::value);
+            if (ring != ADZE_NO_KERNEL)
+                return ring;
+        }
         const adze_status direct =
             direct_run<T, ATTENTION_SMALL<WIDE>, ATTENTION_DIRECT<WIDE, 1>, ATTENTION_DIRECT<WIDE, 2>>(s, p);
         if (direct != ADZE_NO_KERNEL)
