@@ -556,7 +556,7 @@ adze_status adze_dispatch_scratch(const adze_op *op, adze_stream s, const void *
     _Alignas(16) char args[ARGS_MAX], placed[ARGS_MAX];
     ADZE_REQUIRE(bytes, ADZE_BAD_ARG, "%s: bytes is NULL", op->name);
     const size_t size = caller ? ((const adze_call *)caller)->size : 0;
-    if (size >= op->first_size && size <= ARGS_MAX) {
+    if (caller && size >= op->first_size && size <= ARGS_MAX) {
         memcpy(placed, caller, size);
         place_tensors(op, placed, size);
         caller = placed;

@@ -61,7 +61,7 @@ static size_t worker_of(const attention_call *c, char *at, int64_t rows, worker 
 {
     const int64_t few = rows <= FEW, tiles = few || packs_once(c) ? 1 : tiles_of(rows), all = few ? FEW : TILE;
     const int64_t keys = few ? 0 : least(c->packed, c->keys) + PANEL;
-    float *state, **const parts[] = {&w->q, &w->s, &w->k, &w->v, &w->sums, &w->block, &state};
+    float *state = NULL, **const parts[] = {&w->q, &w->s, &w->k, &w->v, &w->sums, &w->block, &state};
     const int64_t floats[] = {tiles * all * c->d_floats,
                               most(TILE, FEW) * S_ROW,
                               keys * c->d_floats,
@@ -149,7 +149,7 @@ static void read_q(const attention_call *c, const attention_sequence *s, const q
                 v = q_load(row[r], a->q.dtype, i, n, order);
             for (int x = 0; x < 2 * VF_PARTS; x++)
                 v.part[x] *= c->scale;
-            row_store32(few ? to + r * c->d_floats + i : floats[r], ADZE_F32, 0, v, 0);
+            row_store32(few ? to + r * c->d_floats + i : &floats[r][0], ADZE_F32, 0, v, 0);
         }
         /* Four rows at a time, the last ones first: the lanes that they write too much are those of earlier rows. */
         for (int64_t r = (TILE - 1) / 4 * 4; r >= 0 && !few; r -= 4) {
