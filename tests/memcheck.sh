@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # memcheck.sh - the checks of CUDA kernels under compute-sanitizer: `tests/memcheck.sh [OP ...]`, all ops without names.
-# It needs a GPU, so it is on demand; on an H200 it takes seven minutes, of which gemm takes three. TOOL is memcheck, or
-# racecheck, initcheck, synccheck. The last line counts ops.
+# It needs a GPU and some minutes, so it is on demand. TOOL is memcheck, or racecheck, initcheck, synccheck. The last
+# line counts ops.
 set -u
 cd "$(dirname "$0")/.."
 tool=${TOOL:-memcheck}

@@ -26,7 +26,7 @@ static adze_status ring_run(const cuda_call &s, const attention_params &p, int64
         return ring_launch<T>(its, q, of);
     });
 }
-extern "C" adze_status attention_ring_run(const cuda_call &s, const attention_params &p, int is_bf16)
+adze_status attention_ring_run(const cuda_call &s, const attention_params &p, bool is_bf16)
 {
     const bool can = adze_cuda_clusters(s.device) && p.d == 128 && p.dv == 128 && p.k_stride[2] == p.d &&
                      p.v_stride[2] == p.dv && !p.packed && !p.k_offsets && p.page % 16 == 0 &&

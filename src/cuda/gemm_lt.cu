@@ -190,9 +190,10 @@ static bool lt_slower(const lt_gemm &g, bool bytes)
     return g.staged && !bytes && g.args.x.dtype != ADZE_F32 && g.p.m <= 32 && g.p.k <= 8192 && weights >= 8 << 20 &&
            weights <= 50 << 20;
 }
-/* Tokens from which on cuBLASLt takes a call. */
-static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
+/* Tokens from which on cuBLASLt takes a call. `alone`: of up to 16 only if no kernel has to follow the product. */
+static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool *alone)
 {
+    *alone = false;
     if (bytes)
         return LT_TOKENS_F8;
     if (a->w.dtype != a->x.dtype)
@@ -202,8 +203,10 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes)
     no_tiles = no_tiles || k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
         no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
-    const bool many = rows * k >= LT_MANY && rows >= 2 * k && !a->norm && !a->w2.dtype;
-    return no_tiles ? LT_TOKENS_NO_TILES : many ? LT_TOKENS_MANY : LT_TOKENS;
+    if (no_tiles)
+        return LT_TOKENS_NO_TILES;
+    *alone = rows * k >= LT_MANY && rows >= 2 * k && !a->norm && !a->w2.dtype;
+    return *alone ? LT_TOKENS_MANY : LT_TOKENS;
 }
 
 /* Makes the params those of a call whose weights are floats, in scratch; false: they would be too many. */
@@ -238,7 +241,8 @@ static adze_status lt_dequantize(adze_stream stream, const lt_gemm &g, int part)
 static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_gemm *g)
 {
     const int dtype = a->x.dtype;
-    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes);
+    bool alone;
+    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes, &alone);
     const bool is_float = dtype == ADZE_F32 || dtype == ADZE_F16 || dtype == ADZE_BF16;
     if (k == 0 || adze_count(&a->x) < least * k || (a->call.flags & ADZE_BATCH_INVARIANT))
         return false;
@@ -261,7 +265,7 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     if (g->p.m < least || !lt_takes(g->p, (int64_t)adze_dtype_size(dtype), bytes))
         return false;
     lt_stage(g, bytes);
-    if (least == LT_TOKENS ? lt_slower(*g, bytes) : least == LT_TOKENS_MANY && g->p.m < LT_TOKENS && g->staged)
+    if ((least == LT_TOKENS && lt_slower(*g, bytes)) || (alone && g->p.m < LT_TOKENS && g->staged))
         return false;
     g->stage = scratch + g->norm_bytes;
     g->weights = g->stage + g->stage_bytes;
