@@ -80,7 +80,8 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"short", "f16 and bf16 in 16-byte vectors, heads up to 128, neither paged nor packed; up to 512 keys in heads "
               "up to 64, 256 "
               "in others; 8 rows a block, all keys at once"},
-    {"ring8", "Hopper: f16 and bf16, heads of 128 elements in dense rows, not packed; up to 8 rows, many keys"},
+    {"ring8", "Hopper: f16 and bf16, heads of 128 elements in dense rows, not packed; up to 8 rows, "
+              "keys through shared memory"},
     {"direct8",
      "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
      "(queries x heads of one of k), keys straight into registers; clusters, or a second launch, merge parts of "
@@ -251,7 +252,7 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
     if (floats)
         parts = std::max(parts, attention_floats_parts(s, p));
     if (tiles)
-        parts = std::max(parts, std::max(direct_split_parts(s, p), std::max(few, some)));
+        parts = std::max({parts, attention_ring_parts(s, p), direct_split_parts(s, p), few, some});
     const int64_t part = attention_part_pitch(p) + 2; /* floats: values, the maximum and the sum */
     return parts > 1 ? (size_t)(attention_out_rows(p) * parts * part) * sizeof(float) : 0;
 }

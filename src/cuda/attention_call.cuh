@@ -34,6 +34,8 @@ struct attention_params {
     bool fours;                      /* and so of fours of elements */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */
+    int stages;                      /* of a ring */
+    bool next_late;                  /* the next kernel is launched as this one ends */
     float *part_values;              /* not clustered: of each row of out and part a row of floats, */
     float2 *part_sums;               /* and its maximum and sum */
 };

@@ -20,6 +20,20 @@ constexpr int cluster_shared(int ranks)
     return own > S::SHARED ? own : S::SHARED;
 }
 
+/* The keys of a sequence that its rows see: the steps they have, of which some are inner: all rows see all their
+   keys, before the mask. */
+template <class S>
+struct cluster_keys {
+    int begin, steps, inner_low, inner_high;
+    __device__ __forceinline__ cluster_keys(const attention_params &p, const attention_block &b)
+        : begin(attention_low(p, b.s, 0) / S::KEYS * S::KEYS),
+          steps(b.high > begin ? (b.high - begin + S::KEYS - 1) / S::KEYS : 0),
+          inner_low(attention_low(p, b.s, p.m - 1)), inner_high(attention_high(p, b.s, 0))
+    {
+    }
+    __device__ __forceinline__ bool inner(int key) const { return key >= inner_low && key + S::KEYS <= inner_high; }
+};
+
 /* Where a thread loads from, in shared memory: computed before the dependency wait, which arithmetic in registers
    would not stay in front of. */
 template <class S>
@@ -240,10 +254,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
     else
         own.s = attention_sequence_of(p, own.sequence);
     own.high = attention_high(p, own.s, p.m - 1);
-    const int begin = attention_low(p, own.s, 0) / S::KEYS * S::KEYS;
-    const int steps = own.high > begin ? (own.high - begin + S::KEYS - 1) / S::KEYS : 0;
-    /* The keys that all rows see, before the mask. */
-    const int inner_low = attention_low(p, own.s, p.m - 1), inner_high = attention_high(p, own.s, 0);
+    const cluster_keys<S> keys_of(p, own);
+    const int begin = keys_of.begin, steps = keys_of.steps;
     if (threadIdx.x == 0)
         b = own;
     __syncthreads();
@@ -277,17 +289,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
                 for (int e = 0; e < 4 * S::TILES; e++)
                     score[u][e / 4][e % 4] *= keys.k_scale[u][e % 4 / 2];
         }
-        if (!plain || missing || key < inner_low || key + S::KEYS > inner_high) {
-            direct_edge<T, S>(p, b, key, missing, scale, score);
-        } else {
-#    pragma unroll
-            for (int u = 0; u < S::UNITS; u++)
-#    pragma unroll
-                for (int i = 0; i < S::TILES; i++)
-#    pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        score[u][i][e] *= scale;
-        }
+        direct_scale<T, S>(p, b, key, missing, plain && keys_of.inner(key), scale, score);
         if (more)
             direct_load_keys<S>(p, b, from, next, keys);
         direct_weigh<S>(r, score);

@@ -336,6 +336,25 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
         }
 }
 
+/* Scores in base 2. `inner`: every row sees all keys of the step, and nothing but the scale changes its scores. */
+template <typename T, class S>
+__device__ __forceinline__ void direct_scale(const attention_params &p, const attention_block &b, int key,
+                                             unsigned missing, bool inner, float scale,
+                                             float (&score)[S::UNITS][S::TILES][4])
+{
+    if (!inner || missing) {
+        direct_edge<T, S>(p, b, key, missing, scale, score);
+        return;
+    }
+#pragma unroll
+    for (int u = 0; u < S::UNITS; u++)
+#pragma unroll
+        for (int i = 0; i < S::TILES; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                score[u][i][e] *= scale;
+}
+
 /* Scores become weights; maxima and sums follow. */
 template <class S>
 __device__ __forceinline__ void direct_weigh(direct_rows<S> &r, float (&score)[S::UNITS][S::TILES][4])

@@ -1,19 +1,29 @@
-/* attention_ring.cuh - attention of up to 8 rows over many keys (Hopper): keys and values come through shared memory.
+/* attention_ring.cuh - attention of up to 8 rows (Hopper): keys and values come through shared memory.
 
-   As attention_cluster.cuh without clusters: worker w of all parts' warps has steps w, w + workers, ... of 16 keys. A
-   warp has a ring of its own. Bulk copies bring the keys of a step and their values, 16 rows each, which are dense;
-   so all stages but one are under way while a step is computed, and no registers wait for them. */
+   As attention_cluster.cuh, whose workers and ends it has: worker w of all parts' warps has steps w, w + workers, ...
+   of 16 keys. A warp has a ring of its own. Bulk copies bring the keys of a step and their values, 16 rows each,
+   which are dense; so all stages but one are under way while a step is computed, and no registers wait for them.
+   Where the call says that the cache is constant (ADZE_CONST_CACHE), the first stages are filled before the
+   dependency wait. */
 #ifndef ADZE_CUDA_ATTENTION_RING_CUH
 #define ADZE_CUDA_ATTENTION_RING_CUH
 
 #include "attention_cluster.cuh"
 
+enum { RING_STAGES = 3 }; /* at most */
+
 template <class S>
 struct attention_ring_shape {
     static constexpr int ROW = S::D * S::ELEMENT, HALF = S::KEYS * ROW, STAGE = 2 * HALF; /* bytes */
-    static constexpr int STAGES = 3, WARP = STAGES * STAGE, RINGS = S::ALONG * WARP;
-    static constexpr int SHARED = RINGS > S::SHARED ? RINGS : S::SHARED; /* or what attention_merge needs */
+    static constexpr int ALL = S::ALONG * STAGE;                                          /* warps' */
     static_assert(S::UNITS == 1 && !S::QUANTISED, "");
+    /* Sums of other blocks of a cluster arrive behind the rings; what attention_merge needs may lie on them. */
+    static constexpr int shared(int stages, bool clustered, int ranks)
+    {
+        return clustered                  ? stages * ALL + cluster_shared<S>(ranks)
+               : stages * ALL > S::SHARED ? stages * ALL
+                                          : S::SHARED;
+    }
 };
 
 template <typename T, class S>
@@ -22,78 +32,93 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     typedef attention_ring_shape<S> R;
     extern __shared__ __align__(128) char shared[];
-    __shared__ __align__(8) uint64_t barriers[S::ALONG][R::STAGES];
+    __shared__ __align__(8) uint64_t barriers[S::ALONG][RING_STAGES], sums_arrived;
     __shared__ cluster_held<S> held[S::THREADS];
     __shared__ attention_block b;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int rank = (int)blockIdx.x, worker = warp * p.parts + rank, workers = p.parts * S::ALONG;
-    const uint32_t barrier = shared_address(barriers[warp]);
-    if (lane == 0) {
-        for (int i = 0; i < R::STAGES; i++)
+    const uint32_t barrier = shared_address(barriers[warp]), all_sums = shared_address(&sums_arrived);
+    const int stages = p.stages;
+    const bool at_zero = !p.window; /* the first key is key 0, whatever the length */
+    if (lane == 0)
+        for (int i = 0; i < stages; i++)
             bulk_barrier(barrier + (uint32_t)i * 8, 2);
+    if (p.clustered && threadIdx.x == 0)
+        bulk_barrier(all_sums);
+    if (lane == 0)
         bulk_ready();
-    }
+    if (p.clustered && threadIdx.x == 0)
+        bulk_expect(all_sums, cluster_bytes<S>(p.m * p.group, p.parts));
+    cluster_arrive_relaxed(); /* once all have arrived, their barriers are there */
+    __syncwarp();
+
     attention_block own;
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
-    own.first = 0, own.rows = p.m * p.group;
+    own.first = 0, own.rows = p.m * p.group, own.high = p.n;
     own.s = {own.sequence, 0, p.m, own.sequence, 0, p.n};
-    cluster_hold<S>(p, own, held[threadIdx.x]);
-    pdl_wait();
-    own.s = attention_sequence_of(p, own.sequence);
-    own.high = attention_high(p, own.s, p.m - 1);
-    const int begin = attention_low(p, own.s, 0) / S::KEYS * S::KEYS;
-    const int steps = own.high > begin ? (own.high - begin + S::KEYS - 1) / S::KEYS : 0;
-    const int inner_low = attention_low(p, own.s, p.m - 1), inner_high = attention_high(p, own.s, 0);
-    if (threadIdx.x == 0)
-        b = own;
-    __syncthreads();
-
     /* Lane 0 requests the keys of a step, lane 1 the values; what lies behind the last key is not copied. A step of a
        page that does not exist is missing. */
-    const attention_place zero = p.page ? attention_place{0, 0} : attention_place{b.s.key_batch, b.s.first_key};
+    const attention_place zero = {p.page ? 0 : own.sequence, 0};
     const bool is_v = lane == 1;
-    const char *const base = is_v ? p.v + attention_at(p.v_stride, zero, b.kv_head) * S::ELEMENT
-                                  : p.k + attention_at(p.k_stride, zero, b.kv_head) * S::ELEMENT;
+    const char *const base = is_v ? p.v + attention_at(p.v_stride, zero, own.kv_head) * S::ELEMENT
+                                  : p.k + attention_at(p.k_stride, zero, own.kv_head) * S::ELEMENT;
+    char *const ring = shared + warp * stages * R::STAGE;
     unsigned missing = 0; /* a bit of each stage */
-    auto request = [&](int step, int stage) {
-        const int key = begin + step * S::KEYS;
+    auto request = [&](const attention_block &of, int key, int stage) {
         bool there = true;
         if (lane < 2) {
-            const direct_unit unit = direct_unit_of(p, b, is_v ? p.v_stride : p.k_stride, key);
-            const uint32_t to = (uint32_t)(warp * R::WARP + stage * R::STAGE + lane * R::HALF);
+            const direct_unit unit = direct_unit_of(p, of, is_v ? p.v_stride : p.k_stride, key);
             const uint32_t arrived = barrier + (uint32_t)stage * 8;
             there = unit.there;
             if (there)
-                bulk_copy(shared_address(shared) + to, base + unit.at * S::ELEMENT,
-                          (uint32_t)(min(S::KEYS, b.high - key) * R::ROW), arrived);
+                bulk_copy(shared_address(ring + stage * R::STAGE + lane * R::HALF), base + unit.at * S::ELEMENT,
+                          (uint32_t)(min(S::KEYS, of.high - key) * R::ROW), arrived);
             else
                 bulk_arrive(arrived);
         }
         const bool gone = __any_sync(~0u, !there);
         missing = (missing & ~(1u << stage)) | (unsigned)gone << stage;
     };
-    for (int i = 0; i < R::STAGES; i++)
-        if (worker + i * workers < steps)
-            request(worker + i * workers, i);
-
+    int requested = 0; /* steps of this warp */
+    if (p.const_cache && at_zero) {
+        if (p.lengths)
+            own.high = between(((const volatile int32_t *)p.lengths)[own.sequence], 0, p.n);
+        while (requested < stages && (worker + requested * workers + 1) * S::KEYS <= own.high - p.m) {
+            request(own, (worker + requested * workers) * S::KEYS, requested);
+            requested++;
+        }
+    }
+    cluster_hold<S>(p, own, held[threadIdx.x]);
+    pdl_wait();
+    own.s = attention_sequence_of(p, own.sequence);
+    own.high = attention_high(p, own.s, p.m - 1);
+    const cluster_keys<S> keys_of(p, own);
+    const int begin = keys_of.begin, steps = keys_of.steps;
+    while (requested < stages && worker + requested * workers < steps) {
+        request(own, begin + (worker + requested * workers) * S::KEYS, requested);
+        requested++;
+    }
     direct_rows<S> r;
     direct_keys<S> keys;
     cluster_load_q<S>(p, own, held[threadIdx.x], r);
-#    pragma unroll
-    for (int i = 0; i < S::TILES; i++)
-#    pragma unroll
-        for (int c = 0; c < S::CHUNKS * S::VECTOR / 8; c++)
-            r.q[i][c] = weight_order<S::FORMAT>(r.q[i][c]);
+    if (threadIdx.x == 0)
+        b = own;
+    __syncthreads();
     r.clear();
     const bool plain = p.softcap == 0 && !p.mask_kind;
-    if (worker >= steps)
+    if (worker >= steps && !p.next_late)
         pdl_launch_next();
     int stage = 0;
     uint32_t parity = 0;
+    auto next_stage = [&] {
+        if (++stage == stages)
+            stage = 0, parity ^= 1;
+        requested--;
+    };
     for (int step = worker; step < steps; step += workers) {
-        const int key = begin + step * S::KEYS, later = step + R::STAGES * workers;
-        const char *const from = shared + warp * R::WARP + stage * R::STAGE;
-        if (later >= steps) /* the last keys are under way */
+        const int key = begin + step * S::KEYS, later = step + stages * workers;
+        const char *const from = ring + stage * R::STAGE;
+        if (later >= steps && !p.next_late) /* the last keys are under way */
             pdl_launch_next();
         bulk_wait(barrier + (uint32_t)stage * 8, parity);
 #    pragma unroll
@@ -104,15 +129,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         float score[S::UNITS][S::TILES][4];
         direct_scores<T, S>(keys, r, score);
         keys.missing = missing >> stage & 1;
-        if (!plain || keys.missing || key < inner_low || key + S::KEYS > inner_high) {
-            direct_edge<T, S>(p, b, key, keys.missing, p.scale, score);
-        } else {
-#    pragma unroll
-            for (int i = 0; i < S::TILES; i++)
-#    pragma unroll
-                for (int e = 0; e < 4; e++)
-                    score[0][i][e] *= p.scale;
-        }
+        direct_scale<T, S>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score);
         direct_weigh<S>(r, score);
 #    pragma unroll
         for (int i = 0; i < 4; i++)
@@ -125,11 +142,23 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         if (key + S::KEYS > b.high)
             direct_clip<S>(b, key, keys);
         __syncwarp();
-        if (later < steps)
-            request(later, stage);
+        if (later < steps) {
+            request(b, begin + later * S::KEYS, stage);
+            requested++;
+        }
         direct_values<T, S, false>(keys, score, r);
-        if (++stage == R::STAGES)
-            stage = 0, parity ^= 1;
+        next_stage();
+    }
+    while (requested > 0) { /* filled before the wait, by a length that was larger */
+        bulk_wait(barrier + (uint32_t)stage * 8, parity);
+        next_stage();
+    }
+    cluster_wait();
+    if (p.clustered) {
+        char *const sums = shared + stages * R::ALL;
+        cluster_push<S>(r, 1, shared_address(sums), all_sums, b.rows, p.parts, worker);
+        cluster_sum<T, S>(p, b, sums, all_sums, p.parts, rank);
+        return;
     }
     __syncthreads(); /* the rings become memory of the merge */
     direct_put<S>(r, 1, warp, reinterpret_cast<float *>(shared));

@@ -35,8 +35,9 @@ enum {
 
 /* attention_quantised.cu: calls of f16 or bf16 whose keys are i8 or f8e4m3. */
 adze_status attention_quantised(const cuda_call &s, const attention_params &p, bool is_bf16);
-/* attention_ring.cu: calls of f16 or bf16 with few rows and many keys. */
+/* attention_ring.cu: calls of f16 or bf16 with few rows, and the parts of their keys. */
 adze_status attention_ring_run(const cuda_call &s, const attention_params &p, bool is_bf16);
+int64_t attention_ring_parts(const cuda_call &s, const attention_params &p);
 /* attention_short.cu: calls of f16 or bf16 with few keys. */
 adze_status attention_few_keys(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_sm90.cu: calls of f16 or bf16 with many rows, on Hopper. */
