@@ -1,21 +1,23 @@
 /* attention_ring.cu - attention of few rows on Hopper: which calls attention_ring.cuh takes, and in which blocks.
 
    The figures below are from sweeps on an H200 (2026-11-18) of 1 to 512 pairs of a sequence and a head of k, and 256
-   to 65536 keys: all sizes of blocks, stages, parts and clusters. */
+   to 65536 keys, over sizes of blocks, stages, parts and clusters; and from tokens of whole models. More and smaller
+   blocks are faster alone: but they lie unevenly on the multiprocessors, and so then do those of the kernels after
+   them. */
 #include "attention_ring.cuh"
 
 #include "attention_run.cuh"
 
-/* Blocks of 2, 4 and 8 warps. Of those of 8 a multiprocessor has one, of those of 4 with three stages two. */
+/* Blocks of 4 and 8 warps. Of those of 8 a multiprocessor has one, of those of 4 with three stages two. */
 template <int WARPS>
 using ring_attention = direct_attention<128, 1, 1, WARPS, 8 / WARPS>;
 
 enum {
-    RING_LEAST = 256,        /* keys of a call */
-    RING_FEW_PAIRS = 8,      /* up to so many pairs, */
-    RING_SOME_PAIRS = 33,    /* and up to so many: */
-    RING_FEW_KEYS = 32768,   /* keys of all pairs, from which on the former are faster than attention_cluster, */
-    RING_SOME_KEYS = 16384,  /* and the latter; up to RING_FEW_KEYS they are small blocks' in large clusters */
+    RING_FEW_PAIRS = 8,      /* between so many pairs */
+    RING_SOME_PAIRS = 33,    /* and so many */
+    RING_SOME_KEYS = 49152,  /* keys of all pairs, from which on rings are faster than attention_cluster, */
+    RING_KEYS = 32768,       /* and of fewer pairs, or more */
+    RING_LEAST = 256,        /* keys of a pair */
     RING_WHOLE = 512,        /* keys of a part, from which on a multiprocessor's block is of 8 warps */
     RING_CLUSTERS = 8,       /* blocks of a cluster of whole multiprocessors, at most */
     RING_STATIC = (9 << 10), /* shared memory of a block that is not dynamic, at most */
@@ -30,19 +32,12 @@ struct ring_plan {
 static ring_plan ring_plan_of(const cuda_call &s, const attention_params &p)
 {
     const int64_t pairs = attention_pairs(p), sms = s.gpu.sm_count;
-    const int64_t seen = p.window ? std::min<int64_t>(p.n, p.window + p.m) : p.n, all = pairs * seen;
-    ring_plan plan = {4, 3, 1, false, false, seen >= RING_LEAST};
+    const int64_t seen = p.window ? std::min<int64_t>(p.n, p.window + p.m) : p.n;
+    const int64_t least = pairs > RING_FEW_PAIRS && pairs <= RING_SOME_PAIRS ? RING_SOME_KEYS : RING_KEYS;
+    ring_plan plan = {4, 3, 1, false, false, seen >= RING_LEAST && pairs * seen >= least};
     if (pairs > sms)
         return plan;
     plan.stages = 2;
-    if (pairs <= RING_FEW_PAIRS)
-        plan.worth = plan.worth && all >= RING_FEW_KEYS;
-    else if (pairs <= RING_SOME_PAIRS)
-        plan.worth = plan.worth && all >= RING_SOME_KEYS;
-    if (pairs > RING_FEW_PAIRS && pairs <= RING_SOME_PAIRS && all <= RING_FEW_KEYS) {
-        plan.warps = 2, plan.clustered = true, plan.parts = s.gpu.sm == 90 && pairs * 16 <= 2 * sms ? 16 : 8;
-        return plan;
-    }
     /* A block for each multiprocessor. Clusters save the second launch, but not all multiprocessors are in one. */
     plan.parts = std::min<int64_t>(sms / pairs, PARTS_MAX);
     int64_t size = 1;
@@ -86,9 +81,7 @@ template <typename T>
 static adze_status ring_run(const cuda_call &s, const attention_params &p, const ring_plan &plan)
 {
     const auto run = [&](const cuda_call &its, const attention_params &q, int64_t, bool) {
-        return plan.warps == 2   ? ring_launch<T, 2>(its, q, plan)
-               : plan.warps == 4 ? ring_launch<T, 4>(its, q, plan)
-                                 : ring_launch<T, 8>(its, q, plan);
+        return plan.warps == 4 ? ring_launch<T, 4>(its, q, plan) : ring_launch<T, 8>(its, q, plan);
     };
     return plan.parts == 1 || plan.clustered ? run(s, p, 1, false) : split_launch<T>(s, p, plan.parts, run);
 }
