@@ -264,6 +264,12 @@ static adze_status act_launch_shifted(const cuda_call &s, act_simple p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
+/* Up to so many elements the plainest kernel is the fastest, on an H200 (2026-11-18). */
+static inline bool act_small(const act_simple &p, int64_t dim)
+{
+    constexpr int64_t SMALL = 3 << 19;
+    return p.rows.count * dim <= SMALL;
+}
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is
    little to do. */
 template <typename T, int W, bool TIMES>
@@ -271,7 +277,8 @@ static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p)
 {
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W, SHORT_UNITS = VEC<T> / W;
     const bool little = p.units * p.rows.count <= (int64_t)s.gpu.sm_count * ACT_THREADS * UNITS;
-    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W), p.units < ACT_THREADS * 2)) {
+    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W),
+                p.units < ACT_THREADS * 2 && !act_small(p, p.units * W))) {
         act_flat flat = {};
         flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
         flat.rows = rows_flat(p.rows, p.units, W);
@@ -310,10 +317,12 @@ static adze_status act_launch_as(const cuda_call &s, act_general g, int64_t dim,
                       : act_launch<T, VEC<T>, TIMES, 1, false>(s, p, ACT_THREADS / 2);
     p.rest = 0;
     p.dim = dim;
-    if (s.takes(ACT_SHIFTED, dim < (1 << 28), dim >= VEC<T>))
+    const int pair = sizeof(T) < 4 && width > 1 && dim % 2 == 0 ? 2 : 1;
+    const bool flat = dim / pair < ACT_THREADS * 2 && rows_are_flat(p.rows, dim / pair, pair);
+    if (s.takes(ACT_SHIFTED, dim < (1 << 28), dim >= VEC<T> && !flat && !act_small(p, dim)))
         return act_launch_shifted<T, TIMES>(s, p);
     if constexpr (sizeof(T) < 4)
-        if (width > 1 && dim % 2 == 0) {
+        if (pair == 2) {
             p.units = dim / 2;
             return act_launch_narrow<T, 2, TIMES>(s, p);
         }

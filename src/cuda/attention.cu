@@ -138,8 +138,7 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
         if (direct != ADZE_NO_KERNEL)
             return direct;
     }
-    const adze_status status =
-        attention_few<T, ATTENTION_FEW<D>, ATTENTION_SOME<D>>(s, p, attention_rows_of(p) <= 64);
+    const adze_status status = attention_few<T, ATTENTION_FEW<D>, ATTENTION_SOME<D>>(s, p, tile_choice_of(s, p));
     if (status != ADZE_NO_KERNEL)
         return status;
     if (s.takes(MANY_ROWS, ATTENTION_MANY<D>::SHARED <= s.gpu.block_shared))

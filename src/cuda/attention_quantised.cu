@@ -21,9 +21,11 @@ static adze_status quantised_run(const cuda_call &s, const attention_params &p)
         if (status != ADZE_NO_KERNEL)
             return status;
     }
-    return widest <= 64    ? attention_few<T, QUANTISED_FEW<64, F>, QUANTISED_SOME<64, F>>(s, p, true)
-           : widest <= 128 ? attention_few<T, QUANTISED_FEW<128, F>, QUANTISED_SOME<128, F>>(s, p, true)
-                           : attention_few<T, QUANTISED_FEW<256, F>, QUANTISED_SOME<256, F>>(s, p, true);
+    const bool few = attention_rows_of(p) <= 16;
+    const tile_choice choice = {few, few, true};
+    return widest <= 64    ? attention_few<T, QUANTISED_FEW<64, F>, QUANTISED_SOME<64, F>>(s, p, choice)
+           : widest <= 128 ? attention_few<T, QUANTISED_FEW<128, F>, QUANTISED_SOME<128, F>>(s, p, choice)
+                           : attention_few<T, QUANTISED_FEW<256, F>, QUANTISED_SOME<256, F>>(s, p, choice);
 }
 template <typename T>
 static adze_status quantised_run(const cuda_call &s, const attention_params &p)

@@ -228,22 +228,74 @@ static adze_status direct_run(const cuda_call &s, const attention_params &p)
     return status != ADZE_NO_KERNEL ? status : direct_run<T, S16, S16>(s, p, DIRECT_16);
 }
 
-/* Whether blocks of 16 rows are faster, as larger ones would leave most multiprocessors without any and the keys are
-   few. From sweeps on an H200 (2026-11-18). */
-static inline bool few_fill(const cuda_call &s, const attention_params &p)
+/* What the kernels of more than 16 rows in heads of up to 128 elements take, in about microseconds: models that were
+   fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads, 59 to 4096 queries and 70 to 8192 keys, and whose
+   choice is what counts. A kernel's time begins with what it takes for next to nothing, and grows with the steps of a
+   block, and the blocks of a multiprocessor. */
+struct attention_times {
+    double in_short, few, some, many, wgmma; /* attention_short, tiles of 16, 64 and 128 rows, attention_wgmma */
+};
+static inline attention_times attention_times_of(const cuda_call &s, const attention_params &p)
 {
-    return p.n <= DIRECT_FEW && attention_tiles(p, 16) * attention_pairs(p) <= s.gpu.sm_count;
+    const auto tiles = [&](int64_t rows) { return (double)(attention_tiles(p, rows) * attention_pairs(p)); };
+    const int64_t sequences = p.sequences > 0 ? p.sequences : 1, keys = p.k_offsets ? ceil_div(p.n, sequences) : p.n;
+    const int64_t queries = p.packed ? ceil_div(p.m, sequences) : p.m;
+    const int64_t most = p.window ? std::min<int64_t>(keys, p.window + queries / 2) : keys;
+    const int64_t seen = p.causal && keys <= 2 * queries ? std::max<int64_t>(most - queries / 2, 1) : most;
+    const double sms = (double)s.gpu.sm_count, width = std::max({p.d, p.dv, 64}) / 128.0;
+    const double stages = (double)ceil_div(seen, 64), each = tiles(128),
+                 parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
+    const bool narrow = p.d <= 64 && p.dv <= 64;
+    const double wgmma_tiles = (double)(ceil_div(p.m, narrow ? 192 : 128) * sequences * p.heads);
+    attention_times t;
+    t.in_short = 3.2 + 0.55 * std::max(tiles(8) / sms, 0.3) * (double)ceil_div(p.n, 32);
+    t.few = 6.3 + std::min((double)seen / 700, 3.0) + 1.6 * width * tiles(16) * stages / (2 * sms);
+    t.some =
+        11 + std::min((double)seen / 2000, 4.0) + 2.2 * width * std::max(tiles(64) * stages / (sms * 4 / 3), 1.0);
+    t.many = 12 + 1.44 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(0.75 * each * parts / sms, 1.0);
+    t.wgmma = 5 + (narrow ? 1.8 : 1.5) * (double)ceil_div(wgmma_tiles > sms ? seen : most, 128) *
+                      std::max(wgmma_tiles / sms, 1.0);
+    return t;
 }
-/* Calls of few rows, and if `some` those of some more. */
-template <typename T, class FEW, class SOME>
-static adze_status attention_few(const cuda_call &s, const attention_params &p, bool some)
+/* Whether blocks of so many warps of attention_short, 8 rows each, run at once; and whether they take the call as it
+   has few keys, which all tiles of rows load. */
+static inline bool short_at_once(const cuda_call &s, const attention_params &p, int64_t warps)
 {
-    const int64_t rows = attention_rows_of(p), room = s.gpu.block_shared;
+    constexpr int64_t AT_ONCE = 10; /* warps of a multiprocessor, by their registers */
+    return attention_tiles(p, 8) * attention_pairs(p) * warps <= s.gpu.sm_count * AT_ONCE;
+}
+static inline bool attention_short_fits(const cuda_call &s, const attention_params &p)
+{
+    constexpr int64_t FEW_KEYS = 64;
+    return p.n <= FEW_KEYS && short_at_once(s, p, p.d <= 64 && p.dv <= 64 ? 1 : 2);
+}
+/* Which tiles are faster: of 16 rows, perhaps with parts that a second launch merges; of some more; or of many. */
+struct tile_choice {
+    bool few, few_split, some;
+};
+static inline tile_choice tile_choice_of(const cuda_call &s, const attention_params &p)
+{
+    if (p.d > 128 || p.dv > 128) {
+        constexpr int64_t FEW_STEPS = 384, LEAST_STEPS = 128; /* of 16 rows and 64 keys */
+        const int64_t steps = attention_tiles(p, 16) * attention_pairs(p) * ceil_div(p.n, 64);
+        const bool some = attention_tiles(p, 128) * attention_pairs(p) * 4 < s.gpu.sm_count * 3;
+        return {steps <= FEW_STEPS, steps <= LEAST_STEPS, some};
+    }
+    const attention_times t = attention_times_of(s, p);
+    const bool few = attention_rows_of(p) <= 16 || (t.few < t.some && t.few < t.many);
+    return {few, few, t.some < t.many};
+}
+/* Calls of few rows, and of some more. */
+template <typename T, class FEW, class SOME>
+static adze_status attention_few(const cuda_call &s, const attention_params &p, tile_choice choice)
+{
+    const int64_t room = s.gpu.block_shared;
+    const bool some = choice.some;
     const int64_t enough = adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1;
     const bool some_split = key_parts(s, p, SOME::ROWS, PART_LEAST, PARTS_MAX) > enough;
-    if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, rows <= FEW::ROWS))
+    if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, choice.few_split))
         return split_launch<T>(s, p, split_parts(s, p, FEW::ROWS), tile_launch<T, FEW>);
-    if (s.takes(FEW_ROWS, FEW::SHARED <= room, rows <= FEW::ROWS || few_fill(s, p)))
+    if (s.takes(FEW_ROWS, FEW::SHARED <= room, choice.few))
         return tile_launch<T, FEW>(s, p, attention_clusters<FEW>(s, p));
     if (s.takes(SOME_SPLIT, SOME::SHARED <= room && split_parts(s, p, SOME::ROWS) > 1, some && some_split))
         return split_launch<T>(s, p, split_parts(s, p, SOME::ROWS), tile_launch<T, SOME>);

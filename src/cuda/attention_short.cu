@@ -2,8 +2,6 @@
 #include "attention_run.cuh"
 #include "attention_short.cuh"
 
-enum { SHORT_KEYS = 64 }; /* up to so many are taken with more than one tile of rows, which all load them */
-
 template <class S>
 static int64_t short_warps(const attention_params &p)
 {
@@ -20,12 +18,13 @@ static adze_status short_launch(const cuda_call &s, attention_params p)
 template <typename T, class FEW, class MANY>
 static adze_status short_run(const cuda_call &s, const attention_params &p)
 {
-    constexpr int64_t AT_ONCE = 10;                        /* warps of a multiprocessor, by their registers */
     constexpr int64_t DIRECT_BLOCKS = FEW::D > 64 ? 3 : 2; /* of the kernel that would have the call */
-    const int64_t warps = short_warps<MANY>(p), tiles = attention_tiles(p, MANY::ROWS);
-    const bool fits = tiles * attention_pairs(p) * warps <= s.gpu.sm_count * AT_ONCE;
-    const bool few = p.n <= SHORT_KEYS || (tiles == 1 && direct_plan_of(s, p, DIRECT_BLOCKS).parts == 1);
-    if (!s.takes(SHORT, warps <= MANY::ALONG, fits && few))
+    const bool alone = attention_tiles(p, MANY::ROWS) == 1 && direct_plan_of(s, p, DIRECT_BLOCKS).parts == 1;
+    const int64_t warps = short_warps<MANY>(p);
+    const attention_times t = attention_times_of(s, p);
+    const bool faster = attention_rows_of(p) > 16 && t.in_short < std::min({t.few, t.some, t.many});
+    if (!s.takes(SHORT, warps <= MANY::ALONG,
+                 attention_short_fits(s, p) || (alone && short_at_once(s, p, warps)) || faster))
         return ADZE_NO_KERNEL;
     return p.n <= FEW::KEYS ? short_launch<T, FEW>(s, p) : short_launch<T, MANY>(s, p);
 }

@@ -186,7 +186,7 @@ static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dty
 static int ring_choice(const gemm_params &p)
 {
     if (p.format == OF_U4)
-        return p.m <= 2 ? GEMM_RING_16 : p.m <= 16 ? GEMM_RING_8 : -1;
+        return p.m <= 2 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
     return p.format == OF_F8 && p.m <= 2 ? GEMM_RING_8_TWICE : -1;
 }
 static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
@@ -323,15 +323,18 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
     /* Many rows of i8 are streamed faster through shared memory, on an H200 (2026-11-17). */
     const bool streams = F == OF_I8 && p.m <= 8 && p.n * (p.glu ? 2 : 1) > 64 * (int64_t)s.gpu.sm_count;
     const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
-    const int choice = streams ? -1 : gemm_direct_choice(s, p);
+    /* gemm_shifted is faster with 9 to 16 tokens, on an H200 (2026-11-18); more rows of u4 are gemm_swapped's. */
+    const bool shifts =
+        F == OF_U4 && p.m > 8 && p.m <= 16 && gemm_shifted_run(s, p, dtype, GEMM_SHIFTED_16, 1) == ADZE_OK;
+    const int choice = streams || shifts ? -1 : gemm_direct_choice(s, p);
     for (int shape = 0; shape < GEMM_DIRECT_SHAPES; shape++) {
         const bool can = gemm_direct_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(DIRECT + shape, can, shape == choice))
             return gemm_direct_run(s, p, dtype, shape, 0);
     }
-    if (s.takes(QUANTISED_16, wide, p.m > 8))
+    if (s.takes(QUANTISED_16, wide, p.m > 8 && !shifts))
         return quantised_launch<T, WIDE>(s, p);
-    return s.takes(QUANTISED_8, narrow) ? quantised_launch<T, NARROW>(s, p) : ADZE_NO_KERNEL;
+    return s.takes(QUANTISED_8, narrow, !shifts) ? quantised_launch<T, NARROW>(s, p) : ADZE_NO_KERNEL;
 }
 template <typename T>
 static adze_status quantised_run(const cuda_call &s, const gemm_params &p)

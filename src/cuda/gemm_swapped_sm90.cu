@@ -88,7 +88,11 @@ extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p
 /* The shape that takes a call, -1: none. */
 extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const bool some = p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)); /* many have other kernels */
+    /* Many tokens have other kernels. So have up to 16, but for rows of u4 that gemm_shifted would take in more than
+       two tiles of a multiprocessor. */
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    const bool few = p.m > 8 && p.m <= 16 && p.format == OF_U4 && !p.x_scale && rows > 32;
+    const bool some = few || (p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)));
     int best = -1;
     double least = 1e30, time;
     for (int shape = 0; some && shape < GEMM_SWAPPED_SHAPES; shape++)

@@ -126,8 +126,8 @@ constexpr norm_rule LAYER[] = {
     threads(512, 8).late().vectors(1, 4096),
 };
 constexpr norm_rule RMS_SUM[] = {
-    lanes(4, 2).vectors(1, 8),
-    lanes(8, 2).vectors(9, 16),
+    lanes(4, 2).vectors(1, 4),
+    lanes(8, 2).vectors(5, 16),
     lanes(16, 2).vectors(17, 32),
     threads(512, 4).full().blocks(2).rows(MANY).vectors(256, 256),
     threads(512, 2).full().blocks(2).vectors(1, 1024),
@@ -208,7 +208,8 @@ constexpr norm_rule BARE_RMS[] = {
     threads(448, 4).late().blocks(2).vectors(1, 1792),
 };
 constexpr norm_rule BARE_SUM[] = {
-    threads(512, 8).late().vectors(1, 4096),
+    threads(512, 2).blocks(2).vectors(65, 1024),
+    threads(512, 8).late().vectors(1025, 4096),
 };
 constexpr norm_rule RARE[] = {
     threads(448, 4).late().vectors(33, 1792),

@@ -423,10 +423,11 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const bool few_long = sizeof(T) < 4 && !whole && !modulated && vectors > ANY_THREADS && rows < 2 * sm_count;
     const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
     const bool many_long = (sizeof(T) < 4 || whole) && vectors > SHIFTED_MANY && rows >= sm_count;
+    const bool scaled_long = modulated && vectors > ANY_THREADS; /* of which norm_any holds fewer */
     if (!s.takes(variant,
                  (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) &&
                      (in_registers || (vectors <= most && !float_sum)),
-                 (whole && g.loose && !modulated) || few_long || in_turns || many_long))
+                 (whole && g.loose && !modulated) || few_long || in_turns || many_long || scaled_long))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
