@@ -74,7 +74,9 @@ double adze_round_to(int dtype, double value)
     const format *f = format_of(dtype);
     if (dtype == ADZE_F64 || !isfinite(value))
         return value;
-    const double ulp = adze_dtype_ulp(dtype, value), rounded = nearbyint(value / ulp) * ulp;
+    /* A sum with 2^52 ulp is rounded to whole ulp, which is faster than a quotient where it is emulated. */
+    const double ulp = adze_dtype_ulp(dtype, value), whole = 0x1p52 * ulp, a = fabs(value);
+    const double rounded = copysign(a < whole ? a + whole - whole : a, value);
     if (fabs(rounded) <= f->max)
         return rounded;
     return copysign(f->spacing == 0 ? f->max : INFINITY, value);

@@ -194,11 +194,12 @@ typedef struct definition {
     adze_sums sums;
     attention_sizes sizes;
     int64_t sequence, kv_head; /* whose keys are in k and v */
-    double *k, *v, *q;
-    adze_value *p; /* of the query's keys: the score, then exp(s - max) */
-    int64_t *next; /* by key: the next that may have a larger score, */
-    int64_t *more; /* and how many such follow one another */
-    int64_t row;   /* of out that p is for */
+    int64_t keys;
+    double *k, *v, *q; /* v by columns, as they are summed */
+    adze_value *p;     /* of the query's keys: the score, then exp(s - max), then that as a factor of v */
+    int64_t *next;     /* by key: the next that may have a larger score, */
+    int64_t *more;     /* and how many such follow one another */
+    int64_t row;       /* of out that p is for */
     attention_range seen;
     adze_value sum; /* the denominator */
     double max;
@@ -227,9 +228,9 @@ static void read_keys(definition *d, const attention_sequence *s, int64_t sequen
         for (int64_t i = 0; i < d->sizes.d; i++)
             d->k[j * d->sizes.d + i] = adze_get(t[0], at[0] + i) * k_scale;
         for (int64_t i = 0; i < d->sizes.dv; i++)
-            d->v[j * d->sizes.dv + i] = adze_get(t[1], at[1] + i) * v_scale;
+            d->v[i * s->n + j] = adze_get(t[1], at[1] + i) * v_scale;
     }
-    d->sequence = sequence, d->kv_head = head;
+    d->sequence = sequence, d->kv_head = head, d->keys = s->n;
 }
 
 /* scale * q . k. A kernel may scale q first, which rounds each product once more. A quantised key is rounded when it
@@ -301,6 +302,13 @@ static adze_value power(adze_value s, double max, double steps)
     return (adze_value){p, off + (p + off) * ADZE_U * (4 + 5 * steps) + 0x1p-126};
 }
 
+/* A weight is rounded to q's dtype on tensor cores. */
+static double rounding_of(const definition *d, double p)
+{
+    const int dtype = d->sums == ADZE_SUMS_TENSOR ? d->a->q.dtype : ADZE_F32;
+    return dtype == ADZE_BF16 ? p * 0x1p-8 : dtype == ADZE_F16 ? p * 0x1p-11 + 0x1p-25 : 0;
+}
+
 /* The weights of a row of out, before they are divided by their sum. */
 static void weigh(definition *d, int64_t row)
 {
@@ -346,15 +354,9 @@ static void weigh(definition *d, int64_t row)
     for (int64_t j = 0; j < d->seen.high - d->seen.low; j++) {
         d->p[j] = power(d->p[j], d->max, steps);
         total += d->p[j].v, error += d->p[j].e;
+        d->p[j].e += rounding_of(d, d->p[j].v);
     }
     d->sum = adze_summed(n + 1, total, total, error);
-}
-
-/* A weight is rounded to q's dtype on tensor cores. */
-static double rounding_of(const definition *d, double p)
-{
-    const int dtype = d->sums == ADZE_SUMS_TENSOR ? d->a->q.dtype : ADZE_F32;
-    return dtype == ADZE_BF16 ? p * 0x1p-8 : dtype == ADZE_F16 ? p * 0x1p-11 + 0x1p-25 : 0;
 }
 
 static adze_value element(const definition *d, int64_t column)
@@ -362,10 +364,10 @@ static adze_value element(const definition *d, int64_t column)
     const int64_t n = d->seen.high - d->seen.low;
     if (n == 0)
         return adze_exact(0);
+    const double *v = d->v + column * d->keys + d->seen.low;
     adze_dot dot = {0};
     for (int64_t j = 0; j < n; j++)
-        adze_dot_add(&dot, d->p[j].v, d->p[j].e + rounding_of(d, d->p[j].v),
-                     d->v[(d->seen.low + j) * d->sizes.dv + column]);
+        adze_dot_add(&dot, d->p[j].v, d->p[j].e, v[j]);
     adze_value y = adze_dotted(d->sums, &dot);
     if (isfinite(y.v) && is_quantised(d->a->v.dtype))
         y.e += 2 * ADZE_U * (dot.magnitude + dot.error);
