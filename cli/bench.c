@@ -311,7 +311,7 @@ static void choose_effort(int cpu)
     const int level = options.quick ? 0 : options.full ? 2 : 1;
     state.effort = efforts[cpu][level];
     state.report.one_kernel = cpu && !options.full;
-    state.most = !cpu || options.full ? INT64_MAX : options.quick ? 150000000 : 400000000;
+    state.most = !cpu || options.full ? INT64_MAX : options.quick ? 64000000 : 400000000;
 }
 
 /* Each line takes hundreds of megabytes and gives them back: kept by the process, their pages are cleared once. */

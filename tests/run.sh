@@ -14,10 +14,10 @@ mkdir -p "$logs"
 # the cores end together; the last has the machine for itself. A step on demand runs when it is named.
 builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
-steps='lint check-cross check-sve'
+steps='lint check-cross check-sve bench'
 for word in $(basename -s .py python/tests/test_*.py | cut -d_ -f2 | sort -u); do steps="$steps py-$word"; done
 steps="$steps fuzz check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph sdist"
-quiet='wheel bench page'
+quiet='wheel page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done
