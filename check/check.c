@@ -20,6 +20,10 @@ typedef struct kernel_row { /* of the report */
 /* A call is verified with the variants that the kernel chooses, and with a few others that take it: those with the
    fewest cases so far. */
 enum { VARIANTS_MAX = 96, OTHER_VARIANTS = 1 };
+/* --small leaves out calls of more arithmetic: a processor that is emulated, or a program that is watched, takes
+   minutes for what others do in seconds. Smaller calls have the same fields. */
+static const double small_flops = 8e6;
+
 typedef struct variant_table {
     const adze_kernel *kernel; /* of the op that is checked, and of this device; NULL: none has variants */
     int count;
@@ -34,6 +38,7 @@ static struct {
     unsigned turn;              /* counts the calls whose outputs are inputs */
     adze_dependency dependency; /* open on GPUs whose kernels overlap */
     variant_table variants;
+    int left_out; /* calls of the op that is checked */
 } state;
 
 static void progress(const char *op, int done, int of)
@@ -153,10 +158,23 @@ static void check_aliases(const adze_job *job, const char *text, adze_wanted *wa
     }
 }
 
-static void check_line(const adze_op *op, adze_stream stream, const char *text, kernel_row *rows)
+static int is_long(const adze_suite *suite, const char *full)
 {
+    adze_line line;
+    char error[256];
+    return suite->flops && adze_line_parse(&line, NULL, full, error, sizeof error) &&
+           suite->op->validate(line.args) == ADZE_OK && suite->flops(line.args) > small_flops;
+}
+
+static void check_line(const adze_suite *suite, adze_stream stream, const char *text, kernel_row *rows)
+{
+    const adze_op *op = suite->op;
     char full[1100], error[256];
     snprintf(full, sizeof full, "%s %s", op->name, text);
+    if (state.options->small && is_long(suite, full)) {
+        state.left_out++;
+        return;
+    }
     adze_job *job = adze_job_new(NULL, full, stream, error, sizeof error);
     if (!job) {
         complain(op->name, full, error);
@@ -359,6 +377,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
 {
     const adze_op *op = suite->op;
     list_variants(op, stream);
+    state.left_out = 0;
     kernel_row rows[32] = {{0, 0, 0}};
     static const char *const none[] = {NULL};
     const char *const *const lists[] = {suite->good, stream.device != ADZE_CPU && suite->gpu ? suite->gpu : none};
@@ -375,7 +394,7 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
                 if (state.options->brief && d != done % dtypes)
                     continue;
                 adze_line_expand(text, sizeof text, *line, adze_line_dtypes[d]);
-                check_line(op, stream, text, rows);
+                check_line(suite, stream, text, rows);
             }
         }
     check_missed_variants(suite, stream);
@@ -399,6 +418,8 @@ static void check_suite(const adze_suite *suite, adze_stream stream)
         }
     }
     report_variants(op);
+    if (state.left_out)
+        printf("--   %s: %d calls above %g Mflop left out\n", op->name, state.left_out, small_flops / 1e6);
 }
 
 /* A device that was named and is missing is a failure. */

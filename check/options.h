@@ -9,6 +9,7 @@ typedef struct adze_check_options {
     int device;          /* ADZE_CPU, a CUDA device, or ADZE_ALL_DEVICES */
     int verbose, self;
     int brief; /* one dtype of each line, in turn */
+    int small; /* no calls of much arithmetic */
     int huge;  /* also the lines above 2^31 elements, on GPUs */
 } adze_check_options;
 #define ADZE_ALL_DEVICES (-2)

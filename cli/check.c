@@ -3,7 +3,7 @@
 #include "cli.h"
 
 static const char help[] =
-    "adze check [OP] [--device cpu|cuda|N] [--kernel K] [--require=cuda] [--self] [--brief]\n"
+    "adze check [OP] [--device cpu|cuda|N] [--kernel K] [--require=cuda] [--self] [--brief] [--small]\n"
     "           [--huge] [-v]\n\n"
     "Runs every kernel that this machine can run on every case, against the definition in\n"
     "double: limits in units of the last place, guard zones, a bitwise equal second run,\n"
@@ -22,6 +22,7 @@ static const char help[] =
     "  --require=cuda  fail where there is no CUDA device\n"
     "  --self          run kernels that are broken on purpose; each must be caught\n"
     "  --brief         each case with one of its dtypes, in turn, instead of all\n"
+    "  --small         no calls above 8 Mflop: for an emulated processor, or with sanitizers\n"
     "  --huge          also calls above 2^31 elements, on GPUs with the memory for them\n"
     "  -v              a line per case\n";
 
@@ -34,6 +35,7 @@ int adze_cli_check(int argc, char **argv)
         {.name = "--require", .text = &options.require, .choices = "cuda"},
         {.name = "--self", .flag = &options.self},
         {.name = "--brief", .flag = &options.brief},
+        {.name = "--small", .flag = &options.small},
         {.name = "--huge", .flag = &options.huge},
         {.name = "-v", .flag = &options.verbose},
         {.name = NULL},

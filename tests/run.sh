@@ -94,8 +94,8 @@ step_check-self() {
     build/adze check --self
 }
 step_check-sanitized() {
-    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer, each case in one dtype'
-    build/san/adze check --device cpu --brief
+    about 'the check under AddressSanitizer and UndefinedBehaviorSanitizer, each small case in one dtype'
+    build/san/adze check --device cpu --brief --small
 }
 # Programs of threads, and the library, under ThreadSanitizer. It needs a fixed address layout (setarch -R).
 step_check-tsan() {
@@ -110,17 +110,17 @@ step_check-tsan() {
 }
 # What the processor lacks is run in qemu: SVE here, every ISA of the other architecture there.
 step_check-sve() {
-    about 'the SVE kernels in qemu, where the processor has none, each case in one dtype'
+    about 'the SVE kernels in qemu, where the processor has none, each small case in one dtype'
     [ "$(uname -m)" = aarch64 ] || skip 'check-cross runs SVE'
     ! grep -qw sve /proc/cpuinfo || skip 'the processor has SVE, check ran it'
     need qemu-aarch64
-    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve --brief
+    qemu-aarch64 -cpu max build/adze check --device cpu --kernel cpu_sve --brief --small
 }
 step_check-cross() {
-    about 'the kernels of the other architecture in qemu, each case in one dtype'
+    about 'the kernels of the other architecture in qemu, each small case in one dtype'
     other_arch
     need "qemu-$arch"
-    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu --brief
+    "qemu-$arch" -cpu $cpu -L "/usr/$arch-linux-gnu" "build/$arch/adze" check --device cpu --brief --small
 }
 step_cuda-compile() {
     about 'the CUDA sources for the oldest and the newest GPU; on demand, and before a release'
