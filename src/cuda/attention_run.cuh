@@ -248,13 +248,13 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
     const bool narrow = p.d <= 64 && p.dv <= 64;
     const double wgmma_tiles = (double)(ceil_div(p.m, narrow ? 192 : 128) * sequences * p.heads);
     attention_times t;
-    t.in_short = 3.2 + 0.55 * std::max(tiles(8) / sms, 0.3) * (double)ceil_div(p.n, 32);
-    t.few = 6.3 + std::min((double)seen / 700, 3.0) + 1.6 * width * tiles(16) * stages / (2 * sms);
-    t.some =
-        11 + std::min((double)seen / 2000, 4.0) + 2.2 * width * std::max(tiles(64) * stages / (sms * 4 / 3), 1.0);
-    t.many = 12 + 1.44 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(0.75 * each * parts / sms, 1.0);
-    t.wgmma = 5 + (narrow ? 1.8 : 1.5) * (double)ceil_div(wgmma_tiles > sms ? seen : most, 128) *
-                      std::max(wgmma_tiles / sms, 1.0);
+    t.in_short = 3.3 + 0.72 * (double)p.n / 256 +
+                 (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) * (double)ceil_div(p.n, 32);
+    t.few = 4.8 + std::min((double)seen / 450, 3.0) + 2.4 * width * std::max(tiles(16) * stages / (2 * sms), 0.72);
+    t.some = 10.3 + std::min((double)seen / 2000, 9.5) + 2.3 * width * tiles(64) * stages / (sms * 4 / 3);
+    t.many = 11.2 + 1.4 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(1.2 * each * parts / sms, 1.0);
+    t.wgmma = 5.2 + (narrow ? 1.95 : 1.7) * (double)ceil_div(wgmma_tiles > sms ? seen : most, 128) *
+                        std::max(wgmma_tiles / sms, 1.0);
     return t;
 }
 /* Whether blocks of so many warps of attention_short, 8 rows each, run at once; and whether they take the call as it
@@ -292,7 +292,7 @@ static adze_status attention_few(const cuda_call &s, const attention_params &p, 
     const int64_t room = s.gpu.block_shared;
     const bool some = choice.some;
     const int64_t enough = adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1;
-    const bool some_split = key_parts(s, p, SOME::ROWS, PART_LEAST, PARTS_MAX) > enough;
+    const bool some_split = key_parts(s, p, SOME::ROWS, PART_LEAST, PARTS_MAX) > 2 * enough;
     if (s.takes(FEW_SPLIT, FEW::SHARED <= room && split_parts(s, p, FEW::ROWS) > 1, choice.few_split))
         return split_launch<T>(s, p, split_parts(s, p, FEW::ROWS), tile_launch<T, FEW>);
     if (s.takes(FEW_ROWS, FEW::SHARED <= room, choice.few))
