@@ -1,5 +1,12 @@
-"""Random calls of every op, from a seed: with random shapes, strides, offsets and dtypes. Needs no torch."""
+"""Random calls of every op, from a seed: with random shapes, strides, offsets and dtypes. Needs no torch.
 
+    python3 bench/sweep_draw.py OP [--seed 1] [--count 40] [--megabytes 150]
+
+prints calls of an op as lines, those with no more memory. `adze tune OP --line @FILE` then says where another variant
+of the kernel is faster than the one it chooses.
+"""
+
+import argparse
 import dataclasses
 import math
 import random
@@ -348,3 +355,21 @@ def draws(seed, count, ops=OPS, tiny=False):
         op = ops[number % len(ops)]
         made.append(getattr(Draw(random.Random(f"{seed} {number} {op}"), tiny), op)())
     return made
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("op", choices=[*OPS, *PRODUCTS])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40, help="calls that are drawn (40)")
+    parser.add_argument(
+        "--megabytes", type=float, default=150, help="the most that a printed call reads and writes (150)"
+    )
+    options = parser.parse_args(words)
+    for call in draws(options.seed, options.count, (options.op,)):
+        if call.bytes <= options.megabytes * 1e6:
+            print(call.line)
+
+
+if __name__ == "__main__":
+    main()

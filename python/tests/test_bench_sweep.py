@@ -71,6 +71,16 @@ def test_a_seed_says_all(bench):
     assert done.stdout.splitlines() == calls
 
 
+def test_lines_for_tune(bench, capsys):
+    """Those of the sweep of the op, but for large ones."""
+    draw = bench["sweep_draw"]
+    calls = draw.draws(3, 30, ("glu",))
+    draw.main(["glu", "--seed", "3", "--count", "30", "--megabytes", "20"])
+    small = [call.line for call in calls if call.bytes <= 20e6]
+    assert capsys.readouterr().out.splitlines() == small
+    assert 0 < len(small) < len(calls)
+
+
 def test_draws_cover_what_is_legal(bench):
     calls = bench["sweep_draw"].draws(1, 4000)
     rows = [call for call in calls if call.op not in ("group_norm", "rope", "qk_norm_rope")]

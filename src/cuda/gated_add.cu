@@ -11,7 +11,7 @@
 #include <algorithm>
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
-constexpr int THREADS = 128; /* of a block, at most */
+constexpr int THREADS = 128;             /* of a block, at most */
 constexpr int64_t DENSE_LEAST = 2 << 20; /* elements: fewer are faster by rows, on an H200 (2026-11-18) */
 
 enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE };
