@@ -4,6 +4,7 @@
 #   tests/fresh.sh [--without-nvcc | --with-nvcc] [--keep] [--twice] [run | test | install] ...
 # run and test are make's; install puts the library into /usr/local and builds the example as docs/c.md says. All three when
 # none is named. --twice runs each a second time, --keep leaves the root behind. Needs root, and a few GB in TMPDIR.
+# CUDA_OPT=0 in the environment holds inside too: with nvcc the tests then take as long as CI's.
 #
 # The root gets packages from where this machine gets them: apt's and pip's settings, proxies and certificates are passed
 # on. Everything is mounted in a mount namespace that ends with the command, so nothing of this machine is mounted in the
@@ -122,7 +123,7 @@ for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         if os.path.isabs(path) and os.path.isdir(path):
             mounts.add(path if name == "PIP_FIND_LINKS" else os.path.dirname(path.rstrip("/")))
 for name, value in os.environ.items():
-    if name.lower().endswith("_proxy") or name in ("STEP_SECONDS", "FUZZ_SECONDS"):
+    if name.lower().endswith("_proxy") or name in ("STEP_SECONDS", "FUZZ_SECONDS", "CUDA_OPT"):
         passed[name] = value
 certified = "PIP_CERT SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO"
 for name in certified.split() if sys.argv[2] != "/dev/null" else ():
