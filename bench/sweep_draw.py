@@ -2,8 +2,8 @@
 
     python3 bench/sweep_draw.py OP [--seed 1] [--count 40] [--megabytes 150]
 
-prints calls of an op as lines, those with no more memory. `adze tune OP --line @FILE` then says where another variant
-of the kernel is faster than the one it chooses.
+prints random calls of an op as lines, without those that read and write more than this. `adze tune OP --line @FILE`
+then shows for which of them another variant of the kernel is faster than the one it chooses.
 """
 
 import argparse

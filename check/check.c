@@ -20,8 +20,7 @@ typedef struct kernel_row { /* of the report */
 /* A call is verified with the variants that the kernel chooses, and with a few others that take it: those with the
    fewest cases so far. */
 enum { VARIANTS_MAX = 96, OTHER_VARIANTS = 1 };
-/* --small leaves out calls of more arithmetic: a processor that is emulated, or a program that is watched, takes
-   minutes for what others do in seconds. Smaller calls have the same fields. */
+/* --small leaves out calls with more arithmetic, which take minutes in an emulator or under a sanitizer. */
 static const double small_flops = 8e6;
 
 typedef struct variant_table {

@@ -264,7 +264,7 @@ static adze_status act_launch_shifted(const cuda_call &s, act_simple p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Up to so many elements the plainest kernel is the fastest, on an H200 (2026-11-18). */
+/* Whether act_rows with narrow units is faster than act_short and act_shifted, by sweeps on an H200 (2026-11-18). */
 static inline bool act_small(const act_simple &p, int64_t dim)
 {
     constexpr int64_t SMALL = 3 << 19;

@@ -20,8 +20,7 @@ constexpr int cluster_shared(int ranks)
     return own > S::SHARED ? own : S::SHARED;
 }
 
-/* The keys of a sequence that its rows see: the steps they have, of which some are inner: all rows see all their
-   keys, before the mask. */
+/* The steps of keys that the rows of a sequence see. In an inner step every row sees every key, before the mask. */
 template <class S>
 struct cluster_keys {
     int begin, steps, inner_low, inner_high;

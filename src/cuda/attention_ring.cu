@@ -1,9 +1,9 @@
 /* attention_ring.cu - attention of few rows on Hopper: which calls attention_ring.cuh takes, and in which blocks.
 
-   The figures below are from sweeps on an H200 (2026-11-18) of 1 to 512 pairs of a sequence and a head of k, and 256
-   to 65536 keys, over sizes of blocks, stages, parts and clusters; and from tokens of whole models. More and smaller
-   blocks are faster alone: but they lie unevenly on the multiprocessors, and so then do those of the kernels after
-   them. */
+   The thresholds are from sweeps on an H200 (2026-11-18) over 1 to 512 pairs of a sequence and a head of k and 256 to
+   65536 keys, with blocks, stages, parts and clusters of several sizes, and from decode steps of whole models. More
+   and smaller blocks are faster in isolation. In a decode step they are slower: they are spread unevenly over the
+   multiprocessors, and so are the blocks of the kernels that follow. */
 #include "attention_ring.cuh"
 
 #include "attention_run.cuh"
@@ -13,11 +13,11 @@ template <int WARPS>
 using ring_attention = direct_attention<128, 1, 1, WARPS, 8 / WARPS>;
 
 enum {
-    RING_FEW_PAIRS = 8,      /* between so many pairs */
-    RING_SOME_PAIRS = 33,    /* and so many */
-    RING_SOME_KEYS = 49152,  /* keys of all pairs, from which on rings are faster than attention_cluster, */
-    RING_KEYS = 32768,       /* and of fewer pairs, or more */
-    RING_LEAST = 256,        /* keys of a pair */
+    RING_KEYS = 32768,      /* keys of all pairs, from which on rings are faster than attention_cluster */
+    RING_SOME_KEYS = 49152, /* the same for more than RING_FEW_PAIRS pairs and up to RING_SOME_PAIRS */
+    RING_FEW_PAIRS = 8,
+    RING_SOME_PAIRS = 33,
+    RING_LEAST = 256,        /* keys of a pair, at least */
     RING_WHOLE = 512,        /* keys of a part, from which on a multiprocessor's block is of 8 warps */
     RING_CLUSTERS = 8,       /* blocks of a cluster of whole multiprocessors, at most */
     RING_STATIC = (9 << 10), /* shared memory of a block that is not dynamic, at most */
@@ -38,7 +38,8 @@ static ring_plan ring_plan_of(const cuda_call &s, const attention_params &p)
     if (pairs > sms)
         return plan;
     plan.stages = 2;
-    /* A block for each multiprocessor. Clusters save the second launch, but not all multiprocessors are in one. */
+    /* One block per multiprocessor. A cluster saves the second launch, but clusters cannot use every multiprocessor.
+     */
     plan.parts = std::min<int64_t>(sms / pairs, PARTS_MAX);
     int64_t size = 1;
     while (size * 2 <= plan.parts && size < RING_CLUSTERS)
@@ -46,7 +47,7 @@ static ring_plan ring_plan_of(const cuda_call &s, const attention_params &p)
     if (size > 1 && pairs <= adze_cuda_clustered(s.device, (int)size) && pairs * size * 10 >= sms * 7)
         plan.clustered = true, plan.parts = size;
     plan.warps = seen >= plan.parts * RING_WHOLE ? 8 : 4;
-    /* Blocks of the next kernel would take the multiprocessors that are left, and then have them to themselves. */
+    /* Launched early, the next kernel would put blocks on the idle multiprocessors, and fewer on the others. */
     plan.next_late = plan.warps == 8 && pairs * plan.parts * 10 < sms * 9;
     return plan;
 }

@@ -228,12 +228,13 @@ static adze_status direct_run(const cuda_call &s, const attention_params &p)
     return status != ADZE_NO_KERNEL ? status : direct_run<T, S16, S16>(s, p, DIRECT_16);
 }
 
-/* What the kernels of more than 16 rows in heads of up to 128 elements take, in about microseconds: models that were
-   fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads, 59 to 4096 queries and 70 to 8192 keys, and whose
-   choice is what counts. A kernel's time begins with what it takes for next to nothing, and grows with the steps of a
-   block, and the blocks of a multiprocessor. */
+/* Estimated times of the kernels for more than 16 rows, in heads of up to 128 elements. Only their order matters; the
+   unit is roughly a microsecond on an H200. Each is a fixed cost plus a cost per step of a block, times the blocks of
+   a multiprocessor. The coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads, 59 to 4096
+   queries and 70 to 8192 keys. */
 struct attention_times {
-    double in_short, few, some, many, wgmma; /* attention_short, tiles of 16, 64 and 128 rows, attention_wgmma */
+    double in_short;               /* attention_short; infinite for more keys than it holds */
+    double few, some, many, wgmma; /* tiles of 16, 64 and 128 rows; attention_wgmma */
 };
 static inline attention_times attention_times_of(const cuda_call &s, const attention_params &p)
 {
@@ -248,8 +249,10 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
     const bool narrow = p.d <= 64 && p.dv <= 64;
     const double wgmma_tiles = (double)(ceil_div(p.m, narrow ? 192 : 128) * sequences * p.heads);
     attention_times t;
-    t.in_short = 3.3 + 0.72 * (double)p.n / 256 +
-                 (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) * (double)ceil_div(p.n, 32);
+    t.in_short = p.n > (narrow ? 512 : 256)
+                     ? INFINITY
+                     : 3.3 + 0.72 * (double)p.n / 256 +
+                           (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) * (double)ceil_div(p.n, 32);
     t.few = 4.8 + std::min((double)seen / 450, 3.0) + 2.4 * width * std::max(tiles(16) * stages / (2 * sms), 0.72);
     t.some = 10.3 + std::min((double)seen / 2000, 9.5) + 2.3 * width * tiles(64) * stages / (sms * 4 / 3);
     t.many = 11.2 + 1.4 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(1.2 * each * parts / sms, 1.0);
@@ -257,13 +260,14 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
                         std::max(wgmma_tiles / sms, 1.0);
     return t;
 }
-/* Whether blocks of so many warps of attention_short, 8 rows each, run at once; and whether they take the call as it
-   has few keys, which all tiles of rows load. */
+/* Whether all blocks of attention_short, of 8 rows and so many warps, are resident at once. */
 static inline bool short_at_once(const cuda_call &s, const attention_params &p, int64_t warps)
 {
     constexpr int64_t AT_ONCE = 10; /* warps of a multiprocessor, by their registers */
     return attention_tiles(p, 8) * attention_pairs(p) * warps <= s.gpu.sm_count * AT_ONCE;
 }
+/* Whether attention_short takes a call of any number of rows: all tiles of rows load all keys, so these must be few.
+ */
 static inline bool attention_short_fits(const cuda_call &s, const attention_params &p)
 {
     constexpr int64_t FEW_KEYS = 64;

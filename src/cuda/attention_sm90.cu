@@ -19,9 +19,7 @@ static adze_status wgmma_launch(const cuda_call &s, const attention_params &p, b
     const bool possible = S::SHARED <= s.gpu.block_shared && forward(q_shape, p.q_stride) &&
                           forward(k_shape, p.k_stride) && forward(v_shape, p.v_stride);
     const attention_times t = attention_times_of(s, p);
-    const bool by_short =
-        p.n <= (p.d > 64 || p.dv > 64 ? 256 : 512) && (attention_short_fits(s, p) || t.in_short < t.wgmma);
-    const bool faster = !by_short && t.wgmma < std::min({t.few, t.some, t.many});
+    const bool faster = !attention_short_fits(s, p) && t.wgmma < std::min({t.in_short, t.few, t.some, t.many});
     if (!s.takes(WGMMA_ROWS, possible, attention_rows_of(p) > 16 && faster))
         return ADZE_NO_KERNEL;
     attention_maps maps;

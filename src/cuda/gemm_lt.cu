@@ -18,7 +18,7 @@ extern "C" adze_status adze_dequantize_cuda(adze_stream, const void *);
    of models on an H200 (2026-11-18); of f8e4m3; of f32 with quantised weights. */
 enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_MANY = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
 enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192, LT_MANY = 50 << 20 };
-/* Calls without tiles of up to so many tokens, and so many multiplications, are faster by gemm_rows (2026-11-18). */
+/* Of calls without tiles, gemm_rows is faster for up to so many tokens and multiplications (H200, 2026-11-18). */
 enum { LT_FEW_TOKENS = 64, LT_SMALL = 6 << 20 };
 
 constexpr int64_t LT_FLOATS_MOST = 1 << 28; /* bytes of scratch for weights as floats */
