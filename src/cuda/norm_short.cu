@@ -28,7 +28,7 @@ struct norm_short_params {
     int32_t units;            /* of a row */
     int32_t lanes, in_warp;   /* lanes of a row, and rows of a warp at once */
     uint32_t block_rows;      /* that a block goes through */
-    uint32_t inner, spans;    /* modulated: rows that share scale and shift, and blocks that they have */
+    uint32_t inner, spans;    /* rows that share scale and shift, and blocks that they have: 0 if unmodulated */
     uint32_t prefetch_blocks; /* blocks that prefetch their first rows, the first of the grid */
     float eps, weight_offset, inverse_dim;
     bool weight_f32, bias_f32, scale_f32, shift_f32, rounds, float_sum, centred;
@@ -146,7 +146,7 @@ struct short_piece {
 };
 
 /* ADDS: there is a residual. The loads of the row and its residual are then in flight, else those of two rows.
-   MODULATED: there is a scale or a shift. */
+   MODULATED: there is a scale or a shift. Narrow units have one kernel for both. */
 template <typename T, int W, int LANES, int UNITS, bool ADDS, bool MODULATED>
 __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODULATED>)
     norm_short(const __grid_constant__ norm_short_params p)
@@ -158,17 +158,18 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     const int lane = (int)(threadIdx.x % 32 - in_warp * lanes);
     const int left = ANY_LANES && in_warp >= warp_rows ? 0 : p.units - lane; /* the last lanes may have no row */
     const uint32_t step = SHORT_THREADS / 32 * warp_rows;
+    const bool modulated = ANY_LANES ? MODULATED : p.spans > 0;
     /* The rows of a modulated block have the same scale and shift, and are counted from the first one that has. */
-    const uint32_t outer = MODULATED ? blockIdx.x / p.spans : 0, block = blockIdx.x - outer * p.spans;
-    const uint32_t outermost = MODULATED && p.rows.size[0] ? outer / p.rows.size[0] : 0;
-    const uint32_t middle = outer - outermost * p.rows.size[0], count = MODULATED ? p.inner : p.rows.count;
+    const uint32_t outer = modulated ? blockIdx.x / p.spans : 0, block = blockIdx.x - outer * p.spans;
+    const uint32_t outermost = modulated && p.rows.size[0] ? outer / p.rows.size[0] : 0;
+    const uint32_t middle = outer - outermost * p.rows.size[0], count = modulated ? p.inner : p.rows.count;
     /* The first row of the warp, and the end of the block's. Lanes beyond the last row repeat it and write nothing:
        shuffles need all lanes. */
     uint32_t first = block * p.block_rows + threadIdx.x / 32 * warp_rows;
     const uint32_t end = min(count, (block + 1) * p.block_rows);
     const auto locate = [&](uint32_t from, int64_t(&at)[SHIFT + 1]) {
         const uint32_t r = from + in_warp < end ? from + in_warp : end - 1;
-        if constexpr (MODULATED) {
+        if (modulated) {
 #pragma unroll
             for (int t = 0; t <= SHIFT; t++)
                 at[t] = p.rows.offset({r, middle, outermost}, t);
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
         piece.fetch_param(p.weight, p.weight_f32, lane, left, p.weight_offset, weight);
     if (p.bias)
         piece.fetch_param(p.bias, p.bias_f32, lane, left, 0, bias);
-    if (MODULATED) {
+    if (modulated) {
         int64_t at[SHIFT + 1];
         locate(first, at);
         piece.modulate(p, at, lane, left, weight, bias);
@@ -301,24 +302,24 @@ static int32_t short_lanes(int64_t units, int64_t each)
 template <typename T, int W, int LANES, int UNITS>
 static adze_status short_launch(const cuda_call &s, norm_short_params p)
 {
-    constexpr bool CAN = W == VEC<T>; /* have any number of lanes, and be modulated */
-    const bool modulated = CAN && (p.scale || p.shift);
-    p.lanes = CAN ? short_lanes(p.units, UNITS) : LANES;
+    constexpr bool WIDE = W == VEC<T>; /* any number of lanes, and a kernel for modulations */
+    const bool modulated = p.scale || p.shift;
+    p.lanes = WIDE ? short_lanes(p.units, UNITS) : LANES;
     p.in_warp = 32 / p.lanes;
     const int64_t at_once = SHORT_THREADS / 32 * p.in_warp, blocks = ceil_div(p.rows.count, at_once);
     const int64_t resident =
-        (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, CAN> : SHORT_BLOCKS<T, W, UNITS, false>);
+        (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, WIDE> : SHORT_BLOCKS<T, W, UNITS, false>);
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * at_once, SHORT_THREADS, 32);
     const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, SHORT_ROUNDS);
     p.block_rows = (uint32_t)(at_once * ceil_div(rounds, waves));
     const int64_t rows = modulated ? p.inner : p.rows.count, spans = ceil_div(rows, p.block_rows);
     p.block_rows = (uint32_t)(ceil_div(rows, spans * at_once) * at_once);
-    p.spans = (uint32_t)spans;
+    p.spans = modulated ? (uint32_t)spans : 0;
     const int64_t grid = p.rows.count / rows * spans;
     const auto kernel =
         modulated
-            ? (p.residual ? norm_short<T, W, LANES, UNITS, true, CAN> : norm_short<T, W, LANES, UNITS, false, CAN>)
+            ? (p.residual ? norm_short<T, W, LANES, UNITS, true, WIDE> : norm_short<T, W, LANES, UNITS, false, WIDE>)
         : p.residual ? norm_short<T, W, LANES, UNITS, true, false>
                      : norm_short<T, W, LANES, UNITS, false, false>;
     return launch(s, kernel, grid, dim3(SHORT_THREADS), 0, p);
@@ -352,8 +353,8 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     const void *const *d = g.data;
     constexpr int EIGHT = 8 / (int)sizeof(T), PAIR = sizeof(T) < 4 ? 2 : 1; /* elements of 8 bytes, and of 4 */
     const int inner = g.rows.rank - 1;
-    const bool modulated = norm_scaled(g, sizeof(T) < 4) && g.rows_width == 16 && g.rows.stride[SCALE][inner] == 0 &&
-                           g.rows.stride[SHIFT][inner] == 0;
+    const bool modulated =
+        norm_scaled(g, sizeof(T) < 4) && g.rows.stride[SCALE][inner] == 0 && g.rows.stride[SHIFT][inner] == 0;
     /* few rows of more elements are faster with more threads */
     if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
                  modulated ? g.rows.size[inner] >= SHORT_SHARED && g.rows.count >= SHORT_MANY
