@@ -83,16 +83,18 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"ring8", "Hopper: f16 and bf16, heads of 128 elements in dense rows, not packed; up to 8 rows, "
               "keys through shared memory"},
     {"direct8",
-     "f16 and bf16 in 16-byte vectors, heads up to 128, pages of a multiple of 16, not packed; up to 8 rows "
+     "f16 and bf16 in 16-byte vectors, heads up to 256, pages of a multiple of 16, not packed; up to 8 rows "
      "(queries x heads of one of k), keys straight into registers; clusters, or a second launch, merge parts of "
      "them"},
-    {"direct16", "as direct8, up to 16 rows"},
+    {"direct16", "as direct8, up to 16 rows, heads up to 128"},
     {"rows16", "f16 and bf16 in 16-byte vectors, heads up to 256; 16 rows a block"},
     {"rows16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows64", "as rows16, 64 rows; 32 where heads have more than 128 elements"},
     {"rows64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"rows128", "as rows16, 128 rows, k and v not quantised"},
-    {"wgmma", "Hopper: 128 rows of a head, or 192; heads up to 128; without mask, softcap, offsets and pages"},
+    {"wgmma64", "Hopper: 64 rows of a head, heads up to 256; without mask, softcap, offsets and pages"},
+    {"wgmma128", "as wgmma64, 128 rows"},
+    {"wgmma192", "as wgmma64, 192 rows; heads up to 64"},
     {"floats4", "f32, heads up to 256; 4 rows a block"},
     {"floats4-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"floats16", "as floats4, 16 rows"},
@@ -135,6 +137,11 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
         }
         const adze_status direct =
             direct_run<T, ATTENTION_SMALL<WIDE>, ATTENTION_DIRECT<WIDE, 1>, ATTENTION_DIRECT<WIDE, 2>>(s, p);
+        if (direct != ADZE_NO_KERNEL)
+            return direct;
+    } else {
+        typedef direct_attention<256, 1, 1, 4, 2> S; /* of 16 rows, a warp's share has no room in registers */
+        const adze_status direct = direct_run<T, S, S>(s, p, DIRECT_8);
         if (direct != ADZE_NO_KERNEL)
             return direct;
     }

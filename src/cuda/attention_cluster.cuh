@@ -72,10 +72,18 @@ __device__ __forceinline__ void cluster_load_q(const attention_params &p, const 
     for (int i = 0; i < S::TILES; i++) {
         const char *const from = *(const char *volatile *)&held.q[i];
 #pragma unroll
-        for (int c = 0; c < S::CHUNKS * S::VECTOR / 8; c++) {
+        for (int c = 0; c < S::Q_VECTORS; c++) {
             constexpr int EACH = S::VECTOR / 8; /* vectors of q for one of k */
             const int column = c / EACH * 4 * S::VECTOR + c % EACH * 8;
-            r.q[i][c] = load_passing(from + column * 2, i * 8 + g < b.rows && column + t * S::VECTOR < p.d);
+            const uint4 v = weight_order<S::FORMAT>(
+                load_passing(from + column * 2, i * 8 + g < b.rows && column + t * S::VECTOR < p.d));
+            if constexpr (S::Q_SHARED)
+                asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
+                                 r.q_at + (uint32_t)((i * S::Q_VECTORS + c) * S::THREADS * 16)),
+                             "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                             : "memory");
+            else
+                r.q[i][c] = v;
         }
     }
 }
@@ -212,7 +220,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
         bulk_expect(barrier, cluster_bytes<S>(p.m * p.group, p.parts));
     }
     cluster_arrive_relaxed(); /* once all have arrived, their barriers are there */
+    __shared__ uint4 q_shared[S::Q_SHARED ? S::TILES * S::Q_VECTORS * S::THREADS : 1];
     direct_rows<S> r;
+    r.q_at = shared_address(q_shared + (S::Q_SHARED ? threadIdx.x : 0));
     direct_keys<S> keys;
     bool loaded = false, early = false; /* the first step: after the wait, or before it */
     attention_block own;
@@ -242,11 +252,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
     if (p.lengths)
         asm volatile("ld.global.s32 %0, [%1];" : "=r"(length) : "l"(p.lengths + own.sequence) : "memory");
     cluster_load_q<S>(p, own, held[threadIdx.x], r);
-#    pragma unroll
-    for (int i = 0; i < S::TILES; i++)
-#    pragma unroll
-        for (int c = 0; c < S::CHUNKS * S::VECTOR / 8; c++)
-            r.q[i][c] = weight_order<S::FORMAT>(r.q[i][c]);
     r.clear();
     if (at_zero)
         own.s.n = between(length, 0, p.n);

@@ -24,6 +24,8 @@ struct direct_attention {
     static constexpr int CHUNKS = D / (4 * VECTOR), SPANS = D / (8 * VECTOR); /* a lane's vectors of a key, a value */
     static constexpr int COLUMN_TILES = D / 16;
     static constexpr int MERGE_PITCH = D + 4, SHARED = ALONG * ROWS * MERGE_PITCH * 4;
+    static constexpr int Q_VECTORS = CHUNKS * VECTOR / 8; /* a lane's, of 16 bytes, of a row of q */
+    static constexpr bool Q_SHARED = D > 128;             /* they are in shared memory: registers have no room */
     static_assert(CHUNKS > 0 && SPANS > 0 && SPANS * VECTOR / 2 == COLUMN_TILES, "");
 };
 
@@ -200,7 +202,8 @@ __device__ __forceinline__ void direct_clip(const attention_block &b, int key, d
 template <class S>
 struct direct_rows {
     static constexpr float LAZY = 8;
-    uint4 q[S::TILES][S::CHUNKS * S::VECTOR / 8];
+    uint4 q[S::TILES][S::Q_SHARED ? 1 : S::Q_VECTORS];
+    uint32_t q_at; /* where a lane's q is in shared memory, neighbouring vectors apart by those of all threads */
     float out[S::TILES][S::COLUMN_TILES][4];
     float top[S::TILES][2], sum[S::TILES][2];
     float unit; /* of quantised values with scales of their own: a power of 2 that `out` is to be multiplied by */
@@ -221,6 +224,18 @@ struct direct_rows {
 #pragma unroll
         for (int c = 0; c < S::COLUMN_TILES; c++)
             out[r][c][0] *= even, out[r][c][1] *= odd, out[r][c][2] *= even, out[r][c][3] *= odd;
+    }
+    __device__ __forceinline__ uint4 q_of(int r, int c) const
+    {
+        if constexpr (S::Q_SHARED) {
+            uint4 v;
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                         : "r"(q_at + (uint32_t)((r * S::Q_VECTORS + c) * S::THREADS * 16)));
+            return v;
+        } else {
+            return q[r][c];
+        }
     }
     /* Lanes have sums of their own keys. */
     __device__ __forceinline__ float row_sum(int r, int e) const
@@ -279,7 +294,7 @@ __device__ __forceinline__ void direct_scores(const direct_keys<S> &keys, const 
                 }
 #pragma unroll
                 for (int i = 0; i < S::TILES; i++) {
-                    const uint4 &q = r.q[i][c * (S::VECTOR / 8) + w / 2];
+                    const uint4 q = r.q_of(i, c * (S::VECTOR / 8) + w / 2);
                     mma<T>(score[u][i], a[0][0], a[1][0], a[0][1], a[1][1], word(q, w % 2 * 2),
                            word(q, w % 2 * 2 + 1));
                 }

@@ -17,7 +17,9 @@ enum {
     SOME_ROWS,
     SOME_SPLIT,
     MANY_ROWS,
-    WGMMA_ROWS,
+    WGMMA_64, /* rows */
+    WGMMA_128,
+    WGMMA_192,
     FLOATS_FEW, /* each of the three: then the same with parts merged by a second launch */
     FLOATS_FEW_SPLIT,
     FLOATS_SOME,
@@ -228,36 +230,40 @@ static adze_status direct_run(const cuda_call &s, const attention_params &p)
     return status != ADZE_NO_KERNEL ? status : direct_run<T, S16, S16>(s, p, DIRECT_16);
 }
 
-/* Estimated times of the kernels for more than 16 rows, in heads of up to 128 elements. Only their order matters; the
-   unit is roughly a microsecond on an H200. Each is a fixed cost plus a cost per step of a block, times the blocks of
-   a multiprocessor. The coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads, 59 to 4096
-   queries and 70 to 8192 keys. */
+/* Estimated times of the kernels for more than 16 rows. Only their order matters; the unit is roughly a microsecond
+   on an H200. Each is a fixed cost plus a cost per step of a block, times the blocks of a multiprocessor. The
+   coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads, 59 to 4096 queries and 70 to 8192
+   keys. */
 struct attention_times {
-    double in_short;               /* attention_short; infinite for more keys than it holds */
-    double few, some, many, wgmma; /* tiles of 16, 64 and 128 rows; attention_wgmma */
+    double in_short;        /* attention_short; infinite for more keys than it holds */
+    double few, some, many; /* tiles of 16, 64 and 128 rows */
 };
-static inline attention_times attention_times_of(const cuda_call &s, const attention_params &p)
+struct attention_extent { /* of a sequence: its queries, the keys that a tile of them has at most, and on average */
+    int64_t queries, most, seen;
+};
+static inline attention_extent attention_extent_of(const attention_params &p)
 {
-    const auto tiles = [&](int64_t rows) { return (double)(attention_tiles(p, rows) * attention_pairs(p)); };
     const int64_t sequences = p.sequences > 0 ? p.sequences : 1, keys = p.k_offsets ? ceil_div(p.n, sequences) : p.n;
     const int64_t queries = p.packed ? ceil_div(p.m, sequences) : p.m;
     const int64_t most = p.window ? std::min<int64_t>(keys, p.window + queries / 2) : keys;
-    const int64_t seen = p.causal && keys <= 2 * queries ? std::max<int64_t>(most - queries / 2, 1) : most;
+    return {queries, most, p.causal && keys <= 2 * queries ? std::max<int64_t>(most - queries / 2, 1) : most};
+}
+static inline attention_times attention_times_of(const cuda_call &s, const attention_params &p)
+{
+    const auto tiles = [&](int64_t rows) { return (double)(attention_tiles(p, rows) * attention_pairs(p)); };
+    const int64_t seen = attention_extent_of(p).seen;
     const double sms = (double)s.gpu.sm_count, width = std::max({p.d, p.dv, 64}) / 128.0;
     const double stages = (double)ceil_div(seen, 64), each = tiles(128),
                  parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
     const bool narrow = p.d <= 64 && p.dv <= 64;
-    const double wgmma_tiles = (double)(ceil_div(p.m, narrow ? 192 : 128) * sequences * p.heads);
     attention_times t;
-    t.in_short = p.n > (narrow ? 512 : 256)
+    t.in_short = width > 1 || p.n > (narrow ? 512 : 256)
                      ? INFINITY
                      : 3.3 + 0.72 * (double)p.n / 256 +
                            (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) * (double)ceil_div(p.n, 32);
     t.few = 4.8 + std::min((double)seen / 450, 3.0) + 2.4 * width * std::max(tiles(16) * stages / (2 * sms), 0.72);
     t.some = 10.3 + std::min((double)seen / 2000, 9.5) + 2.3 * width * tiles(64) * stages / (sms * 4 / 3);
     t.many = 11.2 + 1.4 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(1.2 * each * parts / sms, 1.0);
-    t.wgmma = 5.2 + (narrow ? 1.95 : 1.7) * (double)ceil_div(wgmma_tiles > sms ? seen : most, 128) *
-                        std::max(wgmma_tiles / sms, 1.0);
     return t;
 }
 /* Whether all blocks of attention_short, of 8 rows and so many warps, are resident at once. */

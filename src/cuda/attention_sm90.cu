@@ -3,25 +3,40 @@
 #include "attention_wgmma.cuh"
 
 /* Rows, or heads, follow each other: maps of tensors have no other strides. */
-static bool forward(const int64_t (&shape)[4], const int64_t (&stride)[3])
+static bool forward(int batch, int heads, int rows, const int64_t (&stride)[3])
 {
-    return (shape[0] <= 1 || stride[0] > 0) && (shape[1] <= 1 || stride[1] > 0) && (shape[2] <= 1 || stride[2] > 0);
+    return (batch <= 1 || stride[0] > 0) && (heads <= 1 || stride[1] > 0) && (rows <= 1 || stride[2] > 0);
 }
 
-/* Blocks go from tile to tile, or `each` has one. */
-template <typename T, class S>
-static adze_status wgmma_launch(const cuda_call &s, const attention_params &p, bool each)
+/* What a step of a block takes, in the unit of attention_times: of one that has a multiprocessor to itself, and of
+   two blocks that share one. */
+struct wgmma_cost {
+    double alone, shared;
+};
+template <class S>
+static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_cost cost)
 {
-    constexpr int64_t L2_BYTES = 32 << 20; /* that the keys and values of heads which go together may have */
+    constexpr double CALL = 6, TILE = 2; /* fixed costs */
+    const attention_extent e = attention_extent_of(p);
+    const double most = (double)ceil_div(e.most, S::KEYS), seen = (double)ceil_div(e.seen, S::KEYS);
+    const int64_t tiles = ceil_div(p.m, S::ROWS) * p.sequences * p.heads, sms = s.gpu.sm_count;
+    const double longest = CALL + TILE + most * cost.alone;
+    if (tiles <= sms)
+        return longest;
+    const double rounds = (double)ceil_div(tiles, sms * S::BLOCKS), step = S::BLOCKS > 1 ? cost.shared : cost.alone;
+    return std::max(longest, CALL + rounds * (TILE + seen * step));
+}
+
+/* Blocks go from tile to tile. Of many causal tiles, which differ in their keys, each has one: a multiprocessor is
+   best given the next when it is free. */
+template <typename T, class S>
+static adze_status wgmma_launch(const cuda_call &s, const attention_params &p)
+{
+    constexpr int64_t L2_BYTES = 32 << 20;   /* that the keys and values of heads which go together may have */
+    constexpr int64_t MANY = 6, LONG = 4096; /* tiles of a multiprocessor; keys */
     const int64_t q_shape[4] = {p.sequences, p.heads, p.m, p.d}, k_shape[4] = {p.sequences, p.kv_heads, p.n, p.d};
     const int64_t v_shape[4] = {p.sequences, p.kv_heads, p.n, p.dv};
     const int64_t tiles = ceil_div(p.m, S::ROWS), heads = (int64_t)p.sequences * p.heads;
-    const bool possible = S::SHARED <= s.gpu.block_shared && forward(q_shape, p.q_stride) &&
-                          forward(k_shape, p.k_stride) && forward(v_shape, p.v_stride);
-    const attention_times t = attention_times_of(s, p);
-    const bool faster = !attention_short_fits(s, p) && t.wgmma < std::min({t.in_short, t.few, t.some, t.many});
-    if (!s.takes(WGMMA_ROWS, possible, attention_rows_of(p) > 16 && faster))
-        return ADZE_NO_KERNEL;
     attention_maps maps;
     constexpr bool BF16 = std::is_same<T, bf16>::value;
     if (!panel_map(maps.q, BF16, p.q, q_shape, p.q_stride, S::ROWS) ||
@@ -31,24 +46,87 @@ static adze_status wgmma_launch(const cuda_call &s, const attention_params &p, b
     const int64_t held = L2_BYTES / ((int64_t)p.n * (p.d + p.dv) * 2) * p.group;
     const int64_t together = held < p.group ? p.group : held < heads ? held : heads;
     const attention_tiles_of of = {(int)tiles, (int)heads, (int)together};
-    const int64_t blocks = each || tiles * heads < s.gpu.sm_count ? tiles * heads : s.gpu.sm_count;
-    return launch(s, attention_wgmma<T, S>, blocks, dim3(S::THREADS), launch_shape(S::SHARED), p, maps, of);
+    const int64_t sms = s.gpu.sm_count, all = tiles * heads;
+    const bool each = S::GROUPS == 2 && p.causal && p.n >= LONG && all >= MANY * sms;
+    return launch(s, attention_wgmma<T, S>, each ? all : std::min(all, sms * S::BLOCKS), dim3(S::THREADS),
+                  launch_shape(S::SHARED), p, maps, of);
+}
+/* The shapes for a head size: of 64 rows, 128 and 192, with what their steps take. Steps have as many keys as shared
+   memory and registers have room for. NONE is never taken. */
+struct NONE {
+};
+template <class S64, class S128, class S192 = NONE>
+struct wgmma_shapes {
+    wgmma_cost cost[3];
+};
+template <class S>
+static double wgmma_time_of(const cuda_call &s, const attention_params &p, wgmma_cost cost)
+{
+    if constexpr (std::is_same<S, NONE>::value)
+        return INFINITY;
+    else
+        return wgmma_time<S>(s, p, cost);
+}
+template <typename T, class S>
+static adze_status wgmma_take(const cuda_call &s, const attention_params &p, int variant, bool preferred)
+{
+    if constexpr (!std::is_same<S, NONE>::value)
+        if (s.takes(variant, S::SHARED <= s.gpu.block_shared, preferred))
+            return wgmma_launch<T, S>(s, p);
+    return ADZE_NO_KERNEL;
+}
+template <typename T, class S64, class S128, class S192>
+static adze_status wgmma_run(const cuda_call &s, const attention_params &p, const wgmma_shapes<S64, S128, S192> &of)
+{
+    const attention_times others = attention_times_of(s, p);
+    const double time[3] = {wgmma_time_of<S64>(s, p, of.cost[0]), wgmma_time_of<S128>(s, p, of.cost[1]),
+                            wgmma_time_of<S192>(s, p, of.cost[2])};
+    const double least = std::min({time[0], time[1], time[2]});
+    const bool faster = attention_rows_of(p) > 16 && !attention_short_fits(s, p) &&
+                        least < std::min({others.in_short, others.few, others.some, others.many});
+    adze_status status = wgmma_take<T, S64>(s, p, WGMMA_64, faster && time[0] == least);
+    if (status == ADZE_NO_KERNEL)
+        status = wgmma_take<T, S128>(s, p, WGMMA_128, faster && time[1] == least);
+    return status == ADZE_NO_KERNEL ? wgmma_take<T, S192>(s, p, WGMMA_192, faster && time[2] == least) : status;
 }
 template <typename T>
 static adze_status wgmma_run(const cuda_call &s, const attention_params &p)
 {
-    if (p.d <= 64 && p.dv <= 64)
-        return wgmma_launch<T, wgmma_shape<64, 3, 128, 2>>(s, p, false);
-    /* Causal tiles differ in their keys. Of many, a multiprocessor is best given the next one when it is free. */
-    constexpr int64_t ENOUGH = 6; /* tiles of a multiprocessor */
-    typedef wgmma_shape<128, 2, 128, 2> shape;
-    const int64_t tiles = ceil_div(p.m, shape::ROWS) * p.sequences * p.heads;
-    return wgmma_launch<T, shape>(s, p, p.causal && tiles >= ENOUGH * s.gpu.sm_count);
+    typedef wgmma_shape<128, 128, 1, 128, 2> LARGE; /* steps: of few tiles, which have a multiprocessor each */
+    typedef wgmma_shape<128, 128, 1, 64, 2> SMALL;
+    typedef wgmma_shape<256, 256, 1, 80, 2> WIDE;
+    auto fits = [&](int d, int dv) { return p.d <= d && p.dv <= dv; };
+    if (fits(64, 64))
+        return wgmma_run<T>(s, p,
+                            wgmma_shapes<wgmma_shape<64, 64, 1, 128, 2>, wgmma_shape<64, 64, 2, 128, 2>,
+                                         wgmma_shape<64, 64, 3, 128, 2>>{{{0.85, 1.31}, {1.27, 0}, {1.62, 0}}});
+    if (fits(128, 128)) {
+        const wgmma_cost large = {1.05, 0}, small = {0.62, 1.0};
+        const bool few = wgmma_time<LARGE>(s, p, large) < wgmma_time<SMALL>(s, p, small);
+        typedef wgmma_shape<96, 96, 2, 128, 2> S96;
+        typedef wgmma_shape<128, 128, 2, 128, 2> S128;
+        if (fits(96, 96))
+            return few ? wgmma_run<T>(s, p, wgmma_shapes<LARGE, S96>{{large, {1.55, 0}, {}}})
+                       : wgmma_run<T>(s, p, wgmma_shapes<SMALL, S96>{{small, {1.55, 0}, {}}});
+        return few ? wgmma_run<T>(s, p, wgmma_shapes<LARGE, S128>{{large, {1.62, 0}, {}}})
+                   : wgmma_run<T>(s, p, wgmma_shapes<SMALL, S128>{{small, {1.62, 0}, {}}});
+    }
+    const wgmma_cost wide = {1.1, 0};
+    if (fits(160, 160))
+        return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<160, 160, 2, 112, 2>>{{wide, {1.55, 0}, {}}});
+    if (fits(192, 128))
+        return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<192, 128, 2, 128, 2>>{{wide, {1.75, 0}, {}}});
+    if (fits(192, 192))
+        return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<192, 192, 2, 112, 2>>{{wide, {1.68, 0}, {}}});
+    return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<256, 256, 2, 80, 2>>{{wide, {1.58, 0}, {}}});
 }
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16)
 {
-    const bool takes = s.gpu.sm == 90 && adze_cuda_clusters(s.device) && p.d <= 128 && p.dv <= 128 && p.n > 0 &&
-                       p.scale > 0 && p.softcap == 0 && !p.mask_kind && !p.page && !p.packed && !p.k_offsets;
+    const bool takes = s.gpu.sm == 90 && adze_cuda_clusters(s.device) && p.d <= 256 && p.dv <= 256 && p.n > 0 &&
+                       p.scale > 0 && p.softcap == 0 && !p.mask_kind && !p.page && !p.packed && !p.k_offsets &&
+                       forward(p.sequences, p.heads, p.m, p.q_stride) &&
+                       forward(p.sequences, p.kv_heads, p.n, p.k_stride) &&
+                       forward(p.sequences, p.kv_heads, p.n, p.v_stride);
     if (!takes)
         return ADZE_NO_KERNEL;
     return is_bf16 ? wgmma_run<bf16>(s, p) : wgmma_run<f16>(s, p);

@@ -1,6 +1,7 @@
 /* attention_wgmma.cuh - attention of 16-bit elements and many rows on Hopper's tensor cores.
 
-   A block has a multiprocessor to itself and takes tiles of ROWS queries of one head, one after the other. One thread
+   A block takes tiles of ROWS queries of one head, one after the other; large ones have a multiprocessor to
+   themselves. One thread
    copies q, and the keys and values of each step, into shared memory. Warpgroups of 64 rows compute: scores = q . k^T
    from shared memory; then, while the scores of the next step and the values of the last one are multiplied, what
    their softmax needs. The weights are the registers that the scores were, rounded: no other thread needs them. */
@@ -10,20 +11,27 @@
 #include "attention_step.cuh"
 #include "wgmma.cuh"
 
-/* Rows have up to D elements, in panels of 64. GROUPS warpgroups have 64 rows each; a step has KEYS keys. Barriers
-   that let warpgroups multiply in turn made no difference (H200, 2026-11-17). */
-template <int D_, int GROUPS_, int KEYS_, int STAGES_>
+/* Rows have up to D elements, and those of v DV, in panels of 64. GROUPS warpgroups have 64 rows each; a step has
+   KEYS keys. Barriers that let warpgroups multiply in turn made no difference (H200, 2026-11-17). */
+template <int D_, int DV_, int GROUPS_, int KEYS_, int STAGES_>
 struct wgmma_shape {
-    static constexpr int D = D_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_, PANELS = D / PANEL;
+    static constexpr int D = D_, DV = DV_, GROUPS = GROUPS_, KEYS = KEYS_, STAGES = STAGES_;
+    static constexpr int PANELS = (D + PANEL - 1) / PANEL, V_PANELS = (DV + PANEL - 1) / PANEL;
     static constexpr int ROWS = 64 * GROUPS, THREADS = 128 * (GROUPS + 1);
     static constexpr int Q_PANEL = ROWS * PANEL_ROW, KEY_PANEL = KEYS * PANEL_ROW;
-    static constexpr int Q_BYTES = PANELS * Q_PANEL, KEY_BYTES = PANELS * KEY_PANEL;
-    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KEY_BYTES, BARRIERS_AT = V_AT + STAGES * KEY_BYTES;
+    static constexpr int Q_BYTES = PANELS * Q_PANEL, K_BYTES = PANELS * KEY_PANEL, V_BYTES = V_PANELS * KEY_PANEL;
+    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES, BARRIERS_AT = V_AT + STAGES * V_BYTES;
     /* Barriers: q is there, q may be overwritten; of each stage of k, then of v, the same. */
     static constexpr int BARRIERS = 2 + 4 * STAGES, SHARED = BARRIERS_AT + BARRIERS * 8;
-    /* Of a thread that copies, and of one that computes: together what a multiprocessor has. */
-    static constexpr int COPY_REGISTERS = GROUPS == 2 ? 24 : 32, REGISTERS = GROUPS == 2 ? 240 : 160;
-    static_assert(COPY_REGISTERS + GROUPS * REGISTERS <= 512 && D % PANEL == 0 && KEYS % 16 == 0, "");
+    static constexpr int BLOCKS = GROUPS == 1 && SHARED <= 113 << 10 ? 2 : 1; /* of a multiprocessor */
+    /* Registers of a thread that computes, and of one that copies. Together they are what the block has from its
+       launch on: a warpgroup that asks for more waits for ever. */
+    static constexpr int LAUNCHED = (1 << 16) / (THREADS * BLOCKS) / 8 * 8;
+    static constexpr int REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 && D <= 192 ? 240 : 232;
+    static constexpr int COPY_REGISTERS =
+        GROUPS > 1 ? LAUNCHED * (GROUPS + 1) - GROUPS * REGISTERS : BLOCKS > 1 ? 24 : 40;
+    static_assert(COPY_REGISTERS >= 24 && COPY_REGISTERS + REGISTERS * GROUPS <= LAUNCHED * (GROUPS + 1), "");
+    static_assert(D % 16 == 0 && DV % 32 == 0 && KEYS % 16 == 0, "");
     static_assert((STAGES & (STAGES - 1)) == 0 && Q_BYTES % PANEL_ALIGN == 0 && KEY_PANEL % PANEL_ALIGN == 0, "");
 };
 
@@ -97,15 +105,16 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
         const attention_item item = attention_item_of<S>(p, of, at);
         for (int i = 0; i < item.steps; i++, step++) {
             const int stage = stage_of<S>(step);
-            const uint32_t free = parity_of<S>(step) ^ 1, to = shared + (uint32_t)(stage * S::KEY_BYTES);
+            const uint32_t free = parity_of<S>(step) ^ 1, k_to = shared + (uint32_t)(S::K_AT + stage * S::K_BYTES);
+            const uint32_t v_to = shared + (uint32_t)(S::V_AT + stage * S::V_BYTES);
             const int key = item.key + i * S::KEYS;
             const uint32_t k = barriers.k_there(stage), v = barriers.v_there(stage);
             bulk_wait(barriers.k_free(stage), free);
-            bulk_expect(k, S::KEY_BYTES);
+            bulk_expect(k, S::K_BYTES);
 #pragma unroll
             for (int c = 0; c < S::PANELS; c++)
-                panel_copy(to + S::K_AT + (uint32_t)(c * S::KEY_PANEL), maps.k, c * PANEL, key, item.kv_head,
-                           item.of.batch, k);
+                panel_copy(k_to + (uint32_t)(c * S::KEY_PANEL), maps.k, c * PANEL, key, item.kv_head, item.of.batch,
+                           k);
             if (i == 0) {
                 bulk_wait(barriers.q_free(), q_parity ^ 1);
                 bulk_expect(barriers.q_there(), S::Q_BYTES);
@@ -116,11 +125,11 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
                 q_parity ^= 1;
             }
             bulk_wait(barriers.v_free(stage), free);
-            bulk_expect(v, S::KEY_BYTES);
+            bulk_expect(v, S::V_BYTES);
 #pragma unroll
-            for (int c = 0; c < S::PANELS; c++)
-                panel_copy(to + S::V_AT + (uint32_t)(c * S::KEY_PANEL), maps.v, c * PANEL, key, item.kv_head,
-                           item.of.batch, v);
+            for (int c = 0; c < S::V_PANELS; c++)
+                panel_copy(v_to + (uint32_t)(c * S::KEY_PANEL), maps.v, c * PANEL, key, item.kv_head, item.of.batch,
+                           v);
         }
     }
 }
@@ -130,7 +139,7 @@ __device__ __forceinline__ void wgmma_copies(const attention_params &p, const at
 template <class S>
 struct wgmma_rows {
     static constexpr float LAZY = 8;
-    float out[S::D / 2], score[S::KEYS / 2];
+    float out[S::DV / 2], score[S::KEYS / 2];
     uint32_t weight[S::KEYS / 4];
     float top[2], sum[2], less[2];
 };
@@ -153,7 +162,7 @@ __device__ __forceinline__ void wgmma_values(uint64_t v, wgmma_rows<S> &r)
 {
 #pragma unroll
     for (int c = 0; c < S::KEYS / 16; c++)
-        wgmma_held<T, S::D>(r.out, r.weight + 4 * c, wgmma_later(v, c * 16 * PANEL_ROW));
+        wgmma_held<T, S::DV>(r.out, r.weight + 4 * c, wgmma_later(v, c * 16 * PANEL_ROW));
     wgmma_commit();
 }
 
@@ -166,7 +175,7 @@ __device__ __forceinline__ void wgmma_clear(uint32_t v, int rows)
     const int thread = (int)opaque(threadIdx.x);
     for (int i = rows * PIECES + thread % 128; i < S::KEYS * PIECES; i += 128)
 #pragma unroll
-        for (int c = 0; c < S::PANELS; c++)
+        for (int c = 0; c < S::V_PANELS; c++)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + (uint32_t)(c * S::KEY_PANEL + i * 16)),
                          "r"(0)
                          : "memory");
@@ -267,7 +276,7 @@ __device__ __forceinline__ void wgmma_store(const attention_params &p, const att
         if (p.lse && t == 0 && row < p.m)
             p.lse[item.of.batch * p.lse_stride[0] + item.head * p.lse_stride[1] + row * p.lse_stride[2]] = total.lse;
 #pragma unroll
-        for (int c = 0; c < S::D / 32; c++) {
+        for (int c = 0; c < S::DV / 32; c++) {
             uint32_t pair[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -331,14 +340,14 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
         };
         r.top[0] = r.top[1] = -INFINITY, r.sum[0] = r.sum[1] = 0;
 #pragma unroll
-        for (int i = 0; i < S::D / 2; i++)
+        for (int i = 0; i < S::DV / 2; i++)
             r.out[i] = 0;
         if (item.steps > 0) {
             bulk_wait(barriers.q_there(), q_parity);
             q_parity ^= 1;
             wait_k();
             wgmma_fence();
-            wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
+            wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::K_BYTES), r);
             wgmma_wait<0>(r.score);
             done(barriers.k_free(stage_of<S>(step++)));
             hide();
@@ -350,10 +359,10 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
             for (int left = item.steps; --left > 0;) {
                 key += S::KEYS;
                 wgmma_fence();
-                wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::KEY_BYTES), r);
+                wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::K_BYTES), r);
                 wait_v(step - 1);
                 wgmma_fence();
-                wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
+                wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::V_BYTES), r);
                 wgmma_wait<1>(r.score);
                 done(barriers.k_free(stage_of<S>(step++)));
                 hide();
@@ -365,16 +374,16 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
                 done(barriers.v_free(stage_of<S>(step - 2)));
                 if (grows)
 #pragma unroll
-                    for (int j = 0; j < S::D / 2; j++)
+                    for (int j = 0; j < S::DV / 2; j++)
                         r.out[j] *= r.less[j / 2 % 2];
                 wgmma_round<T, S>(r);
             }
             done(barriers.q_free());
             wait_v(step - 1);
             if (p.lengths && key + S::KEYS > item.of.n)
-                wgmma_clear<S>(shared + (uint32_t)(S::V_AT + stage_of<S>(step - 1) * S::KEY_BYTES), item.of.n - key);
+                wgmma_clear<S>(shared + (uint32_t)(S::V_AT + stage_of<S>(step - 1) * S::V_BYTES), item.of.n - key);
             wgmma_fence();
-            wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::KEY_BYTES), r);
+            wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::V_BYTES), r);
             wgmma_wait<0>(r.out);
             done(barriers.v_free(stage_of<S>(step - 1)));
         }
@@ -384,7 +393,7 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
 }
 
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, 1)
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attention_wgmma(const __grid_constant__ attention_params p, const __grid_constant__ attention_maps maps,
                     const attention_tiles_of of)
 {

@@ -162,28 +162,52 @@ __device__ __forceinline__ void registers_up()
 /* The text and the operands of the instructions. */
 #define WGMMA_TEN(t)                                                                                                 \
     "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define WGMMA_THIRTY WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2)
+#define WGMMA_SIXTY  WGMMA_THIRTY WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5)
+#define WGMMA_NINETY WGMMA_SIXTY WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8)
 #define WGMMA_LIST16 WGMMA_TEN() "%10, %11, %12, %13, %14, %15"
-#define WGMMA_LIST32 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) "%30, %31"
-#define WGMMA_LIST64 WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4) WGMMA_TEN(5) "%60, %61, %62, %63"
-#define WGMMA_SUM8(i)                                                                                                \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),      \
-        "+f"(d[i + 7])
-#define WGMMA_SUMS16 WGMMA_SUM8(0), WGMMA_SUM8(8)
-#define WGMMA_SUMS32 WGMMA_SUM8(0), WGMMA_SUM8(8), WGMMA_SUM8(16), WGMMA_SUM8(24)
-#define WGMMA_SUMS64 WGMMA_SUMS32, WGMMA_SUM8(32), WGMMA_SUM8(40), WGMMA_SUM8(48), WGMMA_SUM8(56)
+#define WGMMA_LIST32 WGMMA_THIRTY "%30, %31"
+#define WGMMA_LIST40 WGMMA_THIRTY "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_LIST48 WGMMA_THIRTY WGMMA_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_LIST56 WGMMA_THIRTY WGMMA_TEN(3) WGMMA_TEN(4) "%50, %51, %52, %53, %54, %55"
+#define WGMMA_LIST64 WGMMA_SIXTY "%60, %61, %62, %63"
+#define WGMMA_LIST80 WGMMA_SIXTY WGMMA_TEN(6) "%70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_LIST96 WGMMA_NINETY "%90, %91, %92, %93, %94, %95"
+#define WGMMA_LIST128                                                                                                \
+    WGMMA_NINETY WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11) "%120, %121, %122, %123, %124, %125, %126, %127"
+/* Sums are floats ("+f") or integers ("+r"). */
+#define WGMMA_SUM8(c, i)                                                                                             \
+    c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
+#define WGMMA_SUM16(c, i) WGMMA_SUM8(c, i), WGMMA_SUM8(c, i + 8)
+#define WGMMA_SUM32(c, i) WGMMA_SUM16(c, i), WGMMA_SUM16(c, i + 16)
+#define WGMMA_SUMS16(c)   WGMMA_SUM16(c, 0)
+#define WGMMA_SUMS32(c)   WGMMA_SUM32(c, 0)
+#define WGMMA_SUMS40(c)   WGMMA_SUM32(c, 0), WGMMA_SUM8(c, 32)
+#define WGMMA_SUMS48(c)   WGMMA_SUM32(c, 0), WGMMA_SUM16(c, 32)
+#define WGMMA_SUMS56(c)   WGMMA_SUMS48(c), WGMMA_SUM8(c, 48)
+#define WGMMA_SUMS64(c)   WGMMA_SUM32(c, 0), WGMMA_SUM32(c, 32)
+#define WGMMA_SUMS80(c)   WGMMA_SUMS64(c), WGMMA_SUM16(c, 64)
+#define WGMMA_SUMS96(c)   WGMMA_SUMS64(c), WGMMA_SUM32(c, 64)
+#define WGMMA_SUMS128(c)  WGMMA_SUMS96(c), WGMMA_SUM32(c, 96)
 /* d [64 x n] (+)= a . b, both in shared memory; the columns of both are summed over. */
-#define WGMMA_SHARED(n, type, list, sums, a_at, b_at, adds_at)                                                       \
+#define WGMMA_SHARED(n, type, r, a_at, b_at, adds_at)                                                                \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, %" #a_at ", %" #b_at  \
-                 ", adds, 1, 1, 0, 0;\n\t}"                                                                          \
-                 : sums                                                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" WGMMA_LIST##r                  \
+                 "}, %" #a_at ", %" #b_at ", adds, 1, 1, 0, 0;\n\t}"                                                 \
+                 : WGMMA_SUMS##r("+f")                                                                               \
                  : "l"(a), "l"(b), "r"(adds))
 /* The same with a in registers; the rows of b are summed over. */
-#define WGMMA_HELD(n, type, list, sums, a_at, b_at)                                                                  \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, {" a_at "}, %" #b_at  \
-                 ", 1, 1, 1, 1;"                                                                                     \
-                 : sums                                                                                              \
+#define WGMMA_HELD(n, type, r, a_at, b_at)                                                                           \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" WGMMA_LIST##r                  \
+                 "}, {" a_at "}, %" #b_at ", 1, 1, 1, 1;"                                                            \
+                 : WGMMA_SUMS##r("+f")                                                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+/* The instruction of N columns, which are n and have r sums, for T. */
+#define WGMMA_CASE(instruction, n, ...)                                                                              \
+    if constexpr (N == n && std::is_same<T, bf16>::value)                                                            \
+        instruction(n, "bf16", __VA_ARGS__);                                                                         \
+    else if constexpr (N == n)                                                                                       \
+    instruction(n, "f16", __VA_ARGS__)
 
 /* A product of 16-bit elements: d [64 rows x N] += a [64 x 16] . b^T, of b [N x 16], or = where it does not add. Warp
    w of the warpgroup has rows 16 w to 16 w + 15; of them lane 4 g + t has in d[4 j + e] column 8 j + 2 t + e % 2 of
@@ -191,21 +215,13 @@ __device__ __forceinline__ void registers_up()
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint64_t a, uint64_t b, int adds)
 {
-    static_assert(N == 32 || N == 64 || N == 128, "");
+    static_assert(N == 32 || N == 64 || N == 80 || N == 112 || N == 128, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr bool BF16 = std::is_same<T, bf16>::value;
-    if constexpr (N == 128 && BF16)
-        WGMMA_SHARED(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
-    else if constexpr (N == 128)
-        WGMMA_SHARED(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, 64, 65, 66);
-    else if constexpr (N == 64 && BF16)
-        WGMMA_SHARED(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, 32, 33, 34);
-    else if constexpr (N == 64)
-        WGMMA_SHARED(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, 32, 33, 34);
-    else if constexpr (BF16)
-        WGMMA_SHARED(32, "bf16", WGMMA_LIST16, WGMMA_SUMS16, 16, 17, 18);
-    else
-        WGMMA_SHARED(32, "f16", WGMMA_LIST16, WGMMA_SUMS16, 16, 17, 18);
+    WGMMA_CASE(WGMMA_SHARED, 32, 16, 16, 17, 18);
+    WGMMA_CASE(WGMMA_SHARED, 64, 32, 32, 33, 34);
+    WGMMA_CASE(WGMMA_SHARED, 80, 40, 40, 41, 42);
+    WGMMA_CASE(WGMMA_SHARED, 112, 56, 56, 57, 58);
+    WGMMA_CASE(WGMMA_SHARED, 128, 64, 64, 65, 66);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
@@ -215,68 +231,48 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[N / 2], uint64_t a, uint
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_held(float (&d)[N / 2], const uint32_t *a, uint64_t b)
 {
-    static_assert(N == 64 || N == 128, "");
+    static_assert(N == 64 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr bool BF16 = std::is_same<T, bf16>::value;
-    if constexpr (N == 128 && BF16)
-        WGMMA_HELD(128, "bf16", WGMMA_LIST64, WGMMA_SUMS64, "%64, %65, %66, %67", 68);
-    else if constexpr (N == 128)
-        WGMMA_HELD(128, "f16", WGMMA_LIST64, WGMMA_SUMS64, "%64, %65, %66, %67", 68);
-    else if constexpr (BF16)
-        WGMMA_HELD(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36);
-    else
-        WGMMA_HELD(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36);
+    WGMMA_CASE(WGMMA_HELD, 64, 32, "%32, %33, %34, %35", 36);
+    WGMMA_CASE(WGMMA_HELD, 96, 48, "%48, %49, %50, %51", 52);
+    WGMMA_CASE(WGMMA_HELD, 128, 64, "%64, %65, %66, %67", 68);
+    WGMMA_CASE(WGMMA_HELD, 160, 80, "%80, %81, %82, %83", 84);
+    WGMMA_CASE(WGMMA_HELD, 192, 96, "%96, %97, %98, %99", 100);
+    WGMMA_CASE(WGMMA_HELD, 256, 128, "%128, %129, %130, %131", 132);
 #else
     (void)d, (void)a, (void)b;
 #endif
 }
 /* The same of b [N x 16]^T, whose contiguous columns are summed over, or = where it does not add. */
-#define WGMMA_WEIGHTS(n, type, list, sums, a_at, b_at, adds_at)                                                      \
+#define WGMMA_WEIGHTS(n, type, r, a_at, b_at, adds_at)                                                               \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" list "}, {" a_at "}, %" #b_at  \
-                 ", adds, 1, 1, 0;\n\t}"                                                                             \
-                 : sums                                                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" WGMMA_LIST##r                  \
+                 "}, {" a_at "}, %" #b_at ", adds, 1, 1, 0;\n\t}"                                                    \
+                 : WGMMA_SUMS##r("+f")                                                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds))
 template <typename T, int N>
 __device__ __forceinline__ void wgmma_weights(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int adds)
 {
     static_assert(N == 32 || N == 64, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr bool BF16 = std::is_same<T, bf16>::value;
-    if constexpr (N == 64 && BF16)
-        WGMMA_WEIGHTS(64, "bf16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36, 37);
-    else if constexpr (N == 64)
-        WGMMA_WEIGHTS(64, "f16", WGMMA_LIST32, WGMMA_SUMS32, "%32, %33, %34, %35", 36, 37);
-    else if constexpr (BF16)
-        WGMMA_WEIGHTS(32, "bf16", WGMMA_LIST16, WGMMA_SUMS16, "%16, %17, %18, %19", 20, 21);
-    else
-        WGMMA_WEIGHTS(32, "f16", WGMMA_LIST16, WGMMA_SUMS16, "%16, %17, %18, %19", 20, 21);
+    WGMMA_CASE(WGMMA_WEIGHTS, 32, 16, "%16, %17, %18, %19", 20, 21);
+    WGMMA_CASE(WGMMA_WEIGHTS, 64, 32, "%32, %33, %34, %35", 36, 37);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
 }
 
-#define BYTES_FIFTY   WGMMA_TEN() WGMMA_TEN(1) WGMMA_TEN(2) WGMMA_TEN(3) WGMMA_TEN(4)
-#define BYTES_NEXT    WGMMA_TEN(5) WGMMA_TEN(6) WGMMA_TEN(7) WGMMA_TEN(8) WGMMA_TEN(9) WGMMA_TEN(10) WGMMA_TEN(11)
-#define BYTES_LIST128 BYTES_FIFTY BYTES_NEXT "%120, %121, %122, %123, %124, %125, %126, %127"
-#define BYTES_SUM8(i)                                                                                                \
-    "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3]), "+r"(d[i + 4]), "+r"(d[i + 5]), "+r"(d[i + 6]),      \
-        "+r"(d[i + 7])
-#define BYTES_SUM16(i) BYTES_SUM8(i), BYTES_SUM8(i + 8)
-#define BYTES_SUM32(i) BYTES_SUM16(i), BYTES_SUM16(i + 16)
-#define BYTES_SUMS64   BYTES_SUM32(0), BYTES_SUM32(32)
-#define BYTES_SUMS128  BYTES_SUMS64, BYTES_SUM32(64), BYTES_SUM32(96)
 #define BYTES_WGMMA_F8                                                                                               \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %66, 0;\n\t"                                            \
                  "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" WGMMA_LIST64                              \
                  "}, %64, %65, adds, 1, 1;\n\t}"                                                                     \
-                 : WGMMA_SUMS64                                                                                      \
+                 : WGMMA_SUMS64("+f")                                                                                \
                  : "l"(a), "l"(b), "r"(adds))
-#define BYTES_WGMMA(n, list, sums, a_at, b_at, adds_at)                                                              \
+#define BYTES_WGMMA(n, r, a_at, b_at, adds_at)                                                                       \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.b32 adds, %" #adds_at ", 0;\n\t"                                  \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" list "}, %" #a_at ", %" #b_at              \
-                 ", adds;\n\t}"                                                                                      \
-                 : sums                                                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" WGMMA_LIST##r "}, %" #a_at ", %" #b_at     \
+                                                                                        ", adds;\n\t}"               \
+                 : WGMMA_SUMS##r("+r")                                                                               \
                  : "l"(a), "l"(b), "r"(adds))
 
 /* d [64 rows x N] += a [64 x 32] . b^T, of b [N x 32], or = where it does not add: floats of f8e4m3, integers of
@@ -297,13 +293,13 @@ __device__ __forceinline__ void wgmma_bytes(int (&d)[N / 2], uint64_t a, uint64_
     static_assert(N == 32 || N == 64 || N == 128 || N == 256, "");
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (N == 32)
-        BYTES_WGMMA(32, WGMMA_LIST16, BYTES_SUM16(0), 16, 17, 18);
+        BYTES_WGMMA(32, 16, 16, 17, 18);
     else if constexpr (N == 64)
-        BYTES_WGMMA(64, WGMMA_LIST32, BYTES_SUM32(0), 32, 33, 34);
+        BYTES_WGMMA(64, 32, 32, 33, 34);
     else if constexpr (N == 128)
-        BYTES_WGMMA(128, WGMMA_LIST64, BYTES_SUMS64, 64, 65, 66);
+        BYTES_WGMMA(128, 64, 64, 65, 66);
     else
-        BYTES_WGMMA(256, BYTES_LIST128, BYTES_SUMS128, 128, 129, 130);
+        BYTES_WGMMA(256, 128, 128, 129, 130);
 #else
     (void)d, (void)a, (void)b, (void)adds;
 #endif
