@@ -143,6 +143,16 @@ static const char *const good[] = {
     "q=f32[4,8,1,128] k=f32[40,1,16,128] v=f32[40,1,16,128] lengths=i32[4] block_table=i32[4,10]",
     "q=f32[1,4,90,100] k=f32[1,2,150,100] v=f32[1,2,150,100] q_offsets=i32[6] k_offsets=i32[6] causal=1",
     "q=f32[1,4,36,64] k=f32[1,1,2000,64] v=f32[1,1,2000,64] causal=1",
+    /* floats on tensor cores: 64 rows or 128, row lengths and keys within and beyond a product's 8, 16 or 32 */
+    "q=f32[1,1,65,17]@+1 k=f32[1,1,33,17]@+1 v=f32[1,1,33,9]@+3",
+    "q=f32[2,3,129,64] k=f32[2,1,257,64] v=f32[2,1,257,64]@+1 causal=1 values:wide",
+    "q=f32[1,2,70,65] k=f32[1,1,95,65] v=f32[1,1,95,65] values:special",
+    "q=f32[1,2,150,128] k=f32[1,2,129,128] v=f32[1,2,129,100] window=50 sinks=f32[2]",
+    "q=f32[1,1,70,192] k=f32[1,1,1500,192] v=f32[1,1,1500,130] values:outlier",
+    "q=f32[1,1,140,256] k=f32[1,1,67,256] v=f32[1,1,67,256] causal=1 values:special",
+    "q=f32[1,1,40,200] k=f32[1,1,70,200] v=f32[1,1,70,256] values:tiny scale=1",
+    "q=f32[4,2,40,128] k=f32[7,1,16,128] v=f32[7,1,16,128] causal=1 softcap=20 " PAGED,
+    "q=f32[1,4,200,48] k=f32[1,2,300,48] v=f32[1,2,300,48] q_offsets=i32[6] k_offsets=i32[6]",
     /* dtypes, addresses and row lengths that become floats */
     "q=$[2,8,1,33] k=$[2,2,300,33] v=$[2,2,300,35] lse=f32[2,8,1]",
     "q=$[1,4,70,36] k=$[1,2,150,36] v=$[1,2,150,36] causal=1 window=60",

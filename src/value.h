@@ -67,7 +67,9 @@ typedef enum adze_sums {
     ADZE_SUMS_BLOCKS, /* float in chains of at most 256 terms, whose sums are added one after the other */
     ADZE_SUMS_TENSOR, /* tensor cores, in the order of k or in several such sums, then a tree */
     ADZE_SUMS_PAIRS,  /* as BLOCKS, but by pairs of bf16 products: BFMMLA of aarch64, AMX of x86-64 */
-    ADZE_SUMS_F8      /* tensor cores of sm_90 that multiply f8e4m3, 128 products at a time, whose sums are added */
+    ADZE_SUMS_F8,     /* tensor cores of sm_90 that multiply f8e4m3, 128 products at a time, whose sums are added */
+    ADZE_SUMS_SPLIT /* f32, in float in the order of k; or on tensor cores, as three products of TF32, 16 to 64 terms
+                       at a time, whose sums are added in float */
 } adze_sums;
 
 /* A dot product as it is summed, in the order of k. */
@@ -110,6 +112,16 @@ static inline void adze_dot_add(adze_dot *d, double a, double a_error, double b)
    13), and the sum to 13 bits of fraction. So 33 addends lose 33 * 2^-13 M and the sum 2^-13 M, where M is the
    magnitude of the 128 products that four of them add: 4 * 34 * 2^-13 M. All such M together are the whole magnitude.
 
+   A float is split into big, which is TF32 to the nearest, and small, at most 2^-11 of it, of which tensor cores
+   leave out one bit, 2^-23 of it. The product small * small that is left out is 4 u M, the bits are 2 u M each. Of
+   TF32 a tensor core adds 4 products (sm_80 to sm_89) or 8 (sm_90 and newer) to the accumulator at once. The largest
+   addend is not cut: it is a float, or has 22 bits. So 4 addends lose 4 * 2^-24 M and the float 2^-23 M, 6 u M for 4
+   products, 24 u M for 16, and 6 u M for the part of 8 terms at each end; 8 * 2^-25 M + 2^-23 M is half of it. A
+   chain of 64 products begins with 0: its own M is what counts, at most 4 times for 16 products each. The small
+   products are twice as many, at most 2^-11 of the others, in chains of at most 256: u M. The sums of chains are
+   rounded twice, to u of their own M and of that up to there, and parts are added in a tree. In float, in the order
+   of k, every term is rounded to u of the M up to there.
+
    BFMMLA, as Arm defines it (FPCR.EBF = 0), multiplies exactly, adds two products, and adds that to the sum. Both
    additions round to odd, which may lose a whole unit, 2 u. A chain of 256 terms has 128 such sums, 256 u M, and the
    pairs lose 2 u M. Numbers that are subnormal are taken as zero, and so are results. */
@@ -118,10 +130,13 @@ static inline adze_value adze_dotted(adze_sums sums, const adze_dot *d)
     if (!isfinite(d->sum))
         return adze_exact(d->sum);
     const double n = (double)d->n, all = d->magnitude + d->error;
-    const double e = sums == ADZE_SUMS_LANES    ? (adze_sum_depth(d->n) + 1) * all
-                     : sums == ADZE_SUMS_F8     ? (4 * 34 * 0x1p11 + n / 128 + 2) * all
+    const double blocks = d->prefixes + all + n / 16 * d->error; /* M up to the end of each 16 terms */
+    const double e = sums == ADZE_SUMS_LANES ? (adze_sum_depth(d->n) + 1) * all
+                     : sums == ADZE_SUMS_F8  ? (4 * 34 * 0x1p11 + n / 128 + 2) * all
+                     : sums == ADZE_SUMS_SPLIT
+                         ? fmax(16 * blocks, 24 * fmin(blocks, 4 * all) + (12 + 8 + 2) * all + blocks) + 12 * all
                      : sums != ADZE_SUMS_TENSOR ? (fmin(n, 256) + n / 256 + 12) * all
-                                                : 22 * (d->prefixes + all + n / 16 * d->error) + 12 * all;
+                                                : 22 * blocks + 12 * all;
     const double flushed = sums == ADZE_SUMS_PAIRS ? d->subnormal : 0;
     return (adze_value){d->sum, d->error + ADZE_U * e + flushed + n * 0x1p-126};
 }

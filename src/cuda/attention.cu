@@ -5,9 +5,9 @@
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
    (attention_quantised.cu), and few keys are loaded at once (attention_short.cuh). Many keys of one query come
    through rings of bulk copies on Hopper (attention_ring.cuh). Floats of up to 256 elements have kernels of their own
-   (attention_floats.cuh), which also take other calls of up to 512, as floats (attention_mixed.cu). 16-bit elements
-   in longer rows take attention_wide.cuh. What is left, and GPUs whose blocks have not enough shared memory, take
-   attention_any.cuh. */
+   (attention_floats.cuh; many rows, on tensor cores, attention_tf32.cuh), which also take other calls of up to 512,
+   as floats (attention_mixed.cu). 16-bit elements in longer rows take attention_wide.cuh. What is left, and GPUs
+   whose blocks have not enough shared memory, take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -101,6 +101,9 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
     {"floats16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"floats64", "as floats4, 64 rows"},
     {"floats64-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
+    {"tf32x3",
+     "f32, heads up to 256; 64 rows a block or 128, on tensor cores: three products of TF32 for one of f32"},
+    {"tf32x3-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"wide16", "f16 and bf16 in 16-byte vectors, k and v not quantised, heads up to 576, of v 512; 16 rows a block"},
     {"wide16-split", "the same, keys in more parts than a cluster has blocks, merged by a second launch"},
     {"wide64", "as wide16, 64 rows"},

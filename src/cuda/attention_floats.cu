@@ -18,22 +18,9 @@ using FLOATS_SMALL = floats_shape<(D > 128 ? 256 : D), 8, 2, (D > 128 ? 1 : 2), 
 enum { SOME_MOST = 32 }; /* rows: up to so many are two blocks of 16 rather than one of 64 */
 
 template <class S>
-static adze_status floats_launch(const cuda_call &s, attention_params p, int64_t parts, bool split)
-{
-    p.parts = (int)parts, p.clustered = !split && parts > 1;
-    return launch(s, attention_of_floats<float, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
-                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
-}
-/* `variant` and the one after it, which is the split one. */
-template <class S>
 static adze_status floats_run(const cuda_call &s, const attention_params &p, int variant, bool preferred)
 {
-    const bool room = S::SHARED <= s.gpu.block_shared;
-    const int64_t parts = split_parts(s, p, S::ROWS);
-    if (s.takes(variant + 1, room && parts > 1, preferred))
-        return split_launch<float>(s, p, parts, floats_launch<S>);
-    return s.takes(variant, room, preferred) ? floats_launch<S>(s, p, attention_clusters<S>(s, p), false)
-                                             : ADZE_NO_KERNEL;
+    return floats_run<S, attention_of_floats<float, S>>(s, p, variant, true, preferred);
 }
 template <int D>
 static adze_status floats_run(const cuda_call &s, const attention_params &p)
@@ -47,6 +34,8 @@ static adze_status floats_run(const cuda_call &s, const attention_params &p)
             return floats_run<FLOATS_SMALL<D>>(s, p, FLOATS_SOME, true);
     if (status == ADZE_NO_KERNEL)
         status = floats_run<FLOATS_16<D>>(s, p, FLOATS_SOME, rows <= SOME_MOST || !many);
+    if (status == ADZE_NO_KERNEL)
+        status = attention_tf32(s, p);
     return status == ADZE_NO_KERNEL ? floats_run<FLOATS_64<D>>(s, p, FLOATS_MANY, true) : status;
 }
 adze_status attention_floats(const cuda_call &s, const attention_params &p)
@@ -59,6 +48,6 @@ adze_status attention_floats(const cuda_call &s, const attention_params &p)
 }
 int64_t attention_floats_parts(const cuda_call &s, const attention_params &p)
 {
-    return std::max(split_parts(s, p, FLOATS_4<64>::ROWS),
-                    std::max(split_parts(s, p, FLOATS_16<64>::ROWS), split_parts(s, p, FLOATS_64<64>::ROWS)));
+    return std::max({split_parts(s, p, FLOATS_4<64>::ROWS), split_parts(s, p, FLOATS_16<64>::ROWS),
+                     split_parts(s, p, FLOATS_64<64>::ROWS), attention_tf32_parts(s, p)});
 }

@@ -163,8 +163,8 @@ __device__ __forceinline__ void floats_convert(const attention_params &p, const 
                             p.k_dtype, is_v ? p.dv : p.d, p.fours);
     }
 }
-/* Copies the keys from `key` on, or their values, of rows of `count` elements. */
-template <class S>
+/* Copies the keys from `key` on, or their values, of rows of `count` elements, PITCH floats apart. */
+template <class S, int PITCH = S::PITCH>
 __device__ __forceinline__ void floats_load(const attention_params &p, const attention_block &b, const char *data,
                                             const int64_t (&stride)[3], int count, int key, float *to,
                                             const attention_place *places)
@@ -178,7 +178,7 @@ __device__ __forceinline__ void floats_load(const attention_params &p, const att
             there = place.entry >= 0;
         }
         const char *from = there ? data + attention_at(stride, place, b.kv_head) * 4 : data;
-        floats_copy_row(to + row * S::PITCH, from, count, there, p.vectors);
+        floats_copy_row(to + row * PITCH, from, count, there, p.vectors);
     }
 }
 
@@ -380,18 +380,15 @@ __device__ __forceinline__ void floats_scales(const attention_params &p, const a
     }
 }
 
-/* The grid is that of attention_tile. */
+/* The steps of a block: keys from `first` on, of which all rows see those from inner_low to inner_high, before the
+   mask. */
+struct floats_steps {
+    int rank, first, count, inner_low, inner_high;
+};
+/* Finds what the block has; false: nothing. The grid is that of attention_tile. */
 template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
-    attention_of_floats(const __grid_constant__ attention_params p)
+__device__ __forceinline__ bool floats_begin(const attention_params &p, attention_block &b, floats_steps &steps)
 {
-    extern __shared__ __align__(128) char shared[];
-    __shared__ attention_block b; /* the same for all threads: not in registers */
-    float *const q = reinterpret_cast<float *>(shared), *const k = q + S::ROWS * S::PITCH;
-    float *const v = k + S::KEYS * S::PITCH, *const weights = v + S::KEYS * S::PITCH;
-    attention_place *const places = reinterpret_cast<attention_place *>(shared + S::HOLDS);
-    const int group = (int)threadIdx.x / 16, lane = (int)threadIdx.x % 16;
-    const int across = group % S::ACROSS, along = group / S::ACROSS; /* the thread's first row; its keys */
     const int rank = (int)blockIdx.x % p.parts, at = (int)blockIdx.x / p.parts;
     attention_block own;
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
@@ -404,7 +401,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         if (rank == 0)
             attention_clear<T, S>(p, at, own.kv_head);
         if (!attention_find<S>(p, at, own.sequence, tile)) /* in all blocks of the cluster */
-            return;
+            return false;
     }
     own.s = attention_sequence_of(p, own.sequence);
     own.rows = own.s.m * p.group;
@@ -412,16 +409,34 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const int last_row = min(own.first + S::ROWS, own.rows) - 1;
     const int low = attention_low(p, own.s, own.first / p.group);
     own.high = attention_high(p, own.s, last_row / p.group);
-    /* The keys that all rows see, before the mask. */
-    const int inner_low = attention_low(p, own.s, last_row / p.group);
-    const int inner_high = attention_high(p, own.s, own.first / p.group);
+    steps.inner_low = attention_low(p, own.s, last_row / p.group);
+    steps.inner_high = attention_high(p, own.s, own.first / p.group);
     if (threadIdx.x == 0)
         b = own;
     __syncthreads();
     const int begin = low / S::KEYS * S::KEYS,
               all = own.high > begin ? (own.high - begin + S::KEYS - 1) / S::KEYS : 0;
     const int before = (int)((int64_t)all * rank / p.parts);
-    const int steps = (int)((int64_t)all * (rank + 1) / p.parts) - before, first = begin + before * S::KEYS;
+    steps.rank = rank, steps.first = begin + before * S::KEYS;
+    steps.count = (int)((int64_t)all * (rank + 1) / p.parts) - before;
+    return true;
+}
+
+template <typename T, class S>
+__global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    attention_of_floats(const __grid_constant__ attention_params p)
+{
+    extern __shared__ __align__(128) char shared[];
+    __shared__ attention_block b; /* the same for all threads: not in registers */
+    float *const q = reinterpret_cast<float *>(shared), *const k = q + S::ROWS * S::PITCH;
+    float *const v = k + S::KEYS * S::PITCH, *const weights = v + S::KEYS * S::PITCH;
+    attention_place *const places = reinterpret_cast<attention_place *>(shared + S::HOLDS);
+    const int group = (int)threadIdx.x / 16, lane = (int)threadIdx.x % 16;
+    const int across = group % S::ACROSS, along = group / S::ACROSS; /* the thread's first row; its keys */
+    floats_steps all;
+    if (!floats_begin<T, S>(p, b, all))
+        return;
+    const int steps = all.count, first = all.first;
     floats_rows<S> r;
 #pragma unroll
     for (int i = 0; i < S::EACH; i++) {
@@ -473,7 +488,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             floats_load<S>(p, b, p.k, p.k_stride, p.d, key + S::KEYS, k, next);
         copy_commit();
         float unit = p.scale;
-        if (p.page || p.softcap != 0 || p.mask_kind || !(unit > 0) || key < inner_low || key + S::KEYS > inner_high) {
+        if (p.page || p.softcap != 0 || p.mask_kind || !(unit > 0) || key < all.inner_low ||
+            key + S::KEYS > all.inner_high) {
             floats_edge<T, S>(p, b, (int)opaque((uint32_t)(b.first + across)), key + mine, here + mine, score);
             unit = 1;
         }
@@ -507,7 +523,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     __syncthreads();
     floats_put<S>(reinterpret_cast<float *>(shared), across, along, r);
     __syncthreads();
-    attention_merge<T, S>(p, b, reinterpret_cast<float *>(shared), rank);
+    attention_merge<T, S>(p, b, reinterpret_cast<float *>(shared), all.rank);
 }
 
 #endif

@@ -15,9 +15,7 @@ enum { MIXED_MOST = 512, MIXED_FEW_MOST = 16 }; /* elements of a row; rows: up t
 template <class S>
 static adze_status mixed_launch(const cuda_call &s, attention_params p, int64_t parts, bool split)
 {
-    p.parts = (int)parts, p.clustered = !split && parts > 1;
-    return launch(s, attention_of_floats<mixed, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
-                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
+    return grid_launch<S, attention_of_floats<mixed, S>>(s, p, parts, split);
 }
 template <int D>
 static adze_status mixed_run(const cuda_call &s, const attention_params &p)

@@ -26,6 +26,8 @@ enum {
     FLOATS_SOME_SPLIT,
     FLOATS_MANY,
     FLOATS_MANY_SPLIT,
+    TF32_MANY,
+    TF32_MANY_SPLIT,
     WIDE_FEW,
     WIDE_FEW_SPLIT,
     WIDE_MANY,
@@ -47,6 +49,9 @@ adze_status attention_many(const cuda_call &s, const attention_params &p, bool i
 /* attention_floats.cu: calls of f32, and the parts of their keys that may need scratch. */
 adze_status attention_floats(const cuda_call &s, const attention_params &p);
 int64_t attention_floats_parts(const cuda_call &s, const attention_params &p);
+/* attention_tf32.cu: the same of those with many rows, on tensor cores. */
+adze_status attention_tf32(const cuda_call &s, const attention_params &p);
+int64_t attention_tf32_parts(const cuda_call &s, const attention_params &p);
 
 /* attention_wide.cu: calls of f16 or bf16 in rows of more than 256 elements. */
 adze_status attention_wide_rows(const cuda_call &s, const attention_params &p, bool is_bf16);
@@ -96,12 +101,18 @@ static int64_t attention_clusters(const cuda_call &s, const attention_params &p)
     return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, PART_LEAST, CLUSTER_MAX) : 1;
 }
 
+/* Launches a kernel that has the grid of attention_tile, with blocks of shape S. */
+template <class S, void (*KERNEL)(attention_params)>
+static adze_status grid_launch(const cuda_call &s, attention_params p, int64_t parts, bool split)
+{
+    p.parts = (int)parts, p.clustered = !split && parts > 1;
+    return launch(s, KERNEL, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
+                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
+}
 template <typename T, class S>
 static adze_status tile_launch(const cuda_call &s, attention_params p, int64_t parts, bool split = false)
 {
-    p.parts = (int)parts, p.clustered = !split && parts > 1;
-    return launch(s, attention_tile<T, S>, attention_tiles(p, S::ROWS) * parts, dim3(S::THREADS),
-                  launch_shape(S::SHARED, split ? 1 : parts, attention_pairs(p)), p);
+    return grid_launch<S, attention_tile<T, S>>(s, p, parts, split);
 }
 /* The same with parts in scratch, and a second launch that merges them. */
 template <typename T, int COLUMNS = COMBINE_COLUMNS, typename LAUNCH>
@@ -112,6 +123,19 @@ static adze_status split_launch(const cuda_call &s, attention_params p, int64_t 
     ADZE_CHECK(tiles(s, p, parts, true));
     p.parts = (int)parts;
     return launch(s, attention_combine<T, COLUMNS>, rows, dim3(COMBINE_THREADS), launch_shape(0), p);
+}
+
+/* `variant` and the one after it, which is the split one, of a kernel of floats. */
+template <class S, void (*KERNEL)(attention_params)>
+static adze_status floats_run(const cuda_call &s, const attention_params &p, int variant, bool possible,
+                              bool preferred)
+{
+    const bool room = possible && S::SHARED <= s.gpu.block_shared;
+    const int64_t parts = split_parts(s, p, S::ROWS);
+    if (s.takes(variant + 1, room && parts > 1, preferred))
+        return split_launch<float>(s, p, parts, grid_launch<S, KERNEL>);
+    return s.takes(variant, room, preferred) ? grid_launch<S, KERNEL>(s, p, attention_clusters<S>(s, p), false)
+                                             : ADZE_NO_KERNEL;
 }
 
 /* How the blocks of a call of up to 16 rows share its keys. */

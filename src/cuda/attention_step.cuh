@@ -328,27 +328,14 @@ __device__ __forceinline__ void attention_values(uint32_t stage, const attention
     }
 }
 
-/* One stage. `key` is the warp's first key in the sequence. */
+/* Scores of keys from `key` on, the warp's first in the sequence, become weights. */
 template <typename T, class S>
-__device__ __forceinline__ void
-attention_step(const attention_params &p, const attention_block &b, const attention_warp &w, uint32_t q,
-               uint32_t stage, const float *scales, const attention_place *places, int key, attention_rows<S> &r)
+__device__ __forceinline__ void attention_weights(const attention_params &p, const attention_block &b,
+                                                  const attention_warp &w, const attention_place *places, int key,
+                                                  attention_rows<S> &r,
+                                                  float (&score)[S::FRAGMENTS][S::WARP_KEYS / 8][4])
 {
-    constexpr int NT = S::WARP_KEYS / 8;
-    const int lane = (int)threadIdx.x % 32, t = lane % 4;
-    float score[S::FRAGMENTS][NT][4];
-    attention_scores<T, S>(q, stage, w, r, score);
-    if (S::QUANTISED && p.k_scale_each) {
-#pragma unroll
-        for (int j = 0; j < NT; j++) {
-            const float2 scale = *reinterpret_cast<const float2 *>(scales + w.key + j * 8 + 2 * t);
-#pragma unroll
-            for (int f = 0; f < S::FRAGMENTS; f++) {
-                score[f][j][0] *= scale.x, score[f][j][2] *= scale.x;
-                score[f][j][1] *= scale.y, score[f][j][3] *= scale.y;
-            }
-        }
-    }
+    const int lane = (int)threadIdx.x % 32;
     bool missing = false; /* keys of pages that do not exist */
     if (p.page) {
 #pragma unroll
@@ -363,6 +350,30 @@ attention_step(const attention_params &p, const attention_block &b, const attent
         unit = 1;
     }
     attention_weigh<S>(unit, r, score);
+}
+
+/* One stage. `key` is the warp's first key in the sequence. */
+template <typename T, class S>
+__device__ __forceinline__ void
+attention_step(const attention_params &p, const attention_block &b, const attention_warp &w, uint32_t q,
+               uint32_t stage, const float *scales, const attention_place *places, int key, attention_rows<S> &r)
+{
+    constexpr int NT = S::WARP_KEYS / 8;
+    const int t = (int)threadIdx.x % 4;
+    float score[S::FRAGMENTS][NT][4];
+    attention_scores<T, S>(q, stage, w, r, score);
+    if (S::QUANTISED && p.k_scale_each) {
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            const float2 scale = *reinterpret_cast<const float2 *>(scales + w.key + j * 8 + 2 * t);
+#pragma unroll
+            for (int f = 0; f < S::FRAGMENTS; f++) {
+                score[f][j][0] *= scale.x, score[f][j][2] *= scale.x;
+                score[f][j][1] *= scale.y, score[f][j][3] *= scale.y;
+            }
+        }
+    }
+    attention_weights<T, S>(p, b, w, places, key, r, score);
     if (S::QUANTISED && p.v_scale_each)
         attention_scale_weights<S>(scales + S::KEYS + w.key, r, score);
     attention_values<T, S>(stage, w, r, score);

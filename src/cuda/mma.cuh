@@ -1,5 +1,5 @@
-/* mma.cuh - tensor-core products of 16-bit elements and of i8, and how their operands come from memory: asynchronous
-   copies into shared memory (sm_80 and newer), and loads that stay in their place. */
+/* mma.cuh - tensor-core products of 16-bit elements, of TF32 and of i8, and how their operands come from memory:
+   asynchronous copies into shared memory (sm_80 and newer), and loads that stay in their place. */
 #ifndef ADZE_CUDA_MMA_CUH
 #define ADZE_CUDA_MMA_CUH
 
@@ -30,7 +30,20 @@ __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uin
 #endif
 }
 
-/* The same with k of 32 and i8: 4 neighbouring elements are where 2 are above. Sums are exact. */
+/* The same with k of 8 and TF32, which is the upper 19 bits of a float: single elements are where pairs are above. */
+__device__ __forceinline__ void mma_tf32(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                         uint32_t b0, uint32_t b1)
+{
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    (void)a0, (void)a1, (void)a2, (void)a3, (void)b0, (void)b1, (void)c;
+#endif
+}
+
+/* The same as mma with k of 32 and i8: 4 neighbouring elements are where 2 are above. Sums are exact. */
 __device__ __forceinline__ void mma_i8(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                        uint32_t b1)
 {

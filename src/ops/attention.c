@@ -401,6 +401,8 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
 {
     const adze_attention_args *a = args;
     definition d = {.a = a, .sums = (adze_sums)sums, .sizes = attention_sizes_of(a), .row = -1};
+    if (d.sums == ADZE_SUMS_TENSOR && a->k.dtype == ADZE_F32)
+        d.sums = ADZE_SUMS_SPLIT;
     const int64_t columns = output == 0 ? d.sizes.dv : 1;
     d.q = calloc((size_t)d.sizes.d, sizeof *d.q);
     d.p = calloc((size_t)d.sizes.n + 1, sizeof *d.p);
@@ -425,8 +427,8 @@ static void reference_at(const void *args, int sums, int output, int64_t n, cons
     free(d.v);
 }
 
-/* On CUDA f32, and calls that tensor cores cannot take, are summed key after key: no more than a tensor core may
-   lose. */
+/* On CUDA calls that tensor cores cannot take are summed key after key: no more than a tensor core may lose. f32 is
+   ADZE_SUMS_SPLIT. */
 static int sums_of(const adze_kernel *kernel)
 {
     return kernel && !kernel->on_cuda ? ADZE_SUMS_BLOCKS : ADZE_SUMS_TENSOR;

@@ -1,0 +1,40 @@
+/* attention_tf32.cu - attention of floats on tensor cores: which shape of block takes a call. */
+#include "attention_run.cuh"
+#include "attention_tf32.cuh"
+
+#include <algorithm>
+
+/* 8 warps on a multiprocessor, for their registers: in two blocks where shared memory has room. Where rows are short
+   a warp has two fragments of them, which share the parts of keys and values. */
+template <int D>
+using TF32_64 = tf32_shape<D, (D > 64 ? 1 : 2), (D > 192 ? 8 : 4), (D > 64 && D <= 128 ? 64 : 32), (D > 192 ? 2 : 4),
+                           (D > 192 ? 1 : 2)>;
+/* For GPUs whose blocks have not so much of it. */
+template <int D>
+using TF32_SMALL = tf32_shape<D, 1, 4, (D > 128 && D <= 192 ? 16 : 32), (D > 192 ? 2 : 4), (D > 192 ? 1 : 2)>;
+
+template <class S>
+static adze_status tf32_run(const cuda_call &s, const attention_params &p)
+{
+    return floats_run<S, attention_of_tf32<float, S>>(s, p, TF32_MANY, adze_cuda_tensor_cores(s.device), true);
+}
+template <int D>
+static adze_status tf32_run(const cuda_call &s, const attention_params &p)
+{
+    if constexpr (TF32_64<D>::SHARED > (99 << 10)) /* else every GPU has room */
+        if (TF32_64<D>::SHARED > s.gpu.block_shared)
+            return tf32_run<TF32_SMALL<D>>(s, p);
+    return tf32_run<TF32_64<D>>(s, p);
+}
+adze_status attention_tf32(const cuda_call &s, const attention_params &p)
+{
+    const int widest = p.d > p.dv ? p.d : p.dv;
+    return widest <= 64    ? tf32_run<64>(s, p)
+           : widest <= 128 ? tf32_run<128>(s, p)
+           : widest <= 192 ? tf32_run<192>(s, p)
+                           : tf32_run<256>(s, p);
+}
+int64_t attention_tf32_parts(const cuda_call &s, const attention_params &p)
+{
+    return std::max(split_parts(s, p, TF32_64<64>::ROWS), split_parts(s, p, TF32_64<128>::ROWS));
+}
