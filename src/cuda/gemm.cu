@@ -186,7 +186,7 @@ static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dty
 static int ring_choice(const gemm_params &p)
 {
     if (p.format == OF_U4)
-        return p.m <= 2 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
+        return p.m <= 2 && p.k > 1024 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
     return p.format == OF_F8 && p.m <= 2 ? GEMM_RING_8_TWICE : -1;
 }
 static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
@@ -235,9 +235,10 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
     const int64_t twice = sm_count * (each > 16 ? 2 : 1);
     if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
         return stream_launch<T, STREAM_WHOLE>(s, p, twice);
-    if (s.takes(STREAM_SHORT, stream_fits<STREAM_16X16>(s, p), each <= 16 || each > 100))
+    const bool small = each <= 16 && p.k <= 512; /* little shared memory, and few warps, are set up sooner */
+    if (s.takes(STREAM_SHORT, stream_fits<STREAM_16X16>(s, p), !small && (each <= 16 || each > 100)))
         return stream_launch<T, STREAM_16X16>(s, p, sm_count);
-    if (s.takes(STREAM_LONG, stream_fits<STREAM_32X8>(s, p)))
+    if (s.takes(STREAM_LONG, stream_fits<STREAM_32X8>(s, p), !small))
         return stream_launch<T, STREAM_32X8>(s, p, sm_count);
     if (s.takes(STREAM_LEAST, stream_fits<STREAM_SMALL>(s, p)))
         return stream_launch<T, STREAM_SMALL>(s, p, twice);
@@ -356,12 +357,26 @@ static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dty
     return ADZE_NO_KERNEL;
 }
 
+/* Few quantised weights in vectors, which gemm_shifted takes in less time than kernels with more stages, on an H200
+   (2026-11-18). */
+static bool shifted_shorter(const gemm_params &p)
+{
+    constexpr int64_t FEW = 1 << 17;
+    return p.format != OF_X && !p.norm && p.n * p.k * (p.glu ? 2 : 1) <= FEW;
+}
 /* Few tokens, or so few tiles of 64 x 64 products that not all multiprocessors have one. The bits of batch-invariant
    calls are those of one kernel. */
 static bool rows_faster(const cuda_call &s, const gemm_params &p)
 {
     const int64_t tiles = ceil_div(p.m, ANY_TOKENS) * gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS) * p.batches;
     return p.m <= 16 || p.batch_invariant || tiles < s.gpu.sm_count;
+}
+/* Operands in vectors that have too few products for tensor cores to be worth their stages in shared memory: rows
+   take half the time, on an H200 (2026-11-18). */
+static bool rows_shorter(const gemm_params &p)
+{
+    constexpr double FEW = 5e6;
+    return p.format == OF_X && p.m > 16 && p.k <= 256 && (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) <= FEW;
 }
 template <typename T, weight_format F>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
@@ -398,6 +413,13 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
                 status = ring_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL)
                 status = bulk_run(s, p, dtype);
+            if (status != ADZE_NO_KERNEL)
+                return status;
+        }
+        if (vectors && rows_shorter(p) && s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
+            return gemm_rows_run(s, p, dtype, 0);
+        if (vectors && shifted_shorter(p)) {
+            const adze_status status = shifted_run(s, p, dtype);
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
@@ -463,16 +485,30 @@ static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
     return !(ring >= 0 && gemm_ring_run(s, p, dtype, ring, 1) == ADZE_OK) && !stream_whole_fits(s, p);
 }
 
+/* Whether x, which is not in vectors where the weights are, is first copied into scratch. It takes a launch more, and
+   then the kernels for tensor cores. */
+static bool copy_first(const cuda_call &s, const gemm_params &p, int dtype)
+{
+    constexpr double MANY = 16e6; /* products: fewer take the other kernels no longer */
+    if (p.norm || p.x_scale || dtype == ADZE_F32 || p.batches != 1 || p.rows.rank != 1 || gemm_vectors(s, p, dtype))
+        return false;
+    gemm_params dense = p;
+    dense.x = NULL; /* aligned, as scratch is */
+    dense.rows.stride[GEMM_X][0] = p.k;
+    return (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) >= MANY && gemm_vectors(s, dense, dtype);
+}
+
 static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
 {
     gemm_params p = gemm_params_of(a);
     if (p.m == 0 || p.n == 0 || p.batches == 0)
         return ADZE_OK;
-    if (norm_first(s, p, a->x.dtype)) {
+    const bool copied = copy_first(s, p, a->x.dtype);
+    if (copied || norm_first(s, p, a->x.dtype)) {
         if (!s.choice->dry)
-            ADZE_CHECK(gemm_norm(s, a, p));
+            ADZE_CHECK(copied ? gemm_copy(s, a, p) : gemm_norm(s, a, p));
         adze_gemm_args rest = *a;
-        rest.x = gemm_normed(a);
+        rest.x = gemm_dense(a);
         rest.norm = 0;
         p = gemm_params_of(&rest);
     }
@@ -512,20 +548,19 @@ extern "C" adze_status adze_gemm_cuda_f8(adze_stream stream, const void *args)
     return status == ADZE_NO_KERNEL ? adze_gemm_cuda(stream, args) : status; /* a driver without maps of tensors */
 }
 
-static size_t norm_scratch(adze_stream stream, const adze_gemm_args *a)
+static size_t x_scratch(adze_stream stream, const adze_gemm_args *a)
 {
-    if (!a->norm)
-        return 0;
     adze_choice choice = {};
     choice.want = choice.ran = -1;
     const cuda_call s(stream, adze_op_gemm, &choice);
     const gemm_params p = gemm_params_of(a);
     const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
-    return norm_first(s, p, a->x.dtype) ? (bytes + 15) / 16 * 16 : 0; /* kernels load the last vector as a whole */
+    const bool needs = copy_first(s, p, a->x.dtype) || norm_first(s, p, a->x.dtype);
+    return needs ? (bytes + 15) / 16 * 16 : 0; /* kernels load the last vector as a whole */
 }
 /* cuBLASLt's products can do with less than they can use. */
 extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)
 {
-    const size_t need = norm_scratch(stream, a);
+    const size_t need = x_scratch(stream, a);
     return a->call.scratch_size == SIZE_MAX ? std::max(need, gemm_lt_scratch(stream, a)) : need;
 }

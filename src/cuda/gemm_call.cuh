@@ -170,11 +170,12 @@ static inline size_t gemm_alone(const cuda_call &s, size_t bytes, int64_t each)
     return adze_cuda_clusters(s.device) && bytes < least ? least : bytes;
 }
 
-/* gemm_params.cu: the args of the op as params; x's norm, dense at the start of the call's scratch, and its launch.
- */
+/* gemm_params.cu: the args of the op as params; x, dense at the start of the call's scratch, and the launch that puts
+   its norm there, or a copy of 16-bit elements. */
 extern "C" gemm_params gemm_params_of(const adze_gemm_args *a);
-extern "C" adze_tensor gemm_normed(const adze_gemm_args *a);
+extern "C" adze_tensor gemm_dense(const adze_gemm_args *a);
 extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p);
+extern "C" adze_status gemm_copy(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p);
 
 /* gemm_direct.cu: quantised weights of 16-byte rows. `ask`: only whether the shape takes the call. */
 enum {

@@ -257,7 +257,7 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     g->args = *a;
     g->args.call.scratch = scratch;
     if (a->norm) {
-        g->args.x = gemm_normed(&g->args);
+        g->args.x = gemm_dense(&g->args);
         g->args.norm = 0;
         g->norm_bytes = lt_aligned((size_t)adze_count(&a->x) * adze_dtype_size(dtype));
     }

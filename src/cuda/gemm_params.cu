@@ -88,8 +88,8 @@ extern "C" gemm_params gemm_params_of(const adze_gemm_args *a)
     return p;
 }
 
-/* x's norm in scratch. */
-extern "C" adze_tensor gemm_normed(const adze_gemm_args *a)
+/* x in scratch. */
+extern "C" adze_tensor gemm_dense(const adze_gemm_args *a)
 {
     adze_tensor t = a->x;
     t.data = a->call.scratch;
@@ -105,7 +105,7 @@ extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, co
     const adze_run_fn run = a->norm == ADZE_NORM_RMS ? adze_rms_norm_cuda : adze_layer_norm_cuda;
     adze_norm_args norm = {};
     norm.x = a->x;
-    norm.out = gemm_normed(a);
+    norm.out = gemm_dense(a);
     norm.weight = a->norm_weight, norm.bias = a->norm_bias;
     norm.eps = a->eps, norm.weight_offset = a->weight_offset;
     norm.rounding = a->rounding & ADZE_ROUND_NORM;
@@ -124,4 +124,27 @@ extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, co
         ADZE_CHECK(run(s, &row));
     }
     return ADZE_OK;
+}
+
+/* Copies `rows` rows of k elements, k a multiple of 8, which begin at any address, and follow each other in `out`. */
+static __global__ void gemm_copy_rows(const uint16_t *x, int64_t stride, int64_t rows, int64_t k, uint4 *out)
+{
+    pdl_launch_next();
+    pdl_wait();
+    const int64_t vectors = k / 8, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * vectors; i += step) {
+        const uint16_t *const from = x + i / vectors * stride + i % vectors * 8;
+        uint32_t pair[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            pair[j] = from[2 * j] | (uint32_t)from[2 * j + 1] << 16;
+        out[i] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+    }
+}
+extern "C" adze_status gemm_copy(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p)
+{
+    constexpr int64_t THREADS = 256, MOST = 16; /* MOST: blocks of a multiprocessor */
+    const int64_t blocks = std::min(ceil_div(p.m * (p.k / 8), THREADS), MOST * s.gpu.sm_count);
+    return launch(s, gemm_copy_rows, blocks, dim3((unsigned)THREADS), 0, (const uint16_t *)p.x,
+                  p.rows.stride[GEMM_X][0], p.m, p.k, (uint4 *)a->call.scratch);
 }

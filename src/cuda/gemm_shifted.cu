@@ -80,7 +80,9 @@ extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p)
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
     if (p.m == 1 && rows <= 8) /* gemm_rows splits k among more warps */
         return -1;
-    return p.m <= 8    ? (rows > 32 ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
+    if (p.m > 32 && rows <= 1) /* so does it here */
+        return -1;
+    return p.m <= 8    ? (rows > 32 || p.k <= 2048 ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
            : p.m <= 16 ? GEMM_SHIFTED_16
                        : GEMM_SHIFTED_32;
 }

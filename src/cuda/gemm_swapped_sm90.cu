@@ -89,9 +89,10 @@ extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p
 extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype)
 {
     /* Many tokens have other kernels. So have up to 16, but for rows of u4 that gemm_shifted would take in more than
-       two tiles of a multiprocessor. */
+       two tiles of a multiprocessor, and for short rows of gate and up. */
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    const bool few = p.m > 8 && p.m <= 16 && p.format == OF_U4 && !p.x_scale && rows > 32;
+    const bool few = p.m > 8 && p.m <= 16 && !p.x_scale && rows > 32 &&
+                     (p.format == OF_U4 || (p.format == OF_X && p.glu && p.k <= 2048));
     const bool some = few || (p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)));
     int best = -1;
     double least = 1e30, time;
