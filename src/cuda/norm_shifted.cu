@@ -420,14 +420,18 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
        clusters fill the GPU; norm_any's units are as fast or faster for many rows that a block holds, and in f32. Of
        many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
        have an SM for each block, take turns. */
-    const bool few_long = sizeof(T) < 4 && !whole && !modulated && vectors > ANY_THREADS && rows < 2 * sm_count;
+    const bool few_long = sizeof(T) < 4 && !whole && vectors > ANY_THREADS && rows < 2 * sm_count;
     const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
     const bool many_long = (sizeof(T) < 4 || whole) && vectors > SHIFTED_MANY && rows >= sm_count;
-    const bool scaled_long = modulated && vectors > ANY_THREADS; /* of which norm_any holds fewer */
+    /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes take it longer. Clusters of a
+       few hundred long rows take turns (H200, 2026-11-18). */
+    const bool mixed = g.is_f32 || g.weight || g.bias;
+    const bool turns = vectors > SHIFTED_MANY && rows > sm_count / 3 && rows < 5 * sm_count;
+    const bool scaled = sizeof(T) < 4 && ((vectors > ANY_THREADS && !turns) || (mixed && vectors >= 128));
     if (!s.takes(variant,
                  (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) &&
                      (in_registers || (vectors <= most && !float_sum)),
-                 (whole && g.loose && !modulated) || few_long || in_turns || many_long || scaled_long))
+                 modulated ? scaled : (whole && g.loose) || few_long || in_turns || many_long))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;

@@ -17,10 +17,10 @@
 #include <algorithm>
 
 constexpr int SHORT_THREADS = 128;
-constexpr int SHORT_ROUNDS = 8;  /* rows that a group of lanes goes through, at most */
-constexpr int SHORT_MOST = 512;  /* elements of a row */
-constexpr int SHORT_SHARED = 64; /* rows with the same scale and shift, from which on a modulation is worth it, */
-constexpr int SHORT_MANY = 4096; /* and all rows: with fewer a group of lanes has one, and gains nothing */
+constexpr int SHORT_ROUNDS = 8;   /* rows that a group of lanes goes through, at most */
+constexpr int SHORT_MOST = 512;   /* elements of a row */
+constexpr int SHORT_SHARED = 256; /* rows with the same scale and shift, from which on a modulation is worth it, */
+constexpr int SHORT_MANY = 4096;  /* and all rows: with fewer a group of lanes has one, and gains nothing */
 
 struct norm_short_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -347,6 +347,22 @@ static adze_status short_launch_width(const cuda_call &s, const norm_short_param
     }
 }
 
+/* Whether it is faster than norm_any, by what was measured on an H200 (2026-11-18). Few rows of more elements are
+   faster with more threads, as are elements of 2 bytes that are loaded one by one. */
+template <typename T>
+static bool short_faster(const cuda_call &s, const norm_params &g, bool modulated, int width)
+{
+    constexpr int64_t LARGE_F32 = 2 << 20, LARGE_NARROW_F32 = 4 << 20; /* elements of all rows */
+    const int64_t rows = g.rows.count, all = rows * g.dim;
+    if (modulated)
+        return g.rows.size[g.rows.rank - 1] >= SHORT_SHARED && rows >= SHORT_MANY &&
+               (sizeof(T) < 4 || g.data[RESIDUAL] || all >= LARGE_F32);
+    if (sizeof(T) == 4 && width < VEC<T>)
+        return !g.data[RESIDUAL] && all >= LARGE_NARROW_F32;
+    if (width == 1 && g.dim > SHORT_MOST / 2)
+        return rows >= 2 * SHORT_MANY;
+    return g.dim <= SHORT_MOST / 2 || rows > 4 * (int64_t)s.gpu.sm_count;
+}
 template <typename T>
 static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant)
 {
@@ -355,13 +371,11 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     const int inner = g.rows.rank - 1;
     const bool modulated =
         norm_scaled(g, sizeof(T) < 4) && g.rows.stride[SCALE][inner] == 0 && g.rows.stride[SHIFT][inner] == 0;
-    /* few rows of more elements are faster with more threads */
-    if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
-                 modulated ? g.rows.size[inner] >= SHORT_SHARED && g.rows.count >= SHORT_MANY
-                           : g.dim <= SHORT_MOST / 2 || g.rows.count > 4 * (int64_t)s.gpu.sm_count))
-        return ADZE_NO_KERNEL;
     const int least = modulated ? g.rows_width : g.width;
     const int width = least == 16 ? VEC<T> : least >= EIGHT ? EIGHT : std::min(least, PAIR);
+    if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
+                 short_faster<T>(s, g, modulated, width)))
+        return ADZE_NO_KERNEL;
     norm_short_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
     p.out = (void *)d[OUT], p.sum = (void *)d[SUM], p.scale = d[SCALE], p.shift = d[SHIFT];
