@@ -12,12 +12,12 @@
 #include "attention_direct.cuh"
 #include "bulk.cuh"
 
-/* Shared memory: columns of all workers, then maxima and sums; or without a cluster what attention_merge needs. */
+/* Shared memory: q; columns of all workers, then maxima and sums, or without a cluster what attention_merge needs. */
 template <class S>
 constexpr int cluster_shared(int ranks)
 {
     const int own = S::ALONG * S::ROWS * (S::D * 4 + ranks * 8);
-    return own > S::SHARED ? own : S::SHARED;
+    return S::Q_BYTES + (own > S::SHARED ? own : S::SHARED);
 }
 
 /* The steps of keys that the rows of a sequence see. In an inner step every row sees every key, before the mask. */
@@ -220,9 +220,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
         bulk_expect(barrier, cluster_bytes<S>(p.m * p.group, p.parts));
     }
     cluster_arrive_relaxed(); /* once all have arrived, their barriers are there */
-    __shared__ uint4 q_shared[S::Q_SHARED ? S::TILES * S::Q_VECTORS * S::THREADS : 1];
+    char *const sums = shared + S::Q_BYTES;
     direct_rows<S> r;
-    r.q_at = shared_address(q_shared + (S::Q_SHARED ? threadIdx.x : 0));
+    r.q_at = shared_address(shared) + threadIdx.x * 16;
     direct_keys<S> keys;
     bool loaded = false, early = false; /* the first step: after the wait, or before it */
     attention_block own;
@@ -313,13 +313,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
     const float of_values = !S::QUANTISED ? 1 : p.v_scale_each ? r.unit : *p.v_scale;
     cluster_wait();
     if (p.clustered) {
-        cluster_push<S>(r, of_values, shared_address(shared), barrier, b.rows, p.parts, worker);
-        cluster_sum<T, S>(p, b, shared, barrier, p.parts, rank);
+        cluster_push<S>(r, of_values, shared_address(sums), barrier, b.rows, p.parts, worker);
+        cluster_sum<T, S>(p, b, sums, barrier, p.parts, rank);
         return;
     }
-    direct_put<S>(r, of_values, warp, reinterpret_cast<float *>(shared));
+    direct_put<S>(r, of_values, warp, reinterpret_cast<float *>(sums));
     __syncthreads();
-    attention_merge<T, S>(p, b, reinterpret_cast<float *>(shared), rank);
+    attention_merge<T, S>(p, b, reinterpret_cast<float *>(sums), rank);
 #endif
 }
 

@@ -26,6 +26,7 @@ struct direct_attention {
     static constexpr int MERGE_PITCH = D + 4, SHARED = ALONG * ROWS * MERGE_PITCH * 4;
     static constexpr int Q_VECTORS = CHUNKS * VECTOR / 8; /* a lane's, of 16 bytes, of a row of q */
     static constexpr bool Q_SHARED = D > 128;             /* they are in shared memory: registers have no room */
+    static constexpr int Q_BYTES = Q_SHARED ? TILES * Q_VECTORS * THREADS * 16 : 0;
     static_assert(CHUNKS > 0 && SPANS > 0 && SPANS * VECTOR / 2 == COLUMN_TILES, "");
 };
 

@@ -96,9 +96,9 @@ static inline int64_t split_parts(const cuda_call &s, const attention_params &p,
     return parts > (adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1) ? parts : 1;
 }
 template <class S>
-static int64_t attention_clusters(const cuda_call &s, const attention_params &p)
+static int64_t attention_clusters(const cuda_call &s, const attention_params &p, int64_t least = PART_LEAST)
 {
-    return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, PART_LEAST, CLUSTER_MAX) : 1;
+    return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, least, CLUSTER_MAX) : 1;
 }
 
 /* Launches a kernel that has the grid of attention_tile, with blocks of shape S. */
@@ -134,8 +134,10 @@ static adze_status floats_run(const cuda_call &s, const attention_params &p, int
     const int64_t parts = split_parts(s, p, S::ROWS);
     if (s.takes(variant + 1, room && parts > 1, preferred))
         return split_launch<float>(s, p, parts, grid_launch<S, KERNEL>);
-    return s.takes(variant, room, preferred) ? grid_launch<S, KERNEL>(s, p, attention_clusters<S>(s, p), false)
-                                             : ADZE_NO_KERNEL;
+    if (!s.takes(variant, room, preferred))
+        return ADZE_NO_KERNEL;
+    /* A step takes so long that a part of one is worth a block. */
+    return grid_launch<S, KERNEL>(s, p, attention_clusters<S>(s, p, S::KEYS), false);
 }
 
 /* How the blocks of a call of up to 16 rows share its keys. */

@@ -16,7 +16,7 @@ struct wgmma_cost {
 template <class S>
 static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_cost cost)
 {
-    constexpr double CALL = 6, TILE = 2; /* fixed costs */
+    constexpr double CALL = 3, TILE = 1.7; /* fixed costs */
     const attention_extent e = attention_extent_of(p);
     const double most = (double)ceil_div(e.most, S::KEYS), seen = (double)ceil_div(e.seen, S::KEYS);
     const int64_t tiles = ceil_div(p.m, S::ROWS) * p.sequences * p.heads, sms = s.gpu.sm_count;
@@ -27,13 +27,13 @@ static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_co
     return std::max(longest, CALL + rounds * (TILE + seen * step));
 }
 
-/* Blocks go from tile to tile. Of many causal tiles, which differ in their keys, each has one: a multiprocessor is
-   best given the next when it is free. */
+/* Blocks go from tile to tile. Of causal tiles, which differ in their keys, the ones with most come first, and blocks
+   get the same sum of keys; but where not all heads go together each block has one tile: a multiprocessor is best
+   given the next when it is free. */
 template <typename T, class S>
 static adze_status wgmma_launch(const cuda_call &s, const attention_params &p)
 {
-    constexpr int64_t L2_BYTES = 32 << 20;   /* that the keys and values of heads which go together may have */
-    constexpr int64_t MANY = 6, LONG = 4096; /* tiles of a multiprocessor; keys */
+    constexpr int64_t L2_BYTES = 32 << 20; /* that the keys and values of heads which go together may have */
     const int64_t q_shape[4] = {p.sequences, p.heads, p.m, p.d}, k_shape[4] = {p.sequences, p.kv_heads, p.n, p.d};
     const int64_t v_shape[4] = {p.sequences, p.kv_heads, p.n, p.dv};
     const int64_t tiles = ceil_div(p.m, S::ROWS), heads = (int64_t)p.sequences * p.heads;
@@ -47,7 +47,7 @@ static adze_status wgmma_launch(const cuda_call &s, const attention_params &p)
     const int64_t together = held < p.group ? p.group : held < heads ? held : heads;
     const attention_tiles_of of = {(int)tiles, (int)heads, (int)together};
     const int64_t sms = s.gpu.sm_count, all = tiles * heads;
-    const bool each = S::GROUPS == 2 && p.causal && p.n >= LONG && all >= MANY * sms;
+    const bool each = S::BLOCKS == 1 && p.causal && together < heads;
     return launch(s, attention_wgmma<T, S>, each ? all : std::min(all, sms * S::BLOCKS), dim3(S::THREADS),
                   launch_shape(S::SHARED), p, maps, of);
 }

@@ -9,7 +9,7 @@
 template <int D>
 using TF32_64 = tf32_shape<D, (D > 64 ? 1 : 2), (D > 192 ? 8 : 4), (D > 64 && D <= 128 ? 64 : 32), (D > 192 ? 2 : 4),
                            (D > 192 ? 1 : 2)>;
-/* For GPUs whose blocks have not so much of it. */
+/* For GPUs whose blocks have not so much of it, and for few rows. */
 template <int D>
 using TF32_SMALL = tf32_shape<D, 1, 4, (D > 128 && D <= 192 ? 16 : 32), (D > 192 ? 2 : 4), (D > 192 ? 1 : 2)>;
 
@@ -21,6 +21,9 @@ static adze_status tf32_run(const cuda_call &s, const attention_params &p)
 template <int D>
 static adze_status tf32_run(const cuda_call &s, const attention_params &p)
 {
+    if constexpr (TF32_64<D>::ROWS > TF32_SMALL<D>::ROWS && D <= 64) /* few tiles are better smaller */
+        if (attention_tiles(p, TF32_64<D>::ROWS) * attention_pairs(p) < s.gpu.sm_count)
+            return tf32_run<TF32_SMALL<D>>(s, p);
     if constexpr (TF32_64<D>::SHARED > (99 << 10)) /* else every GPU has room */
         if (TF32_64<D>::SHARED > s.gpu.block_shared)
             return tf32_run<TF32_SMALL<D>>(s, p);

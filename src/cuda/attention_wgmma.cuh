@@ -28,8 +28,9 @@ struct wgmma_shape {
        launch on: a warpgroup that asks for more waits for ever. */
     static constexpr int LAUNCHED = (1 << 16) / (THREADS * BLOCKS) / 8 * 8;
     static constexpr int REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 && D <= 192 ? 240 : 232;
-    static constexpr int COPY_REGISTERS =
-        GROUPS > 1 ? LAUNCHED * (GROUPS + 1) - GROUPS * REGISTERS : BLOCKS > 1 ? 24 : 40;
+    static constexpr int COPY_REGISTERS = GROUPS > 1   ? LAUNCHED *(GROUPS + 1) - GROUPS *REGISTERS
+                                          : BLOCKS > 1 ? 24
+                                                       : 40;
     static_assert(COPY_REGISTERS >= 24 && COPY_REGISTERS + REGISTERS * GROUPS <= LAUNCHED * (GROUPS + 1), "");
     static_assert(D % 16 == 0 && DV % 32 == 0 && KEYS % 16 == 0, "");
     static_assert((STAGES & (STAGES - 1)) == 0 && Q_BYTES % PANEL_ALIGN == 0 && KEY_PANEL % PANEL_ALIGN == 0, "");
