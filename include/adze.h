@@ -249,7 +249,8 @@ ADZE_API adze_status adze_softmax(adze_stream stream, const adze_softmax_args *a
    rows. Then y is the product of the stored numbers, times x_scale, times w_scale, plus bias. The product of i8 is
    exact; as a float it is rounded, and so it is after each scale. On Hopper the tensor cores add f8e4m3 of more than
    16 tokens with 14 bits, 128 products at a time, unless ADZE_BATCH_INVARIANT. "x's dtype" above and below is then
-   out's. Only norm needs scratch; products of many tokens are faster with all that adze_gemm_scratch() says. */
+   out's. Only norm needs scratch; products of many tokens, and of x off 16-byte borders, are faster with all that
+   adze_gemm_scratch() says. */
 typedef struct adze_gemm_args {
     adze_call call;
     adze_tensor out;        /* [..., n], of out_dtype; n + n2 + n3 columns without separate; may be residual */

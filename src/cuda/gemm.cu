@@ -485,17 +485,21 @@ static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
     return !(ring >= 0 && gemm_ring_run(s, p, dtype, ring, 1) == ADZE_OK) && !stream_whole_fits(s, p);
 }
 
-/* Whether x, which is not in vectors where the weights are, is first copied into scratch. It takes a launch more, and
-   then the kernels for tensor cores. */
-static bool copy_first(const cuda_call &s, const gemm_params &p, int dtype)
+/* Bytes of x, dense in scratch: kernels load the last vector as a whole. */
+static size_t dense_bytes(const gemm_params &p, int dtype)
 {
-    constexpr double MANY = 16e6; /* products: fewer take the other kernels no longer */
-    if (p.norm || p.x_scale || dtype == ADZE_F32 || p.batches != 1 || p.rows.rank != 1 || gemm_vectors(s, p, dtype))
+    return ((size_t)(p.m * p.k) * adze_dtype_size(dtype) + 15) / 16 * 16;
+}
+/* Whether x is first copied into scratch, which it does not need: then the kernels for tensor cores take the call. */
+static bool copy_first(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p)
+{
+    const int dtype = a->x.dtype;
+    if (!gemm_copies(p, dtype) || a->call.scratch_size < dense_bytes(p, dtype) || (uintptr_t)a->call.scratch % 16)
         return false;
     gemm_params dense = p;
     dense.x = NULL; /* aligned, as scratch is */
     dense.rows.stride[GEMM_X][0] = p.k;
-    return (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) >= MANY && gemm_vectors(s, dense, dtype);
+    return gemm_vectors(s, dense, dtype);
 }
 
 static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
@@ -503,7 +507,7 @@ static adze_status gemm_run(const cuda_call &s, const adze_gemm_args *a)
     gemm_params p = gemm_params_of(a);
     if (p.m == 0 || p.n == 0 || p.batches == 0)
         return ADZE_OK;
-    const bool copied = copy_first(s, p, a->x.dtype);
+    const bool copied = copy_first(s, a, p);
     if (copied || norm_first(s, p, a->x.dtype)) {
         if (!s.choice->dry)
             ADZE_CHECK(copied ? gemm_copy(s, a, p) : gemm_norm(s, a, p));
@@ -548,15 +552,15 @@ extern "C" adze_status adze_gemm_cuda_f8(adze_stream stream, const void *args)
     return status == ADZE_NO_KERNEL ? adze_gemm_cuda(stream, args) : status; /* a driver without maps of tensors */
 }
 
+/* What a call needs for x, and with a scratch_size of SIZE_MAX what it can use. */
 static size_t x_scratch(adze_stream stream, const adze_gemm_args *a)
 {
     adze_choice choice = {};
     choice.want = choice.ran = -1;
     const cuda_call s(stream, adze_op_gemm, &choice);
     const gemm_params p = gemm_params_of(a);
-    const size_t bytes = (size_t)(p.m * p.k) * adze_dtype_size(a->x.dtype);
-    const bool needs = copy_first(s, p, a->x.dtype) || norm_first(s, p, a->x.dtype);
-    return needs ? (bytes + 15) / 16 * 16 : 0; /* kernels load the last vector as a whole */
+    const bool copied = a->call.scratch_size == SIZE_MAX && copy_first(s, a, p);
+    return copied || norm_first(s, p, a->x.dtype) ? dense_bytes(p, a->x.dtype) : 0;
 }
 /* cuBLASLt's products can do with less than they can use. */
 extern "C" size_t adze_gemm_cuda_scratch(adze_stream stream, const adze_gemm_args *a)

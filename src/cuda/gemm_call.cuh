@@ -175,6 +175,7 @@ static inline size_t gemm_alone(const cuda_call &s, size_t bytes, int64_t each)
 extern "C" gemm_params gemm_params_of(const adze_gemm_args *a);
 extern "C" adze_tensor gemm_dense(const adze_gemm_args *a);
 extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p);
+extern "C" int gemm_copies(const gemm_params &p, int dtype);
 extern "C" adze_status gemm_copy(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p);
 
 /* gemm_direct.cu: quantised weights of 16-byte rows. `ask`: only whether the shape takes the call. */

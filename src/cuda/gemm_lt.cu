@@ -53,15 +53,16 @@ __global__ void __launch_bounds__(FINISH_THREADS)
 
 struct lt_gemm { /* a call, as products and what follows them */
     gemm_params p;
-    adze_gemm_args args; /* the call, of x's norm where it has one */
+    adze_gemm_args args; /* the call, of x's norm, or copy, in scratch where it has one */
     int count;
     lt_product product[GEMM_PARTS];
     lt_algorithm algorithm[GEMM_PARTS];
     int part[GEMM_PARTS]; /* whose product it is */
     int staged;           /* the dtype of products in scratch; 0: they are in out */
     bool finished;        /* products in scratch are as the call rounds them: there is no bias */
-    size_t norm_bytes, stage_bytes, weight_bytes, workspace; /* of scratch */
-    char *stage, *weights;                                   /* weights: as floats, where they are quantised */
+    bool copied;          /* x is first copied into scratch */
+    size_t x_bytes, stage_bytes, weight_bytes, workspace; /* of scratch */
+    char *stage, *weights;                                /* weights: as floats, where they are quantised */
 };
 
 static size_t lt_aligned(size_t bytes)
@@ -192,8 +193,9 @@ static bool lt_slower(const lt_gemm &g, bool bytes)
     return g.staged && !bytes && g.args.x.dtype != ADZE_F32 && g.p.m <= 32 && g.p.k <= 8192 && weights >= 8 << 20 &&
            weights <= 50 << 20;
 }
-/* Tokens from which on cuBLASLt takes a call. `alone`: of up to 16 only if no kernel has to follow the product. */
-static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool *alone)
+/* Tokens from which on cuBLASLt takes a call. `dense`: of the norm of x, or a copy, which are aligned. `alone`: of up
+ * to 16 only if no kernel has to follow the product. */
+static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool dense, bool *alone)
 {
     *alone = false;
     if (bytes)
@@ -202,7 +204,7 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool *al
         return LT_TOKENS_FLOATS;
     const int64_t rows = a->w.shape[a->w.rank - 2];
     bool no_tiles = a->x.dtype == ADZE_F32 || (rows <= LT_FEW_ROWS && k >= LT_LONG_ROWS && !a->w2.dtype);
-    no_tiles = no_tiles || k % 8 != 0 || (!a->norm && lt_unaligned(&a->x)); /* the norm of x is aligned */
+    no_tiles = no_tiles || k % 8 != 0 || (!dense && lt_unaligned(&a->x));
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
         no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
     if (no_tiles)
@@ -244,22 +246,25 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
 {
     const int dtype = a->x.dtype;
     bool alone;
-    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes, &alone);
+    char *const scratch = (char *)lt_aligned((size_t)(uintptr_t)a->call.scratch);
+    const size_t given = a->call.scratch_size, lost = (size_t)(scratch - (char *)a->call.scratch);
+    const size_t room = given > lost ? given - lost : 0;
+    const size_t x_bytes = lt_aligned((size_t)adze_count(&a->x) * adze_dtype_size(dtype));
+    g->copied = !bytes && gemm_copies(gemm_params_of(a), dtype) && x_bytes <= room;
+    const bool dense = a->norm || g->copied;
+    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes, dense, &alone);
     const bool is_float = dtype == ADZE_F32 || dtype == ADZE_F16 || dtype == ADZE_BF16;
     if (k == 0 || adze_count(&a->x) < least * k || (a->call.flags & ADZE_BATCH_INVARIANT))
         return false;
     const bool floats = !bytes && dtype == ADZE_F32 && a->w.dtype != dtype; /* the weights are quantised */
     if (bytes ? dtype != ADZE_F8E4M3 : !is_float || (a->w.dtype != dtype && !floats))
         return false;
-    char *const scratch = (char *)lt_aligned((size_t)(uintptr_t)a->call.scratch);
-    const size_t given = a->call.scratch_size, lost = (size_t)(scratch - (char *)a->call.scratch);
-    const size_t room = given > lost ? given - lost : 0;
     g->args = *a;
     g->args.call.scratch = scratch;
-    if (a->norm) {
+    if (dense) {
         g->args.x = gemm_dense(&g->args);
         g->args.norm = 0;
-        g->norm_bytes = lt_aligned((size_t)adze_count(&a->x) * adze_dtype_size(dtype));
+        g->x_bytes = x_bytes;
     }
     g->p = gemm_params_of(&g->args);
     if (floats && !lt_float_weights(g))
@@ -272,7 +277,7 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     lt_stage(g, bytes);
     if ((least == LT_TOKENS && lt_slower(*g, bytes)) || (alone && g->p.m < LT_TOKENS && g->staged))
         return false;
-    g->stage = scratch + g->norm_bytes;
+    g->stage = scratch + g->x_bytes;
     g->weights = g->stage + g->stage_bytes;
     for (int i = 0; i < GEMM_PARTS; i++)
         if (g->p.part[i].n > 0) {
@@ -280,7 +285,7 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
             g->part[g->count] = i;
             g->product[g->count++] = lt_product_of(*g, g->p.part[i], bytes, stage);
         }
-    const size_t all = g->norm_bytes + g->stage_bytes + g->weight_bytes;
+    const size_t all = g->x_bytes + g->stage_bytes + g->weight_bytes;
     if (all > room)
         return false;
     const size_t rest = room - all;
@@ -320,10 +325,10 @@ static adze_status lt_run(adze_stream stream, const adze_gemm_args *a, bool byte
     lt_gemm g = {};
     if (!lt_plan(stream, a, bytes, &g))
         return adze_gemm_cuda(stream, a);
-    if (a->norm) {
-        adze_gemm_args norm = *a;
-        norm.call.scratch = g.args.call.scratch;
-        ADZE_CHECK(gemm_norm(s, &norm, g.p));
+    if (a->norm || g.copied) {
+        adze_gemm_args its = *a;
+        its.call.scratch = g.args.call.scratch;
+        ADZE_CHECK(g.copied ? gemm_copy(s, &its, gemm_params_of(a)) : gemm_norm(s, &its, g.p));
     }
     for (int i = 0; i < g.count; i++) {
         if (g.weight_bytes)
@@ -364,6 +369,6 @@ extern "C" size_t gemm_lt_scratch(adze_stream stream, const adze_gemm_args *a)
     lt_gemm g = {};
     if ((bytes && adze_cuda_sm(stream.device) != 90) || !lt_plan(stream, a, bytes, &g))
         return 0;
-    const size_t all = g.norm_bytes + g.stage_bytes + g.weight_bytes + g.workspace;
+    const size_t all = g.x_bytes + g.stage_bytes + g.weight_bytes + g.workspace;
     return all ? all + LT_ALIGNMENT - 1 : 0;
 }

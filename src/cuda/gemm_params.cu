@@ -126,6 +126,18 @@ extern "C" adze_status gemm_norm(const cuda_call &s, const adze_gemm_args *a, co
     return ADZE_OK;
 }
 
+/* Whether x is off 16-byte borders where the weights are not, and worth a copy: a launch more, and then kernels that
+   load vectors. */
+extern "C" int gemm_copies(const gemm_params &p, int dtype)
+{
+    constexpr double MANY = 16e6; /* products: fewer take other kernels no longer */
+    const int64_t stride = p.rows.rank == 1 ? p.rows.stride[GEMM_X][0] : 0;
+    bool copies = (dtype == ADZE_F16 || dtype == ADZE_BF16) && !p.norm && !p.x_scale && p.batches == 1 &&
+                  p.rows.rank == 1 && p.k % 8 == 0 && ((uintptr_t)p.x % 16 != 0 || stride % 8 != 0);
+    for (const gemm_part &part : p.part)
+        copies = copies && (part.n == 0 || ((uintptr_t)part.w % 16 == 0 && part.w_stride % 16 == 0));
+    return copies && (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) >= MANY;
+}
 /* Copies `rows` rows of k elements, k a multiple of 8, which begin at any address, and follow each other in `out`. */
 static __global__ void gemm_copy_rows(const uint16_t *x, int64_t stride, int64_t rows, int64_t k, uint4 *out)
 {
