@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(ANY_THREADS, ANY_BLOCKS) attention_any(const _
         const int count = min(ANY_KEYS, high - first);
         for (int j = warp; j < count; j += WARPS) {
             const attention_place place = attention_place_of(p, s, sequence, first + j);
-            float x = 0;
+            float x = 0, *const its = &x;
             if (place.entry >= 0) {
                 const int64_t at = attention_at(p.k_stride, place, kv_head);
                 for (int i = lane; i < p.d; i += 32)
@@ -63,7 +63,9 @@ __global__ void __launch_bounds__(ANY_THREADS, ANY_BLOCKS) attention_any(const _
                     x *= p.k_scale[attention_at(p.k_scale_stride, place, kv_head)];
                 x = attention_score(p, p.scale, x);
                 if (p.mask_kind)
-                    x = attention_masked<T>(p, mask_at + first + j, x);
+                    attention_mask<T, 1>(
+                        p, mask_at + first + j, [](int) { return 0; }, [](int) { return true; },
+                        [=](int) -> float & { return *its; });
             }
             if (lane == 0)
                 score[j] = place.entry >= 0 ? x : -INFINITY;

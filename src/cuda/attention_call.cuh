@@ -140,14 +140,42 @@ __device__ __forceinline__ float attention_element<mixed>(const attention_params
                                    : to_float(((const bf16 *)data)[at]);
 }
 
-template <typename T>
-__device__ __forceinline__ float attention_masked(const attention_params &p, int64_t at, float score)
+/* Applies the mask to N scores in base 2 of a row, which begins at `at`: score i, at element where(i) of the row, if
+   seen(i). Scores of other keys may be anything afterwards. Loads of ROUND elements are in flight at once: one by one
+   they took most of the time of a step. */
+template <typename T, int N, typename WHERE, typename SEEN, typename SCORE>
+__device__ __forceinline__ void attention_mask(const attention_params &p, int64_t at, WHERE where, SEEN seen,
+                                               SCORE score)
 {
+    constexpr int ROUND = N < 8 ? N : 8;
     constexpr float LOG2_E = 1.4426950408889634f;
-    if (p.mask_kind == MASK_HIDES)
-        return p.mask[at] ? score : -INFINITY;
-    const float bias = p.mask_kind == MASK_F32 ? ((const float *)p.mask)[at] : attention_element<T>(p, p.mask, at);
-    return score + bias * LOG2_E;
+    static_assert(N % ROUND == 0, "");
+#pragma unroll
+    for (int from = 0; from < N; from += ROUND) {
+        if (p.mask_kind == MASK_HIDES) {
+            uint32_t shown[ROUND];
+#pragma unroll
+            for (int i = 0; i < ROUND; i++)
+                shown[i] = seen(from + i) ? (uint8_t)p.mask[at + where(from + i)] : 0;
+#pragma unroll
+            for (int i = 0; i < ROUND; i++)
+                score(from + i) = shown[i] ? score(from + i) : -INFINITY;
+            continue;
+        }
+        float bias[ROUND];
+        if (p.mask_kind == MASK_F32) {
+#pragma unroll
+            for (int i = 0; i < ROUND; i++)
+                bias[i] = seen(from + i) ? ((const float *)p.mask)[at + where(from + i)] : 0;
+        } else {
+#pragma unroll
+            for (int i = 0; i < ROUND; i++)
+                bias[i] = seen(from + i) ? attention_element<T>(p, p.mask, at + where(from + i)) : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < ROUND; i++)
+            score(from + i) += bias[i] * LOG2_E;
+    }
 }
 /* The sink of a head in base 2. */
 template <typename T>

@@ -337,18 +337,17 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
             const int low = attention_low(p, b.s, query), high = row < b.rows ? attention_high(p, b.s, query) : 0;
             const int64_t head = b.kv_head * p.group + row % p.group;
             const int64_t mask = b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
+            const auto where = [&](int n) { return key + n / 2 * 16 + n % 2 * 8 + g; };
+            const auto seen = [&](int n) { return where(n) >= low && where(n) < high && !(missing >> n / 2 & 1); };
+            const auto its = [&](int n) -> float & { return score[n / 2][i][2 * (n % 2) + e]; };
 #pragma unroll
-            for (int u = 0; u < S::UNITS; u++)
+            for (int n = 0; n < 2 * S::UNITS; n++)
+                its(n) = attention_score(p, scale, its(n));
+            if (p.mask_kind)
+                attention_mask<T, 2 * S::UNITS>(p, mask, where, seen, its);
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const int at = key + u * 16 + h * 8 + g;
-                    float &x = score[u][i][2 * h + e];
-                    x = attention_score(p, scale, x);
-                    if (at < low || at >= high || missing >> u & 1)
-                        x = -INFINITY;
-                    else if (p.mask_kind)
-                        x = attention_masked<T>(p, mask + at, x);
-                }
+            for (int n = 0; n < 2 * S::UNITS; n++)
+                its(n) = seen(n) ? its(n) : -INFINITY;
         }
 }
 

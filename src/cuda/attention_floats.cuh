@@ -234,15 +234,19 @@ __device__ __forceinline__ void floats_edge(const attention_params &p, const att
         const int low = attention_low(p, b.s, query);
         const int high = r < b.rows ? attention_high(p, b.s, query) : 0;
         const int64_t at = b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key;
+        const auto where = [](int j) { return j * 16; };
+        const auto seen = [&](int j) {
+            return key + j * 16 >= low && key + j * 16 < high && !(p.page && places[j * 16].entry < 0);
+        };
+        const auto its = [&](int j) -> float & { return score[i][j]; };
 #pragma unroll
-        for (int j = 0; j < S::LANE_KEYS; j++) {
-            const int its = key + j * 16;
-            const bool seen = its >= low && its < high && !(p.page && places[j * 16].entry < 0);
-            float x = attention_score(p, p.scale, score[i][j]);
-            if (seen && p.mask_kind)
-                x = attention_masked<T>(p, at + j * 16, x);
-            score[i][j] = seen ? x : -INFINITY;
-        }
+        for (int j = 0; j < S::LANE_KEYS; j++)
+            its(j) = attention_score(p, p.scale, its(j));
+        if (p.mask_kind)
+            attention_mask<T, S::LANE_KEYS>(p, at, where, seen, its);
+#pragma unroll
+        for (int j = 0; j < S::LANE_KEYS; j++)
+            its(j) = seen(j) ? its(j) : -INFINITY;
     }
 }
 

@@ -184,13 +184,10 @@ __device__ __forceinline__ void attention_edge(const attention_params &p, const 
                 const int head = b.kv_head * p.group + row % p.group;
                 const int64_t at =
                     b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + first;
-#pragma unroll
-                for (int j = 0; j < NT; j++)
-#pragma unroll
-                    for (int e = 0; e < 2; e++)
-                        if (j * 8 + e >= low && j * 8 + e < high)
-                            score[f][j][2 * half + e] =
-                                attention_masked<T>(p, at + j * 8 + e, score[f][j][2 * half + e]);
+                const auto where = [](int i) { return i / 2 * 8 + i % 2; };
+                attention_mask<T, 2 * NT>(
+                    p, at, where, [&](int i) { return where(i) >= low && where(i) < high; },
+                    [&](int i) -> float & { return score[f][i / 2][2 * half + i % 2]; });
             }
 #pragma unroll
             for (int j = 0; j < NT; j++)
