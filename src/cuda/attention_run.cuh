@@ -96,9 +96,17 @@ static inline int64_t split_parts(const cuda_call &s, const attention_params &p,
     return parts > (adze_cuda_clusters(s.device) ? CLUSTER_MAX : 1) ? parts : 1;
 }
 template <class S>
-static int64_t attention_clusters(const cuda_call &s, const attention_params &p, int64_t least = PART_LEAST)
+static int64_t attention_clusters(const cuda_call &s, const attention_params &p)
 {
-    return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, least, CLUSTER_MAX) : 1;
+    return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, PART_LEAST, CLUSTER_MAX) : 1;
+}
+/* The same where a step takes so long that a part of one is worth a block. */
+template <class S>
+static int64_t attention_step_clusters(const cuda_call &s, const attention_params &p)
+{
+    const int64_t blocks = attention_tiles(p, S::ROWS) * attention_pairs(p), most = s.gpu.sm_count * 2 / blocks;
+    const int64_t parts = std::min<int64_t>({ceil_div(p.n, S::KEYS), most, CLUSTER_MAX});
+    return adze_cuda_clusters(s.device) ? std::max<int64_t>(parts, 1) : 1;
 }
 
 /* Launches a kernel that has the grid of attention_tile, with blocks of shape S. */
@@ -134,10 +142,8 @@ static adze_status floats_run(const cuda_call &s, const attention_params &p, int
     const int64_t parts = split_parts(s, p, S::ROWS);
     if (s.takes(variant + 1, room && parts > 1, preferred))
         return split_launch<float>(s, p, parts, grid_launch<S, KERNEL>);
-    if (!s.takes(variant, room, preferred))
-        return ADZE_NO_KERNEL;
-    /* A step takes so long that a part of one is worth a block. */
-    return grid_launch<S, KERNEL>(s, p, attention_clusters<S>(s, p, S::KEYS), false);
+    return s.takes(variant, room, preferred) ? grid_launch<S, KERNEL>(s, p, attention_step_clusters<S>(s, p), false)
+                                             : ADZE_NO_KERNEL;
 }
 
 /* How the blocks of a call of up to 16 rows share its keys. */

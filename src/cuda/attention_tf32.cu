@@ -31,9 +31,13 @@ static adze_status tf32_run(const cuda_call &s, const attention_params &p)
         if (rounds(TF32_SHORT::ROWS, TF32_SHORT::BLOCKS) * 0.9 < rounds(TF32_64<D>::ROWS, TF32_64<D>::BLOCKS))
             return tf32_run<TF32_SHORT>(s, p);
     }
-    if constexpr (TF32_64<D>::SHARED > (99 << 10)) /* else every GPU has room */
-        if (TF32_64<D>::SHARED > s.gpu.block_shared)
+    if constexpr (TF32_64<D>::SHARED > (99 << 10)) { /* else every GPU has room */
+        /* Few tiles have parts of the keys in blocks of their own: the smaller its step, the more of them. */
+        const bool few = TF32_SMALL<D>::KEYS < TF32_64<D>::KEYS &&
+                         attention_tiles(p, TF32_SMALL<D>::ROWS) * attention_pairs(p) * 2 <= s.gpu.sm_count;
+        if (few || TF32_64<D>::SHARED > s.gpu.block_shared)
             return tf32_run<TF32_SMALL<D>>(s, p);
+    }
     return tf32_run<TF32_64<D>>(s, p);
 }
 adze_status attention_tf32(const cuda_call &s, const attention_params &p)
