@@ -71,7 +71,8 @@ x may be quantised, of i8 with w of i8 or f8e4m3 with w of f8e4m3, without norm,
 rows. Then y is the product of the stored numbers, times x_scale, times w_scale, plus bias. The product of i8 is
 exact; as a float it is rounded, and so it is after each scale. On Hopper the tensor cores add f8e4m3 of more than
 16 tokens with 14 bits, 128 products at a time, unless ADZE_BATCH_INVARIANT. "x's dtype" above and below is then
-out's. Only norm needs scratch; products of many tokens are faster with all that adze_gemm_scratch() says.""",
+out's. Only norm needs scratch; products of many tokens, and of x off 16-byte borders, are faster with all that
+adze_gemm_scratch() says.""",
     "quantize": """\
 quantize: numbers of fewer bits, by groups as gemm reads them, rounded to nearest. With `most` the largest |x| of a
 group, and Q 127 (i8), 448 (f8e4m3) or 7 (4 bits):
