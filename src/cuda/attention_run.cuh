@@ -264,8 +264,9 @@ static adze_status direct_run(const cuda_call &s, const attention_params &p)
 
 /* Estimated times of the kernels for more than 16 rows. Only their order matters; the unit is roughly a microsecond
    on an H200. Each is a fixed cost plus a cost per step of a block, times the blocks of a multiprocessor. The
-   coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads, 59 to 4096 queries and 70 to 8192
-   keys. */
+   coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads of up to 128 elements, 59 to 4096
+   queries and 70 to 8192 keys. Longer heads were not in the sweeps: their tiles are taken to cost more in proportion.
+ */
 struct attention_times {
     double in_short;        /* attention_short; infinite for more keys than it holds */
     double few, some, many; /* tiles of 16, 64 and 128 rows */

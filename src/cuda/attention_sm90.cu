@@ -8,8 +8,9 @@ static bool forward(int batch, int heads, int rows, const int64_t (&stride)[3])
     return (batch <= 1 || stride[0] > 0) && (heads <= 1 || stride[1] > 0) && (rows <= 1 || stride[2] > 0);
 }
 
-/* What a step of a block takes, in the unit of attention_times: of one that has a multiprocessor to itself, and of
-   two blocks that share one. */
+/* The time of a step, in the unit of attention_times: of a block that is alone on its multiprocessor, and of two
+   blocks that share one. All are fitted to times on an H200 (2026-11-18), but for the 64 rows of heads beyond 128,
+   which are an estimate. */
 struct wgmma_cost {
     double alone, shared;
 };

@@ -9,7 +9,7 @@
 template <int D>
 using TF32_64 = tf32_shape<D, (D > 64 ? 1 : 2), (D > 192 ? 8 : 4), (D > 64 && D <= 128 ? 64 : 32),
                            (D > 192 || D <= 64 ? 2 : 4), (D > 192 ? 1 : 2)>;
-/* For GPUs whose blocks have not so much of it. */
+/* For GPUs whose blocks have less of it, and for few tiles. */
 template <int D>
 using TF32_SMALL = tf32_shape<D, 1, 4, (D > 128 && D <= 192 ? 16 : 32), (D > 192 ? 2 : 4), (D > 192 ? 1 : 2)>;
 /* One fragment of short rows: three blocks on a multiprocessor. */

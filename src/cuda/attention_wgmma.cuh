@@ -1,10 +1,10 @@
 /* attention_wgmma.cuh - attention of 16-bit elements and many rows on Hopper's tensor cores.
 
-   A block takes tiles of ROWS queries of one head, one after the other; large ones have a multiprocessor to
-   themselves. One thread
-   copies q, and the keys and values of each step, into shared memory. Warpgroups of 64 rows compute: scores = q . k^T
-   from shared memory; then, while the scores of the next step and the values of the last one are multiplied, what
-   their softmax needs. The weights are the registers that the scores were, rounded: no other thread needs them. */
+   A block takes tiles of ROWS queries of one head, one after the other. Large blocks have a multiprocessor to
+   themselves. One thread copies q, and the keys and values of each step, into shared memory. Warpgroups of 64 rows
+   compute: scores = q . k^T from shared memory; then, while the scores of the next step and the values of the last
+   one are multiplied, what their softmax needs. The weights are the registers that the scores were, rounded: no other
+   thread needs them. */
 #ifndef ADZE_CUDA_ATTENTION_WGMMA_CUH
 #define ADZE_CUDA_ATTENTION_WGMMA_CUH
 

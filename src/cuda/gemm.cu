@@ -490,7 +490,8 @@ static size_t dense_bytes(const gemm_params &p, int dtype)
 {
     return ((size_t)(p.m * p.k) * adze_dtype_size(dtype) + 15) / 16 * 16;
 }
-/* Whether x is first copied into scratch, which it does not need: then the kernels for tensor cores take the call. */
+/* Whether x is first copied into scratch, so that the tensor-core kernels take the call. The caller may leave out the
+   scratch: then x is not copied. */
 static bool copy_first(const cuda_call &s, const adze_gemm_args *a, const gemm_params &p)
 {
     const int dtype = a->x.dtype;

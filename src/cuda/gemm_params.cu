@@ -1,4 +1,4 @@
-/* gemm on CUDA: a call as its kernels take it, and the norm of x by a launch of its own. */
+/* gemm on CUDA: a call as its kernels take it, and the norm or the copy of x by a launch of its own. */
 #include "gemm_call.cuh"
 
 extern "C" adze_status adze_rms_norm_cuda(adze_stream, const void *);
