@@ -77,9 +77,8 @@ static bool vectors(const adze_tensor &t)
 }
 
 constexpr adze_variant ATTENTION_VARIANTS[] = {
-    {"short", "f16 and bf16 in 16-byte vectors, heads up to 128, neither paged nor packed; up to 512 keys in heads "
-              "up to 64, 256 "
-              "in others; 8 rows a block, all keys at once"},
+    {"short", "f16 and bf16 in 16-byte vectors, heads up to 256, neither paged nor packed; up to 512 keys in heads "
+              "up to 64, 256 in heads up to 128, 128 in others; 8 rows a block, all keys at once"},
     {"ring8", "Hopper: f16 and bf16, heads of 128 elements in dense rows, not packed; up to 8 rows, "
               "keys through shared memory"},
     {"direct8",

@@ -290,10 +290,12 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
                  parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
     const bool narrow = p.d <= 64 && p.dv <= 64;
     attention_times t;
-    t.in_short = width > 1 || p.n > (narrow ? 512 : 256)
+    const bool wide = width > 1; /* its warps then have half as many keys; not in the sweeps either */
+    t.in_short = p.n > (narrow ? 512 : wide ? 128 : 256)
                      ? INFINITY
-                     : 3.3 + 0.72 * (double)p.n / 256 +
-                           (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) * (double)ceil_div(p.n, 32);
+                     : 3.3 + (wide ? 1.44 : 0.72) * (double)p.n / 256 +
+                           (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) *
+                               (double)ceil_div(p.n, wide ? 16 : 32);
     t.few = 4.8 + std::min((double)seen / 450, 3.0) + 2.4 * width * std::max(tiles(16) * stages / (2 * sms), 0.72);
     t.some = 10.3 + std::min((double)seen / 2000, 9.5) + 2.3 * width * tiles(64) * stages / (sms * 4 / 3);
     t.many = 11.2 + 1.4 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(1.2 * each * parts / sms, 1.0);
@@ -310,7 +312,8 @@ static inline bool short_at_once(const cuda_call &s, const attention_params &p, 
 static inline bool attention_short_fits(const cuda_call &s, const attention_params &p)
 {
     constexpr int64_t FEW_KEYS = 64;
-    return p.n <= FEW_KEYS && short_at_once(s, p, p.d <= 64 && p.dv <= 64 ? 1 : 2);
+    const int widest = p.d > p.dv ? p.d : p.dv;
+    return p.n <= FEW_KEYS && short_at_once(s, p, widest <= 64 ? 1 : widest <= 128 ? 2 : 4);
 }
 /* Which tiles are faster: of 16 rows, perhaps with parts that a second launch merges; of some more; or of many. */
 struct tile_choice {

@@ -18,7 +18,7 @@ static adze_status short_launch(const cuda_call &s, attention_params p)
 template <typename T, class FEW, class MANY>
 static adze_status short_run(const cuda_call &s, const attention_params &p)
 {
-    constexpr int64_t DIRECT_BLOCKS = FEW::D > 64 ? 3 : 2; /* of the kernel that would have the call */
+    constexpr int64_t DIRECT_BLOCKS = FEW::D == 128 ? 3 : 2; /* of the kernel that would have the call */
     const bool alone = attention_tiles(p, MANY::ROWS) == 1 && direct_plan_of(s, p, DIRECT_BLOCKS).parts == 1;
     const int64_t warps = short_warps<MANY>(p);
     const attention_times t = attention_times_of(s, p);
@@ -33,11 +33,13 @@ static adze_status short_run(const cuda_call &s, const attention_params &p)
 {
     if (p.d <= 64 && p.dv <= 64)
         return short_run<T, short_attention<64, 2>, short_attention<64, 4>>(s, p);
-    return short_run<T, short_attention<128, 2>, short_attention<128, 2>>(s, p);
+    if (p.d <= 128 && p.dv <= 128)
+        return short_run<T, short_attention<128, 2>, short_attention<128, 2>>(s, p);
+    return short_run<T, short_attention<256, 1>, short_attention<256, 1>>(s, p);
 }
 adze_status attention_few_keys(const cuda_call &s, const attention_params &p, bool is_bf16)
 {
-    if (p.packed || p.page || p.k_offsets || p.d > 128 || p.dv > 128)
+    if (p.packed || p.page || p.k_offsets)
         return ADZE_NO_KERNEL;
     return is_bf16 ? short_run<bf16>(s, p) : short_run<f16>(s, p);
 }

@@ -12,7 +12,9 @@
 
 /* Warps have 16 * UNITS keys. */
 template <int D, int UNITS>
-using short_attention = direct_attention<D, 1, UNITS, 8, 1>;
+struct short_attention : direct_attention<D, 1, UNITS, 8, 1> {
+    static constexpr bool Q_SHARED = false; /* it is used once: then registers have room */
+};
 
 /* 16 bytes, or zeros: a predicate, as a branch for each load would delay the next one. */
 __device__ __forceinline__ uint4 load_or_zeros(const char *from, bool there)

@@ -347,14 +347,12 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
             return status;
     }
     if (simple && !any && dim <= most * blocks) {
-        if constexpr (!MASKED) {
-            if (s.takes(LANES_8X8, dim <= 64))
-                return softmax_launch_lanes<T, false, 8, 8>(s, p);
-            if (s.takes(LANES_8X16, dim <= 128))
-                return softmax_launch_lanes<T, false, 8, 16>(s, p);
-            if (s.takes(LANES_16X16, dim <= 256))
-                return softmax_launch_lanes<T, false, 16, 16>(s, p);
-        }
+        if (s.takes(LANES_8X8, dim <= 64))
+            return softmax_launch_lanes<T, MASKED, 8, 8>(s, p);
+        if (s.takes(LANES_8X16, dim <= 128))
+            return softmax_launch_lanes<T, MASKED, 8, 16>(s, p);
+        if (s.takes(LANES_16X16, dim <= 256))
+            return softmax_launch_lanes<T, MASKED, 16, 16>(s, p);
         if (s.takes(LANES_32X16, dim <= 512, !few))
             return softmax_launch_lanes<T, MASKED, 32, 16>(s, p);
         if (s.takes(LANES_32X32, dim <= 1024, !few))

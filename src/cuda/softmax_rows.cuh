@@ -49,9 +49,9 @@ enum {
     IN_FLOATS,
 };
 constexpr adze_variant SOFTMAX_VARIANTS[] = {
-    {"lanes-8x8", "aligned rows of up to 64 elements, no mask"},
-    {"lanes-8x16", "aligned rows of up to 128 elements, no mask"},
-    {"lanes-16x16", "aligned rows of up to 256 elements, no mask"},
+    {"lanes-8x8", "aligned rows of up to 64 elements"},
+    {"lanes-8x16", "aligned rows of up to 128 elements"},
+    {"lanes-16x16", "aligned rows of up to 256 elements"},
     {"lanes-32x16", "aligned rows of up to 512 elements"},
     {"lanes-32x32", "aligned rows of up to 1024 elements"},
     {"block-16", "aligned rows of up to 8192 elements"},
