@@ -191,6 +191,20 @@ static const char *const good[] = {
     NULL,
 };
 
+/* Many rows with a mask, or a softcap: each dtype and alignment, broadcast and not, in each shape of tiles. */
+static const char *const gpu[] = {
+    "q=$[1,2,150,64] k=$[1,1,333,64] v=$[1,1,333,64] mask=$[1,2,150,333] causal=1",
+    "q=$[2,1,200,64] k=$[2,1,300,64] v=$[2,1,300,64] mask=bool[2,1,1,300] lengths=i32[2]",
+    "q=$[1,2,131,96] k=$[1,1,270,96] v=$[1,1,270,80] mask=u8[131:271,270:1]@+5 window=100",
+    "q=$[2,2,140,96] k=$[2,1,180,96] v=$[2,1,180,96] mask=f32[2:25201,1:25201,140:180,180:1]@+1",
+    "q=$[1,2,131,128] k=$[1,2,270,128] v=$[1,2,270,128] mask=bool[1,1,131,270]",
+    "q=$[1,2,131,128] k=$[1,2,257,128] v=$[1,2,257,128] mask=f32[2,131,257] values:outlier softcap=30",
+    "q=$[2,1,150,128] k=$[2,1,401,128] v=$[2,1,401,128] mask=$[2,1,1,401]@+3 values:special",
+    "q=$[1,2,150,256] k=$[1,1,200,256] v=$[1,1,200,256] causal=1 softcap=50",
+    "q=$[1,2,130,200] k=$[1,1,161,200] v=$[1,1,161,160] mask=$[1,2,130,161]",
+    NULL,
+};
+
 #define QKV   "q=bf16[2,4,3,8] k=bf16[2,2,5,8] v=bf16[2,2,5,8] "
 #define OUT   " out=bf16[2,4,3,8]"
 #define PAGES "q=bf16[2,4,3,8] k=bf16[7,2,16,8] v=bf16[7,2,16,8] "
@@ -367,5 +381,11 @@ static double flops(const void *args)
            (double)(a->q.shape[3] + a->v.shape[3]);
 }
 
-const adze_suite adze_suite_attention = {
-    .op = &adze_op_attention, .good = good, .bad = bad, .bench = bench, .fill = fill, .cut = cut, .flops = flops};
+const adze_suite adze_suite_attention = {.op = &adze_op_attention,
+                                         .good = good,
+                                         .gpu = gpu,
+                                         .bad = bad,
+                                         .bench = bench,
+                                         .fill = fill,
+                                         .cut = cut,
+                                         .flops = flops};

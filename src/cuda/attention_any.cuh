@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(ANY_THREADS, ANY_BLOCKS) attention_any(const _
     const int64_t q_at = entry * p.q_stride[0] + head * p.q_stride[1] + row * p.q_stride[2];
     for (int i = (int)threadIdx.x; i < p.d; i += ANY_THREADS)
         q[i] = to_float(((const T *)p.q)[q_at + i]);
-    const int64_t mask_at = entry * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
+    const int64_t mask_at = attention_mask_at(p, entry, head, query);
     float top = -INFINITY, sum = 0, out[COLUMNS] = {};
     __syncthreads();
     for (int first = low; first < high; first += ANY_KEYS) {

@@ -121,7 +121,27 @@ __device__ __forceinline__ float attention_score(const attention_params &p, floa
     if (p.softcap == 0)
         return x * scale;
     const float y = __fdividef(x * scale, p.softcap), e = power_of_2(fabsf(y) * (2 * LOG2_E));
-    return p.softcap * copysignf(1 - 2 * __frcp_rn(e + 1), y) * LOG2_E;
+    float inverse; /* within a unit; the exact one, __frcp_rn, is a function call */
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1));
+    return p.softcap * copysignf(1 - 2 * inverse, y) * LOG2_E;
+}
+template <int N>
+__device__ __forceinline__ void attention_scale(const attention_params &p, float scale, float (&score)[N])
+{
+    if (p.softcap == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            score[i] *= scale;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            score[i] = attention_score(p, scale, score[i]);
+    }
+}
+/* The first element of the mask of a query. */
+__device__ __forceinline__ int64_t attention_mask_at(const attention_params &p, int batch, int head, int query)
+{
+    return batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
 }
 /* q's dtype, where it is not known at compile time: q_dtype says it. */
 struct mixed {

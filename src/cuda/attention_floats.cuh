@@ -233,7 +233,7 @@ __device__ __forceinline__ void floats_edge(const attention_params &p, const att
         const int r = row + i * S::ACROSS, query = r / p.group, head = b.kv_head * p.group + r % p.group;
         const int low = attention_low(p, b.s, query);
         const int high = r < b.rows ? attention_high(p, b.s, query) : 0;
-        const int64_t at = b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + key;
+        const int64_t at = attention_mask_at(p, b.s.batch, head, query) + key;
         const auto where = [](int j) { return j * 16; };
         const auto seen = [&](int j) {
             return key + j * 16 >= low && key + j * 16 < high && !(p.page && places[j * 16].entry < 0);

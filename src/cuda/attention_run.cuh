@@ -46,6 +46,8 @@ int64_t attention_ring_parts(const cuda_call &s, const attention_params &p);
 adze_status attention_few_keys(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_sm90.cu: calls of f16 or bf16 with many rows, on Hopper. */
 adze_status attention_many(const cuda_call &s, const attention_params &p, bool is_bf16);
+/* attention_masked_sm90.cu: those of them that have a mask or a softcap. */
+adze_status attention_many_masked(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_floats.cu: calls of f32, and the parts of their keys that may need scratch. */
 adze_status attention_floats(const cuda_call &s, const attention_params &p);
 int64_t attention_floats_parts(const cuda_call &s, const attention_params &p);
@@ -291,7 +293,9 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
     const bool narrow = p.d <= 64 && p.dv <= 64;
     attention_times t;
     const bool wide = width > 1; /* its warps then have half as many keys; not in the sweeps either */
-    t.in_short = p.n > (narrow ? 512 : wide ? 128 : 256)
+    t.in_short = p.n > (narrow ? 512
+                        : wide ? 128
+                               : 256)
                      ? INFINITY
                      : 3.3 + (wide ? 1.44 : 0.72) * (double)p.n / 256 +
                            (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) *

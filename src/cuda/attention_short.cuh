@@ -16,22 +16,6 @@ struct short_attention : direct_attention<D, 1, UNITS, 8, 1> {
     static constexpr bool Q_SHARED = false; /* it is used once: then registers have room */
 };
 
-/* 16 bytes, or zeros: a predicate, as a branch for each load would delay the next one. */
-__device__ __forceinline__ uint4 load_or_zeros(const char *from, bool there)
-{
-    uint4 v;
-#if __CUDA_ARCH__ >= 800
-    asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.u32 there, %5, 0;\n\t"
-                 "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t"
-                 "@there ld.global.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
-                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-                 : "l"(from), "r"((uint32_t)there));
-#else
-    v = there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
-#endif
-    return v;
-}
-
 /* Where a lane loads from: its first vector of its row of q, of its keys and of its values. */
 template <class S>
 struct short_source {
@@ -91,18 +75,19 @@ __device__ __forceinline__ void short_load(const attention_params &p, const shor
         in[c] = (4 * c + t) * 8 < p.d && p.n > 0;
 #pragma unroll
     for (int c = 0; c < S::CHUNKS; c++)
-        r.q[0][c] = load_or_zeros(from.q + c * 64, in[c]);
+        r.q[0][c] = load_or_zeros<true>(from.q + c * 64, in[c]);
 #pragma unroll
     for (int i = 0; i < 2 * S::UNITS; i++)
 #pragma unroll
         for (int c = 0; c < S::CHUNKS; c++)
-            keys.k[i / 2][i % 2][c] = load_or_zeros(from.k[i / 2][i % 2] + c * 64, in[c]);
+            keys.k[i / 2][i % 2][c] = load_or_zeros<true>(from.k[i / 2][i % 2] + c * 64, in[c]);
 #pragma unroll
     for (int i = 0; i < 4 * S::UNITS; i++) {
         const bool there = key + i / 2 * 8 + i % 2 + 2 * t < p.n;
 #pragma unroll
         for (int c = 0; c < S::SPANS; c++)
-            keys.v[i / 4][i % 4][c] = load_or_zeros(from.v[i / 4][i % 4] + c * 128, there && (8 * c + g) * 8 < p.dv);
+            keys.v[i / 4][i % 4][c] =
+                load_or_zeros<true>(from.v[i / 4][i % 4] + c * 128, there && (8 * c + g) * 8 < p.dv);
     }
     keys.missing = 0;
 }

@@ -4,6 +4,7 @@
 #define ADZE_CUDA_ATTENTION_STEP_CUH
 
 #include "attention_load.cuh"
+#include "attention_mask.cuh"
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t at)
 {
@@ -157,11 +158,7 @@ __device__ __forceinline__ void attention_edge(const attention_params &p, const 
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int f = 0; f < S::FRAGMENTS; f++)
-#pragma unroll
-        for (int j = 0; j < NT; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                score[f][j][e] = attention_score(p, w.scale, score[f][j][e]);
+        attention_scale(p, w.scale, reinterpret_cast<float(&)[4 * NT]>(score[f]));
     if (missing) {
 #pragma unroll
         for (int j = 0; j < NT; j++)
@@ -181,13 +178,9 @@ __device__ __forceinline__ void attention_edge(const attention_params &p, const 
             const int first = key + 2 * t, low = attention_low(p, b.s, query) - first;
             const int high = (row < b.rows ? attention_high(p, b.s, query) : 0) - first;
             if (p.mask_kind) {
-                const int head = b.kv_head * p.group + row % p.group;
-                const int64_t at =
-                    b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2] + first;
-                const auto where = [](int i) { return i / 2 * 8 + i % 2; };
-                attention_mask<T, 2 * NT>(
-                    p, at, where, [&](int i) { return where(i) >= low && where(i) < high; },
-                    [&](int i) -> float & { return score[f][i / 2][2 * half + i % 2]; });
+                const int its = min(row, b.rows - 1), head = b.kv_head * p.group + its % p.group;
+                attention_mask_row<T, NT>(p, attention_mask_at(p, b.s.batch, head, its / p.group), key,
+                                          [&](int j, int e) -> float & { return score[f][j][2 * half + e]; });
             }
 #pragma unroll
             for (int j = 0; j < NT; j++)

@@ -203,6 +203,22 @@ __device__ __forceinline__ void wgmma_hide(const attention_params &p, const atte
     }
 }
 
+/* The scores of two rows in base 2, with softcap and mask. Rows that the tile does not have take the last one's. */
+template <typename T, class S>
+__device__ __forceinline__ void wgmma_change(const attention_params &p, const attention_item &item, int query,
+                                             int key, wgmma_rows<S> &r)
+{
+    attention_scale(p, p.scale, r.score);
+    if (p.mask_kind)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int its = min((int)opaque((uint32_t)query) + half * 8, p.m - 1);
+            attention_mask_row<T, S::KEYS / 8>(
+                p, attention_mask_at(p, item.of.batch, item.head, its), key,
+                [&](int j, int e) -> float & { return r.score[4 * j + 2 * half + e]; });
+        }
+}
+
 /* Scores, times `unit` in base 2, become weights, in float; maxima and sums follow. Returns, for the whole warp,
    whether what has been summed up is to be multiplied by `less`. */
 template <class S>
@@ -284,16 +300,7 @@ __device__ __forceinline__ void wgmma_store(const attention_params &p, const att
                 const float *v = r.out + 4 * (4 * c + j) + 2 * half;
                 pair[j] = pack_two<T>(v[0] * total.inverse, v[1] * total.inverse);
             }
-#pragma unroll
-            for (int bit = 1; bit <= 2; bit *= 2)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (!(j & bit)) { /* lanes without the bit keep pair j, and get the other lane's in place of j +
-                                         bit */
-                        const bool upper = t & bit;
-                        const uint32_t got = __shfl_xor_sync(~0u, upper ? pair[j] : pair[j + bit], bit);
-                        (upper ? pair[j] : pair[j + bit]) = got;
-                    }
+            quad_transpose(pair);
             const int column = c * 32 + t * 8;
             if (row < p.m && column < p.dv)
                 *reinterpret_cast<uint4 *>(to + column) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
@@ -306,14 +313,14 @@ __device__ __forceinline__ int wgmma_row(int thread)
 {
     return thread / 32 * 16 + thread % 32 / 4;
 }
-/* A warpgroup that computes. */
-template <typename T, class S>
+/* A warpgroup that computes. CHANGED: there is a mask, or a softcap. */
+template <typename T, class S, bool CHANGED>
 __device__ __forceinline__ void wgmma_computes(const attention_params &p, const attention_tiles_of &of,
                                                uint32_t shared, const wgmma_barriers<S> &barriers)
 {
     const int lane = (int)threadIdx.x % 32;
     const uint64_t k = wgmma_operand(shared + S::K_AT, 16), v = wgmma_operand(shared + S::V_AT, S::KEY_PANEL);
-    const float unit = p.scale;
+    const float unit = CHANGED ? 1 : p.scale;
     int step = 0; /* of k; that of v may be one behind */
     uint32_t q_parity = 0;
     wgmma_rows<S> r;
@@ -336,6 +343,8 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
         const int inner_low = attention_low(p, item.of, first + 15), inner_high = attention_high(p, item.of, first);
         int key = item.key;
         auto hide = [&]() {
+            if constexpr (CHANGED)
+                wgmma_change<T, S>(p, item, row, key, r);
             if (key < inner_low || key + S::KEYS > inner_high)
                 wgmma_hide<S>(p, item.of, row, key, r);
         };
@@ -393,7 +402,7 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
     }
 }
 
-template <typename T, class S>
+template <typename T, class S, bool CHANGED>
 __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     attention_wgmma(const __grid_constant__ attention_params p, const __grid_constant__ attention_maps maps,
                     const attention_tiles_of of)
@@ -419,7 +428,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             wgmma_copies<S>(p, maps, of, shared, barriers);
     } else {
         registers_up<S::REGISTERS>();
-        wgmma_computes<T, S>(p, of, shared, barriers);
+        wgmma_computes<T, S, CHANGED>(p, of, shared, barriers);
     }
 #endif
 }

@@ -27,21 +27,6 @@ __device__ __forceinline__ uint4 load_vector_if(const char *from, bool there)
                  : "l"(from), "r"((int)there));
     return v;
 }
-/* Bytes `shift` to `shift + 15` of two vectors. */
-__device__ __forceinline__ uint4 bytes_together(uint4 low, uint4 high, uint32_t shift)
-{
-    uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 6; i++)
-        w[i] = shift & 8 ? w[i + 2] : w[i];
-#pragma unroll
-    for (int i = 0; i < 5; i++)
-        w[i] = shift & 4 ? w[i + 1] : w[i];
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 3) * 8);
-    return make_uint4(w[0], w[1], w[2], w[3]);
-}
 /* The first `count` bytes of v, and zeros. */
 __device__ __forceinline__ uint4 first_bytes(uint4 v, int count)
 {
@@ -128,7 +113,7 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
         }
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            uint4 v = bytes_together(raw[i], raw[i + 1], (uint32_t)shift);
+            uint4 v = shift_together<1>(raw[i], raw[i + 1], (uint32_t)shift);
             if (rest < 16 * (i + 1))
                 v = first_bytes(v, rest - 16 * i);
             v = weight_order<S::FORMAT>(v);
@@ -150,7 +135,8 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
             uint4 v[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                v[h] = bytes_together(w[i][h][0], w[i][h][1], (uint32_t)(uintptr_t)row_at[i * 16 + h * 8 + g] & 15);
+                v[h] =
+                    shift_together<1>(w[i][h][0], w[i][h][1], (uint32_t)(uintptr_t)row_at[i * 16 + h * 8 + g] & 15);
                 if (S::FORMAT == OF_F8 && (step * 4 + t + 1) * 16 > k)
                     v[h] = first_bytes(v[h], k - (step * 4 + t) * 16);
             }

@@ -115,7 +115,7 @@ __device__ __forceinline__ uint4 shift_together(uint4 low, uint4 high, uint32_t 
         w[i] = shift & 4 ? w[i + 1] : w[i];
 #pragma unroll
     for (int i = 0; i < 4 && BYTES < 4; i++)
-        w[i] = __funnelshift_r(w[i], w[i + 1], (shift & 2) * 8);
+        w[i] = __funnelshift_r(w[i], w[i + 1], (shift & (4 - BYTES)) * 8);
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 /* Sixteen bytes at the address of an element: of one or two aligned vectors, each of which has some of them. */

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
+#include <type_traits>
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
@@ -111,6 +112,40 @@ struct packed<f16> {
         raw = make_uint4(u[0], u[1], u[2], u[3]);
     }
 };
+
+/* Two elements of a word as floats. */
+template <typename T>
+__device__ __forceinline__ float2 two_floats(uint32_t word)
+{
+    if constexpr (std::is_same<T, bf16>::value)
+        return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+    else
+        return __half22float2(*reinterpret_cast<const __half2 *>(&word));
+}
+
+/* 16 bytes, or zeros: a predicate, as a branch for each load would delay the next one. ONCE: no one reads them
+   again. */
+template <bool ONCE = false>
+__device__ __forceinline__ uint4 load_or_zeros(const char *from, bool there)
+{
+    uint4 v;
+#if __CUDA_ARCH__ >= 800
+#    define LOAD_IF_THERE(how)                                                                                       \
+        asm volatile("{\n\t.reg .pred there;\n\tsetp.ne.u32 there, %5, 0;\n\t"                                       \
+                     "mov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\tmov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t"                      \
+                     "@there ld.global" how ".v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"                                   \
+                     : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)                                                \
+                     : "l"(from), "r"((uint32_t)there))
+    if constexpr (ONCE)
+        LOAD_IF_THERE(".L1::no_allocate.L2::256B");
+    else
+        LOAD_IF_THERE();
+#    undef LOAD_IF_THERE
+#else
+    v = there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
+#endif
+    return v;
+}
 
 /* Keeps the compiler from holding unpacked floats beyond this point: they take twice the registers, and unpacking
    again costs only a shift. */
