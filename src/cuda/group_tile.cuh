@@ -160,16 +160,6 @@ __device__ __forceinline__ void keep(unit<T, W> (&v)[N])
             asm volatile("" : "+r"(v[i].v));
 }
 
-/* A vector at any address: the one or two aligned vectors that have its elements, until it is shifted. */
-template <typename T>
-struct loose_unit {
-    uint4 low, high;
-    __device__ __forceinline__ void fetch(const T *p)
-    {
-        const uint4 *const at = reinterpret_cast<const uint4 *>((uintptr_t)p & ~(uintptr_t)15);
-        low = at[0], high = at[((uintptr_t)p & 15) > 0];
-    }
-};
 /* What a thread has loaded, as units to work on. All units of a thread in x are off a 16-byte border by as much. */
 template <typename T, int W, int N>
 __device__ __forceinline__ void take_next(unit<T, W> (&v)[N], const unit<T, W> (&next)[N], const T *)
@@ -183,7 +173,7 @@ __device__ __forceinline__ void take_next(unit<T, W> (&v)[N], const loose_unit<T
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
-        v[i].v.raw = shift_together<(int)sizeof(T)>(next[i].low, next[i].high, (uint32_t)(uintptr_t)x & 15);
+        v[i] = next[i].whole(x);
 }
 
 template <int W>

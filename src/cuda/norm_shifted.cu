@@ -355,16 +355,6 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
     }
 }
 
-/* Whether tensor t is off a 16-byte border by as much as `like` in every row; as nothing, where `like` is t. */
-static bool norm_alike(const norm_params &g, int t, int like, int64_t size)
-{
-    const uint64_t other = t == like ? 0 : (uint64_t)(uintptr_t)g.data[like];
-    bool alike = ((uint64_t)(uintptr_t)g.data[t] - other) % 16 == 0;
-    for (int d = 0; d < g.rows.rank && g.data[t]; d++)
-        alike = alike && (g.rows.stride[t][d] - (t == like ? 0 : g.rows.stride[like][d])) * size % 16 == 0;
-    return alike || !g.data[t];
-}
-
 /* Threads of `each` units, in whole warps. */
 static int64_t shifted_warps(int64_t units, int64_t each)
 {
