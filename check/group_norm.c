@@ -130,6 +130,12 @@ static const char *const gpu[] = {
     "x=$[3:106501,16:6656,6656:1]@+1 weight=$[16] bias=f32[16] eps=1e-5 groups=2",
     "x=$[2,6659,16]@+3 weight=$[16] bias=$[16] eps=1e-5 groups=2 channels_last=1 values:mean",
     "x=$[2:213101,6659:32,16:1]@+1 weight=$[16] eps=1e-5 groups=2 channels_last=1 act=relu",
+    /* slices of several loads in a thread, the last of which is not full; more slices than run at once */
+    "x=$[1,32,131072] weight=$[32] bias=$[32] eps=1e-5 groups=4 act=silu",
+    "x=$[1,32,131072]@+1 weight=$[32] bias=$[32] eps=1e-5 groups=4 act=silu values:mean",
+    "out=$[1,32,131072] x=$[1,32,131072]@out weight=$[32] bias=$[32] eps=1e-5 groups=4",
+    "x=f32[2,64,160,1024] weight=f32[64] bias=f32[64] eps=1e-6 groups=16",
+    "x=f32[2,40961,256] weight=f32[256] bias=f32[256] eps=1e-6 groups=32 channels_last=1",
     NULL,
 };
 

@@ -216,8 +216,18 @@
         "x=$[3,1501,88] scale=$[3,1,88]@+1 shift=f32[3,1,88] eps=1e-6 rounding=1", "x=$[40013,8] bias=f32[8]",       \
         "x=$[9007,112] residual=$[9007,112] weight=f32[112]@+1 bias=f32[112] eps=1e-6 values:mean",                  \
         "x=$[9007,144] residual=$[9007:160,144:1] weight=$[144]@+1 eps=1e-6 rounding=8",                             \
-        "x=$[30011,40] residual=$[30011,40]@+8 weight=f32[40]@+1 eps=1e-6", /* many long rows, in shared memory */   \
-        "x=$[139,16500] weight=$[16500] eps=1e-6", "x=$[133,20001] residual=$[133,20001] bias=$[20001] eps=1e-6",    \
+        "x=$[30011,40] residual=$[30011,40]@+8 weight=f32[40]@+1 eps=1e-6",                                          \
+        "x=$[17003,30] weight=$[30] eps=1e-6", /* x or the residual off a border alone, in short rows */             \
+        "x=$[9001:293,288:1]@+6 residual=$[9001,288] weight=$[288] eps=1e-6",                                        \
+        "x=$[1628:453,440:1] bias=f32[440] eps=1e-6", "x=$[1790,264]@+7 weight=$[264]@+1 eps=1e-6 rounding=1",       \
+        "x=$[4001:131,128:1]@+1 residual=$[4001:129,128:1]@+3 weight=f32[128] eps=1e-6 rounding=8",                  \
+        "x=$[4001,256]@+2 residual=$[4001,256]@+5 bias=$[256] eps=1e-6 values:mean",                                 \
+        "x=$[301,200] residual=$[301,200]@+1 weight=$[200] eps=1e-6",                                                \
+        "x=$[2:185111,5003:37,32:1]@+3 residual=$[2,5003,32] bias=f32[32] scale=$[2,1,32] shift=f32[2,1,32] "        \
+        "eps=1e-6",                                                                                                  \
+        "x=$[3,1501,88]@+5 scale=$[3,1,88]@+1 shift=f32[3,1,88] eps=1e-6 rounding=1",                                \
+        "x=$[139,16500] weight=$[16500] eps=1e-6", /* many long rows, in shared memory */                            \
+        "x=$[133,20001] residual=$[133,20001] bias=$[20001] eps=1e-6",                                               \
         "x=$[133:40003,40000:1]@+1 residual=$[133,40000]@+3 weight=$[40000]@+1 eps=1e-6 rounding=1",                 \
         "x=$[133,40000] weight=f32[40000] bias=$[40000] eps=1e-6 values:mean",                                       \
         "out=$[37,301] sum=$[37,301]@+3 x=$[37,301]@out residual=$[37,301]@sum weight=$[301] eps=1e-6"

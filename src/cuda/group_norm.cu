@@ -319,29 +319,36 @@ static int tile_columns(bool narrow)
 
 /* The tiling for the two-kernel path, from the shape and the number of SMs alone, with units of `bytes` bytes. Rows
    have TILE_BYTES or somewhat more where the tensor allows it, which was fastest on an H200. Blocks fill the SMs
-   once, or several times where that leaves a smaller tail. No thread adds more than 32 chunks. */
-static tile_params slice_cut(int sm_count, const tile_params &p, bool last, int64_t entries, int bytes)
+   once, or several times where that leaves a smaller tail, or where each still has SLICE_CHUNKS chunks: SMs reach the
+   memory at different speeds, and tile_write begins with the blocks whose x was read last. But it combines the
+   statistics of all slices in each block: they are then few. No thread adds more than 32 chunks. */
+enum { SLICE_FILLS = 4, SLICE_CHUNKS = 6, SLICE_STATS = 256 };
+static tile_params slice_cut(int sm_count, const tile_params &p, bool last, bool loose, int64_t entries, int width,
+                             int bytes)
 {
     const bool narrow = bytes < 16;
     const int units = narrow ? SLICE_UNITS<true> : SLICE_UNITS<false>;
-    const int blocks = sm_count * (narrow ? SLICE_BLOCKS<true> : SLICE_BLOCKS<false>);
+    const int64_t blocks = sm_count * slice_blocks(width, narrow, last, loose);
     int times = 1;
     for (int more = 2; last && more <= p.tiles && p.columns * times * bytes < TILE_BYTES &&
                        p.columns * more <= tile_columns(narrow);
          more++)
         times = p.tiles % more ? times : more;
     const int64_t tiles = entries * p.tiles / times;
-    int64_t slices = blocks / tiles;
-    for (int fills = 2; fills <= 4 && slices * tiles * 8 < (fills - 1) * blocks * 7; fills++)
-        slices = fills * blocks / tiles;
-    const int64_t least = ceil_div(p.rows, 32 * units * (SLICE_THREADS / (p.columns * times)));
+    const int64_t chunk = units * (SLICE_THREADS / (p.columns * times)), chunks = ceil_div(p.rows, chunk);
+    int64_t fills = clamp(tiles * chunks / (blocks * SLICE_CHUNKS), 1, SLICE_FILLS);
+    while (fills > 1 && fills * blocks / tiles * p.groups * times > SLICE_STATS)
+        fills--;
+    while (fills < SLICE_FILLS && fills * blocks / tiles * tiles * 8 < fills * blocks * 7)
+        fills++;
+    const int64_t slices = fills * blocks / tiles, least = ceil_div(chunks, 32);
     return tile_cut(p, last, times, clamp(slices, least, p.rows), units, SLICE_THREADS);
 }
 
 template <typename T, int W, bool LAST, bool LOOSE>
 static adze_status run_slices_of(const cuda_call &s, const tile_params &p, int64_t entries)
 {
-    const tile_params cut = slice_cut(s.gpu.sm_count, p, LAST, entries, W * (int)sizeof(T));
+    const tile_params cut = slice_cut(s.gpu.sm_count, p, LAST, LOOSE, entries, W, W * (int)sizeof(T));
     const int64_t grid = entries * cut.tiles * cut.slices;
     const dim3 block(tile_threads(cut));
     const size_t shared = tile_shared(cut, LAST, W);
@@ -430,6 +437,19 @@ static adze_status run_held(const cuda_call &s, const held_cut &h, int64_t entri
     }
 }
 
+/* Blocks with the most units have an SM to themselves, where nothing hides the latency of their loads, sums and
+   stores, nor the instructions of an activation. x is read twice in less time where there is one, beyond two waves of
+   such blocks, and where their clusters leave much of the GPU idle in the last wave: fewer of them run at once than
+   the multiprocessors could hold. */
+static bool slow_alone(const cuda_call &s, const tile_params &p, int64_t entries)
+{
+    const int64_t clusters = entries * p.tiles, sm_count = s.gpu.sm_count;
+    const int64_t at_once = p.ranks > 1 ? adze_cuda_clustered(s.device, p.ranks) : sm_count;
+    const int64_t waves = ceil_div(clusters, at_once);
+    return p.act != ADZE_ACT_NONE || clusters * p.ranks > 2 * sm_count ||
+           (waves > 1 && waves * at_once * 2 > clusters * 3);
+}
+
 /* Runs the call in units of W elements of T; false if they do not fit it. */
 template <typename T, int W>
 static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_status *status)
@@ -443,10 +463,8 @@ static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_st
     const held_cut held = hold(s, p, last, entries, W, BYTES);
     const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
     const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
-    /* Blocks with the most units have an SM to themselves, where nothing hides the latency of their loads, sums and
-       stores: beyond two waves of them, x is read twice in less time. */
-    const bool waves = held.units == HELD_MOST && entries * held.p.tiles * held.p.ranks > 2 * s.gpu.sm_count;
-    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && (slow || waves))))
+    const bool alone = held.units == HELD_MOST && slow_alone(s, held.p, entries);
+    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && (slow || alone))))
         *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
     else if (s.takes(SLICES, in_slices)) {
         if constexpr (is_narrow<T, W>) { /* vectors that are shifted take fewer instructions than narrow units */
@@ -476,8 +494,9 @@ extern "C" size_t adze_group_norm_cuda_scratch(adze_stream stream, const adze_gr
     const int size = (int)adze_dtype_size(a->x.dtype);
     for (const int width : {16 / size, 2, 1}) {
         tile_params p = {};
-        if (tile_shape(a, width, &p)) {
-            const tile_params cut = slice_cut(sm_count, p, channels_are_last(a), a->x.shape[0], width * size);
+        for (int loose = 0; loose < 2 && tile_shape(a, width, &p); loose++) {
+            const bool last = channels_are_last(a);
+            const tile_params cut = slice_cut(sm_count, p, last, loose, a->x.shape[0], width, width * size);
             slices = cut.slices > slices ? cut.slices : slices;
         }
     }

@@ -7,8 +7,9 @@
    threads, blocks and slices, always in the same order.
 
    tile_norm holds a tile in the registers of a cluster of blocks: x is read once. For larger tiles tile_slices
-   leaves the statistics of slices in scratch, and tile_write combines them and reads x again, backwards: its end was
-   read last and may still be in L2. Their threads load the next units before they work on those that have come. */
+   leaves the statistics of slices in scratch, and tile_write combines them and reads x again, its blocks and each of
+   them backwards: the ends of what blocks read last may still be in L2. Their threads load the next units before they
+   work on those that have come. */
 #ifndef ADZE_CUDA_GROUP_TILE_CUH
 #define ADZE_CUDA_GROUP_TILE_CUH
 
@@ -24,17 +25,21 @@
 /* Units of W elements of T, at most 16 bytes: narrow ones are as wide as the tensors' alignment and shape allow. */
 template <typename T, int W>
 constexpr bool is_narrow = W < VEC<T>;
-/* Launch bounds of tile_slices and tile_write: threads of a block, units of a thread at a time, and blocks per SM.
-   As many are in flight meanwhile. Narrow units have more of each, for as many bytes. */
+/* Launch bounds of tile_slices and tile_write: threads of a block, units of a thread at a time, and blocks per SM. As
+   many units are in flight meanwhile. Narrow ones are more, for as many bytes. With channels last a thread has
+   statistics of each element of a unit: of 8 elements, or of units that it also shifts, they leave no registers for a
+   third block. */
 constexpr int SLICE_THREADS = 256;
 template <bool NARROW>
 constexpr int SLICE_UNITS = NARROW ? 8 : 4;
-template <bool NARROW>
+constexpr int slice_blocks(int width, bool narrow, bool last, bool loose)
+{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int SLICE_BLOCKS = 2; /* more would spill */
+    return 2; /* more would spill */
 #else
-constexpr int SLICE_BLOCKS = NARROW ? 4 : 2;
+    return narrow ? 4 : last && (loose || width == 8) ? 2 : 3;
 #endif
+}
 
 struct tile_params {
     const void *x, *weight, *bias;
@@ -155,16 +160,6 @@ __device__ __forceinline__ void keep(unit<T, W> (&v)[N])
             asm volatile("" : "+r"(v[i].v));
 }
 
-/* A vector at any address: the one or two aligned vectors that have its elements, until it is shifted. */
-template <typename T>
-struct loose_unit {
-    uint4 low, high;
-    __device__ __forceinline__ void fetch(const T *p)
-    {
-        const uint4 *const at = reinterpret_cast<const uint4 *>((uintptr_t)p & ~(uintptr_t)15);
-        low = at[0], high = at[((uintptr_t)p & 15) > 0];
-    }
-};
 /* What a thread has loaded, as units to work on. All units of a thread in x are off a 16-byte border by as much. */
 template <typename T, int W, int N>
 __device__ __forceinline__ void take_next(unit<T, W> (&v)[N], const unit<T, W> (&next)[N], const T *)
@@ -178,7 +173,7 @@ __device__ __forceinline__ void take_next(unit<T, W> (&v)[N], const loose_unit<T
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
-        v[i].v.raw = shift_together<(int)sizeof(T)>(next[i].low, next[i].high, (uint32_t)(uintptr_t)x & 15);
+        v[i] = next[i].whole(x);
 }
 
 template <int W>
@@ -341,6 +336,7 @@ struct tile_scale<T, W, true> {
                 rest = 0, g++;
         }
     }
+    __device__ __forceinline__ void go_to(const tile_params &, int) {}
     __device__ __forceinline__ void apply(const tile_params &, float (&f)[W])
     {
 #pragma unroll
@@ -355,8 +351,13 @@ struct tile_scale<T, W, false> {
     int channel, rest;
     __device__ __forceinline__ tile_scale(const tile_params &p, const tile_thread<T, W, false> &t,
                                           const tile_memory &memory, float2 its)
-        : affine(memory.affine), stats(its), channel(t.row / p.per_channel), rest(t.row - channel * p.per_channel)
+        : affine(memory.affine), stats(its)
     {
+        go_to(p, t.row);
+    }
+    __device__ __forceinline__ void go_to(const tile_params &p, int row)
+    {
+        channel = row / p.per_channel, rest = row - channel * p.per_channel;
     }
     __device__ __forceinline__ void apply(const tile_params &p, float (&f)[W])
     {
@@ -512,7 +513,7 @@ __global__ void __launch_bounds__(held_threads(UNITS, LAST), held_blocks(UNITS))
 
 /* LOOSE: x is at any address, and only out is aligned for the units. */
 template <typename T, int W, bool LAST, bool LOOSE>
-__global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
+__global__ void __launch_bounds__(SLICE_THREADS, slice_blocks(W, is_narrow<T, W>, LAST, LOOSE))
     tile_slices(const __grid_constant__ tile_params p)
 {
     constexpr int UNITS = SLICE_UNITS<is_narrow<T, W>>;
@@ -536,16 +537,17 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     }
     tile_share<T, W, LAST>(p, sums, memory);
     __syncthreads();
+    const tile_thread<T, W, LAST> again(p, block_again());
     tile_groups(p, [&](int g) {
         const float4 all =
             group_combine<float>(p.split, lane, 32, [&](int i) { return memory.parts[g * p.split + i]; });
         if (lane == 0)
-            p.slice[((int64_t)t.index * p.groups + g) * p.slices + t.slice] = all;
+            p.slice[((int64_t)again.index * p.groups + g) * p.slices + again.slice] = all;
     });
 }
 
 template <typename T, int W, bool LAST, bool LOOSE>
-__global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
+__global__ void __launch_bounds__(SLICE_THREADS, slice_blocks(W, is_narrow<T, W>, LAST, LOOSE))
     tile_write(const __grid_constant__ tile_params p)
 {
     constexpr int UNITS = SLICE_UNITS<is_narrow<T, W>>;
@@ -555,11 +557,14 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     const tile_thread<T, W, LAST> t(p, gridDim.x - 1 - blockIdx.x);
     pdl_launch_next();
     pdl_wait();
-    const T *x = (const T *)p.x + t.at(p, 0);
-    T *out = (T *)p.out + t.at(p, 1);
+    /* A thread's rows in steps of as many as it loads together, the last step first. */
+    const int step = UNITS * p.height;
+    int at = ((t.rows + step - 1) / step - 1) * step; /* below 0 where the block has no rows */
+    const T *x = (const T *)p.x + t.at(p, 0) + at * p.row[0];
+    T *out = (T *)p.out + t.at(p, 1) + at * p.row[1];
     unit<T, W> v[UNITS];
     std::conditional_t<LOOSE, loose_unit<T>, unit<T, W>> next[UNITS];
-    int left = t.left, n = tile_load(p, x, left, next);
+    int n = tile_load(p, x, at < 0 ? 0 : t.left - at, next);
     tile_affine<T>(p, t.tile, memory.affine);
     tile_groups(p, [&](int g) {
         const float4 *slice = p.slice + ((int64_t)t.index * p.groups + g) * p.slices;
@@ -571,11 +576,13 @@ __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS<is_narrow<T, W>>)
     __syncthreads();
     tile_scale<T, W, LAST> scale(p, t, memory, memory.stats[0]);
     take_next(v, next, x);
-    while (left > 0) {
-        left -= UNITS * p.height, x += UNITS * p.height * p.row[0];
-        const int more = tile_load(p, x, left, next);
+    while (at >= 0) {
+        const int back = UNITS * (int)opaque((uint32_t)p.height); /* again: products of it would take registers */
+        x -= back * p.row[0];
+        const int more = tile_load(p, x, at > 0 ? t.left - at + back : 0, next);
+        scale.go_to(p, t.row + at);
         tile_store_act(p, v, n, scale, out);
-        out += UNITS * p.height * p.row[1];
+        at -= back, out -= back * p.row[1];
         take_next(v, next, x), n = more;
     }
 }

@@ -38,8 +38,20 @@ static inline bool norm_scaled(const norm_params &g, bool half)
         scaled = scaled && !g.data[t];
     return scaled && !(half && g.rounding & ADZE_ROUND_STEPS);
 }
-/* norm_short.cu: short rows of x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
-extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
+/* Whether tensor t is off a 16-byte border by as much as `like` in every row; as nothing, where `like` is t. */
+static inline bool norm_alike(const norm_params &g, int t, int like, int64_t size)
+{
+    const uint64_t other = t == like ? 0 : (uint64_t)(uintptr_t)g.data[like];
+    bool alike = ((uint64_t)(uintptr_t)g.data[t] - other) % 16 == 0;
+    for (int d = 0; d < g.rows.rank && g.data[t]; d++)
+        alike = alike && (g.rows.stride[t][d] - (t == like ? 0 : g.rows.stride[like][d])) * size % 16 == 0;
+    return alike || !g.data[t];
+}
+
+/* norm_short.cu: short rows of x of a dtype at any address, as `variant`, or as `loose` in vectors that are shifted;
+   ADZE_NO_KERNEL for any other call. */
+extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant,
+                                            int loose);
 /* norm_shifted.cu: x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */

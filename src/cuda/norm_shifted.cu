@@ -355,16 +355,6 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
     }
 }
 
-/* Whether tensor t is off a 16-byte border by as much as `like` in every row; as nothing, where `like` is t. */
-static bool norm_alike(const norm_params &g, int t, int like, int64_t size)
-{
-    const uint64_t other = t == like ? 0 : (uint64_t)(uintptr_t)g.data[like];
-    bool alike = ((uint64_t)(uintptr_t)g.data[t] - other) % 16 == 0;
-    for (int d = 0; d < g.rows.rank && g.data[t]; d++)
-        alike = alike && (g.rows.stride[t][d] - (t == like ? 0 : g.rows.stride[like][d])) * size % 16 == 0;
-    return alike || !g.data[t];
-}
-
 /* Threads of `each` units, in whole warps. */
 static int64_t shifted_warps(int64_t units, int64_t each)
 {
@@ -419,10 +409,10 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     /* On an H200 (2026-11-17) it is faster where only parameters are off a border, and for few long rows, whose
        clusters fill the GPU; norm_any's units are as fast or faster for many rows that a block holds, and in f32. Of
        many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
-       have an SM for each block, take turns. */
+       have an SM for each block, take turns. That is so in f32 beyond 64 KB, in units of 4 or 8 bytes. */
     const bool few_long = sizeof(T) < 4 && !whole && vectors > ANY_THREADS && rows < 2 * sm_count;
     const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
-    const bool many_long = (sizeof(T) < 4 || whole) && vectors > SHIFTED_MANY && rows >= sm_count;
+    const bool many_long = vectors > (sizeof(T) < 4 || whole ? SHIFTED_MANY : 2 * SHIFTED_MANY) && rows >= sm_count;
     /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes take it longer. Clusters of a
        few hundred long rows take turns (H200, 2026-11-18). */
     const bool mixed = g.is_f32 || g.weight || g.bias;

@@ -7,14 +7,17 @@
    cost nothing after the first row. A scale is multiplied into them, and a shift added: the rows of a block share
    those. A short row has little else: loading, shifting and converting parameters for every row took longer than the
    memory does. As soon as a row is unpacked, the loads of a later one are issued; the sums and the stores of the row
-   hide their latency. The rows of a block are contiguous, and the grid has more blocks than are resident: SMs reach
-   the memory at different speeds, and those that are done first take more. */
+   hide their latency. LOOSE: x and the residual are at any address, and only what is stored is aligned: their vectors
+   are loaded as the two that have their elements, and shifted. The rows of a block are contiguous, and the grid has
+   more blocks than are resident: SMs reach the memory at different speeds, and those that are done first take more.
+ */
 #include "norm_call.cuh"
 #include "reduce.cuh"
 #include "rows.cuh"
 #include "unit.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 constexpr int SHORT_THREADS = 128;
 constexpr int SHORT_ROUNDS = 8;   /* rows that a group of lanes goes through, at most */
@@ -36,18 +39,20 @@ struct norm_short_params {
 };
 
 /* Blocks per SM, whose threads have as many elements, packed in as many registers: this bounds their registers. */
-constexpr int short_blocks(int elements, int packed_words, bool modulated)
+constexpr int short_blocks(int elements, int packed_words, bool modulated, bool loose)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
     return elements > 8 ? 2 : 4;
 #else
+    if (loose)
+        return elements > 8 ? 4 : 7;
     if (modulated)
         return packed_words > 8 ? 3 : elements > 8 ? 4 : packed_words > 4 ? 5 : 7;
     return packed_words > 8 ? 4 : elements > 8 ? 5 : elements > 4 ? 8 : packed_words > 2 ? 10 : 12;
 #endif
 }
-template <typename T, int W, int UNITS, bool MODULATED>
-constexpr int SHORT_BLOCKS = short_blocks(UNITS *W, UNITS *((W * (int)sizeof(T) + 3) / 4), MODULATED);
+template <typename T, int W, int UNITS, bool MODULATED, bool LOOSE = false>
+constexpr int SHORT_BLOCKS = short_blocks(UNITS *W, UNITS *((W * (int)sizeof(T) + 3) / 4), MODULATED, LOOSE);
 
 /* The units of a thread, apart by the lanes of a row: unit u exists where apart(u) < left. */
 template <typename T, int W, int LANES, int UNITS>
@@ -57,12 +62,27 @@ struct short_piece {
     int lanes;
 
     __device__ __forceinline__ int apart(int u) const { return u * (ANY_LANES ? lanes : LANES); }
-    __device__ __forceinline__ void fetch(const T *from, int left, unit<T, W> (&to)[UNITS]) const
+    template <typename U>
+    __device__ __forceinline__ void fetch(const T *from, int left, U (&to)[UNITS]) const
     {
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             if (apart(u) < left)
                 to[u].fetch(from + apart(u) * W);
+    }
+    /* What was loaded at `at` and after it, as units to work on. */
+    __device__ __forceinline__ static void take(unit<T, W> (&to)[UNITS], const unit<T, W> (&from)[UNITS], const T *)
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            to[u] = from[u];
+    }
+    __device__ __forceinline__ static void take(unit<T, W> (&to)[UNITS], const loose_unit<T> (&from)[UNITS],
+                                                const T *at)
+    {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            to[u] = from[u].whole(at); /* units are whole vectors apart */
     }
     /* Parameters of dtype S at any address, plus `more`. */
     template <typename S>
@@ -146,19 +166,20 @@ struct short_piece {
 };
 
 /* ADDS: there is a residual. The loads of the row and its residual are then in flight, else those of two rows.
-   MODULATED: there is a scale or a shift. Narrow units have one kernel for both. */
-template <typename T, int W, int LANES, int UNITS, bool ADDS, bool MODULATED>
-__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODULATED>)
+   MODULATED: there is a scale or a shift. Narrow units and LOOSE have one kernel for both. */
+template <typename T, int W, int LANES, int UNITS, bool ADDS, bool MODULATED, bool LOOSE>
+__global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODULATED, LOOSE>)
     norm_short(const __grid_constant__ norm_short_params p)
 {
     constexpr bool ANY_LANES = W == VEC<T>;
+    typedef std::conditional_t<LOOSE, loose_unit<T>, unit<T, W>> input;
     const int lanes = ANY_LANES ? p.lanes : LANES;
     const short_piece<T, W, LANES, UNITS> piece = {lanes};
     const uint32_t in_warp = threadIdx.x % 32 / (uint32_t)lanes, warp_rows = ANY_LANES ? p.in_warp : 32 / LANES;
     const int lane = (int)(threadIdx.x % 32 - in_warp * lanes);
     const int left = ANY_LANES && in_warp >= warp_rows ? 0 : p.units - lane; /* the last lanes may have no row */
     const uint32_t step = SHORT_THREADS / 32 * warp_rows;
-    const bool modulated = ANY_LANES ? MODULATED : p.spans > 0;
+    const bool modulated = ANY_LANES && !LOOSE ? MODULATED : p.spans > 0;
     /* The rows of a modulated block have the same scale and shift, and are counted from the first one that has. */
     const uint32_t outer = modulated ? blockIdx.x / p.spans : 0, block = blockIdx.x - outer * p.spans;
     const uint32_t outermost = modulated && p.rows.size[0] ? outer / p.rows.size[0] : 0;
@@ -177,8 +198,8 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
             p.rows.locate(r, at);
         }
     };
-    unit<T, W> x[2][UNITS]; /* with a residual x[1] is the residual */
-    const auto fetch = [&](uint32_t from, unit<T, W>(&to)[UNITS]) {
+    input x[2][UNITS]; /* with a residual x[1] is the residual */
+    const auto fetch = [&](uint32_t from, input(&to)[UNITS]) {
         int64_t at[SHIFT + 1];
         if (from >= end)
             return;
@@ -221,16 +242,20 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
     }
 
     /* Normalises row `first` of those in `own`, and loads a later one. */
-    const auto work = [&](unit<T, W>(&own)[UNITS]) {
+    const auto work = [&](input(&own)[UNITS]) {
         const int writes = first + in_warp < end ? left : 0;
         float f[UNITS][W];
         int64_t at[SHIFT + 1];
         locate(first, at);
+        unit<T, W> to[UNITS];
+        piece.take(to, own, (const T *)p.x + at[X] + lane * W);
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
-            own[u].get(f[u]);
-        if (ADDS)
-            piece.add(x[1], p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
+            to[u].get(f[u]);
+        if (ADDS) {
+            piece.take(to, x[1], (const T *)p.residual + at[RESIDUAL] + lane * W);
+            piece.add(to, p.sum ? (T *)p.sum + at[SUM] + lane * W : NULL, writes, !p.float_sum, f);
+        }
         fetch(first + (ADDS ? 1 : 2) * step, own);
         first += step;
 
@@ -262,7 +287,6 @@ __global__ void __launch_bounds__(SHORT_THREADS, SHORT_BLOCKS<T, W, UNITS, MODUL
 #pragma unroll
             for (int j = 0; j < W; j++)
                 f[u][j] *= factor;
-        unit<T, W> to[UNITS];
         if (p.rounds) {
 #pragma unroll
             for (int u = 0; u < UNITS; u++) {
@@ -299,16 +323,17 @@ static int32_t short_lanes(int64_t units, int64_t each)
 }
 /* The blocks of the grid have as many rows each: what they do once, loading parameters and waiting for their first
    rows, is spread over up to SHORT_ROUNDS rows of a group of lanes. */
-template <typename T, int W, int LANES, int UNITS>
+template <typename T, int W, int LANES, int UNITS, bool LOOSE>
 static adze_status short_launch(const cuda_call &s, norm_short_params p)
 {
-    constexpr bool WIDE = W == VEC<T>; /* any number of lanes, and a kernel for modulations */
+    constexpr bool WIDE = W == VEC<T>;     /* any number of lanes */
+    constexpr bool APART = WIDE && !LOOSE; /* a kernel for modulations */
     const bool modulated = p.scale || p.shift;
     p.lanes = WIDE ? short_lanes(p.units, UNITS) : LANES;
     p.in_warp = 32 / p.lanes;
     const int64_t at_once = SHORT_THREADS / 32 * p.in_warp, blocks = ceil_div(p.rows.count, at_once);
-    const int64_t resident =
-        (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, WIDE> : SHORT_BLOCKS<T, W, UNITS, false>);
+    const int64_t resident = (int64_t)s.gpu.sm_count * (modulated ? SHORT_BLOCKS<T, W, UNITS, APART, LOOSE>
+                                                                  : SHORT_BLOCKS<T, W, UNITS, false, LOOSE>);
     const int64_t vectors = ceil_div((int64_t)p.units * W, VEC<T>);
     p.prefetch_blocks = prefetch_blocks(s.gpu, p.rows.count * vectors / 2, vectors * at_once, SHORT_THREADS, 32);
     const int64_t rounds = ceil_div(blocks, resident), waves = ceil_div(rounds, SHORT_ROUNDS);
@@ -317,33 +342,32 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p)
     p.block_rows = (uint32_t)(ceil_div(rows, spans * at_once) * at_once);
     p.spans = modulated ? (uint32_t)spans : 0;
     const int64_t grid = p.rows.count / rows * spans;
-    const auto kernel =
-        modulated
-            ? (p.residual ? norm_short<T, W, LANES, UNITS, true, WIDE> : norm_short<T, W, LANES, UNITS, false, WIDE>)
-        : p.residual ? norm_short<T, W, LANES, UNITS, true, false>
-                     : norm_short<T, W, LANES, UNITS, false, false>;
+    const auto kernel = modulated    ? (p.residual ? norm_short<T, W, LANES, UNITS, true, APART, LOOSE>
+                                                   : norm_short<T, W, LANES, UNITS, false, APART, LOOSE>)
+                        : p.residual ? norm_short<T, W, LANES, UNITS, true, false, LOOSE>
+                                     : norm_short<T, W, LANES, UNITS, false, false, LOOSE>;
     return launch(s, kernel, grid, dim3(SHORT_THREADS), 0, p);
 }
 
 /* Narrow units have a whole warp where a row is long enough: then an instruction stores 64 or 128 contiguous bytes.
    Fewer are cut into more sectors by the row's address, and L2 has to combine them. */
-template <typename T, int W>
+template <typename T, int W, bool LOOSE = false>
 static adze_status short_launch_width(const cuda_call &s, const norm_short_params &p, int64_t dim)
 {
     if constexpr (W == VEC<T>) {
         constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
         if constexpr (sizeof(T) < 4)
             if (dim <= 8 * W)
-                return short_launch<T, W, 8, 1>(s, p);
-        return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2>(s, p)
-               : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2>(s, p)
-                                   : short_launch<T, W, 32, MORE>(s, p);
+                return short_launch<T, W, 8, 1, LOOSE>(s, p);
+        return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2, LOOSE>(s, p)
+               : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2, LOOSE>(s, p)
+                                   : short_launch<T, W, 32, MORE, LOOSE>(s, p);
     } else {
-        return dim <= 32    ? short_launch<T, W, 8, 4 / W>(s, p)
-               : dim <= 64  ? short_launch<T, W, 16, 4 / W>(s, p)
-               : dim <= 128 ? short_launch<T, W, 32, 4 / W>(s, p)
-               : dim <= 256 ? short_launch<T, W, 32, 8 / W>(s, p)
-                            : short_launch<T, W, 32, 16 / W>(s, p);
+        return dim <= 32    ? short_launch<T, W, 8, 4 / W, false>(s, p)
+               : dim <= 64  ? short_launch<T, W, 16, 4 / W, false>(s, p)
+               : dim <= 128 ? short_launch<T, W, 32, 4 / W, false>(s, p)
+               : dim <= 256 ? short_launch<T, W, 32, 8 / W, false>(s, p)
+                            : short_launch<T, W, 32, 16 / W, false>(s, p);
     }
 }
 
@@ -364,7 +388,7 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
     return g.dim <= SHORT_MOST / 2 || rows > 4 * (int64_t)s.gpu.sm_count;
 }
 template <typename T>
-static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant)
+static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant, int loose_variant)
 {
     const void *const *d = g.data;
     constexpr int EIGHT = 8 / (int)sizeof(T), PAIR = sizeof(T) < 4 ? 2 : 1; /* elements of 8 bytes, and of 4 */
@@ -373,13 +397,18 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
         norm_scaled(g, sizeof(T) < 4) && g.rows.stride[SCALE][inner] == 0 && g.rows.stride[SHIFT][inner] == 0;
     const int least = modulated ? g.rows_width : g.width;
     const int width = least == 16 ? VEC<T> : least >= EIGHT ? EIGHT : std::min(least, PAIR);
-    if (!s.takes(variant, (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST,
-                 short_faster<T>(s, g, modulated, width)))
+    const bool fits = (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST;
+    const bool stored_whole = sizeof(T) < 4 && g.dim % VEC<T> == 0 && norm_alike(g, OUT, OUT, sizeof(T)) &&
+                              norm_alike(g, SUM, SUM, sizeof(T));
+    /* Units of 8 bytes need no more instructions than vectors that are shifted. */
+    const bool loose =
+        s.takes(loose_variant, fits && stored_whole, width <= PAIR && short_faster<T>(s, g, modulated, VEC<T>));
+    if (!loose && !s.takes(variant, fits, short_faster<T>(s, g, modulated, width)))
         return ADZE_NO_KERNEL;
     norm_short_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
     p.out = (void *)d[OUT], p.sum = (void *)d[SUM], p.scale = d[SCALE], p.shift = d[SHIFT];
-    p.units = (int32_t)g.dim / width;
+    p.units = (int32_t)g.dim / (loose ? VEC<T> : width);
     p.eps = g.eps, p.weight_offset = g.weight_offset, p.inverse_dim = g.inverse_dim;
     p.weight_f32 = g.weight_f32, p.bias_f32 = g.bias_f32, p.centred = g.centred;
     p.scale_f32 = g.is_f32 >> SCALE & 1, p.shift_f32 = g.is_f32 >> SHIFT & 1;
@@ -387,6 +416,9 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
     p.inner = p.rows.size[1] ? p.rows.size[1] : p.rows.count;
+    if constexpr (sizeof(T) < 4)
+        if (loose)
+            return short_launch_width<T, VEC<T>, true>(s, p, g.dim);
     if (width == VEC<T>)
         return short_launch_width<T, VEC<T>>(s, p, g.dim);
     if (width == EIGHT)
@@ -397,11 +429,12 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     return short_launch_width<T, 1>(s, p, g.dim);
 }
 
-extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)
+extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant,
+                                            int loose)
 {
     switch (dtype) {
-    case ADZE_F32: return norm_short_as<float>(s, g, variant);
-    case ADZE_F16: return norm_short_as<f16>(s, g, variant);
-    default: return norm_short_as<bf16>(s, g, variant);
+    case ADZE_F32: return norm_short_as<float>(s, g, variant, loose);
+    case ADZE_F16: return norm_short_as<f16>(s, g, variant, loose);
+    default: return norm_short_as<bf16>(s, g, variant, loose);
     }
 }

@@ -127,6 +127,23 @@ __device__ __forceinline__ uint4 load_unaligned(const T *p)
     return shift_together<(int)sizeof(T)>(at[0], at[shift > 0], shift);
 }
 
+/* A vector at any address: the one or two aligned vectors that have its elements, until it is shifted. */
+template <typename T>
+struct loose_unit {
+    uint4 low, high;
+    __device__ __forceinline__ void fetch(const T *p)
+    {
+        const uint4 *const at = reinterpret_cast<const uint4 *>((uintptr_t)p & ~(uintptr_t)15);
+        low = at[0], high = at[((uintptr_t)p & 15) > 0];
+    }
+    __device__ __forceinline__ void fill(float f) { low = high = packed_all<T>(f).raw; }
+    /* p: where it was loaded, or as far off a 16-byte border. */
+    __device__ __forceinline__ unit<T, VEC<T>> whole(const T *p) const
+    {
+        return {{shift_together<(int)sizeof(T)>(low, high, (uint32_t)(uintptr_t)p & 15)}};
+    }
+};
+
 /* W elements of a tensor whose dtype is T or f32, in the registers that floats take. LOOSE: at any address. */
 template <typename T, int W>
 struct param_unit {
