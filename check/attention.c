@@ -122,6 +122,17 @@ static const char *const good[] = {
     "q=$[4,4,2,128] k=$[9,2,64,128] v=$[9,2,64,128] causal=1 flags=const_cache " PAGED,
     "q=$[2,4,1,128] k=f8e4m3[2,2,900,128] v=f8e4m3[2,2,900,128] k_scale=f32[2,2,900] v_scale=f32[2,2,900] "
     "lengths=i32[2] flags=const_cache",
+    /* many keys of few rows at any stride: heads after tokens, rows of v within a page of k, masks */
+    "q=$[2,8,1,64] k=$[2:66048,4:64,258:256,64:1] v=$[2:66048,4:64,258:256,64:1]",
+    "q=$[1,6,1,80] k=$[1:0,3:80,701:240,80:1] v=$[1:0,3:80,701:240,80:1] sinks=f32[6] lse=f32[1,6,1]",
+    "q=$[3,8,2,128] k=$[3:180224,2:128,401:448,128:1] v=$[3:180224,2:128,401:448,128:1] causal=1",
+    "q=$[2,16,1,96] k=$[2,2,129,96] v=$[2,2,129,40] mask=$[129] softcap=20",
+    "q=$[1,3,2,40] k=$[1,1,515,40] v=$[1,1,515,120] mask=bool[1,3,2,515] scale=0.4",
+    "q=$[2,4,1,160] k=$[2:48800,1:48800,305:160,160:1] v=$[2:48800,1:48800,305:160,160:1] flags=const_cache",
+    "q=$[1,7,1,200] k=$[1,1,170,200] v=$[1,1,170,256] values:special",
+    "q=$[1,2,4,256] k=$[1:0,2:256,1100:512,256:1] v=$[1,2,1100,256] causal=1",
+    "q=$[9,8,1,64] k=$[9,4,1031,64] v=$[9,4,1031,64] flags=const_cache",
+    "q=$[5,2,3,72] k=$[5,2,3,72] v=$[5,2,3,72]",
     /* many rows: tiles that are full or not, of all keys or of some */
     "q=$[1,2,300,128] k=$[1,1,450,128] v=$[1,1,450,128] causal=1",
     "q=$[2,3,129,64] k=$[2,1,257,64] v=$[2,1,257,64]",
@@ -188,6 +199,22 @@ static const char *const good[] = {
     "q=$[2:1000,4:40,5:200,40:1]@+1 k=$[2:4200,2:41,50:84,40:1]@+3 v=$[2:4200,2:41,50:84,40:1]@+1 "
     "out=$[2:1003,4:40,5:200,40:1]@+1 lse=f32[2:100,4:9,5:1]@+1",
     "q=$[1:0,4:40,30:160,40:1] k=$[1:0,1:0,50:-40,40:1] v=$[1:0,1:0,50:0,40:1] out=$[1:0,4:40,30:160,40:1] causal=1",
+    NULL,
+};
+
+/* Keys in more parts than a cluster has blocks, and more pairs of a sequence and a head of k than a GPU has blocks.
+ */
+static const char *const gpu[] = {
+    "q=$[1,24,1,64] k=$[1:0,3:64,12001:192,64:1] v=$[1:0,3:64,12001:192,64:1]",
+    "q=$[1,6,4,80] k=$[1,3,9001,80] v=$[1,3,9001,80] causal=1 lse=f32[1,6,4]",
+    "q=$[3,4,1,128] k=$[3:896128,1:128,7001:128,128:1] v=$[3:1792256,1:128,7001:256,128:1] mask=$[7001]",
+    "q=$[1,6,1,160] k=$[1:0,3:160,3333:480,160:1] v=$[1:0,3:160,3333:480,160:1] sinks=$[6]",
+    "q=$[2,8,1,256] k=$[2,1,3000,256] v=$[2,1,3000,256]",
+    "q=$[101,8,1,64] k=$[101:17920,4:4480,70:64,64:1] v=$[101:17920,4:64,70:256,64:1] flags=const_cache",
+    "q=$[67,8,1,80] k=$[67:37760,4:80,118:320,80:1] v=$[67,4,118,80]",
+    "q=$[70,2,3,160] k=$[70,2,33,160] v=$[70,2,33,192] causal=1",
+    "q=$[67,2,2,248] k=$[67,2,97,248] v=$[67,2,97,8]",
+    "q=bf16[16,40,1,128] k=bf16[16,20,421,128] v=bf16[16,20,421,128] lengths=i32[16]",
     NULL,
 };
 
@@ -367,5 +394,11 @@ static double flops(const void *args)
            (double)(a->q.shape[3] + a->v.shape[3]);
 }
 
-const adze_suite adze_suite_attention = {
-    .op = &adze_op_attention, .good = good, .bad = bad, .bench = bench, .fill = fill, .cut = cut, .flops = flops};
+const adze_suite adze_suite_attention = {.op = &adze_op_attention,
+                                         .good = good,
+                                         .bad = bad,
+                                         .bench = bench,
+                                         .gpu = gpu,
+                                         .fill = fill,
+                                         .cut = cut,
+                                         .flops = flops};
