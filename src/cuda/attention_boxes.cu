@@ -4,18 +4,21 @@
 #include "attention_run.cuh"
 
 /* A multiprocessor has several SMALL blocks where shared memory has room, and one LARGE block, of which clusters are
-   made. A cluster shares rows of a power of 2 of elements: of 192 there are only tiles. */
-template <int D, int UNITS, int WARPS, int BLOCKS, int STAGES_>
+   made. A cluster shares rows of a power of 2 of elements: of 192 there are only tiles. KEY: elements of a row of
+   keys that are multiplied, at most. */
+template <int D, int KEY, int UNITS, int WARPS, int BLOCKS, int STAGES_>
 struct boxes_attention : direct_attention<D, 1, UNITS, WARPS, BLOCKS> {
-    static constexpr int STAGES = STAGES_;
-    static_assert(STAGES <= BOXES_STAGES, "");
+    static constexpr int STAGES = STAGES_, CHUNKS = KEY / 32, Q_VECTORS = CHUNKS;
+    static_assert(STAGES <= BOXES_STAGES && KEY % 32 == 0 && KEY <= D, "");
 };
-typedef boxes_attention<64, 2, 4, 3, 2> SMALL_64;
-typedef boxes_attention<64, 2, 8, 1, 3> LARGE_64;
-typedef boxes_attention<128, 1, 4, 2, 2> SMALL_128;
-typedef boxes_attention<128, 1, 8, 1, 2> LARGE_128;
-typedef boxes_attention<192, 1, 6, 1, 2> SMALL_192;
-typedef boxes_attention<256, 1, 4, 1, 2> SMALL_256;
+typedef boxes_attention<64, 64, 2, 4, 3, 2> SMALL_64;
+typedef boxes_attention<64, 64, 2, 8, 1, 3> LARGE_64;
+typedef boxes_attention<128, 96, 1, 4, 2, 2> SMALL_96;
+typedef boxes_attention<128, 96, 1, 8, 1, 2> LARGE_96;
+typedef boxes_attention<128, 128, 1, 4, 2, 2> SMALL_128;
+typedef boxes_attention<128, 128, 1, 8, 1, 2> LARGE_128;
+typedef boxes_attention<192, 192, 1, 6, 1, 2> SMALL_192;
+typedef boxes_attention<256, 256, 1, 4, 1, 2> SMALL_256;
 
 enum {
     BOXES_BYTES = 8 << 20,     /* of keys and values, from which on boxes are better than attention_cluster, */
@@ -158,6 +161,8 @@ static adze_status boxes_launch(const cuda_call &s, const attention_params &p, c
     const int widest = std::max(p.d, p.dv);
     if (widest <= 64)
         return plan.large ? boxes_launch<T, LARGE_64>(s, p, plan) : boxes_launch<T, SMALL_64>(s, p, plan);
+    if (widest <= 128 && p.d <= 96)
+        return plan.large ? boxes_launch<T, LARGE_96>(s, p, plan) : boxes_launch<T, SMALL_96>(s, p, plan);
     if (widest <= 128)
         return plan.large ? boxes_launch<T, LARGE_128>(s, p, plan) : boxes_launch<T, SMALL_128>(s, p, plan);
     return widest <= 192 && !plan.clustered ? boxes_launch<T, SMALL_192>(s, p, plan)

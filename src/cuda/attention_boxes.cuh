@@ -127,6 +127,10 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const int stages = p.stages;
     char *const ring = panels + warp * stages * R::STAGE, *const behind = panels + stages * R::ALL;
     char *const sums = behind + S::Q_BYTES;
+    if (threadIdx.x == 0) {
+        panel_prefetch_map(maps.k);
+        panel_prefetch_map(maps.v);
+    }
     if (lane == 0)
         for (int i = 0; i < stages; i++)
             bulk_barrier(barrier + (uint32_t)i * 8);
@@ -174,6 +178,14 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     if (p.const_cache)
         while (requested < stages && next.tile < of.tiles && (next.step + 1) * S::KEYS <= p.n - p.m)
             request(requested++);
+    else if (lane == 0 && next.tile < of.tiles) /* the first step, while the kernel before may still run */
+        for (int i = 0; i < R::PANELS; i++) {
+            if (i < key_panels)
+                panel_prefetch(maps.k, i * PANEL, next.step * S::KEYS, next.kv_head, next.sequence);
+            if (i < value_panels)
+                panel_prefetch(maps.v, i * PANEL, next.step * S::KEYS, next.kv_head, next.sequence);
+        }
+    __syncwarp();
     pdl_wait();
     while (requested < stages && next.tile < of.tiles)
         request(requested++);
