@@ -4,10 +4,11 @@
    shared memory (attention_cluster.cuh); others through it (attention_tile.cuh), few rows with warps along the keys,
    more rows with warps across them; on Hopper many rows have their own (attention_sm90.cu). k and v may be quantised
    (attention_quantised.cu), and few keys are loaded at once (attention_short.cuh). Many keys of one query come
-   through rings of bulk copies on Hopper (attention_ring.cuh). Floats of up to 256 elements have kernels of their own
-   (attention_floats.cuh; many rows, on tensor cores, attention_tf32.cuh), which also take other calls of up to 512,
-   as floats (attention_mixed.cu). 16-bit elements in longer rows take attention_wide.cuh. What is left, and GPUs
-   whose blocks have not enough shared memory, take attention_any.cuh. */
+   through rings on Hopper: of bulk copies (attention_ring.cuh), or of boxes from rows at any stride
+   (attention_boxes.cuh). Floats of up to 256 elements have kernels of their own (attention_floats.cuh; many rows, on
+   tensor cores, attention_tf32.cuh), which also take other calls of up to 512, as floats (attention_mixed.cu). 16-bit
+   elements in longer rows take attention_wide.cuh. What is left, and GPUs whose blocks have not enough shared memory,
+   take attention_any.cuh. */
 #include "attention_any.cuh"
 #include "attention_run.cuh"
 
@@ -81,6 +82,10 @@ constexpr adze_variant ATTENTION_VARIANTS[] = {
               "up to 64, 256 in heads up to 128, 128 in others; 8 rows a block, all keys at once"},
     {"ring8", "Hopper: f16 and bf16, heads of 128 elements in dense rows, not packed; up to 8 rows, "
               "keys through shared memory"},
+    {"boxes8",
+     "Hopper: f16 and bf16 in 16-byte vectors, heads up to 256 in rows at any stride; up to 8 rows that see "
+     "all keys, or a causal part of them; without lengths, window, offsets and pages; keys through shared "
+     "memory"},
     {"direct8",
      "f16 and bf16 in 16-byte vectors, heads up to 256, pages of a multiple of 16, not packed; up to 8 rows "
      "(queries x heads of one of k), keys straight into registers; clusters, or a second launch, merge parts of "
@@ -132,11 +137,6 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
 {
     if constexpr (D <= 128) {
         constexpr int WIDE = D > 64 ? 128 : 64;
-        if constexpr (D == 128) {
-            const adze_status ring = attention_ring_run(s, p, std::is_same<T, bf16>::value);
-            if (ring != ADZE_NO_KERNEL)
-                return ring;
-        }
         const adze_status direct =
             direct_run<T, ATTENTION_SMALL<WIDE>, ATTENTION_DIRECT<WIDE, 1>, ATTENTION_DIRECT<WIDE, 2>>(s, p);
         if (direct != ADZE_NO_KERNEL)
@@ -159,11 +159,16 @@ static adze_status tile_run(const cuda_call &s, const attention_params &p)
 template <typename T>
 static adze_status tile_run(const cuda_call &s, const attention_params &p)
 {
+    constexpr bool BF16 = std::is_same<T, bf16>::value;
     const int widest = p.d > p.dv ? p.d : p.dv;
-    return widest <= 64    ? tile_run<T, 64>(s, p)
-           : widest <= 96  ? tile_run<T, 96>(s, p)
-           : widest <= 128 ? tile_run<T, 128>(s, p)
-                           : tile_run<T, 256>(s, p);
+    adze_status status = attention_ring_run(s, p, BF16);
+    if (status == ADZE_NO_KERNEL)
+        status = attention_boxes_run(s, p, BF16);
+    return status != ADZE_NO_KERNEL ? status
+           : widest <= 64           ? tile_run<T, 64>(s, p)
+           : widest <= 96           ? tile_run<T, 96>(s, p)
+           : widest <= 128          ? tile_run<T, 128>(s, p)
+                                    : tile_run<T, 256>(s, p);
 }
 
 /* Whether tensor cores take the call, in rows of up to `most` elements of k and `v_most` of v. Queries without a
@@ -260,7 +265,8 @@ extern "C" size_t adze_attention_cuda_scratch(adze_stream stream, const adze_att
     if (floats)
         parts = std::max(parts, attention_floats_parts(s, p));
     if (tiles)
-        parts = std::max({parts, attention_ring_parts(s, p), direct_split_parts(s, p), few, some});
+        parts = std::max(
+            {parts, attention_ring_parts(s, p), attention_boxes_parts(s, p), direct_split_parts(s, p), few, some});
     const int64_t part = attention_part_pitch(p) + 2; /* floats: values, the maximum and the sum */
     return parts > 1 ? (size_t)(attention_out_rows(p) * parts * part) * sizeof(float) : 0;
 }

@@ -18,6 +18,7 @@ enum {
     RING_FEW_PAIRS = 8,
     RING_SOME_PAIRS = 33,
     RING_LEAST = 256,        /* keys of a pair, at least */
+    RING_MANY_KEYS = 131072, /* keys of all pairs, from which on even rounds of blocks are worth a second launch */
     RING_WHOLE = 512,        /* keys of a part, from which on a multiprocessor's block is of 8 warps */
     RING_CLUSTERS = 8,       /* blocks of a cluster of whole multiprocessors, at most */
     RING_STATIC = (9 << 10), /* shared memory of a block that is not dynamic, at most */
@@ -35,8 +36,11 @@ static ring_plan ring_plan_of(const cuda_call &s, const attention_params &p)
     const int64_t seen = p.window ? std::min<int64_t>(p.n, p.window + p.m) : p.n;
     const int64_t least = pairs > RING_FEW_PAIRS && pairs <= RING_SOME_PAIRS ? RING_SOME_KEYS : RING_KEYS;
     ring_plan plan = {4, 3, 1, false, false, seen >= RING_LEAST && pairs * seen >= least};
-    if (pairs > sms)
+    if (pairs > sms) {
+        if (pairs > 2 * sms && !p.window && pairs * seen >= RING_MANY_KEYS)
+            plan.parts = direct_parts(s, p);
         return plan;
+    }
     plan.stages = 2;
     /* One block per multiprocessor. A cluster saves the second launch, but clusters cannot use every multiprocessor.
      */

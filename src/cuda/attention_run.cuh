@@ -10,6 +10,7 @@
 enum {
     SHORT,
     RING_8,
+    BOXES_8,
     DIRECT_8,
     DIRECT_16,
     FEW_ROWS,
@@ -42,6 +43,9 @@ adze_status attention_quantised(const cuda_call &s, const attention_params &p, b
 /* attention_ring.cu: calls of f16 or bf16 with few rows, and the parts of their keys. */
 adze_status attention_ring_run(const cuda_call &s, const attention_params &p, bool is_bf16);
 int64_t attention_ring_parts(const cuda_call &s, const attention_params &p);
+/* attention_boxes.cu: the same, of rows at any stride. */
+adze_status attention_boxes_run(const cuda_call &s, const attention_params &p, bool is_bf16);
+int64_t attention_boxes_parts(const cuda_call &s, const attention_params &p);
 /* attention_short.cu: calls of f16 or bf16 with few keys. */
 adze_status attention_few_keys(const cuda_call &s, const attention_params &p, bool is_bf16);
 /* attention_sm90.cu: calls of f16 or bf16 with many rows, on Hopper. */

@@ -27,6 +27,17 @@ __device__ __forceinline__ void panel_copy(uint32_t to, const CUtensorMap &map, 
     (void)to, (void)map, (void)column, (void)row, (void)head, (void)batch, (void)barrier;
 #endif
 }
+/* The same into L2, which is allowed before pdl_wait(). */
+__device__ __forceinline__ void panel_prefetch(const CUtensorMap &map, int column, int row, int head, int batch)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),
+                 "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+#else
+    (void)map, (void)column, (void)row, (void)head, (void)batch;
+#endif
+}
 __device__ __forceinline__ void panel_prefetch_map(const CUtensorMap &map)
 {
 #if __CUDA_ARCH__ >= 900
