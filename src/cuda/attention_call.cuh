@@ -114,17 +114,23 @@ __device__ __forceinline__ float power_of_2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. */
+/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. CALLS: the
+   reciprocal is a function call, which is slower, and takes fewer registers where many scores are computed. */
+template <bool CALLS = true>
 __device__ __forceinline__ float attention_score(const attention_params &p, float scale, float x)
 {
     constexpr float LOG2_E = 1.4426950408889634f;
     if (p.softcap == 0)
         return x * scale;
     const float y = __fdividef(x * scale, p.softcap), e = power_of_2(fabsf(y) * (2 * LOG2_E));
-    float inverse; /* within a unit; the exact one, __frcp_rn, is a function call */
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1));
+    float inverse;
+    if constexpr (CALLS)
+        inverse = __frcp_rn(e + 1);
+    else
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1));
     return p.softcap * copysignf(1 - 2 * inverse, y) * LOG2_E;
 }
+/* The same of N scores. */
 template <int N>
 __device__ __forceinline__ void attention_scale(const attention_params &p, float scale, float (&score)[N])
 {
@@ -135,7 +141,7 @@ __device__ __forceinline__ void attention_scale(const attention_params &p, float
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++)
-            score[i] = attention_score(p, scale, score[i]);
+            score[i] = attention_score<false>(p, scale, score[i]);
     }
 }
 /* The first element of the mask of a query. */
