@@ -262,25 +262,27 @@ static inline double rope_pieces_used(const rope_pieces_params &p, int64_t token
     return of_heads * of_warps * (double)tokens / (double)(ceil_div(tokens, p.block_tokens) * p.block_tokens);
 }
 
-/* A norm of each head, or none: the groups of a team are those that leave the fewest lanes idle. A group has as many
-   heads as leave enough blocks for the GPU. */
+/* A norm of each head, or none: the groups of a team are those that leave the fewest lanes idle, and that have many
+   heads each: to unpack the tables costs about as much as two heads. A group then has as many heads as leave enough
+   blocks for the GPU. */
+constexpr int PIECES_EACH = 8;
 static inline int64_t rope_pieces_plan(rope_pieces_params *p, const cuda_limits &gpu, int64_t tokens)
 {
     const adze_rotary &r = p->r;
     const int64_t q = r.qk[0].heads, k = r.qk[1].heads, main = q ? 0 : 1, most = std::max(q, k);
     const int64_t few = q && k ? std::min(q, k) : most;
-    const bool tokens_inner =
-        most > 1 && r.seq > 1 && llabs(r.qk[main].x_stride[1]) < llabs(r.qk[main].x_stride[2]);
+    const bool tokens_inner = most > 1 && r.seq > 1 && llabs(r.qk[main].x_stride[1]) < llabs(r.qk[main].x_stride[2]);
     int best = 1;
     double used = 0;
     for (int groups = 1; groups <= 32 / p->lanes && groups <= few && (groups == 1 || !tokens_inner); groups++) {
         rope_pieces_spread(p, groups, 1, tokens);
-        const double now = rope_pieces_used(*p, tokens);
+        const double each = (double)std::min<int64_t>(ceil_div(most, groups), PIECES_EACH);
+        const double now = rope_pieces_used(*p, tokens) * each / (each + 2);
         if (now >= used)
             best = groups, used = now;
     }
     const int64_t rounds = ceil_div(most, best);
-    for (int64_t parts = ceil_div(rounds, 8);; parts *= 2) {
+    for (int64_t parts = ceil_div(rounds, PIECES_EACH);; parts *= 2) {
         const int each = (int)ceil_div(rounds, parts);
         const int64_t blocks = rope_pieces_spread(p, best, each, tokens);
         if (each == 1 || blocks >= 8 * gpu.sm_count)
@@ -355,7 +357,8 @@ static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const
     const bool narrow = width * (int64_t)sizeof(T) < 8;
     if (!stream.takes(ROPE_PIECES, blocks > 0 && blocks <= 0x7fffffff, narrow || (NORM && large)))
         return false;
-    *status = rope_launch_pieces<T, NORM ? PIECES_HEAD : PIECES_NO_NORM>(stream, p, blocks);
+    constexpr int KIND = NORM ? PIECES_HEAD : PIECES_NO_NORM;
+    *status = rope_launch_pieces<T, KIND>(stream, p, blocks);
     return true;
 }
 

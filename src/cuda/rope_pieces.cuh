@@ -1,12 +1,12 @@
 /* rope_pieces.cuh - rope and qk_norm_rope on CUDA for heads that a warp can hold, in any form and at any address.
 
-   A lane has two pieces of up to 8 elements of a head: half of rotary_dim apart, where pairs are, or two that hold
-   whole pairs, or two that do not rotate. A piece at any address is loaded as the aligned vectors around it, which are
-   shifted together, and stored in the widest units that its address allows. A head has as many lanes as it needs (a
-   group); the groups of a team take the heads of a token, each of them every `groups`th head, so that a lane unpacks
-   its columns of the tables and its weight once for all its heads. A warp has several teams, or a team several warps.
-   A norm of each head is a sum over the lanes of its group. A norm across heads is one over the team, which holds all
-   heads of its token; its weight differs from head to head and is loaded while the preceding head is stored. */
+   A lane has two pieces of up to 8 elements of a head: half of rotary_dim apart, or two that hold whole pairs, or two
+   that do not rotate. A piece at any address is loaded as the aligned vectors around it, which are shifted together,
+   and stored in the widest units that its address allows. A head has as many lanes as it needs (a group). The groups
+   of a team take the heads of a token, each every `groups`th head, so that a lane unpacks its columns of the tables
+   and its weight once for all its heads. A warp has several teams, or a team several warps. A norm of each head is a
+   sum over a group. One across heads is a sum over the team, which holds all heads of its token; their weights
+   differ, and each is loaded while the preceding head is stored. */
 #ifndef ADZE_CUDA_ROPE_PIECES_CUH
 #define ADZE_CUDA_ROPE_PIECES_CUH
 
@@ -18,7 +18,7 @@
 constexpr int PIECE = 8;            /* elements, at most */
 constexpr int PIECES_THREADS = 128; /* of a block, at most */
 template <int SIZE>
-constexpr int TEAM_THREADS = SIZE < 4 ? 384 : 512; /* the same across heads: this bounds the registers */
+constexpr int TEAM_THREADS = SIZE < 4 ? 384 : 512; /* the same across heads */
 
 enum { PIECES_NO_NORM, PIECES_HEAD, PIECES_ACROSS };
 
@@ -272,8 +272,10 @@ __device__ __forceinline__ void rope_pieces_prefetch(const rope_pieces_params &p
     const rope_pieces_share<T> share(p, opaque(blockIdx.x));
     const int64_t step = p.groups * (share.k ? p.r.qk[1].x_stride[2] : p.r.qk[0].x_stride[2]);
     const int size = p.r.table_dtype == ADZE_F32 ? 4 : (int)sizeof(T);
-    const char *const cos = (const char *)p.r.cos + (share.b * p.r.cos_stride[0] + share.s * p.r.cos_stride[1]) * size;
-    const char *const sin = (const char *)p.r.sin + (share.b * p.r.sin_stride[0] + share.s * p.r.sin_stride[1]) * size;
+    const char *const cos =
+        (const char *)p.r.cos + (share.b * p.r.cos_stride[0] + share.s * p.r.cos_stride[1]) * size;
+    const char *const sin =
+        (const char *)p.r.sin + (share.b * p.r.sin_stride[0] + share.s * p.r.sin_stride[1]) * size;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (share.n[i] == 0)
@@ -352,13 +354,18 @@ __device__ __forceinline__ void keep_words(uint32_t (&w)[N][2][WORDS])
 /* Heads that a lane has at once: those in flight, or across heads all that it holds. */
 template <typename T, int KIND>
 constexpr int pieces_heads = (KIND == PIECES_ACROSS ? 8 : 4) / (int)sizeof(T);
-/* Minimum blocks per SM: this bounds the registers. */
+/* Threads of a block and minimum blocks per SM, as the compiler is told: they bound the registers. */
+template <int KIND, bool ROUNDS>
+constexpr int pieces_threads = KIND != PIECES_ACROSS ? PIECES_THREADS
+                               : ROUNDS              ? TEAM_THREADS<2>
+                                                     : TEAM_THREADS<4>;
 template <typename T, int KIND, bool ALIGNED>
-constexpr int pieces_blocks = KIND == PIECES_HEAD && !ALIGNED && sizeof(T) < 4 ? 3 : 4;
+constexpr int pieces_blocks = KIND == PIECES_ACROSS                              ? 1
+                              : KIND == PIECES_HEAD && !ALIGNED && sizeof(T) < 4 ? 3
+                                                                                 : 4;
 
 template <typename T, int KIND, bool ROUNDS, bool ALIGNED>
-__global__ void __launch_bounds__(KIND == PIECES_ACROSS ? TEAM_THREADS<sizeof(T)> : PIECES_THREADS,
-                                  KIND == PIECES_ACROSS ? 1 : pieces_blocks<T, KIND, ALIGNED>)
+__global__ void __launch_bounds__(pieces_threads<KIND, ROUNDS>, pieces_blocks<T, KIND, ALIGNED>)
     rope_pieces(const __grid_constant__ rope_pieces_params p)
 {
     typedef rope_piece<T, ALIGNED> piece;
