@@ -41,6 +41,8 @@ static const char *const good[] = {
     "out=$[67,66]@+1 x=$[67:67,66:1]@+3 residual=$[67:96,66:1]@+6 gate=$[66]@+2 gate_table=f32[66]@+1",
     "x=$[67,21]@+1 residual=$[67,21]@+2 gate=f32[67,21]@+3 rounding=2",
     "x=$[67,22] residual=$[67,22] gate=$[22]",
+    "x=$[67:68,56:1]@+1 residual=$[67:80,56:1] gate=f32[56]@+1",
+    "out=$[2:1500,67:21,21:1]@+3 x=$[2,67,21] residual=$[2,67,21]@+1 gate=$[2,1,21] rounding=2",
     /* other distributions */
     EACH("[5,520] residual=$[5,520] gate=$[520] values:wide"),
     EACH("[5,520] residual=$[5,520] gate=$[520] values:special"),
@@ -115,6 +117,8 @@ static const char *const gpu[] = {
     "x=$[601,1002]@+2 residual=$[601,1002] gate=f32[601,1002] gate_table=$[1002] rounding=2",
     "x=$[601,1001] residual=$[601,1001] gate=f32[1001] gate_table=f32[1001]@+1",
     "out=$[20011:22,21:1] x=$[20011,21] residual=$[20011,21] gate=$[20011,21] rounding=2",
+    "x=$[80007:68,56:1] residual=$[80007:80,56:1] gate=$[1,56]",
+    "out=$[3,20011,57] x=$[3:1320726,20011:66,57:1]@+3 residual=$[3,20011,57] gate=f32[3,1,57]@+1 rounding=2",
     /* rows without gaps: vectors go across them */
     "x=$[2,601,1128]@+1 residual=$[2,601,1128]@+1 gate=$[2,1,1128]",
     "x=$[2,601,743] residual=$[2,601,743] gate=f32[2,1,743]@+1 gate_table=$[743]@+3 rounding=2",

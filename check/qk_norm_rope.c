@@ -126,7 +126,15 @@ static const char *const good[] = {
     "rotary_dim=500 across_heads=1",
     /* heads first */
     TABLES("q=$[2,5,7,56]@+2 k=$[2,3,7,56]@+2 q_weight=f32[56]@+2 heads_first=1", "28"),
-    TABLES("q=$[2,5,7,56] k=$[2,3,7,56] q_weight=$[280] k_weight=$[168] across_heads=1 heads_first=1", "56"), NULL};
+    TABLES("q=$[2,5,7,56] k=$[2,3,7,56] q_weight=$[280] k_weight=$[168] across_heads=1 heads_first=1", "56"),
+    /* pieces of heads: the last of a half is short, or of one element, at every address; in place; several warps */
+    TABLES("q=$[2,7,13,136]@+3 k=$[2,7,3,136]@+3 q_weight=$[136] k_weight=f32[136]@+1", "136"),
+    TABLES("q=$[2,13,7,50]@+5 k=$[2,4,7,50]@+6 q_weight=$[50]@+1 rotary_dim=34 heads_first=1", "17"),
+    TABLES("q_out=$[2,7,5,50]@+3 k_out=$[2,7,2,50]@+1 q=$[2,7,5,50]@q_out k=$[2,7,2,50]@k_out q_weight=$[50] "
+           "rotary_dim=18 pairs=interleaved",
+           "18"),
+    TABLES("q=$[1,7,40,232]@+1 k=$[1,7,10,232]@+1 q_weight=$[9280] k_weight=f32[2320]@+1 across_heads=1", "116"),
+    TABLES("q=$[1,7,13,48]@+2 q_weight=f32[624] across_heads=1 rotary_dim=26 pairs=interleaved", "13"), NULL};
 
 /* Tokens for every multiprocessor. */
 static const char *const gpu[] = {
@@ -161,7 +169,20 @@ static const char *const gpu[] = {
     "rotary_dim=16 across_heads=1 heads_first=1",
     "q=$[2,601,9,72]@+2 k=$[2,601,80,72]@+2 k_weight=$[5760] cos=$[601,72] sin=$[601,72] eps=1e-6 rounding=2 "
     "across_heads=1",
-    "q=$[1,7,90,72]@+1 q_weight=$[6480] cos=f32[7,72] sin=f32[7,72] eps=1e-6 across_heads=1", NULL};
+    "q=$[1,7,90,72]@+1 q_weight=$[6480] cos=f32[7,72] sin=f32[7,72] eps=1e-6 across_heads=1",
+    /* several heads of each group of lanes, several tokens of a warp */
+    "q=$[2,32,301,136]@+3 k=$[2,8,301,136]@+3 q_weight=$[136] k_weight=$[136] cos=$[301,136] sin=$[301,136] eps=1e-6 "
+    "heads_first=1",
+    "q=$[4,12,1680,40] q_weight=f32[480] cos=$[1680,40] sin=$[1680,40] eps=1e-6 across_heads=1 pairs=interleaved "
+    "heads_first=1",
+    "q=$[2,601,24,80]@+5 k=$[2,601,12,80]@+5 q_weight=$[80] k_weight=$[80] cos=$[601,40] sin=$[601,40] eps=1e-6 "
+    "pairs=interleaved",
+    "q=$[1,3001,8,112] k=$[1,3001,3,112] q_weight=$[112] k_weight=f32[112]@+1 cos=f32[3001,112] sin=f32[3001,112] "
+    "eps=1e-6 pairs=interleaved",
+    "q=$[1,4001,28,72] k=$[1,4001,7,72] q_weight=$[72] k_weight=$[72] cos=$[4001,36] sin=$[4001,36] eps=1e-6",
+    "q=$[1,2001,24,128] k=$[1,2001,6,128] q_weight=$[3072]@+1 k_weight=$[768] cos=f32[2001,32] sin=f32[2001,32] "
+    "eps=1e-6 rotary_dim=64 across_heads=1",
+    NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},

@@ -87,7 +87,14 @@ static const char *const good[] = {
     TABLES("q=$[1,7,2,72] k=$[1,7,1,72] rotary_dim=2", "1"), TABLES("q=$[1,7,2,72] rotary_dim=18", "18"),
     TABLES("q=$[2,5,7,56]@+2 k=$[2,3,7,56]@+2 heads_first=1", "28"),
     TABLES("q=$[2:1960,5:56,7:280,56:1] k=$[2,3,7,56] heads_first=1 pairs=interleaved", "28"),
-    TABLES("q_out=$[2,7,5,40] q=$[2,7,5,40]@q_out rotary_dim=18", "9"), NULL};
+    TABLES("q_out=$[2,7,5,40] q=$[2,7,5,40]@q_out rotary_dim=18", "9"),
+    /* pieces of heads: the last of a half is short, or of one element, at every address; in place */
+    TABLES("q=$[2,7,13,136]@+3 k=$[2,7,3,136]@+3", "136"),
+    TABLES("q=$[2,13,7,50]@+5 k=$[2,4,7,50]@+6 rotary_dim=34 heads_first=1", "17"),
+    TABLES("q_out=$[2,7,5,50]@+3 k_out=$[2,7,2,50]@+1 q=$[2,7,5,50]@q_out k=$[2,7,2,50]@k_out rotary_dim=18 "
+           "pairs=interleaved",
+           "18"),
+    NULL};
 
 /* Tokens for every multiprocessor. */
 static const char *const gpu[] = {
@@ -107,7 +114,9 @@ static const char *const gpu[] = {
     /* several heads in a thread, of which the last ones have fewer */
     "q=$[1,4801,13,40]@+2 k=$[1,4801,5,40]@+2 cos=$[4801,15] sin=$[4801,15] rotary_dim=30 pairs=interleaved",
     "q=$[1,13,4801,40]@+1 k=$[1,5,4801,40]@+1 cos=f32[4801,40] sin=f32[4801,40] heads_first=1",
-    "q=$[2,2400,13,72]@+4 k=$[2,2400,5,72]@+4 cos=$[2,2400,36] sin=$[2,2400,36] rounding=2", NULL};
+    "q=$[2,2400,13,72]@+4 k=$[2,2400,5,72]@+4 cos=$[2,2400,36] sin=$[2,2400,36] rounding=2",
+    "q=$[1,5001,16,56]@+5 k=$[1,5001,16,56]@+5 cos=$[5001,16] sin=$[5001,16] rotary_dim=16",
+    "q=$[2,16,1501,136]@+3 k=$[2,4,1501,136]@+3 cos=f32[1501,68] sin=f32[1501,68] heads_first=1", NULL};
 
 static const adze_bad_case bad[] = {
     {"q=bf16[3,64] cos=f32[3,64] sin=f32[3,64] q_out=bf16[3,64]", ADZE_BAD_ARG, "q has rank 2"},

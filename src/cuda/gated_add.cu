@@ -14,7 +14,7 @@ enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
 constexpr int THREADS = 128;             /* of a block, at most */
 constexpr int64_t DENSE_LEAST = 2 << 20; /* elements: fewer are faster by rows, on an H200 (2026-11-18) */
 
-enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE };
+enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE, SHIFTED_SHORT };
 constexpr adze_variant VARIANTS[] = {
     {"vector", "aligned rows, a 16-byte vector per thread"},
     {"shifted", "rows at any address, a 16-byte vector of the output per thread"},
@@ -23,6 +23,7 @@ constexpr adze_variant VARIANTS[] = {
     {"short", "rows at any address, no table, their units numbered through all rows"},
     {"general", "every call, one element at a time"},
     {"dense", "rows without gaps, at any address, in 16-byte vectors of the output that go across rows"},
+    {"shifted-short", "short rows at any address, no table, a 16-byte vector of two rows of the output per thread"},
     {NULL, NULL},
 };
 
@@ -165,6 +166,55 @@ static adze_status gated_launch_shifted(const cuda_call &s, gated_simple p)
     p.pieces = (uint32_t)split.pieces;
     const auto kernel = split.rows == 1 ? gated_shifted<T, TABLE, WIDE, true> : gated_shifted<T, TABLE, WIDE, false>;
     return launch(s, kernel, split.blocks, split.block, 0, p);
+}
+
+/* Short rows, of which a thread has a vector each of ROWS, blockDim.y apart. Nothing is prefetched: where calls are
+   large, nearly all blocks start after the wait. */
+constexpr int SHIFTED_ROWS = 2;
+template <typename T, bool WIDE>
+__global__ void __launch_bounds__(THREADS) gated_shifted_short(const __grid_constant__ gated_simple p)
+{
+    constexpr int W = VEC<T>, ROWS = SHIFTED_ROWS;
+    const uint32_t first = blockIdx.x * (blockDim.y * ROWS) + threadIdx.y;
+    const int dim = (int)p.dim;
+    T *out[ROWS];
+    int at[ROWS];
+    shifted<1> a[ROWS], b[ROWS];
+    shifted_param<T, WIDE> g[ROWS];
+    pdl_launch_next();
+    pdl_wait();
+#pragma unroll
+    for (int u = 0; u < ROWS; u++) {
+        const uint32_t r = first + u * blockDim.y;
+        int64_t start[TENSORS];
+        p.rows.locate(r < p.rows.count ? r : 0, start);
+        out[u] = (T *)p.out + start[OUT];
+        at[u] = r < p.rows.count ? (int)threadIdx.x * W - shifted_head(out[u]) : dim;
+        a[u].fetch((const T *)p.x + start[X], at[u], dim);
+        b[u].fetch((const T *)p.residual + start[RESIDUAL], at[u], dim);
+        g[u].fetch(p.gate, WIDE && p.gate_f32, start[GATE], at[u], dim);
+    }
+#pragma unroll
+    for (int u = 0; u < ROWS; u++) {
+        if (at[u] >= dim)
+            continue;
+        float xs[W], residuals[W], gates[W];
+        const float none[W] = {};
+        g[u].get(WIDE && p.gate_f32, gates);
+        a[u].template get<T>(xs);
+        b[u].template get<T>(residuals);
+        gated<T, W>(p.steps, false, xs, residuals, gates, none);
+        packed<T> result;
+        result.set(gates);
+        store_shifted(out[u], at[u], dim, result);
+    }
+}
+template <typename T, bool WIDE>
+static adze_status gated_launch_shifted_short(const cuda_call &s, const gated_simple &p)
+{
+    const unit_split split = split_units(shifted_most<T>(p.dim), 1, p.rows.count, THREADS);
+    return launch(s, gated_shifted_short<T, WIDE>, ceil_div(p.rows.count, split.rows * SHIFTED_ROWS), split.block, 0,
+                  p);
 }
 
 /* Rows without gaps between them are one long row, in which gate and table repeat. A vector of them that goes from
@@ -424,6 +474,9 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
         return g.table ? gated_launch_dense<T, true, false>(s, dense) : gated_launch_dense<T, false, false>(s, dense);
     }
     p.dim = dim;
+    const bool many = p.rows.count * dim > DENSE_LEAST && dim <= 32 * VECTOR && dim >= VECTOR;
+    if (s.takes(SHIFTED_SHORT, !p.table && dim <= (THREADS / 2 - 1) * VECTOR, many))
+        return p.gate_f32 ? gated_launch_shifted_short<T, half>(s, p) : gated_launch_shifted_short<T, false>(s, p);
     if (s.takes(SHIFTED, dim < (1 << 28), dim >= VECTOR)) {
         if (p.gate_f32 || p.table_f32)
             return p.table ? gated_launch_shifted<T, true, half>(s, p) : gated_launch_shifted<T, false, half>(s, p);

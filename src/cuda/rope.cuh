@@ -1,10 +1,13 @@
 /* rope.cuh - which kernel a call of rope or qk_norm_rope takes, and its launch: rope_fast.cuh has the calls that
-   models make most, rope_any.cuh all others. */
+   models make most, rope_pieces.cuh short heads in any form and at any address, rope_any.cuh all others. */
 #ifndef ADZE_CUDA_ROPE_CUH
 #define ADZE_CUDA_ROPE_CUH
 
 #include "rope_any.cuh"
 #include "rope_forms.cuh"
+#include "rope_pieces.cuh"
+
+#include <algorithm>
 
 /* Whether q and k and their outputs can be read and written `bytes` bytes at a time. */
 static inline bool rope_qk_aligned(const adze_rotary &r, int64_t size, int64_t bytes)
@@ -51,19 +54,25 @@ static inline bool rope_width_fits(const adze_rotary &r, int64_t size, int64_t w
            rope_tables_aligned(r, columns * (int64_t)adze_dtype_size(r.table_dtype));
 }
 
+/* The elements of a head that do not rotate, and are written: in place without a norm they stay. */
+static inline int32_t rope_rest(const adze_rotary &r, bool norm)
+{
+    bool in_place = !norm;
+    for (const adze_rotary_tensor &tensor : r.qk) {
+        in_place = in_place && (tensor.heads == 0 || tensor.x == tensor.out);
+        for (int d = 0; d < 3; d++)
+            in_place = in_place && (tensor.heads == 0 || tensor.x_stride[d] == tensor.out_stride[d]);
+    }
+    return in_place ? 0 : (int32_t)(r.head_dim - r.rotary_dim);
+}
+
 /* Where the units of a head are. Returns their width, which is at most `width`. */
 static inline int rope_any_places(rope_any_params *p, bool norm, int width)
 {
     const adze_rotary &r = p->r;
     const int64_t size = (int64_t)adze_dtype_size(r.dtype);
     const int32_t half = (int32_t)(r.rotary_dim / 2);
-    bool in_place = true;
-    for (const adze_rotary_tensor &tensor : r.qk) {
-        in_place = in_place && (tensor.heads == 0 || tensor.x == tensor.out);
-        for (int d = 0; d < 3; d++)
-            in_place = in_place && (tensor.heads == 0 || tensor.x_stride[d] == tensor.out_stride[d]);
-    }
-    const int32_t rest = in_place && !norm ? 0 : (int32_t)(r.head_dim - r.rotary_dim);
+    const int32_t rest = rope_rest(r, norm);
     while (width > 1 && !rope_width_fits(r, size, width, rest))
         width /= 2;
     p->rotated_step = p->table_step = width;
@@ -198,6 +207,161 @@ static adze_status rope_pick_width(const cuda_call &stream, const rope_any_param
                       : rope_pick_any<T, S, PAIRS_EACH, 4, NORM, ROUNDS>(stream, p);
 }
 
+/* Where the pieces of a head are; false if a warp has too few lanes for them. */
+static inline bool rope_pieces_places(rope_pieces_params *p, bool norm)
+{
+    const adze_rotary &r = p->r;
+    const int32_t rotary = (int32_t)r.rotary_dim, rest = rope_rest(r, norm);
+    const bool half = r.pairs == ADZE_ROPE_HALF;
+    if (r.head_dim > 64 * PIECE)
+        return false;
+    const auto lanes = [](int32_t elements) { return (elements + 2 * PIECE - 1) / (2 * PIECE); };
+    p->rotating = half ? (rotary / 2 + PIECE - 1) / PIECE : lanes(rotary);
+    p->apart = half ? rotary / 2 : p->rotating * PIECE;
+    p->first_end = half ? rotary / 2 : rotary;
+    p->rest_apart = lanes(rest) * PIECE;
+    p->end = rotary + rest;
+    p->lanes = p->rotating + lanes(rest);
+    return p->lanes > 0 && p->lanes <= 32;
+}
+
+/* Whether all pieces are whole and begin at 16-byte borders. */
+static inline bool rope_pieces_aligned(const rope_pieces_params &p)
+{
+    return p.first_end % PIECE == 0 && p.r.rotary_dim % PIECE == 0 && p.end % PIECE == 0 &&
+           rope_qk_aligned(p.r, (int64_t)adze_dtype_size(p.r.dtype), 16);
+}
+
+/* Spreads heads and tokens over lanes. The blocks of the call, or 0 if a team has more threads than a block. */
+static inline int64_t rope_pieces_spread(rope_pieces_params *p, int groups, int each, int64_t tokens)
+{
+    const adze_rotary &r = p->r;
+    const int fit = 32 / p->lanes;
+    p->groups = groups, p->each = each;
+    p->warps = groups <= fit ? 1 : (int32_t)ceil_div(groups, fit);
+    p->per_warp = groups <= fit ? fit / groups : fit;
+    const int64_t teams = p->warps > 1 ? 1 : p->per_warp; /* of the warps of a team */
+    int64_t copies = p->warps > PIECES_THREADS / 64 ? 1 : PIECES_THREADS / 32 / p->warps;
+    while (copies > 1 && tokens <= copies / 2 * teams)
+        copies /= 2;
+    p->block_tokens = (int32_t)(copies * teams);
+    int64_t shares = 0;
+    for (int k = 0; k < 2; k++)
+        shares += p->shares[k] = (int32_t)ceil_div(r.qk[k].heads, (int64_t)groups * each);
+    const int most = r.dtype == ADZE_F32 ? TEAM_THREADS<4> : TEAM_THREADS<2>;
+    return p->warps * 32 > most ? 0 : ceil_div(tokens, p->block_tokens) * shares;
+}
+/* The share of the groups that have work. */
+static inline double rope_pieces_used(const rope_pieces_params &p, int64_t tokens)
+{
+    const int64_t q = p.r.qk[0].heads, k = p.r.qk[1].heads, fit = 32 / p.lanes;
+    const int64_t rounds = ceil_div(q, p.groups) + ceil_div(k, p.groups);
+    const int64_t groups = p.warps > 1 ? p.groups : p.groups * p.per_warp;
+    const double of_heads = (double)(q + k) / (double)(rounds * p.groups);
+    const double of_warps = (double)groups / (double)(fit * p.warps);
+    return of_heads * of_warps * (double)tokens / (double)(ceil_div(tokens, p.block_tokens) * p.block_tokens);
+}
+
+/* A norm of each head, or none: the groups of a team are those that leave the fewest lanes idle, and that have many
+   heads each: to unpack the tables costs about as much as two heads. A group then has as many heads as leave enough
+   blocks for the GPU. */
+constexpr int PIECES_EACH = 8;
+static inline int64_t rope_pieces_plan(rope_pieces_params *p, const cuda_limits &gpu, int64_t tokens)
+{
+    const adze_rotary &r = p->r;
+    const int64_t q = r.qk[0].heads, k = r.qk[1].heads, main = q ? 0 : 1, most = std::max(q, k);
+    const int64_t few = q && k ? std::min(q, k) : most;
+    const bool tokens_inner = most > 1 && r.seq > 1 && llabs(r.qk[main].x_stride[1]) < llabs(r.qk[main].x_stride[2]);
+    int best = 1;
+    double used = 0;
+    for (int groups = 1; groups <= 32 / p->lanes && groups <= few && (groups == 1 || !tokens_inner); groups++) {
+        rope_pieces_spread(p, groups, 1, tokens);
+        const double each = (double)std::min<int64_t>(ceil_div(most, groups), PIECES_EACH);
+        const double now = rope_pieces_used(*p, tokens) * each / (each + 2);
+        if (now >= used)
+            best = groups, used = now;
+    }
+    const int64_t rounds = ceil_div(most, best);
+    for (int64_t parts = ceil_div(rounds, PIECES_EACH);; parts *= 2) {
+        const int each = (int)ceil_div(rounds, parts);
+        const int64_t blocks = rope_pieces_spread(p, best, each, tokens);
+        if (each == 1 || blocks >= 8 * gpu.sm_count)
+            return blocks;
+    }
+}
+/* A norm across heads: a lane holds up to `most` heads, fewer where this leaves fewer lanes idle, or where the GPU
+   would have too few blocks. 0: a block cannot hold them. */
+static inline int64_t rope_team_plan(rope_pieces_params *p, const cuda_limits &gpu, int64_t tokens, int most)
+{
+    const int64_t heads = std::max(p->r.qk[0].heads, p->r.qk[1].heads);
+    if (heads > (int64_t)most * TEAM_THREADS<4>)
+        return 0;
+    int best = 0;
+    double best_used = 0;
+    for (int each = 1; each <= most; each++) {
+        const int64_t blocks = rope_pieces_spread(p, (int)ceil_div(heads, each), each, tokens);
+        const double used = rope_pieces_used(*p, tokens) + 0.05 * each;
+        if (blocks > 0 && (used > best_used || best == 0) && (best == 0 || blocks >= 4 * gpu.sm_count))
+            best = each, best_used = used;
+    }
+    return best ? rope_pieces_spread(p, (int)ceil_div(heads, best), best, tokens) : 0;
+}
+
+template <typename T, int KIND>
+static adze_status rope_launch_pieces(const cuda_call &stream, rope_pieces_params p, int64_t blocks)
+{
+    const adze_rotary &r = p.r;
+    const auto inverse = [](int64_t n) { return (uint32_t)((65536 + n - 1) / n); };
+    p.by_shares = divisor_of(p.shares[0] + p.shares[1]);
+    p.by_seq = divisor_of(r.seq);
+    p.by_lanes = inverse(p.lanes), p.by_groups = inverse(p.groups), p.by_warps = inverse(p.warps);
+    p.span = KIND != PIECES_ACROSS ? p.lanes : p.warps > 1 ? 32 : p.groups * p.lanes;
+    const int64_t warps = p.warps > 1 ? p.block_tokens * p.warps : p.block_tokens / p.per_warp;
+    const int64_t heads = p.warps > 1 ? p.warps * p.per_warp : warps * (32 / p.lanes);
+    const int64_t vectors = heads * p.each * ceil_div(p.end * (int64_t)sizeof(T), 16);
+    const int64_t all = r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) * p.end * (int64_t)sizeof(T) / 16;
+    p.prefetch_blocks = prefetch_blocks(stream.gpu, all, vectors, warps * 32, 24);
+    const dim3 threads((unsigned)(warps * 32));
+    if constexpr (sizeof(T) < 4)
+        if (r.rounding)
+            return launch(stream, rope_pieces<T, KIND, true, false>, blocks, threads, 0, p);
+    return rope_pieces_aligned(p) ? launch(stream, rope_pieces<T, KIND, false, true>, blocks, threads, 0, p)
+                                  : launch(stream, rope_pieces<T, KIND, false, false>, blocks, threads, 0, p);
+}
+
+/* Launches a call in pieces, if it can be and should be; false if not. `width` is that of rope_any's units: without a
+   norm it is as fast with 8 bytes or more, and it has more threads where a call is small. */
+template <typename T, bool NORM>
+static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const rope_any_params &any, int width,
+                            adze_status *status)
+{
+    rope_pieces_params p = {};
+    p.r = r;
+    for (int k = 0; k < 2; k++)
+        p.inverse[k] = any.inverse[k];
+    p.const_tables = any.const_tables;
+    const int64_t tokens = r.batch * r.seq, heads = r.qk[0].heads + r.qk[1].heads;
+    if (tokens > 0x3fffffff || !rope_pieces_places(&p, NORM))
+        return false;
+    p.tokens = (uint32_t)tokens;
+    if constexpr (NORM)
+        if (r.across_heads) {
+            const int64_t blocks = rope_team_plan(&p, stream.gpu, tokens, pieces_heads<T, PIECES_ACROSS>);
+            if (!stream.takes(ROPE_TEAM, blocks > 0 && blocks <= 0x7fffffff))
+                return false;
+            *status = rope_launch_pieces<T, PIECES_ACROSS>(stream, p, blocks);
+            return true;
+        }
+    const int64_t blocks = rope_pieces_plan(&p, stream.gpu, tokens);
+    const bool large = tokens * heads * r.head_dim > (int64_t)stream.gpu.sm_count * 16384;
+    const bool narrow = width * (int64_t)sizeof(T) < 8;
+    if (!stream.takes(ROPE_PIECES, blocks > 0 && blocks <= 0x7fffffff, narrow || (NORM && large)))
+        return false;
+    constexpr int KIND = NORM ? PIECES_HEAD : PIECES_NO_NORM;
+    *status = rope_launch_pieces<T, KIND>(stream, p, blocks);
+    return true;
+}
+
 template <typename T, bool NORM>
 static adze_status rope_launch(const cuda_call &stream, rope_any_params p)
 {
@@ -207,6 +371,8 @@ static adze_status rope_launch(const cuda_call &stream, rope_any_params p)
         status != ADZE_NO_KERNEL)
         return status;
     const int width = rope_any_places(&p, NORM, 4);
+    if (rope_try_pieces<T, NORM>(stream, r, p, width, &status))
+        return status;
     if constexpr (sizeof(T) == 4) {
         return rope_pick_width<T, float, NORM, false>(stream, p, width);
     } else if (r.table_dtype == ADZE_F32) {

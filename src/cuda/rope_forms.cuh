@@ -7,21 +7,24 @@
 #include <stdlib.h>
 #include <type_traits>
 
-/* The variants of rope and, with the last three, of qk_norm_rope. */
-enum { ROPE_FAST1, ROPE_FAST2, ROPE_ANY, ROPE_ROW, ROPE_ACROSS, ROPE_ACROSS_LATE };
+/* The variants of rope and, with those from ROPE_ROW on, of qk_norm_rope. */
+enum { ROPE_FAST1, ROPE_FAST2, ROPE_ANY, ROPE_PIECES, ROPE_ROW, ROPE_ACROSS, ROPE_ACROSS_LATE, ROPE_TEAM };
 constexpr adze_variant ROPE_VARIANTS[] = {
     {"fast-1", "aligned calls of a compiled form, one head per thread"},
     {"fast-2", "aligned calls of f16 or bf16 of a compiled form, two heads per thread"},
     {"any", "every call"},
+    {"pieces", "heads at any address that a warp holds in pieces of up to 8 elements"},
     {NULL, NULL},
 };
 constexpr adze_variant QK_NORM_ROPE_VARIANTS[] = {
     {"fast-1", "aligned calls of a compiled form whose heads fit a warp, one head per thread"},
     {"fast-2", "the same of f16 or bf16, two heads per thread"},
     {"any", "a norm of each head, heads that fit a warp"},
+    {"pieces", "a norm of each head, heads at any address that a warp holds in pieces of up to 8 elements"},
     {"row", "every call"},
     {"across", "aligned calls of a compiled form with a norm over all heads"},
     {"across-late", "the same with f32 tables of a column per element, which are loaded after the sum"},
+    {"team", "a norm over all heads, which a block holds in pieces of up to 8 elements, at any address"},
     {NULL, NULL},
 };
 
