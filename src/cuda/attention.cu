@@ -40,6 +40,9 @@ static attention_params attention_params_of(const adze_attention_args *a)
         const int own = d - (4 - a->mask.rank);
         p.mask_stride[d] = !a->mask.dtype || own < 0 || a->mask.shape[own] == 1 ? 0 : a->mask.stride[own];
     }
+    const int64_t pair = 2 * (int64_t)adze_dtype_size(a->mask.dtype);
+    p.mask_shared = a->mask.dtype && p.mask_stride[2] == 0 && p.mask_stride[0] % 2 == 0 &&
+                    p.mask_stride[1] % 2 == 0 && (intptr_t)a->mask.data % pair == 0;
     p.k_scale_each = a->k_scale.rank == 3, p.v_scale_each = a->v_scale.rank == 3;
     p.parts = 1;
     p.const_cache = a->call.flags & ADZE_CONST_CACHE;

@@ -32,6 +32,7 @@ struct attention_params {
     bool const_cache;                /* ADZE_CONST_CACHE: keys before the last m may be read before the wait */
     bool vectors;                    /* rows of q, k and v are whole aligned vectors of 16 bytes */
     bool fours;                      /* and so of fours of elements */
+    bool mask_shared;                /* rows share a mask, and pairs of its elements are aligned */
     bool clustered;                  /* the parts of the keys are the blocks of a cluster */
     int parts;                       /* of the keys, at most PARTS_MAX */
     int stages;                      /* of a ring */
@@ -114,8 +115,8 @@ __device__ __forceinline__ float power_of_2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. CALLS: the
-   reciprocal is a function call, which is slower, and takes fewer registers where many scores are computed. */
+/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. CALLS:
+   the reciprocal is a function call, which is slower, and takes fewer registers where many scores are computed. */
 template <bool CALLS = true>
 __device__ __forceinline__ float attention_score(const attention_params &p, float scale, float x)
 {

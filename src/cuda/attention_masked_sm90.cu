@@ -11,13 +11,13 @@ static adze_status masked_run(const cuda_call &s, const attention_params &p)
     if (fits(64, 64))
         return wgmma_run<T, true>(
             s, p,
-            wgmma_shapes<wgmma_shape<64, 64, 1, 64, 2>, wgmma_shape<64, 64, 2, 128, 2>>{{{0.9, 1.4}, {2.6, 0}, {}}});
+            wgmma_shapes<wgmma_shape<64, 64, 1, 64, 2>, wgmma_shape<64, 64, 2, 112, 2>>{{{0.9, 1.4}, {2.6, 0}, {}}});
     if (fits(96, 96))
         return wgmma_run<T, true>(s, p,
-                                  wgmma_shapes<SMALL, wgmma_shape<96, 96, 2, 128, 2>>{{{1.1, 1.8}, {2.7, 0}, {}}});
+                                  wgmma_shapes<SMALL, wgmma_shape<96, 96, 2, 80, 2>>{{{1.1, 1.8}, {2.7, 0}, {}}});
     if (fits(128, 128))
         return wgmma_run<T, true>(s, p,
-                                  wgmma_shapes<SMALL, wgmma_shape<128, 128, 2, 128, 2>>{{{1.1, 1.8}, {2.7, 0}, {}}});
+                                  wgmma_shapes<SMALL, wgmma_shape<128, 128, 2, 112, 2>>{{{1.1, 1.8}, {2.7, 0}, {}}});
     return wgmma_run<T, true>(s, p, wgmma_shapes<NONE, wgmma_shape<256, 256, 2, 64, 2>>{{{}, {2.4, 0}, {}}});
 }
 adze_status attention_many_masked(const cuda_call &s, const attention_params &p, bool is_bf16)

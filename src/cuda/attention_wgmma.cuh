@@ -203,21 +203,35 @@ __device__ __forceinline__ void wgmma_hide(const attention_params &p, const atte
     }
 }
 
-/* The scores of two rows in base 2, with softcap and mask. Rows that the tile does not have take the last one's. */
+/* The mask of a thread's two rows in a step. */
 template <typename T, class S>
-__device__ __forceinline__ void wgmma_change(const attention_params &p, const attention_item &item, int query,
-                                             int key, wgmma_rows<S> &r)
-{
-    attention_scale(p, p.scale, r.score);
-    if (p.mask_kind)
+struct wgmma_mask {
+    attention_mask_shared<T, S::KEYS / 8> shared;
+    /* Where the mask of a row begins. Rows that the tile does not have take the last one's. */
+    __device__ __forceinline__ static int64_t row(const attention_params &p, const attention_item &item, int query)
+    {
+        return attention_mask_at(p, item.of.batch, item.head, min((int)opaque((uint32_t)query), p.m - 1));
+    }
+    __device__ __forceinline__ void load(const attention_params &p, const attention_item &item, int query, int key)
+    {
+        if (p.mask_shared)
+            shared.load(p, row(p, item, query), key);
+    }
+    /* Scores become those in base 2, with softcap and mask. */
+    __device__ __forceinline__ void apply(const attention_params &p, const attention_item &item, int query, int key,
+                                          wgmma_rows<S> &r)
+    {
+        const auto score = [&](int half, int j, int e) -> float & { return r.score[4 * j + 2 * half + e]; };
+        attention_scale(p, p.scale, r.score);
+        if (p.mask_shared)
+            shared.apply(p, row(p, item, query), key, score);
+        else if (p.mask_kind)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int its = min((int)opaque((uint32_t)query) + half * 8, p.m - 1);
-            attention_mask_row<T, S::KEYS / 8>(
-                p, attention_mask_at(p, item.of.batch, item.head, its), key,
-                [&](int j, int e) -> float & { return r.score[4 * j + 2 * half + e]; });
-        }
-}
+            for (int half = 0; half < 2; half++)
+                attention_mask_row<T, S::KEYS / 8>(p, row(p, item, query + half * 8), key,
+                                                   [&](int j, int e) -> float & { return score(half, j, e); });
+    }
+};
 
 /* Scores, times `unit` in base 2, become weights, in float; maxima and sums follow. Returns, for the whole warp,
    whether what has been summed up is to be multiplied by `less`. */
@@ -342,9 +356,10 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
         const int row = item.first + wgmma_row(thread), first = row - lane / 4;
         const int inner_low = attention_low(p, item.of, first + 15), inner_high = attention_high(p, item.of, first);
         int key = item.key;
+        wgmma_mask<T, S> mask; /* of the step whose scores are computed, if CHANGED */
         auto hide = [&]() {
             if constexpr (CHANGED)
-                wgmma_change<T, S>(p, item, row, key, r);
+                mask.apply(p, item, row, key, r);
             if (key < inner_low || key + S::KEYS > inner_high)
                 wgmma_hide<S>(p, item.of, row, key, r);
         };
@@ -358,6 +373,8 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
             wait_k();
             wgmma_fence();
             wgmma_scores<T, S>(q, wgmma_later(k, stage_of<S>(step) * S::K_BYTES), r);
+            if constexpr (CHANGED)
+                mask.load(p, item, row, key);
             wgmma_wait<0>(r.score);
             done(barriers.k_free(stage_of<S>(step++)));
             hide();
@@ -373,6 +390,8 @@ __device__ __forceinline__ void wgmma_computes(const attention_params &p, const 
                 wait_v(step - 1);
                 wgmma_fence();
                 wgmma_values<T, S>(wgmma_later(v, stage_of<S>(step - 1) * S::V_BYTES), r);
+                if constexpr (CHANGED)
+                    mask.load(p, item, row, key);
                 wgmma_wait<1>(r.score);
                 done(barriers.k_free(stage_of<S>(step++)));
                 hide();

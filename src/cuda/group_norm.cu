@@ -438,16 +438,14 @@ static adze_status run_held(const cuda_call &s, const held_cut &h, int64_t entri
 }
 
 /* Blocks with the most units have an SM to themselves, where nothing hides the latency of their loads, sums and
-   stores, nor the instructions of an activation. x is read twice in less time where there is one, beyond two waves of
-   such blocks, and where their clusters leave much of the GPU idle in the last wave: fewer of them run at once than
-   the multiprocessors could hold. */
+   stores. x is read twice in less time beyond two waves of such blocks, and where their clusters leave a third of the
+   GPU idle in the last wave: fewer of them run at once than the multiprocessors could hold. */
 static bool slow_alone(const cuda_call &s, const tile_params &p, int64_t entries)
 {
     const int64_t clusters = entries * p.tiles, sm_count = s.gpu.sm_count;
     const int64_t at_once = p.ranks > 1 ? adze_cuda_clustered(s.device, p.ranks) : sm_count;
     const int64_t waves = ceil_div(clusters, at_once);
-    return p.act != ADZE_ACT_NONE || clusters * p.ranks > 2 * sm_count ||
-           (waves > 1 && waves * at_once * 2 > clusters * 3);
+    return clusters * p.ranks > 2 * sm_count || waves * at_once * 2 > clusters * 3;
 }
 
 /* Runs the call in units of W elements of T; false if they do not fit it. */

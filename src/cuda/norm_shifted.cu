@@ -409,10 +409,10 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     /* On an H200 (2026-11-17) it is faster where only parameters are off a border, and for few long rows, whose
        clusters fill the GPU; norm_any's units are as fast or faster for many rows that a block holds, and in f32. Of
        many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
-       have an SM for each block, take turns. That is so in f32 beyond 64 KB, in units of 4 or 8 bytes. */
+       have an SM for each block, take turns. That is so in f32 beyond 128 KB, in units of 4 or 8 bytes. */
     const bool few_long = sizeof(T) < 4 && !whole && vectors > ANY_THREADS && rows < 2 * sm_count;
     const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
-    const bool many_long = vectors > (sizeof(T) < 4 || whole ? SHIFTED_MANY : 2 * SHIFTED_MANY) && rows >= sm_count;
+    const bool many_long = vectors > (sizeof(T) < 4 || whole ? SHIFTED_MANY : 4 * SHIFTED_MANY) && rows >= sm_count;
     /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes take it longer. Clusters of a
        few hundred long rows take turns (H200, 2026-11-18). */
     const bool mixed = g.is_f32 || g.weight || g.bias;

@@ -23,7 +23,8 @@ constexpr int SHORT_THREADS = 128;
 constexpr int SHORT_ROUNDS = 8;   /* rows that a group of lanes goes through, at most */
 constexpr int SHORT_MOST = 512;   /* elements of a row */
 constexpr int SHORT_SHARED = 256; /* rows with the same scale and shift, from which on a modulation is worth it, */
-constexpr int SHORT_MANY = 4096;  /* and all rows: with fewer a group of lanes has one, and gains nothing */
+constexpr int SHORT_MANY = 4096;  /* and all rows: with fewer a group of lanes has one, and gains nothing, */
+constexpr int SHORT_TINY = 64;    /* unless rows have so few elements */
 
 struct norm_short_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -378,6 +379,8 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
 {
     constexpr int64_t LARGE_F32 = 2 << 20, LARGE_NARROW_F32 = 4 << 20; /* elements of all rows */
     const int64_t rows = g.rows.count, all = rows * g.dim;
+    if (modulated && g.dim <= SHORT_TINY && sizeof(T) < 4)
+        return true;
     if (modulated)
         return g.rows.size[g.rows.rank - 1] >= SHORT_SHARED && rows >= SHORT_MANY &&
                (sizeof(T) < 4 || g.data[RESIDUAL] || all >= LARGE_F32);
@@ -401,8 +404,8 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     const bool stored_whole = sizeof(T) < 4 && g.dim % VEC<T> == 0 && norm_alike(g, OUT, OUT, sizeof(T)) &&
                               norm_alike(g, SUM, SUM, sizeof(T));
     /* Units of 8 bytes need no more instructions than vectors that are shifted. */
-    const bool loose =
-        s.takes(loose_variant, fits && stored_whole, width <= PAIR && short_faster<T>(s, g, modulated, VEC<T>));
+    const bool worth = width <= PAIR && g.dim > SHORT_TINY && short_faster<T>(s, g, modulated, VEC<T>);
+    const bool loose = s.takes(loose_variant, fits && stored_whole, worth);
     if (!loose && !s.takes(variant, fits, short_faster<T>(s, g, modulated, width)))
         return ADZE_NO_KERNEL;
     norm_short_params p = {};

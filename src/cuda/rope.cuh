@@ -262,6 +262,13 @@ static inline double rope_pieces_used(const rope_pieces_params &p, int64_t token
     return of_heads * of_warps * (double)tokens / (double)(ceil_div(tokens, p.block_tokens) * p.block_tokens);
 }
 
+/* Whether the tokens of a head are nearer to each other than the heads of a token. */
+static inline bool rope_tokens_inner(const adze_rotary &r)
+{
+    const adze_rotary_tensor &main = r.qk[r.qk[0].heads ? 0 : 1];
+    return std::max(r.qk[0].heads, r.qk[1].heads) > 1 && r.seq > 1 &&
+           llabs(main.x_stride[1]) < llabs(main.x_stride[2]);
+}
 /* A norm of each head, or none: the groups of a team are those that leave the fewest lanes idle, and that have many
    heads each: to unpack the tables costs about as much as two heads. A group then has as many heads as leave enough
    blocks for the GPU. */
@@ -269,9 +276,9 @@ constexpr int PIECES_EACH = 8;
 static inline int64_t rope_pieces_plan(rope_pieces_params *p, const cuda_limits &gpu, int64_t tokens)
 {
     const adze_rotary &r = p->r;
-    const int64_t q = r.qk[0].heads, k = r.qk[1].heads, main = q ? 0 : 1, most = std::max(q, k);
+    const int64_t q = r.qk[0].heads, k = r.qk[1].heads, most = std::max(q, k);
     const int64_t few = q && k ? std::min(q, k) : most;
-    const bool tokens_inner = most > 1 && r.seq > 1 && llabs(r.qk[main].x_stride[1]) < llabs(r.qk[main].x_stride[2]);
+    const bool tokens_inner = rope_tokens_inner(r);
     int best = 1;
     double used = 0;
     for (int groups = 1; groups <= 32 / p->lanes && groups <= few && (groups == 1 || !tokens_inner); groups++) {
@@ -325,12 +332,14 @@ static adze_status rope_launch_pieces(const cuda_call &stream, rope_pieces_param
     if constexpr (sizeof(T) < 4)
         if (r.rounding)
             return launch(stream, rope_pieces<T, KIND, true, false>, blocks, threads, 0, p);
-    return rope_pieces_aligned(p) ? launch(stream, rope_pieces<T, KIND, false, true>, blocks, threads, 0, p)
-                                  : launch(stream, rope_pieces<T, KIND, false, false>, blocks, threads, 0, p);
+    if constexpr (KIND == PIECES_ACROSS) /* others are narrow */
+        if (rope_pieces_aligned(p))
+            return launch(stream, rope_pieces<T, KIND, false, true>, blocks, threads, 0, p);
+    return launch(stream, rope_pieces<T, KIND, false, false>, blocks, threads, 0, p);
 }
 
-/* Launches a call in pieces, if it can be and should be; false if not. `width` is that of rope_any's units: without a
-   norm it is as fast with 8 bytes or more, and it has more threads where a call is small. */
+/* Launches a call in pieces, if it can be and should be; false if not. `width` is that of rope_any's units, which are
+   as fast with 8 bytes or more. */
 template <typename T, bool NORM>
 static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const rope_any_params &any, int width,
                             adze_status *status)
@@ -353,9 +362,11 @@ static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const
             return true;
         }
     const int64_t blocks = rope_pieces_plan(&p, stream.gpu, tokens);
-    const bool large = tokens * heads * r.head_dim > (int64_t)stream.gpu.sm_count * 16384;
-    const bool narrow = width * (int64_t)sizeof(T) < 8;
-    if (!stream.takes(ROPE_PIECES, blocks > 0 && blocks <= 0x7fffffff, narrow || (NORM && large)))
+    /* Calls of few elements for each multiprocessor, and of some where tokens are neighbours, are faster in narrow
+       units (H200, 2026-11-18). */
+    const int64_t each = tokens * heads * r.head_dim / stream.gpu.sm_count;
+    const bool faster = each > 2048 && (NORM || !rope_tokens_inner(r) || each > 65536);
+    if (!stream.takes(ROPE_PIECES, blocks > 0 && blocks <= 0x7fffffff, width * (int64_t)sizeof(T) < 8 && faster))
         return false;
     constexpr int KIND = NORM ? PIECES_HEAD : PIECES_NO_NORM;
     *status = rope_launch_pieces<T, KIND>(stream, p, blocks);

@@ -359,13 +359,13 @@ template <int KIND, bool ROUNDS>
 constexpr int pieces_threads = KIND != PIECES_ACROSS ? PIECES_THREADS
                                : ROUNDS              ? TEAM_THREADS<2>
                                                      : TEAM_THREADS<4>;
-template <typename T, int KIND, bool ALIGNED>
-constexpr int pieces_blocks = KIND == PIECES_ACROSS                              ? 1
-                              : KIND == PIECES_HEAD && !ALIGNED && sizeof(T) < 4 ? 3
-                                                                                 : 4;
+template <typename T, int KIND>
+constexpr int pieces_blocks = KIND == PIECES_ACROSS                  ? 1
+                              : KIND == PIECES_HEAD && sizeof(T) < 4 ? 3
+                                                                     : 4;
 
 template <typename T, int KIND, bool ROUNDS, bool ALIGNED>
-__global__ void __launch_bounds__(pieces_threads<KIND, ROUNDS>, pieces_blocks<T, KIND, ALIGNED>)
+__global__ void __launch_bounds__(pieces_threads<KIND, ROUNDS>, pieces_blocks<T, KIND>)
     rope_pieces(const __grid_constant__ rope_pieces_params p)
 {
     typedef rope_piece<T, ALIGNED> piece;
