@@ -294,7 +294,7 @@ install: $(if $(wildcard $(B)/adze),,all)
 	tar -cf - --exclude=__pycache__ --exclude='*.so' include src bind hub python/adze/operators \
 	  python/adze/hosts/tvm_ffi.py LICENSE Makefile | tar -xf - -C "$(I)/share/adze"
 	install -m 755 $(SO) "$(I)/lib"
-	-$(STRIP) --strip-debug "$(I)/lib/$(notdir $(SO))" "$(I)/bin/adze"
+	-$(STRIP) --strip-unneeded "$(I)/lib/$(notdir $(SO))" "$(I)/bin/adze"
 	ln -sf $(notdir $(SO)) "$(I)/lib/$(SONAME)"
 	ln -sf $(SONAME) "$(I)/lib/libadze.so"
 	sed 's|@PREFIX@|$(PREFIX)|; /^prefix=/s/ /\\ /g' $(B)/adze.pc > "$(I)/lib/pkgconfig/adze.pc"
