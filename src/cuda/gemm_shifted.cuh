@@ -9,6 +9,7 @@
 #define ADZE_CUDA_GEMM_SHIFTED_CUH
 
 #include "gemm_direct.cuh"
+#include "unit.cuh"
 
 template <int ROW_TILES_, int TOKEN_TILES_, int WARPS_, int BLOCKS_, weight_format FORMAT_>
 struct shifted_shape : direct_shape<ROW_TILES_, TOKEN_TILES_, WARPS_, 1, BLOCKS_, FORMAT_> {
