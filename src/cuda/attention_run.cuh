@@ -268,6 +268,11 @@ static adze_status direct_run(const cuda_call &s, const attention_params &p)
     return status != ADZE_NO_KERNEL ? status : direct_run<T, S16, S16>(s, p, DIRECT_16);
 }
 
+/* Whether rows, heads and sequences follow each other: maps of tensors have no other strides. */
+static inline bool attention_forward(const attention_params &p, int rows, int heads, const int64_t (&stride)[3])
+{
+    return (p.sequences <= 1 || stride[0] > 0) && (heads <= 1 || stride[1] > 0) && (rows <= 1 || stride[2] > 0);
+}
 /* Estimated times of the kernels for more than 16 rows. Only their order matters; the unit is roughly a microsecond
    on an H200. Each is a fixed cost plus a cost per step of a block, times the blocks of a multiprocessor. The
    coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads of up to 128 elements, 59 to 4096

@@ -5,12 +5,6 @@
 #include "attention_run.cuh"
 #include "attention_wgmma.cuh"
 
-/* Rows, or heads, follow each other: maps of tensors have no other strides. */
-static bool forward(int batch, int heads, int rows, const int64_t (&stride)[3])
-{
-    return (batch <= 1 || stride[0] > 0) && (heads <= 1 || stride[1] > 0) && (rows <= 1 || stride[2] > 0);
-}
-
 /* The time of a step, in the unit of attention_times: of a block that is alone on its multiprocessor, and of two
    blocks that share one. All are fitted to times on an H200 (2026-11-18), but for the 64 rows of heads beyond 128,
    which are an estimate. */
@@ -101,8 +95,8 @@ static adze_status wgmma_run(const cuda_call &s, const attention_params &p, cons
 static inline bool wgmma_takes(const cuda_call &s, const attention_params &p)
 {
     return s.gpu.sm == 90 && adze_cuda_clusters(s.device) && p.d <= 256 && p.dv <= 256 && p.n > 0 && p.scale > 0 &&
-           !p.page && !p.packed && !p.k_offsets && forward(p.sequences, p.heads, p.m, p.q_stride) &&
-           forward(p.sequences, p.kv_heads, p.n, p.k_stride) && forward(p.sequences, p.kv_heads, p.n, p.v_stride);
+           !p.page && !p.packed && !p.k_offsets && attention_forward(p, p.m, p.heads, p.q_stride) &&
+           attention_forward(p, p.n, p.kv_heads, p.k_stride) && attention_forward(p, p.n, p.kv_heads, p.v_stride);
 }
 
 #endif
