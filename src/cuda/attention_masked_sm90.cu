@@ -1,26 +1,27 @@
-/* attention_masked_sm90.cu - attention of many rows on Hopper: the shapes of attention_wgmma.cuh with a mask or a
- * softcap.
- */
+/* attention_masked_sm90.cu - attention of many rows on Hopper with a mask or a softcap: shapes of attention_wgmma.cuh. */
 #include "attention_wgmma_run.cuh"
 
-/* What steps take is from a sweep on an H200 (2026-11-18); that of 128 rows with fewer than 128 keys, and of heads
-   beyond 128, is in proportion to others. */
+/* What steps take is from a sweep of long calls on an H200 (2026-11-18): 64 rows with both kinds of masks, 128 rows
+   in steps of 128 keys, from which the shorter ones here are in proportion, as heads beyond 128 are to others. A mask
+   that all rows share costs less. */
 template <typename T>
 static adze_status masked_run(const cuda_call &s, const attention_params &p)
 {
-    typedef wgmma_shape<128, 128, 1, 64, 2> SMALL;
-    typedef wgmma_shape<64, 64, 1, 64, 2> S64;
-    auto fits = [&](int d, int dv) { return p.d <= d && p.dv <= dv; };
-    if (fits(64, 64))
-        return wgmma_run<T, true>(s, p,
-                                  wgmma_shapes<S64, wgmma_shape<64, 64, 2, 112, 2>>{{{1.3, 2.05}, {2.7, 0}, {}}});
-    if (fits(96, 96))
-        return wgmma_run<T, true>(s, p,
-                                  wgmma_shapes<SMALL, wgmma_shape<96, 96, 2, 80, 2>>{{{0.9, 1.45}, {1.8, 0}, {}}});
-    if (fits(128, 128))
-        return wgmma_run<T, true>(s, p,
-                                  wgmma_shapes<SMALL, wgmma_shape<128, 128, 2, 112, 2>>{{{1.3, 2.1}, {3.0, 0}, {}}});
-    return wgmma_run<T, true>(s, p, wgmma_shapes<NONE, wgmma_shape<256, 256, 2, 64, 2>>{{{}, {2.4, 0}, {}}});
+    typedef wgmma_shape<64, 64, 1, 64, 2> ROWS64_64;
+    typedef wgmma_shape<64, 64, 2, 112, 2> ROWS128_64;
+    typedef wgmma_shape<128, 128, 1, 64, 2> ROWS64_128;
+    typedef wgmma_shape<128, 128, 2, 112, 2> ROWS128_128;
+    typedef wgmma_shape<256, 256, 2, 64, 2> ROWS128_256;
+    auto fits = [&](int d) { return p.d <= d && p.dv <= d; };
+    const double less = p.mask_shared ? 0.65 : 1;
+    if (fits(64))
+        return wgmma_run<T, true>(
+            s, p, wgmma_shapes<ROWS64_64, ROWS128_64>{{{1.3 * less, 2.05 * less}, {2.7 * less, 0}, {}}});
+    if (fits(128))
+        return wgmma_run<T, true>(
+            s, p,
+            wgmma_shapes<ROWS64_128, ROWS128_128>{{{1.3 * less, 2.1 * less}, {p.mask_shared ? 2.4 : 3.2, 0}, {}}});
+    return wgmma_run<T, true>(s, p, wgmma_shapes<NONE, ROWS128_256>{{{}, {2.4, 0}, {}}});
 }
 adze_status attention_many_masked(const cuda_call &s, const attention_params &p, bool is_bf16)
 {
