@@ -1,4 +1,4 @@
-/* attention_masked_sm90.cu - attention of many rows on Hopper with a mask or a softcap: shapes of attention_wgmma.cuh. */
+/* attention_masked_sm90.cu - attention of many rows on Hopper, with a mask or a softcap. */
 #include "attention_wgmma_run.cuh"
 
 /* What steps take is from a sweep of long calls on an H200 (2026-11-18): 64 rows with both kinds of masks, 128 rows
