@@ -112,18 +112,17 @@ __device__ __forceinline__ void mask_apply(const mask_vectors &low, const mask_v
         }
     }
 }
-/* The same with all rounds from `begin` on, which it loads. */
+/* The same with all rounds, which it loads. */
 template <typename T, int BYTES, int NT, typename SCORE>
-__device__ __forceinline__ void mask_apply_from(const mask_source &from, int begin, SCORE score)
+__device__ __forceinline__ void mask_apply_row(const mask_source &from, SCORE score)
 {
 #pragma unroll
-    for (int at = 0; at < mask_chunks<BYTES, NT>; at += MASK_ROUND)
-        if (at >= begin) {
-            mask_vectors low, high;
-            mask_load<BYTES, NT, false>(from, at, low);
-            mask_load<BYTES, NT, true>(from, at, high);
-            mask_apply<T, BYTES, NT>(low, high, from.shift, at, score);
-        }
+    for (int at = 0; at < mask_chunks<BYTES, NT>; at += MASK_ROUND) {
+        mask_vectors low, high;
+        mask_load<BYTES, NT, false>(from, at, low);
+        mask_load<BYTES, NT, true>(from, at, high);
+        mask_apply<T, BYTES, NT>(low, high, from.shift, at, score);
+    }
 }
 /* Calls use() with the size of the mask's elements, which is a type. */
 template <typename T, typename USE>
@@ -145,7 +144,7 @@ __device__ __forceinline__ void attention_mask_row(const attention_params &p, in
 {
     mask_with_bytes<T>(p, [&](auto bytes) {
         constexpr int BYTES = decltype(bytes)::value;
-        mask_apply_from<T, BYTES, NT>(mask_source_of<BYTES>(p, row, key), 0, score);
+        mask_apply_row<T, BYTES, NT>(mask_source_of<BYTES>(p, row, key), score);
     });
 }
 
