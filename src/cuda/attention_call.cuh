@@ -115,9 +115,10 @@ __device__ __forceinline__ float power_of_2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. CALLS:
-   the reciprocal is a function call, which is slower, and takes fewer registers where many scores are computed. */
-template <bool CALLS = true>
+/* A score in base 2: softmax is the same there. `x` is q . k, `scale` has log2(e) unless there is a softcap. EXACT:
+   its reciprocal is correctly rounded, else within a unit. Kernels without shared memory spill with the other form,
+   and attention_wgmma with this one. */
+template <bool EXACT = true>
 __device__ __forceinline__ float attention_score(const attention_params &p, float scale, float x)
 {
     constexpr float LOG2_E = 1.4426950408889634f;
@@ -125,13 +126,13 @@ __device__ __forceinline__ float attention_score(const attention_params &p, floa
         return x * scale;
     const float y = __fdividef(x * scale, p.softcap), e = power_of_2(fabsf(y) * (2 * LOG2_E));
     float inverse;
-    if constexpr (CALLS)
+    if constexpr (EXACT)
         inverse = __frcp_rn(e + 1);
     else
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(e + 1));
     return p.softcap * copysignf(1 - 2 * inverse, y) * LOG2_E;
 }
-/* The same of N scores. */
+/* The same of N scores, and not EXACT. */
 template <int N>
 __device__ __forceinline__ void attention_scale(const attention_params &p, float scale, float (&score)[N])
 {

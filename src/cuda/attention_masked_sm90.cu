@@ -1,9 +1,9 @@
 /* attention_masked_sm90.cu - attention of many rows on Hopper, with a mask or a softcap. */
 #include "attention_wgmma_run.cuh"
 
-/* What steps take is from a sweep of long calls on an H200 (2026-11-18): 64 rows with both kinds of masks, 128 rows
-   in steps of 128 keys, from which the shorter ones here are in proportion, as heads beyond 128 are to others. A mask
-   that all rows share costs less. */
+/* The costs of steps are fitted to a sweep of long calls on an H200 (2026-11-18). That of 128 rows was measured with
+   steps of 128 keys, and is in proportion here; that of heads beyond 128 is an estimate. A mask that all rows share
+   costs less. */
 template <typename T>
 static adze_status masked_run(const cuda_call &s, const attention_params &p)
 {

@@ -1,6 +1,6 @@
 /* rope_any.cuh - rope and qk_norm_rope on CUDA for every call: any head dim, rotary dim, rounding, stride and
-   alignment. The calls that models make most take rope_fast.cuh instead, and short heads off 16-byte borders, or with
-   a norm, rope_pieces.cuh.
+   alignment. The calls that models make most take rope_fast.cuh instead. Large calls whose units would be narrow, and
+   norms across heads without a fast form, take rope_pieces.cuh.
 
    A thread has pairs of units of W elements of a head: two units whose elements rotate, half of rotary_dim apart, or
    two that do not rotate. W is the widest that all tensors allow. All loads are issued, packed, before the first is
