@@ -212,6 +212,7 @@ static const char *const good[] = {
     "x=$[5,64]@+1 w=$[40,64]@+3 bias=$[40]@+1 out=$[5,40]@+5",
     "x=$[17,64]@+2 w=$[40,64]@+1 bias=f32[40]@+1 out=$[17,40]@+1 residual=$[17,40]@+3 gate=$[40]@+7",
     "x=$[1,64]@+1 w=$[40:65,64:1]@+1",
+    "x=$[38,848]@+1 w=$[256,848] bias=$[256]",
     /* x off a border where the weights are not, with enough products for a copy of it */
     "x=$[40:1027,1024:1]@+3 w=$[512,1024] bias=$[512] act=silu residual=$[40,512]",
     "x=$[17:1025,1024:1]@+1 w=i8[1024,1024] w_scale=f32[1024]",

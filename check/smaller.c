@@ -90,15 +90,21 @@ static int rows_are_independent(const adze_line *line, const adze_line *probe)
     return same;
 }
 
-/* Whether the memory of each tensor that was cut repeats as a whole: all that lies in it has the same period. */
-static int repeats(adze_job *whole, const size_t *period)
+/* Whether the memory of each tensor that was cut repeats as a whole: what is left of it lies within a period, and all
+   that lies in it has the same period. */
+static int repeats(adze_job *whole, adze_line *reduced, const size_t *period)
 {
     const adze_op *op = whole->line.op;
     for (int f = 0; op->fields[f].name; f++) {
-        const adze_tensor *x = adze_line_tensor(&whole->line, f);
-        for (int d = 0; period[f] && d < x->rank; d++)
+        const adze_tensor *x = adze_line_tensor(reduced, f);
+        int64_t span = 1;
+        for (int d = 0; period[f] && d < x->rank; d++) {
             if (x->stride[d] < 0)
                 return 0;
+            span += (x->shape[d] - 1) * x->stride[d];
+        }
+        if (period[f] && (size_t)span * adze_dtype_size(x->dtype) > period[f])
+            return 0;
         for (int g = 0; op->fields[g].name; g++)
             if (whole->memory_of[f] >= 0 && whole->memory_of[f] == whole->memory_of[g] && period[f] != period[g])
                 return 0;
@@ -149,7 +155,8 @@ int adze_smaller_make(adze_job *small, adze_job *whole, size_t *period, int many
         }
         if (n > SMALL_MOST) /* the next cut is judged with this one */
             continue;
-        if (repeats(whole, period) && op->validate(reduced.args) == ADZE_OK && rows_are_independent(&reduced, &probe))
+        if (repeats(whole, &reduced, period) && op->validate(reduced.args) == ADZE_OK &&
+            rows_are_independent(&reduced, &probe))
             continue;
         if (n_before > SMALL_MOST) {
             snprintf(error, error_size, "the call is too large to be verified, and its rows depend on each other");

@@ -181,19 +181,42 @@ static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dty
     }
     return ADZE_NO_KERNEL;
 }
+/* Quantised weights in vectors that gemm_shifted takes in less time than kernels with more stages: few of them, more
+   for 17 to 32 tokens where gemm_swapped would leave most multiprocessors without a tile, and a few long rows, of
+   which its 16 warps have a part each. On an H200 (2026-11-18), over random calls. */
+static bool shifted_shorter(const cuda_call &s, const gemm_params &p)
+{
+    constexpr int64_t FEW = 1 << 17, FEW_SHORT = 1 << 20, SHORT = 512, LONG = 2048;
+    const int64_t rows = p.n * (p.glu ? 2 : 1);
+    if (p.format == OF_X || p.norm)
+        return false;
+    if (p.format == OF_U4 && p.m > 2 && p.m <= 8 && p.k >= LONG && rows <= 16 * (int64_t)s.gpu.sm_count)
+        return true;
+    return rows * p.k <= (p.m > 16 && p.m <= 32 && p.k <= SHORT ? FEW_SHORT : FEW);
+}
+/* A row or two of u4 for each multiprocessor, and so long that gemm_rows gains by splitting them among more warps. */
+static bool rows_longer(const cuda_call &s, const gemm_params &p)
+{
+    return p.format == OF_U4 && p.m <= 2 && !p.norm && p.k >= 4096 &&
+           p.n * (p.glu ? 2 : 1) <= 2 * (int64_t)s.gpu.sm_count;
+}
 /* The rings that are faster than other kernels of quantised weights but gemm_compact, from sweeps on an H200
    (2026-11-17) over the products of a layer and 8192 x 8192; -1: none is. */
-static int ring_choice(const gemm_params &p)
+static int ring_choice(const cuda_call &s, const gemm_params &p)
 {
-    if (p.format == OF_U4)
-        return p.m <= 2 && p.k > 1024 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
+    if (shifted_shorter(s, p) || rows_longer(s, p))
+        return -1;
+    if (p.format == OF_U4) {
+        const bool few = p.n * (p.glu ? 2 : 1) <= 16 * (int64_t)s.gpu.sm_count;
+        return (p.m <= 2 || (p.m <= 8 && few)) && p.k > 1024 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
+    }
     return p.format == OF_F8 && p.m <= 2 ? GEMM_RING_8_TWICE : -1;
 }
 static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
     for (int shape = 0; shape < GEMM_RING_SHAPES; shape++) {
         const bool can = gemm_ring_run(s, p, dtype, shape, 1) == ADZE_OK;
-        if (s.takes(RING + shape, can, shape == ring_choice(p)))
+        if (s.takes(RING + shape, can, shape == ring_choice(s, p)))
             return gemm_ring_run(s, p, dtype, shape, 0);
     }
     return ADZE_NO_KERNEL;
@@ -235,6 +258,10 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
     const int64_t twice = sm_count * (each > 16 ? 2 : 1);
     if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
         return stream_launch<T, STREAM_WHOLE>(s, p, twice);
+    /* Up to 8 tokens, many short rows: more blocks hide each other's starts (H200, 2026-11-18, random calls). */
+    const bool many = p.m <= 8 && each > 32 && p.k <= 1024;
+    if (many && s.takes(WIDE_LONG, stream_fits<STREAM_WIDE_16X4>(s, p)))
+        return stream_launch<T, STREAM_WIDE_16X4>(s, p, sm_count * 3);
     const bool small = each <= 16 && p.k <= 512; /* little shared memory, and few warps, are set up sooner */
     if (s.takes(STREAM_SHORT, stream_fits<STREAM_16X16>(s, p), !small && (each <= 16 || each > 100)))
         return stream_launch<T, STREAM_16X16>(s, p, sm_count);
@@ -357,13 +384,6 @@ static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dty
     return ADZE_NO_KERNEL;
 }
 
-/* Few quantised weights in vectors, which gemm_shifted takes in less time than kernels with more stages, on an H200
-   (2026-11-18). */
-static bool shifted_shorter(const gemm_params &p)
-{
-    constexpr int64_t FEW = 1 << 17;
-    return p.format != OF_X && !p.norm && p.n * p.k * (p.glu ? 2 : 1) <= FEW;
-}
 /* Few tokens, or so few tiles of 64 x 64 products that not all multiprocessors have one. The bits of batch-invariant
    calls are those of one kernel. */
 static bool rows_faster(const cuda_call &s, const gemm_params &p)
@@ -376,7 +396,8 @@ static bool rows_faster(const cuda_call &s, const gemm_params &p)
 static bool rows_shorter(const gemm_params &p)
 {
     constexpr double FEW = 5e6;
-    return p.format == OF_X && p.m > 16 && p.k <= 256 && (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) <= FEW;
+    const int64_t most = p.m > 16 ? 384 : p.m > 8 ? 128 : 0;
+    return p.format == OF_X && p.k <= most && (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) <= FEW;
 }
 template <typename T, weight_format F>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
@@ -416,9 +437,10 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
-        if (vectors && rows_shorter(p) && s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
+        if (vectors && (rows_shorter(p) || rows_longer(s, p)) &&
+            s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
             return gemm_rows_run(s, p, dtype, 0);
-        if (vectors && shifted_shorter(p)) {
+        if (vectors && shifted_shorter(s, p)) {
             const adze_status status = shifted_run(s, p, dtype);
             if (status != ADZE_NO_KERNEL)
                 return status;
@@ -481,7 +503,7 @@ static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
     normed.norm = 0;
     if (gemm_compact_choice(s, normed, dtype) >= 0) /* in two launches it is faster than the other kernels */
         return true;
-    const int ring = ring_choice(p);
+    const int ring = ring_choice(s, p);
     return !(ring >= 0 && gemm_ring_run(s, p, dtype, ring, 1) == ADZE_OK) && !stream_whole_fits(s, p);
 }
 

@@ -80,8 +80,20 @@ static int lt_scales(const gemm_params &p, const gemm_part &part)
     return x_stride == 0 ? LT_SCALARS : x_stride == 1 && aligned ? LT_VECTORS : LT_UNSCALED;
 }
 
+/* Whether rows of x, of weights and of out, and the bias, begin at 16-byte borders. */
+static bool lt_on_borders(const lt_gemm &g, const gemm_part &part)
+{
+    const gemm_params &p = g.p;
+    const uint64_t size = adze_dtype_size(g.args.x.dtype), out_size = adze_dtype_size(g.args.out.dtype);
+    const uint64_t x = (uint64_t)p.rows.stride[GEMM_X][0] * size | (uint64_t)p.x_batch | (uintptr_t)p.x;
+    const uint64_t w = (uint64_t)(part.w_stride | p.w_batch) | (uintptr_t)part.w;
+    const uint64_t out = (uint64_t)(p.rows.stride[part.out_rows][0] | p.out_batch) * out_size | (uintptr_t)part.out;
+    return (x | w | out | (uintptr_t)part.bias) % 16 == 0;
+}
+
 /* Whether cuBLASLt can do all that the call asks of a part. Where out has 16 bits it may round the product before it
-   adds the residual, or the bias of odd sizes. Such calls were off by 0.8 units in the last place on an H200. */
+   adds the residual, or the bias of rows off 16-byte borders. Such calls were off by 0.8 units in the last place on
+   an H200. */
 static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
 {
     const gemm_params &p = g.p;
@@ -92,7 +104,7 @@ static bool lt_direct(const lt_gemm &g, const gemm_part &part, bool bytes)
         return !(p.residual && steps) && lt_scales(p, part) != LT_UNSCALED &&
                (!part.bias || !(part.bias_f32 || p.out_f32));
     const bool rounds = steps && g.args.x.dtype != ADZE_F32;
-    const bool exact = p.out_f32 || (p.k % 8 == 0 && part.n % 8 == 0); /* the sum with the bias */
+    const bool exact = p.out_f32 || (p.k % 8 == 0 && part.n % 8 == 0 && lt_on_borders(g, part)); /* of the bias */
     return !(rounds && (p.residual || p.out_f32)) && (!part.bias || (part.bias_f32 == p.out_f32 && exact));
 }
 
