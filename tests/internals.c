@@ -1,6 +1,7 @@
 /* internals.c - what no caller can show, seen from inside: how the args of an op grow, quotas and features of
    machines that are not this one, and a definition where CPU and CUDA part. Linked with the static library. */
 #include "kernel.h"
+#include "ops/act.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -191,8 +192,18 @@ static void check_axis(void)
            "an axis that is not there gives NaN by definition");
 }
 
+/* ---- The bounds of activations ---- */
+
+static void check_bounds(void)
+{
+    for (int act = ADZE_ACT_SILU; act <= ADZE_ACT_SIGMOID; act++)
+        for (double v = -40; v <= 40; v += 10)
+            expect(isfinite(act_value(act, (adze_value){v, 30}).e), "an argument far off has a finite bound");
+}
+
 int main(void)
 {
+    check_bounds();
     check_growth();
     check_quota();
     check_features();

@@ -16,7 +16,7 @@ builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
 steps='lint check-cross check-sve bench'
 for word in $(basename -s .py python/tests/test_*.py | cut -d_ -f2 | sort -u); do steps="$steps py-$word"; done
-steps="$steps fuzz check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph sdist"
+steps="$steps fuzz check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph cuda-rows sdist"
 quiet='wheel page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
@@ -148,11 +148,18 @@ test_python() {
         "${files[@]}" || [ $? = 5 ] # 5: all of them were skipped
 }
 # A CUDA program, which skips itself where there is no GPU.
+cuda_program() { # a file of tests, for a GPU
+    need nvcc
+    nvcc -Iinclude "tests/$1.c" -Lbuild -ladze -o "$logs/$1"
+    LD_LIBRARY_PATH=build "$logs/$1"
+}
 step_cuda-graph() {
     about 'first calls in a CUDA graph, on a GPU'
-    need nvcc
-    nvcc -Iinclude tests/cuda_graph.c -Lbuild -ladze -o "$logs/cuda_graph"
-    LD_LIBRARY_PATH=build "$logs/cuda_graph"
+    cuda_program cuda_graph
+}
+step_cuda-rows() {
+    about 'bits that do not depend on other rows, on a GPU'
+    cuda_program cuda_gemm_rows
 }
 step_fuzz() {
     about 'any text as a line, with libFuzzer, for FUZZ_SECONDS (30)'

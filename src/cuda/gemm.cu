@@ -181,34 +181,41 @@ static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dty
     }
     return ADZE_NO_KERNEL;
 }
-/* Quantised weights in vectors that gemm_shifted takes in less time than kernels with more stages: few of them, more
-   for 17 to 32 tokens where gemm_swapped would leave most multiprocessors without a tile, and a few long rows, of
-   which its 16 warps have a part each. On an H200 (2026-11-18), over random calls. */
+/* Quantised weights in vectors that gemm_shifted takes in less time than kernels with more stages: few of them, those
+   of short rows, and a few long rows of u4, of which its 16 warps have a part each. From all variants on random calls
+   (H200, 2026-11-18). */
 static bool shifted_shorter(const cuda_call &s, const gemm_params &p)
 {
-    constexpr int64_t FEW = 1 << 17, FEW_SHORT = 1 << 20, SHORT = 512, LONG = 2048;
-    const int64_t rows = p.n * (p.glu ? 2 : 1);
+    constexpr int64_t FEW = 5 << 15, FEW_SHORT = 1 << 20, FEW_SHORTEST = 2 << 20;
+    const int64_t rows = p.n * (p.glu ? 2 : 1), each = ceil_div(rows, s.gpu.sm_count), all = rows * p.k;
     if (p.format == OF_X || p.norm)
         return false;
-    if (p.format == OF_U4 && p.m > 2 && p.m <= 8 && p.k >= LONG && rows <= 16 * (int64_t)s.gpu.sm_count)
+    if (p.format == OF_U4 && p.m <= 8)
+        return (each <= 8 && p.k <= 2048) || (p.m > 2 && each <= 16 && p.k >= 4096);
+    if (p.format == OF_I8 && p.m <= 16 && (p.m <= 8 ? p.k <= 256 && all <= FEW_SHORTEST : each <= 32 && p.k <= 1024))
         return true;
-    return rows * p.k <= (p.m > 16 && p.m <= 32 && p.k <= SHORT ? FEW_SHORT : FEW);
+    return all <= (p.m > 16 && p.m <= 32 && p.k <= 512 ? FEW_SHORT : FEW);
 }
-/* A row or two of u4 for each multiprocessor, and so long that gemm_rows gains by splitting them among more warps. */
-static bool rows_longer(const cuda_call &s, const gemm_params &p)
+/* One or two tokens of up to 8 rows for each multiprocessor, so long that gemm_rows gains by splitting them among
+   more warps; or one token of short rows, which it begins sooner. From the same calls. */
+static bool rows_sooner(const cuda_call &s, const gemm_params &p)
 {
-    return p.format == OF_U4 && p.m <= 2 && !p.norm && p.k >= 4096 &&
-           p.n * (p.glu ? 2 : 1) <= 2 * (int64_t)s.gpu.sm_count;
+    const int64_t rows = p.n * (p.glu ? 2 : 1);
+    if ((p.format != OF_U4 && p.format != OF_I8) || p.norm || p.batch_invariant)
+        return false;
+    return (p.m <= 2 && p.k >= 4096 && rows <= 8 * (int64_t)s.gpu.sm_count) ||
+           (p.m == 1 && p.format == OF_I8 && p.k <= 256 && rows * p.k > 1 << 17);
 }
 /* The rings that are faster than other kernels of quantised weights but gemm_compact, from sweeps on an H200
    (2026-11-17) over the products of a layer and 8192 x 8192; -1: none is. */
 static int ring_choice(const cuda_call &s, const gemm_params &p)
 {
-    if (shifted_shorter(s, p) || rows_longer(s, p))
+    if (shifted_shorter(s, p) || rows_sooner(s, p))
         return -1;
     if (p.format == OF_U4) {
-        const bool few = p.n * (p.glu ? 2 : 1) <= 16 * (int64_t)s.gpu.sm_count;
-        return (p.m <= 2 || (p.m <= 8 && few)) && p.k > 1024 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
+        const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+        const bool more = p.m <= 2 ? each > 4 : p.m <= 8 && p.norm && each <= 16;
+        return more && p.k > 1024 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
     }
     return p.format == OF_F8 && p.m <= 2 ? GEMM_RING_8_TWICE : -1;
 }
@@ -396,8 +403,8 @@ static bool rows_faster(const cuda_call &s, const gemm_params &p)
 static bool rows_shorter(const gemm_params &p)
 {
     constexpr double FEW = 5e6;
-    const int64_t most = p.m > 16 ? 384 : p.m > 8 ? 128 : 0;
-    return p.format == OF_X && p.k <= most && (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) <= FEW;
+    return p.format == OF_X && p.m > 16 && p.k <= 384 && !p.batch_invariant &&
+           (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) <= FEW;
 }
 template <typename T, weight_format F>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
@@ -429,6 +436,8 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
         if (vectors) {
             if (s.takes(FIXED, gemm_fixed_run(s, p, dtype, 1) == ADZE_OK))
                 return gemm_fixed_run(s, p, dtype, 0);
+            if (rows_sooner(s, p) && s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
+                return gemm_rows_run(s, p, dtype, 0);
             adze_status status = compact_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL)
                 status = ring_run(s, p, dtype);
@@ -437,7 +446,7 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
-        if (vectors && (rows_shorter(p) || rows_longer(s, p)) &&
+        if (vectors && rows_shorter(p) &&
             s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
             return gemm_rows_run(s, p, dtype, 0);
         if (vectors && shifted_shorter(s, p)) {

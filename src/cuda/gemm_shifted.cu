@@ -74,15 +74,16 @@ extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p
     return dtype == ADZE_BF16 ? shifted_dtype_run<bf16>(s, p, shape, ask) : shifted_dtype_run<f16>(s, p, shape, ask);
 }
 
-/* Where a multiprocessor has more than 32 rows, two blocks on it hide each other's start and end. */
+/* Where a multiprocessor has more than 32 rows, two blocks on it hide each other's start and end. Their 8 warps are
+   enough where each has two steps at most. */
 extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p)
 {
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    if (p.m == 1 && rows <= 8) /* gemm_rows splits k among more warps */
+    if (p.m == 1 && rows <= 8 && p.k > 512) /* gemm_rows splits k among more warps */
         return -1;
     if (p.m > 32 && rows <= 1) /* so does it here */
         return -1;
-    return p.m <= 8    ? (rows > 32 || p.k <= 2048 ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
+    return p.m <= 8 ? (rows > 32 || p.k <= (p.format == OF_U4 ? 2048 : 1024) ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
            : p.m <= 16 ? GEMM_SHIFTED_16
                        : GEMM_SHIFTED_32;
 }

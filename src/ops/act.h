@@ -30,11 +30,12 @@ static inline adze_value act_constant(double v)
     return (adze_value){v, ADZE_U * v};
 }
 
-/* e^a for a <= 0, to two float units; below the smallest normal float to a unit of the subnormal ones. */
+/* e^a for a <= 0, to two float units; below the smallest normal float to a unit of the subnormal ones. What a kernel
+   has in the place of a is not positive either, so that the result is between 0 and 1 however wrong a is. */
 static inline adze_value act_exp(adze_value a)
 {
-    adze_value p = adze_fn(a, exp(a.v), exp(a.v + a.e), 2);
-    p.e += 0x1p-149;
+    adze_value p = adze_fn(a, exp(a.v), exp(fmin(a.v + a.e, 0)), 2);
+    p.e = fmin(p.e + 0x1p-149, 1);
     return p;
 }
 
