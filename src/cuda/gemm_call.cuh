@@ -118,6 +118,25 @@ __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int6
         ((T *)w.out)[to] = from_float<T>(f[0]);
 }
 
+/* Asks for what gemm_finish reads of an output, into L2, so that few products do not end with loads from memory. */
+template <typename T, bool FLAT = true>
+__device__ __forceinline__ void gemm_prefetch(const gemm_params &p, int part, int64_t batch, int64_t token,
+                                              int64_t row)
+{
+    const gemm_part &w = p.part[part];
+    const row_index at = FLAT ? row_index{{token, 0, 0, 0}} : row_split(p.rows, token);
+    auto ask = [&](const void *from, bool f32, int64_t element) {
+        prefetch((const char *)from + element * (f32 ? 4 : (int)sizeof(T)));
+    };
+    auto offset = [&](int of) { return FLAT ? token * p.rows.stride[of][0] : row_offset(p.rows, of, at); };
+    if (w.bias)
+        ask(w.bias, w.bias_f32, row);
+    if (p.residual)
+        ask(p.residual, p.out_f32, batch * p.residual_batch + offset(GEMM_RESIDUAL) + w.column + row);
+    if (p.gate)
+        ask(p.gate, p.gate_f32, batch * p.gate_batch + offset(GEMM_GATE) + w.column + row);
+}
+
 struct gemm_rows { /* some rows of one weight: from row `at` of part `part`, `count` of them */
     int part, at, count;
 };

@@ -296,6 +296,28 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     for (int r = 0; r < ROWS_TILE; r++)
         rows.at[r] += (int64_t)index * 4;
     fetch(index);
+    const int half = TOKENS << tile_shift; /* the products of a tile; with glu those of the value follow */
+    auto finished = [&](auto with) {       /* the outputs of a thread: their places among the sums, rows, tokens */
+                                     for (int i = (int)threadIdx.x; i < groups * half; i += 32 * ROWS_WARPS) {
+                                         const int group = i / TOKENS >> tile_shift, at = i & (half - 1),
+                                                   column = at / TOKENS, token = at % TOKENS;
+                                         if (first_tile + group >= tiles || first_token + token >= p.m)
+                                             continue;
+                                         gemm_rows of = rows_of_tile(p, first_tile + group, tile_shift);
+                                         if (column >= of.count)
+                                             continue;
+                                         of.at += column;
+                                         with(group, at, of, first_token + token);
+                                     }
+    };
+    if (p.residual || p.part[0].bias)
+        finished([&](int, int, const gemm_rows &of, int64_t its_token) {
+            gemm_prefetch<T, false>(p, of.part, batch, its_token, of.at);
+        });
+    constexpr int LINES = 16; /* of x's rows: longer ones are asked for as they are needed */
+    const int lines = (int)min((p.k * (int64_t)sizeof(T) + 127) / 128, (int64_t)LINES + 1);
+    for (int i = (int)threadIdx.x; i < lines * TOKENS && lines <= LINES; i += 32 * ROWS_WARPS)
+        prefetch(table.x[i / lines] + i % lines * 128);
     if (F != OF_X && p.group) { /* scales have 2 bytes or 4 */
 #pragma unroll
         for (int r = 0; r < ROWS_TILE; r++)
@@ -389,21 +411,14 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     if (lane % (32 / N) == 0)
         sums[warp][lane / (32 / N)] = total;
     __syncthreads();
-    const int half = TOKENS << tile_shift; /* the products of a tile; with glu those of the value follow */
-    for (int i = (int)threadIdx.x; i < groups * half; i += 32 * ROWS_WARPS) {
-        const int group = i / TOKENS >> tile_shift, at = i & (half - 1), column = at / TOKENS, token = at % TOKENS;
-        if (first_tile + group >= tiles || first_token + token >= p.m)
-            continue;
-        const gemm_rows of = rows_of_tile(p, first_tile + group, tile_shift);
-        if (column >= of.count)
-            continue;
+    finished([&](int group, int at, const gemm_rows &of, int64_t its_token) {
         float y = 0, y2 = 0;
         for (int v = group << slice_shift; v < (group + 1) << slice_shift; v++) {
             y += sums[v][at];
             y2 += p.glu ? sums[v][at + half] : 0;
         }
-        gemm_finish<T, false>(p, of.part, batch, first_token + token, of.at + column, y, y2);
-    }
+        gemm_finish<T, false>(p, of.part, batch, its_token, of.at, y, y2);
+    });
 }
 
 #endif

@@ -85,6 +85,20 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
 #pragma unroll
     for (int i = 0; i < TILES; i++)
         fetch(w[i], i, first);
+    const int count = end - begin;
+    auto finished = [&](int i, auto with) { /* output i of the block: its token, its place among the sums, its row */
+                                            const int token = i / count, of_block = i - token * count;
+                                            const int r = p.glu ? of_block / 8 * 16 + of_block % 8 : of_block;
+                                            with(token, r, direct_row<S>(p, begin, end, r));
+    };
+    if (p.residual || p.part[0].bias)
+        for (int i = (int)threadIdx.x; i < count * m; i += S::THREADS)
+            finished(i,
+                     [&](int token, int, const gemm_rows &row) { gemm_prefetch<T>(p, row.part, 0, token, row.at); });
+    constexpr int LINES = 16; /* of x's rows: longer ones are asked for as they are needed */
+    const int lines = (k * (int)sizeof(T) + 127) / 128;
+    for (int i = (int)threadIdx.x; i < lines * m && lines <= LINES; i += S::THREADS)
+        prefetch(p.x + i / lines * (p.rows.stride[GEMM_X][0] * (int)sizeof(T)) + i % lines * 128);
 
     /* The scales of whole rows are needed at the end only. */
     if (grouped)
@@ -178,21 +192,18 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
                     sums[(warp * m + token) * S::PITCH + i * 16 + e / 2 * 8 + g] = sum[i][c][e];
             }
     __syncthreads();
-    const int count = end - begin;
-    for (int i = (int)threadIdx.x; i < count * m; i += S::THREADS) {
-        const int token = i / count, of_block = i - token * count;
-        const int r = p.glu ? of_block / 8 * 16 + of_block % 8 : of_block;
-        const float *const from = sums + token * S::PITCH + r;
-        float y = 0, y2 = 0;
+    for (int i = (int)threadIdx.x; i < count * m; i += S::THREADS)
+        finished(i, [&](int token, int r, const gemm_rows &row) {
+            const float *const from = sums + token * S::PITCH + r;
+            float y = 0, y2 = 0;
 #pragma unroll 4
-        for (int v = 0; v < S::WARPS; v++) {
-            y += from[v * m * S::PITCH];
-            if (p.glu)
-                y2 += from[v * m * S::PITCH + 8];
-        }
-        const gemm_rows row = direct_row<S>(p, begin, end, r);
-        gemm_finish<T>(p, row.part, 0, token, row.at, y, y2);
-    }
+            for (int v = 0; v < S::WARPS; v++) {
+                y += from[v * m * S::PITCH];
+                if (p.glu)
+                    y2 += from[v * m * S::PITCH + 8];
+            }
+            gemm_finish<T>(p, row.part, 0, token, row.at, y, y2);
+        });
 }
 
 #endif
