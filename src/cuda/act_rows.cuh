@@ -264,29 +264,71 @@ static adze_status act_launch_shifted(const cuda_call &s, act_simple p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Whether act_rows with narrow units is faster than act_short and act_shifted, by sweeps on an H200 (2026-11-18). */
-static inline bool act_small(const act_simple &p, int64_t dim)
+/* What the choice of a variant sees of a call with simple rows. */
+struct act_sizes {
+    int64_t rows, dim;
+    int pair; /* elements of a narrow unit */
+    int act;
+    bool vector1, vector2, flat; /* whether these variants can take it; flat: act_short */
+};
+
+/* The fastest variant, by the times of all of them on 179 random calls (H200, 2026-11-18); where the choice is not
+   the best, the loss is 1 % on average. In words: a call of few blocks has small units, as the chain of a thread's
+   activations takes longer than the loads; a large one has vectors, or units that make vectors. In between, a call of
+   more than two blocks per multiprocessor starts the next kernel late (launch_after_loads), so that it pays to need
+   fewer blocks. */
+template <typename T, bool TIMES>
+static int act_choose(const cuda_limits &gpu, const act_sizes &c)
 {
-    constexpr int64_t SMALL = 3 << 19;
-    return p.rows.count * dim <= SMALL;
+    constexpr int W = VEC<T>;
+    const auto few = [&](int width, int units, int threads) {
+        return split_units(c.dim / width, units, c.rows, threads).blocks <= 2 * gpu.sm_count;
+    };
+    const int64_t each = c.rows * c.dim / gpu.sm_count;
+    if (sizeof(T) == 4) { /* four elements of a thread, or 8 */
+        if (few(1, W, ACT_THREADS))
+            return TIMES ? ACT_NARROW : ACT_GENERAL;
+        return TIMES && c.vector1 ? ACT_VECTOR1 : !TIMES && c.vector2 ? ACT_VECTOR2 : ACT_NARROW;
+    }
+    if (few(c.pair, 2, ACT_THREADS / 2))
+        return ACT_NARROW_SMALL;
+    const bool large = each > 8192, gated = TIMES && !large;
+    if (c.vector1) {
+        if (few(W, 1, ACT_THREADS / 2))
+            return ACT_VECTOR1;
+        if (!large)
+            return gated ? ACT_NARROW : c.flat && c.pair == 2 ? ACT_SHORT : ACT_VECTOR1;
+        /* One vector of each input is enough where silu is all the work, and rows fill whole blocks. */
+        const bool enough = TIMES && c.act == ADZE_ACT_SILU && c.dim >= 4 * ACT_THREADS * W;
+        return c.vector2 && !enough ? ACT_VECTOR2 : ACT_VECTOR1;
+    }
+    /* Rows of less than two units per thread of a block leave threads of it idle. */
+    const bool part = c.flat && c.dim / c.pair < 2 * ACT_THREADS;
+    if (c.pair == 2)
+        return part ? ACT_SHORT : ACT_NARROW;
+    if (c.flat && (c.dim < 8 * W || (TIMES ? part && !large : each <= 4096 && (part || each > 2048))))
+        return ACT_SHORT; /* rows of fewer than 8 vectors are mostly the ends that act_shifted stores one by one */
+    if (each <= 2048)
+        return ACT_GENERAL;
+    return gated || c.dim < W ? ACT_NARROW : ACT_SHIFTED;
 }
+
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is
    little to do. */
 template <typename T, int W, bool TIMES>
-static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p)
+static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p, int choice)
 {
     constexpr int UNITS = (TIMES ? 1 : 2) * VEC<T> / W, SHORT_UNITS = VEC<T> / W;
-    const bool little = p.units * p.rows.count <= (int64_t)s.gpu.sm_count * ACT_THREADS * UNITS;
-    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W),
-                p.units < ACT_THREADS * 2 && !act_small(p, p.units * W))) {
+    if (s.takes(ACT_SHORT, rows_are_flat(p.rows, p.units, W), choice == ACT_SHORT)) {
         act_flat flat = {};
         flat.gate = p.gate, flat.value = p.value, flat.out = p.out, flat.act = p.act, flat.steps = p.steps;
         flat.rows = rows_flat(p.rows, p.units, W);
+        const bool little = p.units * p.rows.count <= (int64_t)s.gpu.sm_count * ACT_THREADS * UNITS;
         const auto kernel = little ? act_short<T, W, TIMES, 2> : act_short<T, W, TIMES, SHORT_UNITS>;
         return launch(s, kernel, ceil_div(flat.rows.count, ACT_THREADS * (little ? 2 : SHORT_UNITS)),
                       dim3(ACT_THREADS), 0, flat);
     }
-    if (s.takes(ACT_NARROW_SMALL, true, little))
+    if (s.takes(ACT_NARROW_SMALL, true, choice == ACT_NARROW_SMALL))
         return act_launch<T, W, TIMES, 2, false>(s, p, ACT_THREADS / 2);
     return s.takes(ACT_NARROW, true) ? act_launch<T, W, TIMES, UNITS, false>(s, p, ACT_THREADS) : ADZE_NO_KERNEL;
 }
@@ -294,40 +336,44 @@ static adze_status act_launch_narrow(const cuda_call &s, const act_simple &p)
 template <typename T, bool TIMES>
 static adze_status act_launch_as(const cuda_call &s, act_general g, int64_t dim, int width)
 {
-    g.units = dim;
-    if (s.takes(ACT_GENERAL, true, !rows_are_simple(g.rows)))
-        return act_launch<T, 1, TIMES, VEC<T>, false>(s, g, ACT_THREADS);
-    if (!rows_are_simple(g.rows))
-        return ADZE_NO_KERNEL;
+    const bool is_simple = rows_are_simple(g.rows);
     act_simple p = {};
-    p.gate = g.gate, p.value = g.value, p.out = g.out, p.act = g.act, p.steps = g.steps;
-    p.rows = rows_simple(g.rows, {GATE, OUT, VALUE});
-    p.units = dim / VEC<T>;
-    p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
-    const bool large = p.units * p.rows.count > (int64_t)s.gpu.sm_count * s.gpu.sm_threads / 2;
-    /* Two units per thread when there is one load per unit, or when the latency of an erf must be hidden. */
-    const bool two = (!TIMES || p.act == ADZE_ACT_GELU) && large;
-    /* The rest of a row needs as many threads as it has elements. */
-    const bool vectors = width == 16 && (!p.rest || p.units >= VEC<T>);
-    if (s.takes(ACT_VECTOR2, vectors && (!p.rest || p.units >= 2 * VEC<T>), two))
+    act_sizes c = {};
+    if (is_simple) {
+        p.gate = g.gate, p.value = g.value, p.out = g.out, p.act = g.act, p.steps = g.steps;
+        p.rows = rows_simple(g.rows, {GATE, OUT, VALUE});
+        p.units = dim / VEC<T>;
+        p.rest = p.rows.count == 1 ? dim % VEC<T> : 0;
+        c.rows = p.rows.count, c.dim = dim, c.act = p.act;
+        c.pair = sizeof(T) < 4 && width > 1 && dim % 2 == 0 ? 2 : 1;
+        /* The rest of a row needs as many threads as it has elements. */
+        c.vector1 = width == 16 && (!p.rest || p.units >= VEC<T>);
+        c.vector2 = width == 16 && (!p.rest || p.units >= 2 * VEC<T>);
+        c.flat = rows_are_flat(p.rows, dim / c.pair, c.pair);
+    }
+    const int choice = is_simple ? act_choose<T, TIMES>(s.gpu, c) : ACT_GENERAL;
+    g.units = dim;
+    if (s.takes(ACT_GENERAL, true, choice == ACT_GENERAL))
+        return act_launch<T, 1, TIMES, VEC<T>, false>(s, g, ACT_THREADS);
+    if (!is_simple)
+        return ADZE_NO_KERNEL;
+    if (s.takes(ACT_VECTOR2, c.vector2, choice == ACT_VECTOR2))
         return p.rest ? act_launch<T, VEC<T>, TIMES, 2, true>(s, p, ACT_THREADS)
                       : act_launch<T, VEC<T>, TIMES, 2, false>(s, p, ACT_THREADS);
-    if (s.takes(ACT_VECTOR1, vectors))
+    if (s.takes(ACT_VECTOR1, c.vector1, choice == ACT_VECTOR1))
         return p.rest ? act_launch<T, VEC<T>, TIMES, 1, true>(s, p, ACT_THREADS / 2)
                       : act_launch<T, VEC<T>, TIMES, 1, false>(s, p, ACT_THREADS / 2);
     p.rest = 0;
     p.dim = dim;
-    const int pair = sizeof(T) < 4 && width > 1 && dim % 2 == 0 ? 2 : 1;
-    const bool flat = dim / pair < ACT_THREADS * 2 && rows_are_flat(p.rows, dim / pair, pair);
-    if (s.takes(ACT_SHIFTED, dim < (1 << 28), dim >= VEC<T> && !flat && !act_small(p, dim)))
+    if (s.takes(ACT_SHIFTED, dim < (1 << 28), choice == ACT_SHIFTED))
         return act_launch_shifted<T, TIMES>(s, p);
     if constexpr (sizeof(T) < 4)
-        if (pair == 2) {
+        if (c.pair == 2) {
             p.units = dim / 2;
-            return act_launch_narrow<T, 2, TIMES>(s, p);
+            return act_launch_narrow<T, 2, TIMES>(s, p, choice);
         }
     p.units = dim;
-    return act_launch_narrow<T, 1, TIMES>(s, p);
+    return act_launch_narrow<T, 1, TIMES>(s, p, choice);
 }
 
 /* All tensors have one shape; without a value there are two of them. */
