@@ -432,13 +432,13 @@ static int gated_choose(const cuda_limits &gpu, int64_t rows, int64_t dim, int w
 {
     constexpr int W = VEC<T>;
     const int64_t each = rows * dim / gpu.sm_count;
-    const bool many = rows * dim > MANY, shared = dense && rows > 1 && many, numbered = flat && !table;
+    const bool many = rows * dim > MANY, joined = dense && rows > 1 && many, numbered = flat && !table;
     if (sizeof(T) == 4) {
-        if (shared && dim <= 16 * W)
+        if (joined && dim <= 16 * W)
             return DENSE;
         return dim < W || (dim < 64 * W && each <= 4096) ? NARROW : SHIFTED;
     }
-    if (shared)
+    if (joined)
         return DENSE;
     if (width > 1) {
         if (numbered && each > 2048 && dim < THREADS)
