@@ -31,6 +31,12 @@ constexpr int rope_row_blocks(int bytes)
 #endif
 }
 
+/* Pairs of units of a row that a thread reads together, and may hold. */
+constexpr int row_slots(int width)
+{
+    return 8 / width;
+}
+
 /* Where the other element of a pair is, and how many table columns a unit has. If the elements of a pair are in the
    thread's two units, each unit has its own columns. A unit of whole pairs has a column per pair, or one per
    element. */
@@ -47,7 +53,7 @@ struct rope_any_traits {
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
     /* Minimum blocks per SM; with 0 the compiler aims at 64 registers and spills where it rounds. */
     static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
-    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread reads together, and may hold */
+    static constexpr int SLOTS = row_slots(W);
 };
 
 struct rope_any_params {
