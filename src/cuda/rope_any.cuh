@@ -56,6 +56,13 @@ struct rope_any_traits {
     static constexpr int SLOTS = row_slots(W);
 };
 
+/* Whether a token prefetches its columns of the tables. Where tokens share a row of them (batches of one position),
+   only the first does: L2 serves requests for one line one after another. */
+__device__ __forceinline__ bool rope_has_own_columns(const adze_rotary &r, int64_t b, int64_t s)
+{
+    return b * r.cos_stride[0] + s * r.cos_stride[1] != 0 || (b == 0 && s == 0);
+}
+
 struct rope_any_params {
     adze_rotary r;
     float inverse[2];                      /* 1 / elements of a norm, of q and k */
@@ -372,7 +379,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
             prefetch_bytes(at, (int)min(p.r.head_dim, (int64_t)4096) * (int)sizeof(T));
             at += share.groups * rows.from_head;
         }
-        if (share.lane == 0)
+        if (share.lane == 0 && rope_has_own_columns(p.r, share.b, share.s))
             rope_any_columns<TRAITS>::prefetch_rows(p, share.b, share.s);
     } else {
 #pragma unroll
@@ -384,7 +391,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
 #pragma unroll 1
             for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
                 prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-            if (place.rotates)
+            if (place.rotates && rope_has_own_columns(p.r, share.b, share.s))
                 rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
         }
     }
@@ -541,7 +548,7 @@ __global__ void __launch_bounds__(ROW_THREADS, rope_row_blocks(TRAITS::W * sizeo
             prefetch(at), prefetch(at + (place.second ? place.apart : 0));
             rope_any_weight<T, W>::prefetch_weight(p, head.k, place, head.weight + place.at);
         }
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0 && rope_has_own_columns(p.r, row.b, row.s))
             rope_any_columns<TRAITS>::prefetch_rows(p, row.b, row.s);
         if (block == blockIdx.x)
             pdl_wait();
