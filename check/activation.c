@@ -83,6 +83,10 @@ static const char *const gpu[] = {
     "x=$[9001:79,77:1] act=silu", /* short rows, whose units are numbered */
     "x=$[30011:46,42:1]@+2 act=gelu",
     "out=$[7001:-90,85:1]@+1 x=$[7001,85] act=relu",
+    "x=$[3601:523,513:1] act=silu", /* an output without gaps, whose vectors go across rows */
+    "x=$[2:50000,300:131,61:1]@+3 act=gelu",
+    "out=$[23001,83]@+5 x=$[23001:-90,83:1]@+1 act=silu",
+    "x=$[20001:10,9:1] act=relu2",
     NULL,
 };
 

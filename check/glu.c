@@ -125,6 +125,9 @@ static const char *const gpu[] = {
     "out=$[20011,21] x=$[20011,21] value=$[20011:23,21:1] act=gelu",
     "x=$[20011:70,68:1]@+2 value_first=1",
     "x=$[3001:-246,246:1]@+1",
+    "x=$[3601:1046,1042:1] act=silu", /* an output without gaps, whose vectors go across rows */
+    "out=$[2,300,61]@+5 x=$[2:50000,300:131,61:1]@+3 value=$[2,300,61] rounding=2",
+    "x=$[20001:22,18:1]@+1 act=gelu",
     "x=$[1508:177,176:1] value=$[1508,176] act=gelu",
     NULL,
 };

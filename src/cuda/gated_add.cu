@@ -11,8 +11,8 @@
 #include <algorithm>
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
-constexpr int THREADS = 128;             /* of a block, at most */
-constexpr int64_t DENSE_LEAST = 2 << 20; /* elements: fewer are faster by rows, on an H200 (2026-11-18) */
+constexpr int THREADS = 128;      /* of a block, at most */
+constexpr int64_t MANY = 7 << 18; /* elements: gated_dense and gated_shifted_short are for more, on an H200 */
 
 enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE, SHIFTED_SHORT };
 constexpr adze_variant VARIANTS[] = {
@@ -422,15 +422,45 @@ static adze_status gated_launch(const cuda_call &s, gated_params<ROWS> p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
+/* The fastest variant of rows that are not aligned, by the times of all of them on 58 random calls (H200,
+   2026-11-18); where the choice is not the best, the loss is 0.4 % on average. Pairs of 16-bit elements are read in
+   units: a vector's shifts take longer than the loads that they save. dense, flat: whether these variants can take
+   the call. */
+template <typename T>
+static int gated_choose(const cuda_limits &gpu, int64_t rows, int64_t dim, int width, bool table, bool dense,
+                        bool flat)
+{
+    constexpr int W = VEC<T>;
+    const int64_t each = rows * dim / gpu.sm_count;
+    const bool many = rows * dim > MANY, joined = dense && rows > 1 && many, numbered = flat && !table;
+    if (sizeof(T) == 4) {
+        if (joined && dim <= 16 * W)
+            return DENSE;
+        return dim < W || (dim < 64 * W && each <= 4096) ? NARROW : SHIFTED;
+    }
+    if (joined)
+        return DENSE;
+    if (width > 1) {
+        if (numbered && each > 2048 && dim < THREADS)
+            return SHORT;
+        return each > 2048 && each <= 4096 ? NARROW_SMALL : NARROW;
+    }
+    if (split_units(dim, 2, rows, THREADS).blocks <= 2 * gpu.sm_count)
+        return NARROW_SMALL;
+    if (dim < 6 * W) /* in a row of few vectors most of them are its ends, which are stored one by one */
+        return numbered ? SHORT : NARROW;
+    return many && !table && dim <= 32 * W ? SHIFTED_SHORT : SHIFTED;
+}
+
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
 template <typename T, int W>
-static adze_status gated_launch_narrow(const cuda_call &s, const gated_simple &p)
+static adze_status gated_launch_narrow(const cuda_call &s, const gated_simple &p, int choice)
 {
     constexpr bool half = sizeof(T) < 4;
     constexpr int UNITS = VEC<T> / W;
-    if (s.takes(NARROW_SMALL, true, p.units * p.rows.count <= (int64_t)s.gpu.sm_count * THREADS * UNITS * 2))
+    if (s.takes(NARROW_SMALL, true, choice == NARROW_SMALL))
         return gated_launch<T, W, 2, true, half>(s, p);
-    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units, W), p.units < 32 * UNITS)) {
+    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units, W), choice == SHORT)) {
         gated_flat flat = {};
         flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
         flat.rows = rows_flat(p.rows, p.units, W);
@@ -467,17 +497,20 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
                        : gated_launch<T, VECTOR, 1, false, false>(s, p);
     }
     gated_dense_params dense = {};
-    if (s.takes(DENSE, gated_make_dense<T>(g, dim, &dense), g.rows.count > 1 && g.rows.count * dim > DENSE_LEAST)) {
+    const bool can_dense = gated_make_dense<T>(g, dim, &dense);
+    const int pair = half && width > 1 ? 2 : 1;
+    const int choice = gated_choose<T>(s.gpu, p.rows.count, dim, width, p.table != nullptr, can_dense,
+                                       rows_are_flat(p.rows, dim / pair, pair));
+    if (s.takes(DENSE, can_dense, choice == DENSE)) {
         if (g.gate_f32 || g.table_f32)
             return g.table ? gated_launch_dense<T, true, half>(s, dense)
                            : gated_launch_dense<T, false, half>(s, dense);
         return g.table ? gated_launch_dense<T, true, false>(s, dense) : gated_launch_dense<T, false, false>(s, dense);
     }
     p.dim = dim;
-    const bool many = p.rows.count * dim > DENSE_LEAST && dim <= 32 * VECTOR && dim >= VECTOR;
-    if (s.takes(SHIFTED_SHORT, !p.table && dim <= (THREADS / 2 - 1) * VECTOR, many))
+    if (s.takes(SHIFTED_SHORT, !p.table && dim <= (THREADS / 2 - 1) * VECTOR, choice == SHIFTED_SHORT))
         return p.gate_f32 ? gated_launch_shifted_short<T, half>(s, p) : gated_launch_shifted_short<T, false>(s, p);
-    if (s.takes(SHIFTED, dim < (1 << 28), dim >= VECTOR)) {
+    if (s.takes(SHIFTED, dim < (1 << 28), choice == SHIFTED)) {
         if (p.gate_f32 || p.table_f32)
             return p.table ? gated_launch_shifted<T, true, half>(s, p) : gated_launch_shifted<T, false, half>(s, p);
         return p.table ? gated_launch_shifted<T, true, false>(s, p) : gated_launch_shifted<T, false, false>(s, p);
@@ -485,10 +518,10 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
     if constexpr (half)
         if (width > 1) {
             p.units = dim / 2;
-            return gated_launch_narrow<T, 2>(s, p);
+            return gated_launch_narrow<T, 2>(s, p, choice);
         }
     p.units = dim;
-    return gated_launch_narrow<T, 1>(s, p);
+    return gated_launch_narrow<T, 1>(s, p, choice);
 }
 
 static adze_status gated_add_run(const cuda_call &s, const adze_gated_add_args *a)

@@ -137,16 +137,27 @@ static adze_status rope_launch_any(const cuda_call &stream, rope_any_params p)
     return launch(stream, rope_any<TRAITS>, ceil_div(p.count, ANY_THREADS), dim3(ANY_THREADS), 0, p);
 }
 
+/* The pairs of units that the threads of a block of rope_any_row hold, and whether q and k are two rows, because
+   together they have more. */
+constexpr int rope_row_held(int width)
+{
+    return ROW_THREADS * row_slots(width);
+}
+static inline bool rope_row_splits(const rope_any_params &p, int width)
+{
+    const int64_t q = p.r.qk[0].heads, k = p.r.qk[1].heads;
+    return q && k && (q + k) * p.pairs > rope_row_held(width);
+}
+
 template <typename TRAITS>
 static adze_status rope_launch_row(const cuda_call &stream, rope_any_params p)
 {
     const adze_rotary &r = p.r;
     const int64_t sm_count = stream.gpu.sm_count, sm_threads = stream.gpu.sm_threads;
     const int64_t q_heads = r.qk[0].heads, k_heads = r.qk[1].heads, heads = q_heads + k_heads;
-    /* q and k together, unless they are more than the threads of a block hold */
-    p.split = q_heads && k_heads && heads * p.pairs > ROW_THREADS * TRAITS::SLOTS;
+    p.split = rope_row_splits(p, TRAITS::W);
     const int64_t rows_each = !r.across_heads ? heads : p.split ? 2 : 1;
-    const int64_t row_heads = !r.across_heads ? 1 : !p.split ? heads : q_heads > k_heads ? q_heads : k_heads;
+    const int64_t row_heads = !r.across_heads ? 1 : !p.split ? heads : std::max(q_heads, k_heads);
     const int64_t pairs = row_heads * p.pairs;
     p.count = r.batch * r.seq * rows_each;
     p.wide_index = p.count > 0x7fffffff;
@@ -230,6 +241,21 @@ static inline bool rope_pieces_aligned(const rope_pieces_params &p)
 {
     return p.first_end % PIECE == 0 && p.r.rotary_dim % PIECE == 0 && p.end % PIECE == 0 &&
            rope_qk_aligned(p.r, (int64_t)adze_dtype_size(p.r.dtype), 16);
+}
+
+/* Whether all stores of pieces are 16-byte vectors. Narrower ones are 16 bytes apart from lane to lane, where those
+   of rope_any are neighbours. */
+static inline bool rope_pieces_stored_whole(const rope_pieces_params &p)
+{
+    const int64_t size = (int64_t)adze_dtype_size(p.r.dtype);
+    bool whole = p.first_end * size % 16 == 0 && p.r.rotary_dim * size % 16 == 0 && p.end * size % 16 == 0;
+    for (const adze_rotary_tensor &tensor : p.r.qk) {
+        const int64_t sizes[3] = {p.r.batch, p.r.seq, tensor.heads};
+        whole = whole && (tensor.heads == 0 || (uintptr_t)tensor.out % 16 == 0);
+        for (int d = 0; d < 3; d++)
+            whole = whole && (tensor.heads == 0 || sizes[d] == 1 || tensor.out_stride[d] * size % 16 == 0);
+    }
+    return whole;
 }
 
 /* Spreads heads and tokens over lanes. The blocks of the call, or 0 if a team has more threads than a block. */
@@ -338,8 +364,44 @@ static adze_status rope_launch_pieces(const cuda_call &stream, rope_pieces_param
     return launch(stream, rope_pieces<T, KIND, false, false>, blocks, threads, 0, p);
 }
 
-/* Launches a call in pieces, if it can be and should be; false if not. `width` is that of rope_any's units, which are
-   as fast with 8 bytes or more. */
+/* Whether a call is faster in pieces than in rope_any's units of `width` elements, by the times of both on 173 random
+   calls (H200, 2026-11-18). It is not where units have 8 bytes or more. Narrow units are faster in small calls, whose
+   time is latency, and in large ones, where a thread has several heads for the columns that it loads. */
+template <typename T, bool NORM>
+static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
+                               int width)
+{
+    const adze_rotary &r = p.r;
+    const int64_t all = r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads);
+    const bool some = all * r.head_dim > 2048 * gpu.sm_count;
+    if (width * (int)sizeof(T) >= 8)
+        return false;
+    if (NORM && rope_needs_row(any, width)) /* rope_any cannot take it, and rope_any_row is slower */
+        return some;
+    if (!rope_pieces_stored_whole(p))
+        return false;
+    if (sizeof(T) == 4)
+        return NORM && some;
+    const int pairs = NORM && (width > 1 || any.pairs > 32) ? 4 / width : 1; /* of a thread, P of rope_any */
+    int64_t threads = NORM ? 1 : any.pairs, half = (int64_t)gpu.sm_threads / 2 * gpu.sm_count;
+    while (NORM && threads * pairs < any.pairs)
+        threads *= 2;
+    threads *= all;
+    return threads >= half && threads * width * pairs < 4 * half;
+}
+/* The same across heads, against rope_any_row, by the times of both on 27 calls: rope_any_row is faster where its
+   threads hold a row in units of 8 bytes or more, in calls of at most 14 KB per multiprocessor. */
+template <typename T>
+static bool rope_team_faster(const cuda_limits &gpu, const rope_any_params &any, int width)
+{
+    const adze_rotary &r = any.r;
+    const int64_t q = r.qk[0].heads, k = r.qk[1].heads;
+    const int64_t row = rope_row_splits(any, width) ? std::max(q, k) : q + k;
+    return width * (int)sizeof(T) < 8 || row * any.pairs > rope_row_held(width) ||
+           r.batch * r.seq * (q + k) * r.head_dim * (int64_t)sizeof(T) > (14 << 10) * gpu.sm_count;
+}
+
+/* Launches a call in pieces, if it can be and should be; false if not. `width` is that of rope_any's units. */
 template <typename T, bool NORM>
 static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const rope_any_params &any, int width,
                             adze_status *status)
@@ -349,24 +411,22 @@ static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const
     for (int k = 0; k < 2; k++)
         p.inverse[k] = any.inverse[k];
     p.const_tables = any.const_tables;
-    const int64_t tokens = r.batch * r.seq, heads = r.qk[0].heads + r.qk[1].heads;
+    const int64_t tokens = r.batch * r.seq;
     if (tokens > 0x3fffffff || !rope_pieces_places(&p, NORM))
         return false;
     p.tokens = (uint32_t)tokens;
     if constexpr (NORM)
         if (r.across_heads) {
             const int64_t blocks = rope_team_plan(&p, stream.gpu, tokens, pieces_heads<T, PIECES_ACROSS>);
-            if (!stream.takes(ROPE_TEAM, blocks > 0 && blocks <= 0x7fffffff))
+            if (!stream.takes(ROPE_TEAM, blocks > 0 && blocks <= 0x7fffffff,
+                              rope_team_faster<T>(stream.gpu, any, width)))
                 return false;
             *status = rope_launch_pieces<T, PIECES_ACROSS>(stream, p, blocks);
             return true;
         }
     const int64_t blocks = rope_pieces_plan(&p, stream.gpu, tokens);
-    /* Calls of few elements for each multiprocessor, and of some where tokens are neighbours, are faster in narrow
-       units (H200, 2026-11-18). */
-    const int64_t each = tokens * heads * r.head_dim / stream.gpu.sm_count;
-    const bool faster = each > 2048 && (NORM || !rope_tokens_inner(r) || each > 65536);
-    if (!stream.takes(ROPE_PIECES, blocks > 0 && blocks <= 0x7fffffff, width * (int64_t)sizeof(T) < 8 && faster))
+    if (!stream.takes(ROPE_PIECES, blocks > 0 && blocks <= 0x7fffffff,
+                      rope_pieces_faster<T, NORM>(stream.gpu, p, any, width)))
         return false;
     constexpr int KIND = NORM ? PIECES_HEAD : PIECES_NO_NORM;
     *status = rope_launch_pieces<T, KIND>(stream, p, blocks);

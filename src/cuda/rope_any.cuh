@@ -31,6 +31,12 @@ constexpr int rope_row_blocks(int bytes)
 #endif
 }
 
+/* Pairs of units of a row that a thread reads together, and may hold. */
+constexpr int row_slots(int width)
+{
+    return 8 / width;
+}
+
 /* Where the other element of a pair is, and how many table columns a unit has. If the elements of a pair are in the
    thread's two units, each unit has its own columns. A unit of whole pairs has a column per pair, or one per
    element. */
@@ -47,8 +53,15 @@ struct rope_any_traits {
     static constexpr int FIT = 64 / (2 * P * W * (int)sizeof(T)), HEADS = FIT * P > 8 ? 8 / P : FIT;
     /* Minimum blocks per SM; with 0 the compiler aims at 64 registers and spills where it rounds. */
     static constexpr int BLOCKS = ROUNDS && !NORM ? 3 : 0;
-    static constexpr int SLOTS = 8 / W; /* of a row: pairs of units that a thread reads together, and may hold */
+    static constexpr int SLOTS = row_slots(W);
 };
+
+/* Whether a token prefetches its columns of the tables. Where tokens share a row of them (batches of one position),
+   only the first does: L2 serves requests for one line one after another. */
+__device__ __forceinline__ bool rope_has_own_columns(const adze_rotary &r, int64_t b, int64_t s)
+{
+    return b * r.cos_stride[0] + s * r.cos_stride[1] != 0 || (b == 0 && s == 0);
+}
 
 struct rope_any_params {
     adze_rotary r;
@@ -366,7 +379,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
             prefetch_bytes(at, (int)min(p.r.head_dim, (int64_t)4096) * (int)sizeof(T));
             at += share.groups * rows.from_head;
         }
-        if (share.lane == 0)
+        if (share.lane == 0 && rope_has_own_columns(p.r, share.b, share.s))
             rope_any_columns<TRAITS>::prefetch_rows(p, share.b, share.s);
     } else {
 #pragma unroll
@@ -378,7 +391,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
 #pragma unroll 1
             for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
                 prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-            if (place.rotates)
+            if (place.rotates && rope_has_own_columns(p.r, share.b, share.s))
                 rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
         }
     }
@@ -535,7 +548,7 @@ __global__ void __launch_bounds__(ROW_THREADS, rope_row_blocks(TRAITS::W * sizeo
             prefetch(at), prefetch(at + (place.second ? place.apart : 0));
             rope_any_weight<T, W>::prefetch_weight(p, head.k, place, head.weight + place.at);
         }
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0 && rope_has_own_columns(p.r, row.b, row.s))
             rope_any_columns<TRAITS>::prefetch_rows(p, row.b, row.s);
         if (block == blockIdx.x)
             pdl_wait();

@@ -161,13 +161,16 @@ static adze_status rope_launch_fast(const cuda_call &stream, rope_fast_params p,
 }
 
 /* One head per thread while the GPU has room for all threads, for f32, whose heads are twice as long, and for
-   partial rotation, which few models have; else two. */
+   partial rotation, which few models have; else two. A small call without a norm is faster with two as well, if a
+   token then still has two warps (19 random calls, H200, 2026-11-18). */
 template <typename T, typename TRAITS>
 static adze_status rope_pick_heads(const cuda_call &stream, rope_fast_params p, int64_t tokens)
 {
     const int64_t threads = tokens * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
+    const int64_t room = (int64_t)stream.gpu.sm_threads * stream.gpu.sm_count;
+    const bool small = !TRAITS::NORM && threads <= room / 4 && threads >= tokens * 128;
     if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
-        if (stream.takes(ROPE_FAST2, true, threads > (int64_t)stream.gpu.sm_threads * stream.gpu.sm_count))
+        if (stream.takes(ROPE_FAST2, true, threads > room || small))
             return rope_launch_fast<T, TRAITS, 2>(stream, p, tokens);
     return stream.takes(ROPE_FAST1, true) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens) : ADZE_NO_KERNEL;
 }
