@@ -9,7 +9,7 @@
 #include "vec.cuh"
 
 enum { GEMM_X, GEMM_OUT, GEMM_OUT2, GEMM_OUT3, GEMM_RESIDUAL, GEMM_GATE, GEMM_X_SCALE, GEMM_TENSORS };
-enum { GEMM_PARTS = 3 };
+enum { GEMM_PARTS = 3, GEMM_ENDS = 4 }; /* GEMM_ENDS: outputs of a thread whose operands are loaded together */
 
 /* On targets other than sm_90 the launch bounds must allow one block all registers, or the compiler spills. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
@@ -69,53 +69,88 @@ __host__ __device__ inline bool gemm_has_zero(const gemm_params &p)
 }
 
 /* What becomes of y = x . w^T of a token and a row of a part's weight; y2 is the value's where glu. FLAT: the tokens
-   have one dimension. BYTES: x is quantised. */
+   have one dimension. BYTES: x is quantised. Its operands are loaded first, of several outputs before the first of
+   them is stored: out may be the residual, so that the compiler keeps loads behind stores. */
+template <typename T, bool FLAT = true, bool BYTES = false>
+struct gemm_end {
+    float x_scale, scale, scale2, bias, bias2, gate, residual;
+    int64_t to;
+    __device__ __forceinline__ static bool scaled(const gemm_params &p)
+    {
+        return BYTES || (p.format != OF_X && p.group == 0);
+    }
+    __device__ __forceinline__ void load(const gemm_params &p, int part, int64_t batch, int64_t token, int64_t row)
+    {
+        const gemm_part &w = p.part[part];
+        const row_index at = FLAT ? row_index{{token, 0, 0, 0}} : row_split(p.rows, token);
+        auto offset = [&](int of) { return FLAT ? token * p.rows.stride[of][0] : row_offset(p.rows, of, at); };
+        auto param = [](const void *from, bool f32, int64_t element) {
+            float v[1];
+            load_param<T, 1>(from, f32, element, v);
+            return v[0];
+        };
+        if (BYTES)
+            x_scale = p.x_scale[offset(GEMM_X_SCALE)];
+        if (scaled(p)) {
+            scale = gemm_scale(p, part, row, 0);
+            scale2 = p.glu ? gemm_scale(p, 1, row, 0) : 0;
+        }
+        if (w.bias)
+            bias = param(w.bias, w.bias_f32, row);
+        if (p.glu && p.part[1].bias)
+            bias2 = param(p.part[1].bias, p.part[1].bias_f32, row);
+        const int64_t column = w.column + row;
+        if (p.residual && p.gate)
+            gate = param(p.gate, p.gate_f32, batch * p.gate_batch + offset(GEMM_GATE) + column);
+        if (p.residual)
+            residual = param(p.residual, p.out_f32, batch * p.residual_batch + offset(GEMM_RESIDUAL) + column);
+        to = batch * p.out_batch + offset(w.out_rows) + row;
+    }
+    __device__ __forceinline__ void store(const gemm_params &p, int part, float y, float y2) const
+    {
+        const gemm_part &w = p.part[part];
+        const bool steps = p.rounding & ADZE_ROUND_STEPS;
+        float f[1];
+        if (BYTES)
+            y *= x_scale, y2 *= x_scale;
+        if (scaled(p)) {
+            y *= scale;
+            if (p.glu)
+                y2 *= scale2;
+        }
+        if (w.bias)
+            y += bias;
+        f[0] = steps ? round_to<T>(y) : y;
+        if (p.act) {
+            act_all<1>(p.act, f);
+            f[0] = steps ? round_to<T>(f[0]) : f[0];
+        }
+        if (p.glu) {
+            if (p.part[1].bias)
+                y2 += bias2;
+            f[0] *= steps ? round_to<T>(y2) : y2;
+            f[0] = steps ? round_to<T>(f[0]) : f[0];
+        }
+        if (p.residual) {
+            if (p.gate) {
+                f[0] *= gate;
+                f[0] = steps ? round_to<T>(f[0]) : f[0];
+            }
+            f[0] += residual;
+        }
+        if (p.out_f32)
+            ((float *)w.out)[to] = f[0];
+        else
+            ((T *)w.out)[to] = from_float<T>(f[0]);
+    }
+};
 template <typename T, bool FLAT = true, bool BYTES = false>
 __device__ __forceinline__ void gemm_finish(const gemm_params &p, int part, int64_t batch, int64_t token, int64_t row,
                                             float y, float y2)
 {
-    const gemm_part &w = p.part[part];
-    const bool steps = p.rounding & ADZE_ROUND_STEPS;
-    const row_index at = FLAT ? row_index{{token, 0, 0, 0}} : row_split(p.rows, token);
-    auto offset = [&](int of) { return FLAT ? token * p.rows.stride[of][0] : row_offset(p.rows, of, at); };
-    float f[1], b[1];
-    if (BYTES) {
-        const float x_scale = p.x_scale[offset(GEMM_X_SCALE)];
-        y *= x_scale, y2 *= x_scale;
-    }
-    if (BYTES || (p.format != OF_X && p.group == 0)) {
-        y *= gemm_scale(p, part, row, 0);
-        if (p.glu)
-            y2 *= gemm_scale(p, 1, row, 0);
-    }
-    if (w.bias)
-        load_param<T, 1>(w.bias, w.bias_f32, row, b), y += b[0];
-    f[0] = steps ? round_to<T>(y) : y;
-    if (p.act) {
-        act_all<1>(p.act, f);
-        f[0] = steps ? round_to<T>(f[0]) : f[0];
-    }
-    if (p.glu) {
-        if (p.part[1].bias)
-            load_param<T, 1>(p.part[1].bias, p.part[1].bias_f32, row, b), y2 += b[0];
-        f[0] *= steps ? round_to<T>(y2) : y2;
-        f[0] = steps ? round_to<T>(f[0]) : f[0];
-    }
-    if (p.residual) {
-        const int64_t column = w.column + row;
-        if (p.gate) {
-            load_param<T, 1>(p.gate, p.gate_f32, batch * p.gate_batch + offset(GEMM_GATE) + column, b);
-            f[0] *= b[0];
-            f[0] = steps ? round_to<T>(f[0]) : f[0];
-        }
-        load_param<T, 1>(p.residual, p.out_f32, batch * p.residual_batch + offset(GEMM_RESIDUAL) + column, b);
-        f[0] += b[0];
-    }
-    const int64_t to = batch * p.out_batch + offset(w.out_rows) + row;
-    if (p.out_f32)
-        ((float *)w.out)[to] = f[0];
-    else
-        ((T *)w.out)[to] = from_float<T>(f[0]);
+    gemm_end<T, FLAT, BYTES> end;
+    end.load(p, part, batch, token, row);
+    end.store(p, part, y, y2);
 }
 
 /* Asks for what gemm_finish reads of an output, into L2, so that few products do not end with loads from memory. */

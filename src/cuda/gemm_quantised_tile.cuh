@@ -91,15 +91,23 @@ __device__ __forceinline__ void tile_finish(const gemm_params &p, SUM *sums, int
     __syncthreads();
     const quantised_tile_place at_end = quantised_tile_place_of<S>(p, opaque(blockIdx.x), token_tiles, strip);
     const int columns = p.glu ? S::ROWS / 2 : S::ROWS, shift = 31 - __clz(columns);
-    for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::WORKERS) {
-        const int of_tile = i >> shift, column = i & (columns - 1), in_strip = column % S::STRIP;
-        const int row = column / S::STRIP * strip + in_strip;
-        if (in_strip >= strip || row >= at_end.rows.count || at_end.token + of_tile >= p.m)
-            continue;
-        const SUM *const at = sums + of_tile * S::PITCH + column;
-        gemm_finish<T, true, std::is_same<SUM, int>::value>(p, at_end.rows.part, 0, at_end.token + of_tile,
-                                                            at_end.rows.at + row, (float)at[0],
-                                                            p.glu ? (float)at[S::ROWS / 2] : 0);
+    for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::WORKERS * GEMM_ENDS) {
+        gemm_end<T, true, std::is_same<SUM, int>::value> end[GEMM_ENDS];
+        const SUM *at[GEMM_ENDS];
+#pragma unroll
+        for (int j = 0; j < GEMM_ENDS; j++) {
+            const int own = i + j * S::WORKERS, of_tile = own >> shift, column = own & (columns - 1);
+            const int in_strip = column % S::STRIP, row = column / S::STRIP * strip + in_strip;
+            const bool there =
+                own < last << shift && in_strip < strip && row < at_end.rows.count && at_end.token + of_tile < p.m;
+            at[j] = there ? sums + of_tile * S::PITCH + column : NULL;
+            if (there)
+                end[j].load(p, at_end.rows.part, 0, at_end.token + of_tile, at_end.rows.at + row);
+        }
+#pragma unroll
+        for (int j = 0; j < GEMM_ENDS; j++)
+            if (at[j])
+                end[j].store(p, at_end.rows.part, (float)at[j][0], p.glu ? (float)at[j][S::ROWS / 2] : 0);
     }
     if (parts > 1) /* other blocks read this one's sums */
         cluster_wait();

@@ -222,16 +222,23 @@ __global__ void __launch_bounds__(S::THREADS, O::BYTES ? 1 : GEMM_ONE_BLOCK)
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
+            for (int n = 0; n < NT; n++) {
+                gemm_end<T> end[4];
+                auto there = [&](int e, auto then) {
                     const int64_t token = first_token + warp_token + i * 16 + e / 2 * 8 + g;
                     const int column = warp_column + n * 8 + t * 2 + e % 2;
-                    if ((p.glu && n >= NT / 2) || token >= p.m || column >= rows.count)
-                        continue;
-                    gemm_finish<T>(p, rows.part, batch, token, rows.at + column, (float)sum[i][n][e],
-                                   (float)sum[i][(n + NT / 2) % NT][e]);
-                }
+                    if (!(p.glu && n >= NT / 2) && token < p.m && column < rows.count)
+                        then(token, rows.at + column);
+                };
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    there(e, [&](int64_t token, int row) { end[e].load(p, rows.part, batch, token, row); });
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    there(e, [&](int64_t, int) {
+                        end[e].store(p, rows.part, (float)sum[i][n][e], (float)sum[i][(n + NT / 2) % NT][e]);
+                    });
+            }
         return;
     }
     sum_type *const sums = (sum_type *)shared, *const own = sums + slice * S::TOKENS * S::PITCH;
@@ -274,19 +281,29 @@ __global__ void __launch_bounds__(S::THREADS, O::BYTES ? 1 : GEMM_ONE_BLOCK)
             return cluster_load(at, part);
     };
     auto finish = [&](auto of_out) {
-        for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS) {
-            const int of_tile = i / size, column = i % size;
-            if (first_token + of_tile >= p.m || column >= rows.count)
-                continue;
-            const sum_type *at = sums + of_tile * S::PITCH + column;
-            sum_type y = 0, y2 = 0;
-            for (int part = 0; part < (int)parts; part++) {
-                y += parts > 1 ? load_sum(at, part) : at[0];
-                if (p.glu)
-                    y2 += parts > 1 ? load_sum(at + S::ROWS / 2, part) : at[S::ROWS / 2];
+        for (int i = first * size + (int)threadIdx.x; i < last * size; i += S::THREADS * GEMM_ENDS) {
+            gemm_end<decltype(of_out), true, O::BYTES> end[GEMM_ENDS];
+            const sum_type *at[GEMM_ENDS];
+#pragma unroll
+            for (int j = 0; j < GEMM_ENDS; j++) {
+                const int own = i + j * S::THREADS, of_tile = own / size, column = own % size;
+                const bool there = own < last * size && first_token + of_tile < p.m && column < rows.count;
+                at[j] = there ? sums + of_tile * S::PITCH + column : NULL;
+                if (there)
+                    end[j].load(p, rows.part, batch, first_token + of_tile, rows.at + column);
             }
-            gemm_finish<decltype(of_out), true, O::BYTES>(p, rows.part, batch, first_token + of_tile,
-                                                          rows.at + column, (float)y, (float)y2);
+#pragma unroll
+            for (int j = 0; j < GEMM_ENDS; j++) {
+                if (!at[j])
+                    continue;
+                sum_type y = 0, y2 = 0;
+                for (int part = 0; part < (int)parts; part++) {
+                    y += parts > 1 ? load_sum(at[j], part) : at[j][0];
+                    if (p.glu)
+                        y2 += parts > 1 ? load_sum(at[j] + S::ROWS / 2, part) : at[j][S::ROWS / 2];
+                }
+                end[j].store(p, rows.part, (float)y, (float)y2);
+            }
         }
     };
     if constexpr (O::BYTES) {
