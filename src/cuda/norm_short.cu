@@ -85,10 +85,23 @@ struct short_piece {
         for (int u = 0; u < UNITS; u++)
             to[u] = from[u].whole(at); /* units are whole vectors apart */
     }
-    /* Parameters of dtype S at any address, plus `more`. */
+    /* Parameters of dtype S at any address, plus `more`. Vectors where it is aligned: single elements of neighbouring
+       lanes lie as far apart as their units, and each load takes several cycles. */
     template <typename S>
     __device__ __forceinline__ void fetch_param(const S *from, int left, float more, float (&to)[UNITS][W]) const
     {
+        if constexpr (W * sizeof(S) % 16 == 0)
+            if (((uintptr_t)from & 15) == 0) {
+#pragma unroll
+                for (int u = 0; u < UNITS; u++)
+                    if (apart(u) < left) {
+                        load<S, W>(from + apart(u) * W, to[u]);
+#pragma unroll
+                        for (int j = 0; j < W; j++)
+                            to[u][j] += more;
+                    }
+                return;
+            }
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             if (apart(u) < left) {
