@@ -145,6 +145,15 @@ __device__ __forceinline__ void shifted_prefetch(const norm_shifted_params &p, c
         prefetch_bytes(residual, bytes);
 }
 
+/* The blocks of the first row prefetch what all rows share: a thread of a long row loads it in turns. */
+template <typename T>
+__device__ __forceinline__ void shifted_prefetch_param(const void *data, bool is_f32, int64_t start, int elements)
+{
+    const int size = is_f32 ? (int)sizeof(float) : (int)sizeof(T);
+    if (data)
+        prefetch_bytes((const char *)data + start * size, elements * size);
+}
+
 /* Minimum blocks per SM: this bounds the registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 constexpr int ALIGNED_BLOCKS = 2, SHIFTED_BLOCKS = 3, MODULATED_BLOCKS = 2;
@@ -256,8 +265,18 @@ __device__ __forceinline__ void shifted_fetch(const norm_shifted_params &p, cons
         v[u] = two[u].template vector<T>(0);
 }
 
-template <typename T, bool IN_CLUSTER, bool MODULATED>
-__global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS : SHIFTED_BLOCKS)
+/* WIDE: a row on its own, in a wide cluster of blocks with an SM each. Their threads are more, and have registers for
+   all parameters of the vectors that they write together. */
+constexpr int shifted_threads(bool wide)
+{
+    return wide ? ANY_THREADS : SHIFTED_THREADS;
+}
+constexpr int shifted_blocks(bool modulated, bool wide)
+{
+    return wide ? 1 : modulated ? MODULATED_BLOCKS : SHIFTED_BLOCKS;
+}
+template <typename T, bool IN_CLUSTER, bool MODULATED, bool WIDE>
+__global__ void __launch_bounds__(shifted_threads(WIDE), shifted_blocks(MODULATED, WIDE))
     norm_shifted(const __grid_constant__ norm_shifted_params p)
 {
     constexpr int W = VEC<T>;
@@ -277,6 +296,14 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
     pdl_launch_next();
     if (from < end)
         shifted_prefetch(p, x + from, residual + from, (end - from) * (int)sizeof(T));
+    if (from < end && thread == 0 && blockIdx.x < (IN_CLUSTER ? (uint32_t)cluster_size() : 1)) {
+        shifted_prefetch_param<T>(p.weight, p.weight_f32, from, end - from);
+        shifted_prefetch_param<T>(p.bias, p.bias_f32, from, end - from);
+        if (MODULATED) {
+            shifted_prefetch_param<T>(p.scale, p.scale_f32, start[SCALE] + from, end - from);
+            shifted_prefetch_param<T>(p.shift, p.shift_f32, start[SHIFT] + from, end - from);
+        }
+    }
     pdl_wait();
 
     float total = 0, mean = 0;
@@ -330,11 +357,14 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
 #pragma unroll 1
     for (int i = thread; begin + i * W < end; i += WRITE * threads) {
         const auto at = [&](int u) { return begin + (i + u * threads) * W; };
-        param weight[WRITE], bias, scale, shift;
+        param weight[WRITE], bias[WIDE ? WRITE : 1], scale, shift;
 #pragma unroll
-        for (int u = 0; u < WRITE; u++)
+        for (int u = 0; u < WRITE; u++) {
             if (p.weight && at(u) < end)
                 weight[u].fetch(p.weight, p.weight_f32, 0, at(u), p.dim);
+            if (WIDE && p.bias && at(u) < end)
+                bias[WIDE ? u : 0].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
+        }
         if (MODULATED && p.scale)
             scale.fetch(p.scale, p.scale_f32, start[SCALE], at(0), p.dim);
         if (MODULATED && p.shift)
@@ -344,12 +374,12 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
             if (at(u) < end) {
                 float f[W];
                 packed<T>{held[i + u * threads]}.get(f);
-                if (p.bias)
-                    bias.fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
+                if (!WIDE && p.bias)
+                    bias[0].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[j] = (f[j] - mean) * factor;
-                shifted_weigh<T>(p, f, weight[u], bias);
+                shifted_weigh<T>(p, f, weight[u], bias[WIDE ? u : 0]);
                 if (MODULATED)
                     shifted_modulate<T>(p, f, scale, shift);
                 store_shifted(out, at(u), p.dim, shifted_packed<T>(f));
@@ -372,7 +402,8 @@ static adze_status aligned_launch(const cuda_call &s, norm_shifted_params p, int
     p.prefetch_blocks = prefetch_blocks(s.gpu, count * vectors / 2, vectors * rows, threads * rows, 32);
     return launch(s, norm_aligned<T>, grid_for(count, rows), dim3((unsigned)threads, (unsigned)rows), 0, p);
 }
-/* How norm_shifted cuts a row: `threads` of each block of a cluster, which hold `part` vectors. */
+/* How norm_shifted cuts a row: `threads` of each block of a cluster, which hold `part` vectors. A cluster of more
+   than ANY_CLUSTER blocks is a wide one. */
 struct shifted_cut {
     int64_t cluster, part, threads;
 };
@@ -388,7 +419,7 @@ static shifted_cut shifted_cut_for(const cuda_call &s, int64_t rows, int64_t vec
         cut.cluster *= 2;
     cut.part = ceil_div(vectors, cut.cluster);
     const int64_t each = rows * cut.cluster >= 4 * sm_count ? SHIFTED_READ : cut.part > SHIFTED_THREADS ? 2 : 1;
-    cut.threads = std::min(shifted_warps(cut.part, each), (int64_t)SHIFTED_THREADS);
+    cut.threads = std::min(shifted_warps(cut.part, each), (int64_t)shifted_threads(cut.cluster > ANY_CLUSTER));
     return cut;
 }
 template <typename T>
@@ -398,9 +429,11 @@ static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int
     p.part = (int32_t)cut.part;
     p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, cut.part, cut.threads, 32);
     const launch_shape shape((size_t)cut.part * 16, cluster);
-    const auto kernel = p.scale || p.shift
-                            ? (cluster > 1 ? norm_shifted<T, true, true> : norm_shifted<T, false, true>)
-                            : (cluster > 1 ? norm_shifted<T, true, false> : norm_shifted<T, false, false>);
+    const bool modulated = p.scale || p.shift;
+    const auto kernel =
+        cluster > ANY_CLUSTER ? (modulated ? norm_shifted<T, true, true, true> : norm_shifted<T, true, false, true>)
+        : cluster > 1         ? (modulated ? norm_shifted<T, true, true, false> : norm_shifted<T, true, false, false>)
+                      : (modulated ? norm_shifted<T, false, true, false> : norm_shifted<T, false, false, false>);
     return launch(s, kernel, rows * cluster, dim3((unsigned)cut.threads), shape, p);
 }
 
@@ -455,13 +488,17 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const int clusters = adze_cuda_clusters(s.device) && rows <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
     const bool aligned = norm_alike(g, OUT, OUT, sizeof(T));
     const int64_t vectors = aligned ? ceil_div(g.dim, VEC<T>) : shifted_most<T>(g.dim);
-    const int64_t most = clusters * ((s.gpu.block_shared - (int64_t)sizeof(norm_shared<true>)) / 16 - 64);
+    /* A few rows have twice as many blocks where a thread of 8 would have more vectors than it writes together. */
+    const bool wide = clusters > 1 && vectors > ANY_CLUSTER * SHIFTED_WRITE * SHIFTED_THREADS &&
+                      rows <= adze_cuda_clustered(s.device, WIDE_CLUSTER);
+    const int blocks = wide ? WIDE_CLUSTER : clusters;
+    const int64_t most = blocks * ((s.gpu.block_shared - (int64_t)sizeof(norm_shared<true>)) / 16 - 64);
     const bool modulated = norm_scaled(g, sizeof(T) < 4), whole = g.rows_width == 16;
     const bool in_registers =
         !modulated && whole &&
         (vectors <= ANY_THREADS || (vectors <= ALIGNED_VECTORS * ANY_THREADS && (rows >= sm_count || clusters == 1)));
     const bool float_sum = sizeof(T) < 4 && d[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM; /* cannot be held packed */
-    const shifted_cut cut = shifted_cut_for(s, rows, vectors, clusters);
+    const shifted_cut cut = shifted_cut_for(s, rows, vectors, blocks);
     if (!s.takes(variant,
                  (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) &&
                      (in_registers || (vectors <= most && !float_sum)),
