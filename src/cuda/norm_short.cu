@@ -437,7 +437,8 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
             return shared && rows >= SHORT_MANY && (g.data[RESIDUAL] || all >= LARGE_F32);
         if (g.dim <= SHORT_TINY && (mixed || width == 1 || rows >= 4 * sm_count))
             return true;
-        return shared && (several || ((g.weight || g.bias) && rows >= 8 * sm_count));
+        /* norm_any takes longest for weight and bias with a modulation; here they are loaded once, as vectors. */
+        return shared && (several || ((g.weight || g.bias) && g.width == 16 && rows >= 8 * sm_count));
     }
     if (sizeof(T) == 4)
         return width < VEC<T> ? !g.data[RESIDUAL] && all >= LARGE_NARROW_F32 : several;
