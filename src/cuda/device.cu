@@ -9,14 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEVICES_MAX = 64, CLUSTER_SIZES = 8 };
+enum { DEVICES_MAX = 64, CLUSTER_SIZES = 16, CLUSTER_PORTABLE = 8 };
 
 static struct {
     int count;
     struct {
         cuda_limits limits;
         std::atomic<int> code; /* the architecture that its code was compiled for; 0: not queried yet, -1: none */
-        std::atomic<int> clustered[CLUSTER_SIZES + 1]; /* by size of a cluster; 0: not queried yet */
+        std::atomic<int> clustered[CLUSTER_SIZES + 1]; /* by size of a cluster; 0: not queried yet, -1: none */
     } device[DEVICES_MAX];
 } machine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -103,7 +103,8 @@ extern "C" int adze_cuda_clusters(int device)
 {
     return device >= 0 && device < adze_cuda_count() && has_wait(device);
 }
-/* Clusters lie within a GPC, and GPCs have different numbers of multiprocessors. */
+/* Clusters lie within a GPC, and GPCs have different numbers of multiprocessors. A kernel asks for more than 8 blocks
+   by an attribute, and not every GPU has them. */
 extern "C" int adze_cuda_clustered(int device, int size)
 {
     std::atomic<int> &known = machine.device[device].clustered[size];
@@ -119,11 +120,13 @@ extern "C" int adze_cuda_clustered(int device, int size)
         config.numAttrs = 1;
         int count = 0;
         cudaFuncSetAttribute(module_probe, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)config.dynamicSmemBytes);
+        if (size > CLUSTER_PORTABLE)
+            cudaFuncSetAttribute(module_probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
         const bool ok = cudaOccupancyMaxActiveClusters(&count, module_probe, &config) == cudaSuccess && count > 0;
         cudaGetLastError();
-        known = ok ? count : machine.device[device].limits.sm_count / size;
+        known = ok ? count : size <= CLUSTER_PORTABLE ? machine.device[device].limits.sm_count / size : -1;
     }
-    return known;
+    return known > 0 ? (int)known : 0;
 }
 extern "C" int adze_cuda_tensor_cores(int device)
 {

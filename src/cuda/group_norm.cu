@@ -370,11 +370,19 @@ static bool wants_wide(const cuda_call &s, const tile_params &p, bool last, int6
     return last && all > (int64_t)s.gpu.sm_count * LAST_BYTES;
 }
 
-/* The tiling for tile_norm that gives the busiest SM the least work, counted in vectors. A wave of blocks, a
-   cluster, and up to eight vectors in sequence in one thread have costs too; the weights select what was fastest on
-   an H200. units: units of a thread, 0 when no cluster can hold a tile. A call that asks for a variant gets its
-   units. */
-enum { WAVE_COST = 1000, CLUSTER_COST = 400, VECTOR_COST = 100 };
+/* How many clusters of tile_norm run at once: blocks of fewer threads than it is compiled for share an SM with more
+   of them. A group of SMs has whole clusters only. */
+static int64_t held_at_once(const cuda_call &s, const tile_params &p, int units, bool last)
+{
+    const int64_t sms = p.ranks > 1 ? adze_cuda_clustered(s.device, p.ranks) : s.gpu.sm_count;
+    return sms * (held_blocks(units) * held_threads(units, last) / (int)tile_threads(p));
+}
+
+/* The tiling for tile_norm that gives the busiest SM the least work, counted in vectors. A wave of clusters, a
+   cluster, blocks that have an SM to themselves, and up to eight vectors in sequence in one thread have costs too;
+   the weights select what was fastest on an H200. units: units of a thread, 0 when no cluster can hold a tile. A call
+   that asks for a variant gets its units. */
+enum { WAVE_COST = 1000, CLUSTER_COST = 400, ALONE_COST = 500, VECTOR_COST = 100 };
 struct held_cut {
     tile_params p;
     int units;
@@ -406,11 +414,11 @@ static held_cut hold(const cuda_call &s, const tile_params &p, bool last, int64_
                 if (large && row < TILE_BYTES)
                     moved *= 2;
                 const int64_t cost = ceil_div(blocks, sm_count) * cut.share * moved / 16 +
-                                     ceil_div(blocks, sm_count * held_blocks(units)) * WAVE_COST +
-                                     (ranks > 1) * CLUSTER_COST + (units < 8 ? units : 8) * VECTOR_COST;
+                                     ceil_div(blocks / ranks, held_at_once(s, cut, units, last)) * WAVE_COST +
+                                     (ranks > 1) * CLUSTER_COST + (units == HELD_MOST) * ALONE_COST +
+                                     (units < 8 ? units : 8) * VECTOR_COST;
                 if (cost < least)
                     least = cost, best.p = cut, best.units = units;
-                break;
             }
     return best;
 }
@@ -448,6 +456,15 @@ static bool slow_alone(const cuda_call &s, const tile_params &p, int64_t entries
     return clusters * p.ranks > 2 * sm_count || waves * at_once * 2 > clusters * 3;
 }
 
+/* The same of other blocks, where the last of several waves is nearly empty: four entries of 960 channels last, 1056
+   positions each, took 17.5 us, and 13.7 us where x is read twice. */
+static bool slow_waves(const cuda_call &s, const held_cut &h, bool last, int64_t entries)
+{
+    const int64_t clusters = entries * h.p.tiles, at_once = held_at_once(s, h.p, h.units, last);
+    const int64_t waves = ceil_div(clusters, at_once);
+    return waves > 1 && waves * at_once * 2 > clusters * 3;
+}
+
 /* Runs the call in units of W elements of T; false if they do not fit it. */
 template <typename T, int W>
 static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_status *status)
@@ -461,8 +478,9 @@ static bool run_tiles(const cuda_call &s, const adze_group_norm_args *a, adze_st
     const held_cut held = hold(s, p, last, entries, W, BYTES);
     const bool in_slices = adze_count(&a->x) / (entries * a->groups) > WHOLE_THREADS * ROW_UNITS;
     const bool slow = held.p.columns * BYTES < TILE_BYTES && wants_wide(s, p, last, entries, BYTES);
-    const bool alone = held.units == HELD_MOST && slow_alone(s, held.p, entries);
-    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && (slow || alone))))
+    const bool turns =
+        held.units == HELD_MOST ? slow_alone(s, held.p, entries) : held.units && slow_waves(s, held, last, entries);
+    if (held.units && s.takes(held_variant(held.units), true, !(in_slices && (slow || turns))))
         *status = last ? run_held<T, W, true>(s, held, entries) : run_held<T, W, false>(s, held, entries);
     else if (s.takes(SLICES, in_slices)) {
         if constexpr (is_narrow<T, W>) { /* vectors that are shifted take fewer instructions than narrow units */

@@ -16,7 +16,8 @@ struct cuda_limits {
 extern "C" const cuda_limits *adze_cuda_limits(int device); /* NULL: there is no such device */
 extern "C" int adze_cuda_pdl(int device);                   /* whether launches on it may overlap */
 extern "C" int adze_cuda_clusters(int device); /* whether this build's kernels may run there in clusters */
-/* How many clusters of 1 to 8 blocks it has at once, where a multiprocessor has one block. */
+/* How many clusters of 1 to 16 blocks it has at once, where a multiprocessor has one block; of more than 8 blocks
+   there may be none. */
 extern "C" int adze_cuda_clustered(int device, int size);
 extern "C" int adze_cuda_tensor_cores(int device); /* whether they have mma and cp.async there: sm_80 and newer */
 

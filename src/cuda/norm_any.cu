@@ -95,12 +95,17 @@ static norm_cut norm_cut_for(const norm_params &g, const cuda_call &s, int size,
                 (cut.units > cut.cluster * part_few && g.rows.count * cut.cluster < 2 * sm_count)))
             cut.cluster *= 2;
     }
+    /* A row on its own is bound by the loads that a thread has in sequence: twice the blocks, and all their threads.
+     */
+    const bool wide = cut.cluster == ANY_CLUSTER && cut.units > ANY_CLUSTER * part_few &&
+                      g.rows.count <= adze_cuda_clustered(s.device, WIDE_CLUSTER);
+    cut.cluster = wide ? WIDE_CLUSTER : cut.cluster;
     const int64_t part = ceil_div(cut.units, cut.cluster);
     /* Many elements per thread where there are enough rows to fill the GPU anyway. */
     const int64_t warps_many = ceil_div(part * width, 32 * many) * cut.cluster * g.rows.count;
     cut.many = part > part_few ||
                (many > few && part > 32 * few / width && warps_many >= (int64_t)sm_count * s.gpu.sm_threads / 64);
-    const int64_t each = !cut.many ? few : cut.cluster > 1 ? joined : many;
+    const int64_t each = !cut.many || wide ? few : cut.cluster > 1 ? joined : many;
     const int64_t warps = std::min(ceil_div(part, 32 * (each / width)), (int64_t)ANY_THREADS / 32);
     cut.threads = warps * 32;
     cut.thread_units = (int)ceil_div(part, cut.threads);

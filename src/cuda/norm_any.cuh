@@ -20,6 +20,7 @@
 #include <type_traits>
 
 constexpr int ANY_CLUSTER = 8;               /* blocks, at most */
+constexpr int WIDE_CLUSTER = 16;             /* the same of a few long rows, where the GPU has such clusters */
 constexpr int ANY_GROUP = 4;                 /* units that a warp skips together */
 constexpr int ANY_LANES = 8, ANY_SHORT = 16; /* of a short row: lanes, and elements of each at most */
 
@@ -54,7 +55,7 @@ __device__ __forceinline__ void round_unit(float (&f)[W])
 template <bool IN_CLUSTER>
 struct norm_shared {
     float part[2][IN_CLUSTER ? 1 : 4][32];
-    float2 blocks[2][IN_CLUSTER ? ANY_CLUSTER : 1];
+    float2 blocks[2][IN_CLUSTER ? WIDE_CLUSTER : 1];
 };
 
 /* The sum over the threads of a row, and over the blocks of its cluster. I: the first or the second of a row. */
@@ -73,12 +74,12 @@ __device__ __forceinline__ float any_total(float v, norm_shared<IN_CLUSTER> &sha
         v = warp_sum<32>(lane < warps ? mine[lane] : 0);
     }
     if constexpr (IN_CLUSTER) {
-        const int count = cluster_size(), block = lane % ANY_CLUSTER;
+        const int count = cluster_size(), block = lane % WIDE_CLUSTER;
         if ((int)threadIdx.x < count)
             cluster_store(&shared.blocks[I][cluster_rank()], (int)threadIdx.x, v, 0);
         cluster_arrive();
         cluster_wait();
-        v = warp_sum<ANY_CLUSTER>(block < count ? shared.blocks[I][block].x : 0);
+        v = warp_sum<WIDE_CLUSTER>(block < count ? shared.blocks[I][block].x : 0);
     }
     return v;
 }
@@ -128,13 +129,16 @@ template <typename T, int W, int LANES, int UNITS, norm_form FORM, typename ROWS
 struct norm_piece {
     static constexpr int ELEMENTS = UNITS * W;
     static constexpr bool PACKED = any_packed(FORM, W, sizeof(T), LANES, ELEMENTS);
+    /* f32 vectors in a cluster leave registers for 8 elements of each parameter. */
+    static constexpr bool ROOMY = FORM == UNMODULATED && sizeof(T) == 4 && W == VEC<T> && ELEMENTS > 16;
     /* How many units fetch their parameters together, how many their residual, and how many a warp skips together. */
     static constexpr int CHUNK = ELEMENTS <= any_few(FORM, W, sizeof(T)) && (LANES == 32 || ELEMENTS <= 8) ? UNITS
+                                 : ROOMY                                                                   ? 2
                                  : W > 4                                                                   ? 1
                                  : FORM == SCALE_SHIFT ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
                                                        : (FORM == ANY_OPTION || ELEMENTS > 16 ? 4 : 8) / W;
     static constexpr int ADD_CHUNK = any_added(FORM, W, sizeof(T), UNITS, CHUNK);
-    static constexpr bool BIAS_AHEAD = FORM == UNMODULATED && PACKED;
+    static constexpr bool BIAS_AHEAD = FORM == UNMODULATED && (PACKED || ROOMY);
     static constexpr int MOST_GROUP = LANES < 32 && PACKED && CHUNK < ANY_GROUP ? CHUNK : ANY_GROUP;
     static constexpr int GROUP = UNITS < MOST_GROUP ? UNITS : MOST_GROUP;
     typedef param_unit<T, W> param;

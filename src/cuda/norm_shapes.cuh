@@ -199,8 +199,9 @@ constexpr norm_rule SINGLE[] = {
     lanes(16, 2).vectors(23, 32),
     threads(512, 2).full().blocks(2).vectors(1, 512),
     threads(512, 4).full().late().blocks(2).vectors(1, 2048),
-    threads(448, 4).late().blocks(2).vectors(1, 1792),
-    threads(512, 8).late().vectors(1, 4096),
+    threads(448, 4).late().blocks(2).rows(FEW).vectors(1, 1792),
+    threads(448, 4).late().blocks(2).vectors(65, 1792), /* of fewer, norm_any has two for each lane of a warp */
+    threads(512, 8).late().vectors(65, 4096),
 };
 constexpr norm_rule BARE_RMS[] = {
     lanes(8, 2).late().vectors(1, 16),

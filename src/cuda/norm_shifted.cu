@@ -14,8 +14,10 @@
 /* Threads of a block, at most; vectors that a thread loads together, and writes together; and vectors of a block's
    part that let three blocks share an SM. */
 constexpr int SHIFTED_THREADS = 288, SHIFTED_READ = 4, SHIFTED_WRITE = 2, SHIFTED_PART = 72 * 1024 / 16;
-constexpr int SHIFTED_MANY = 32 * 1024 / 16; /* vectors of a row, beyond which many rows are preferred too */
-constexpr int ALIGNED_VECTORS = 2;           /* that a thread of norm_aligned holds, at most */
+constexpr int SHIFTED_MANY = 32 * 1024 / 16;          /* vectors of a row, beyond which many rows are preferred too */
+constexpr int SHIFTED_RESIDENT = 3 * SHIFTED_THREADS; /* threads of an SM at once, on sm_90 */
+constexpr int ALIGNED_VECTORS = 2;                    /* that a thread of norm_aligned holds, at most */
+constexpr int ALIGNED_SHORT = 512; /* elements of a row, up to which it is faster with f32 parameters */
 
 struct norm_shifted_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -143,6 +145,15 @@ __device__ __forceinline__ void shifted_prefetch(const norm_shifted_params &p, c
         prefetch_bytes(residual, bytes);
 }
 
+/* The blocks of the first row prefetch what all rows share: a thread of a long row loads it in turns. */
+template <typename T>
+__device__ __forceinline__ void shifted_prefetch_param(const void *data, bool is_f32, int64_t start, int elements)
+{
+    const int size = is_f32 ? (int)sizeof(float) : (int)sizeof(T);
+    if (data)
+        prefetch_bytes((const char *)data + start * size, elements * size);
+}
+
 /* Minimum blocks per SM: this bounds the registers. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 constexpr int ALIGNED_BLOCKS = 2, SHIFTED_BLOCKS = 3, MODULATED_BLOCKS = 2;
@@ -254,8 +265,18 @@ __device__ __forceinline__ void shifted_fetch(const norm_shifted_params &p, cons
         v[u] = two[u].template vector<T>(0);
 }
 
-template <typename T, bool IN_CLUSTER, bool MODULATED>
-__global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS : SHIFTED_BLOCKS)
+/* WIDE: a row on its own, in a wide cluster of blocks with an SM each. Their threads are more, and have registers for
+   all parameters of the vectors that they write together. */
+constexpr int shifted_threads(bool wide)
+{
+    return wide ? ANY_THREADS : SHIFTED_THREADS;
+}
+constexpr int shifted_blocks(bool modulated, bool wide)
+{
+    return wide ? 1 : modulated ? MODULATED_BLOCKS : SHIFTED_BLOCKS;
+}
+template <typename T, bool IN_CLUSTER, bool MODULATED, bool WIDE>
+__global__ void __launch_bounds__(shifted_threads(WIDE), shifted_blocks(MODULATED, WIDE))
     norm_shifted(const __grid_constant__ norm_shifted_params p)
 {
     constexpr int W = VEC<T>;
@@ -275,6 +296,14 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
     pdl_launch_next();
     if (from < end)
         shifted_prefetch(p, x + from, residual + from, (end - from) * (int)sizeof(T));
+    if (from < end && thread == 0 && blockIdx.x < (IN_CLUSTER ? (uint32_t)cluster_size() : 1)) {
+        shifted_prefetch_param<T>(p.weight, p.weight_f32, from, end - from);
+        shifted_prefetch_param<T>(p.bias, p.bias_f32, from, end - from);
+        if (MODULATED) {
+            shifted_prefetch_param<T>(p.scale, p.scale_f32, start[SCALE] + from, end - from);
+            shifted_prefetch_param<T>(p.shift, p.shift_f32, start[SHIFT] + from, end - from);
+        }
+    }
     pdl_wait();
 
     float total = 0, mean = 0;
@@ -328,11 +357,14 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
 #pragma unroll 1
     for (int i = thread; begin + i * W < end; i += WRITE * threads) {
         const auto at = [&](int u) { return begin + (i + u * threads) * W; };
-        param weight[WRITE], bias, scale, shift;
+        param weight[WRITE], bias[WIDE ? WRITE : 1], scale, shift;
 #pragma unroll
-        for (int u = 0; u < WRITE; u++)
+        for (int u = 0; u < WRITE; u++) {
             if (p.weight && at(u) < end)
                 weight[u].fetch(p.weight, p.weight_f32, 0, at(u), p.dim);
+            if (WIDE && p.bias && at(u) < end)
+                bias[WIDE ? u : 0].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
+        }
         if (MODULATED && p.scale)
             scale.fetch(p.scale, p.scale_f32, start[SCALE], at(0), p.dim);
         if (MODULATED && p.shift)
@@ -342,12 +374,12 @@ __global__ void __launch_bounds__(SHIFTED_THREADS, MODULATED ? MODULATED_BLOCKS 
             if (at(u) < end) {
                 float f[W];
                 packed<T>{held[i + u * threads]}.get(f);
-                if (p.bias)
-                    bias.fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
+                if (!WIDE && p.bias)
+                    bias[0].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[j] = (f[j] - mean) * factor;
-                shifted_weigh<T>(p, f, weight[u], bias);
+                shifted_weigh<T>(p, f, weight[u], bias[WIDE ? u : 0]);
                 if (MODULATED)
                     shifted_modulate<T>(p, f, scale, shift);
                 store_shifted(out, at(u), p.dim, shifted_packed<T>(f));
@@ -370,28 +402,84 @@ static adze_status aligned_launch(const cuda_call &s, norm_shifted_params p, int
     p.prefetch_blocks = prefetch_blocks(s.gpu, count * vectors / 2, vectors * rows, threads * rows, 32);
     return launch(s, norm_aligned<T>, grid_for(count, rows), dim3((unsigned)threads, (unsigned)rows), 0, p);
 }
+/* How norm_shifted cuts a row: `threads` of each block of a cluster, which hold `part` vectors. A cluster of more
+   than ANY_CLUSTER blocks is a wide one. */
+struct shifted_cut {
+    int64_t cluster, part, threads;
+};
 /* Clusters of at most `most` blocks: of the fewest that leave room for three on an SM. Few rows with more than a
    vector for each thread are spread over the SMs. */
-template <typename T>
-static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, int most)
+static shifted_cut shifted_cut_for(const cuda_call &s, int64_t rows, int64_t vectors, int most)
 {
-    const int64_t sm_count = s.gpu.sm_count, rows = p.rows.count;
-    int64_t cluster = 1;
-    while (cluster < most && (vectors > cluster * SHIFTED_PART ||
-                              (vectors > cluster * SHIFTED_THREADS && rows * cluster < 2 * sm_count)))
-        cluster *= 2;
-    const int64_t part = ceil_div(vectors, cluster);
-    const int64_t each = rows * cluster >= 4 * sm_count ? SHIFTED_READ : part > SHIFTED_THREADS ? 2 : 1;
-    const int64_t threads = std::min(shifted_warps(part, each), (int64_t)SHIFTED_THREADS);
-    p.part = (int32_t)part;
-    p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, part, threads, 32);
-    const launch_shape shape((size_t)part * 16, cluster);
-    const auto kernel = p.scale || p.shift
-                            ? (cluster > 1 ? norm_shifted<T, true, true> : norm_shifted<T, false, true>)
-                            : (cluster > 1 ? norm_shifted<T, true, false> : norm_shifted<T, false, false>);
-    return launch(s, kernel, rows * cluster, dim3((unsigned)threads), shape, p);
+    const int64_t sm_count = s.gpu.sm_count;
+    shifted_cut cut = {};
+    cut.cluster = 1;
+    while (cut.cluster < most && (vectors > cut.cluster * SHIFTED_PART ||
+                                  (vectors > cut.cluster * SHIFTED_THREADS && rows * cut.cluster < 2 * sm_count)))
+        cut.cluster *= 2;
+    cut.part = ceil_div(vectors, cut.cluster);
+    const int64_t each = rows * cut.cluster >= 4 * sm_count ? SHIFTED_READ : cut.part > SHIFTED_THREADS ? 2 : 1;
+    cut.threads = std::min(shifted_warps(cut.part, each), (int64_t)shifted_threads(cut.cluster > ANY_CLUSTER));
+    return cut;
+}
+template <typename T>
+static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, const shifted_cut &cut)
+{
+    const int64_t rows = p.rows.count, cluster = cut.cluster;
+    p.part = (int32_t)cut.part;
+    p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, cut.part, cut.threads, 32);
+    const launch_shape shape((size_t)cut.part * 16, cluster);
+    const bool modulated = p.scale || p.shift;
+    const auto kernel =
+        cluster > ANY_CLUSTER ? (modulated ? norm_shifted<T, true, true, true> : norm_shifted<T, true, false, true>)
+        : cluster > 1         ? (modulated ? norm_shifted<T, true, true, false> : norm_shifted<T, true, false, false>)
+                      : (modulated ? norm_shifted<T, false, true, false> : norm_shifted<T, false, false, false>);
+    return launch(s, kernel, rows * cluster, dim3((unsigned)cut.threads), shape, p);
 }
 
+/* Whether norm_shifted or norm_aligned is faster than norm_any, by the times of 206 random calls on an H200
+   (2026-11-18). */
+template <typename T>
+static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modulated, int64_t vectors,
+                           const shifted_cut &cut)
+{
+    constexpr bool HALF = sizeof(T) < 4;
+    const int64_t sm_count = s.gpu.sm_count, rows = g.rows.count;
+    const bool is_long = vectors > ANY_THREADS, very_long = vectors > SHIFTED_MANY;
+    const bool whole = g.rows_width == 16, few = rows < 4 * sm_count;
+    if (!modulated) {
+        /* norm_aligned has fewer loads in sequence where only parameters are off a border, or are f32. Many rows
+           take turns in its registers. */
+        if (HALF && whole && g.dim <= ALIGNED_SHORT && few)
+            return true;
+        if (whole && g.loose && (few || !g.data[RESIDUAL]))
+            return true;
+        /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once: norm_any's narrow units
+           take more instructions, and are as fast where there are more blocks. So it is in f32, except with weight
+           and bias: loading and shifting both takes longer than norm_any's elements. */
+        const int64_t at_once = SHIFTED_RESIDENT / cut.threads * sm_count;
+        if (HALF && !whole && is_long && (rows < 2 * sm_count || rows * cut.cluster <= at_once))
+            return true;
+        if (!HALF && g.width == 1 && very_long && few && !(g.weight && g.bias))
+            return true;
+        /* Of many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any,
+           which have an SM for each block, take turns. That is so in f32 beyond 128 KB, in units of 4 or 8 bytes. */
+        return (HALF && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count) ||
+               (vectors > (HALF || whole ? SHIFTED_MANY : 4 * SHIFTED_MANY) && rows >= sm_count);
+    }
+    /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes, or weight and bias, take it
+       longer. */
+    const bool flat = g.weight || g.bias;
+    if (!HALF)
+        return false;
+    if (g.is_f32 || flat)
+        return vectors >= 128 || (flat && whole && rows > sm_count / 3 && rows < 8 * sm_count);
+    /* A scale and a shift alone take it as few instructions, where its units have 8 bytes. Clusters of a few hundred
+       long rows take turns. */
+    if (rows <= sm_count / 3)
+        return is_long && (g.data[RESIDUAL] || (g.width < 4 && !very_long));
+    return is_long && (few ? !very_long : g.width == 1);
+}
 template <typename T>
 static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int variant)
 {
@@ -400,28 +488,21 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     const int clusters = adze_cuda_clusters(s.device) && rows <= 0x7fffffff / ANY_CLUSTER ? ANY_CLUSTER : 1;
     const bool aligned = norm_alike(g, OUT, OUT, sizeof(T));
     const int64_t vectors = aligned ? ceil_div(g.dim, VEC<T>) : shifted_most<T>(g.dim);
-    const int64_t most = clusters * ((s.gpu.block_shared - (int64_t)sizeof(norm_shared<true>)) / 16 - 64);
+    /* A few rows have twice as many blocks where a thread of 8 would have more vectors than it writes together. */
+    const bool wide = clusters > 1 && vectors > ANY_CLUSTER * SHIFTED_WRITE * SHIFTED_THREADS &&
+                      rows <= adze_cuda_clustered(s.device, WIDE_CLUSTER);
+    const int blocks = wide ? WIDE_CLUSTER : clusters;
+    const int64_t most = blocks * ((s.gpu.block_shared - (int64_t)sizeof(norm_shared<true>)) / 16 - 64);
     const bool modulated = norm_scaled(g, sizeof(T) < 4), whole = g.rows_width == 16;
     const bool in_registers =
         !modulated && whole &&
         (vectors <= ANY_THREADS || (vectors <= ALIGNED_VECTORS * ANY_THREADS && (rows >= sm_count || clusters == 1)));
     const bool float_sum = sizeof(T) < 4 && d[RESIDUAL] && g.rounding & ADZE_FLOAT_SUM; /* cannot be held packed */
-    /* On an H200 (2026-11-17) it is faster where only parameters are off a border, and for few long rows, whose
-       clusters fill the GPU; norm_any's units are as fast or faster for many rows that a block holds, and in f32. Of
-       many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
-       have an SM for each block, take turns. That is so in f32 beyond 128 KB, in units of 4 or 8 bytes. */
-    const bool few_long = sizeof(T) < 4 && !whole && vectors > ANY_THREADS && rows < 2 * sm_count;
-    const bool in_turns = sizeof(T) < 4 && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count;
-    const bool many_long = vectors > (sizeof(T) < 4 || whole ? SHIFTED_MANY : 4 * SHIFTED_MANY) && rows >= sm_count;
-    /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes take it longer. Clusters of a
-       few hundred long rows take turns (H200, 2026-11-18). */
-    const bool mixed = g.is_f32 || g.weight || g.bias;
-    const bool turns = vectors > SHIFTED_MANY && rows > sm_count / 3 && rows < 5 * sm_count;
-    const bool scaled = sizeof(T) < 4 && ((vectors > ANY_THREADS && !turns) || (mixed && vectors >= 128));
+    const shifted_cut cut = shifted_cut_for(s, rows, vectors, blocks);
     if (!s.takes(variant,
                  (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) &&
                      (in_registers || (vectors <= most && !float_sum)),
-                 modulated ? scaled : (whole && g.loose) || few_long || in_turns || many_long))
+                 shifted_faster<T>(s, g, modulated, vectors, cut)))
         return ADZE_NO_KERNEL;
     norm_shifted_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;
@@ -436,7 +517,7 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
-    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, clusters);
+    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, cut);
 }
 
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)

@@ -23,8 +23,8 @@ constexpr int SHORT_THREADS = 128;
 constexpr int SHORT_ROUNDS = 8;   /* rows that a group of lanes goes through, at most */
 constexpr int SHORT_MOST = 512;   /* elements of a row */
 constexpr int SHORT_SHARED = 256; /* rows with the same scale and shift, from which on a modulation is worth it, */
-constexpr int SHORT_MANY = 4096;  /* and all rows: with fewer a group of lanes has one, and gains nothing, */
-constexpr int SHORT_TINY = 64;    /* unless rows have so few elements */
+constexpr int SHORT_MANY = 4096;  /* and of f32 all rows */
+constexpr int SHORT_TINY = 64;    /* elements of a row that norm_any has too many lanes for */
 
 struct norm_short_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -85,10 +85,23 @@ struct short_piece {
         for (int u = 0; u < UNITS; u++)
             to[u] = from[u].whole(at); /* units are whole vectors apart */
     }
-    /* Parameters of dtype S at any address, plus `more`. */
+    /* Parameters of dtype S at any address, plus `more`. Vectors where it is aligned: single elements of neighbouring
+       lanes lie as far apart as their units, and each load takes several cycles. */
     template <typename S>
     __device__ __forceinline__ void fetch_param(const S *from, int left, float more, float (&to)[UNITS][W]) const
     {
+        if constexpr (W * sizeof(S) % 16 == 0)
+            if (((uintptr_t)from & 15) == 0) {
+#pragma unroll
+                for (int u = 0; u < UNITS; u++)
+                    if (apart(u) < left) {
+                        load<S, W>(from + apart(u) * W, to[u]);
+#pragma unroll
+                        for (int j = 0; j < W; j++)
+                            to[u][j] += more;
+                    }
+                return;
+            }
 #pragma unroll
         for (int u = 0; u < UNITS; u++)
             if (apart(u) < left) {
@@ -350,45 +363,88 @@ static adze_status short_launch(const cuda_call &s, norm_short_params p)
     return launch(s, kernel, grid, dim3(SHORT_THREADS), 0, p);
 }
 
-/* Narrow units have a whole warp where a row is long enough: then an instruction stores 64 or 128 contiguous bytes.
-   Fewer are cut into more sectors by the row's address, and L2 has to combine them. */
+/* with(lanes, units) of rows in units of W elements, as constants. Narrow units have a whole warp where a row is long
+   enough: then an instruction stores 64 or 128 contiguous bytes. Fewer are cut into more sectors by the row's
+   address, and L2 has to combine them. */
+template <typename T, int W, typename F>
+static auto short_tiling(int64_t dim, F with)
+{
+    constexpr std::integral_constant<int, 8> eight{};
+    constexpr std::integral_constant<int, 16> sixteen{};
+    constexpr std::integral_constant<int, 32> warp{};
+    if constexpr (W == VEC<T>) {
+        constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
+        constexpr std::integral_constant<int, 2> two{};
+        if constexpr (sizeof(T) < 4)
+            if (dim <= 8 * W)
+                return with(eight, std::integral_constant<int, 1>());
+        return dim <= 8 * 2 * W    ? with(eight, two)
+               : dim <= 16 * 2 * W ? with(sixteen, two)
+                                   : with(warp, std::integral_constant<int, MORE>());
+    } else {
+        constexpr std::integral_constant<int, 4 / W> few{};
+        return dim <= 32    ? with(eight, few)
+               : dim <= 64  ? with(sixteen, few)
+               : dim <= 128 ? with(warp, few)
+               : dim <= 256 ? with(warp, std::integral_constant<int, 8 / W>())
+                            : with(warp, std::integral_constant<int, 16 / W>());
+    }
+}
 template <typename T, int W, bool LOOSE = false>
 static adze_status short_launch_width(const cuda_call &s, const norm_short_params &p, int64_t dim)
 {
-    if constexpr (W == VEC<T>) {
-        constexpr int MORE = sizeof(T) < 4 ? 2 : 4; /* vectors that hold SHORT_MOST elements in a warp */
-        if constexpr (sizeof(T) < 4)
-            if (dim <= 8 * W)
-                return short_launch<T, W, 8, 1, LOOSE>(s, p);
-        return dim <= 8 * 2 * W    ? short_launch<T, W, 8, 2, LOOSE>(s, p)
-               : dim <= 16 * 2 * W ? short_launch<T, W, 16, 2, LOOSE>(s, p)
-                                   : short_launch<T, W, 32, MORE, LOOSE>(s, p);
-    } else {
-        return dim <= 32    ? short_launch<T, W, 8, 4 / W, false>(s, p)
-               : dim <= 64  ? short_launch<T, W, 16, 4 / W, false>(s, p)
-               : dim <= 128 ? short_launch<T, W, 32, 4 / W, false>(s, p)
-               : dim <= 256 ? short_launch<T, W, 32, 8 / W, false>(s, p)
-                            : short_launch<T, W, 32, 16 / W, false>(s, p);
-    }
+    return short_tiling<T, W>(dim, [&](auto lanes, auto units) {
+        return short_launch<T, W, decltype(lanes)::value, decltype(units)::value, LOOSE>(s, p);
+    });
+}
+/* Rows that the GPU has at once. */
+template <typename T, int W, bool LOOSE = false>
+static int64_t short_at_once(const cuda_call &s, int64_t dim, bool modulated)
+{
+    return short_tiling<T, W>(dim, [&](auto lanes, auto units) {
+        constexpr int LANES = decltype(lanes)::value, UNITS = decltype(units)::value;
+        constexpr bool WIDE = W == VEC<T>, APART = WIDE && !LOOSE;
+        const int in_warp = 32 / (WIDE ? short_lanes(ceil_div(dim, W), UNITS) : LANES);
+        const int blocks =
+            modulated ? SHORT_BLOCKS<T, W, UNITS, APART, LOOSE> : SHORT_BLOCKS<T, W, UNITS, false, LOOSE>;
+        return (int64_t)s.gpu.sm_count * blocks * (SHORT_THREADS / 32) * in_warp;
+    });
+}
+template <typename T>
+static int64_t short_at_once(const cuda_call &s, int64_t dim, bool modulated, int width)
+{
+    constexpr int EIGHT = 8 / (int)sizeof(T), PAIR = sizeof(T) < 4 ? 2 : 1;
+    return width == VEC<T>  ? short_at_once<T, VEC<T>>(s, dim, modulated)
+           : width == EIGHT ? short_at_once<T, EIGHT>(s, dim, modulated)
+           : width == PAIR  ? short_at_once<T, PAIR>(s, dim, modulated)
+                            : short_at_once<T, 1>(s, dim, modulated);
 }
 
-/* Whether it is faster than norm_any, by what was measured on an H200 (2026-11-18). Few rows of more elements are
-   faster with more threads, as are elements of 2 bytes that are loaded one by one. */
+/* Whether it is faster than norm_any and norm_aligned, by the times of 206 random calls on an H200 (2026-11-18).
+   Parameters that are kept cost nothing after the first row: a group of lanes gains where it has nearly two rows, and
+   with fewer, more threads for each row are faster. But norm_any takes longer for rows of 16 bits that it loads by
+   single elements, for rows of up to SHORT_TINY elements and for those just beyond a warp's 256, whose lanes idle. */
 template <typename T>
 static bool short_faster(const cuda_call &s, const norm_params &g, bool modulated, int width)
 {
     constexpr int64_t LARGE_F32 = 2 << 20, LARGE_NARROW_F32 = 4 << 20; /* elements of all rows */
-    const int64_t rows = g.rows.count, all = rows * g.dim;
-    if (modulated && g.dim <= SHORT_TINY && sizeof(T) < 4)
+    const int64_t rows = g.rows.count, all = rows * g.dim, sm_count = s.gpu.sm_count;
+    const bool several = rows * 5 >= short_at_once<T>(s, g.dim, modulated, width) * 9;
+    if (modulated) {
+        const bool mixed = g.is_f32 || g.weight || g.bias; /* norm_any takes longer for them */
+        const bool shared = g.rows.size[g.rows.rank - 1] >= SHORT_SHARED;
+        if (sizeof(T) == 4)
+            return shared && rows >= SHORT_MANY && (g.data[RESIDUAL] || all >= LARGE_F32);
+        if (g.dim <= SHORT_TINY && (mixed || width == 1 || rows >= 4 * sm_count))
+            return true;
+        /* norm_any takes longest for weight and bias with a modulation; here they are loaded once, as vectors. */
+        return shared && (several || ((g.weight || g.bias) && g.width == 16 && rows >= 8 * sm_count));
+    }
+    if (sizeof(T) == 4)
+        return width < VEC<T> ? !g.data[RESIDUAL] && all >= LARGE_NARROW_F32 : several;
+    if (g.dim <= SHORT_TINY || width == 4 || (width == 1 && g.dim <= SHORT_MOST / 2))
         return true;
-    if (modulated)
-        return g.rows.size[g.rows.rank - 1] >= SHORT_SHARED && rows >= SHORT_MANY &&
-               (sizeof(T) < 4 || g.data[RESIDUAL] || all >= LARGE_F32);
-    if (sizeof(T) == 4 && width < VEC<T>)
-        return !g.data[RESIDUAL] && all >= LARGE_NARROW_F32;
-    if (width == 1 && g.dim > SHORT_MOST / 2)
-        return rows >= 2 * SHORT_MANY;
-    return g.dim <= SHORT_MOST / 2 || rows > 4 * (int64_t)s.gpu.sm_count;
+    return several || (width == 2 && g.dim > SHORT_MOST / 2 && rows >= 4 * sm_count);
 }
 template <typename T>
 static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant, int loose_variant)
@@ -401,12 +457,17 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
     const int least = modulated ? g.rows_width : g.width;
     const int width = least == 16 ? VEC<T> : least >= EIGHT ? EIGHT : std::min(least, PAIR);
     const bool fits = (modulated || norm_unmodulated(g)) && rows_are_simple(g.rows) && g.dim <= SHORT_MOST;
+    if (!fits)
+        return ADZE_NO_KERNEL;
     const bool stored_whole = sizeof(T) < 4 && g.dim % VEC<T> == 0 && norm_alike(g, OUT, OUT, sizeof(T)) &&
                               norm_alike(g, SUM, SUM, sizeof(T));
-    /* Units of 8 bytes need no more instructions than vectors that are shifted. */
-    const bool worth = width <= PAIR && g.dim > SHORT_TINY && short_faster<T>(s, g, modulated, VEC<T>);
-    const bool loose = s.takes(loose_variant, fits && stored_whole, worth);
-    if (!loose && !s.takes(variant, fits, short_faster<T>(s, g, modulated, width)))
+    /* Units of 8 bytes need no more instructions than vectors that are shifted, and two vectors for one are worth it
+       only where the rows fill the GPU (H200, 2026-11-18). */
+    const bool shares = !modulated || g.rows.size[inner] >= SHORT_SHARED;
+    const bool worth = sizeof(T) < 4 && width <= PAIR && shares &&
+                       g.rows.count * 4 >= short_at_once<T, VEC<T>, sizeof(T) < 4>(s, g.dim, modulated) * 3;
+    const bool loose = s.takes(loose_variant, stored_whole, worth);
+    if (!loose && !s.takes(variant, true, short_faster<T>(s, g, modulated, width)))
         return ADZE_NO_KERNEL;
     norm_short_params p = {};
     p.x = d[X], p.residual = d[RESIDUAL], p.weight = g.weight, p.bias = g.bias;

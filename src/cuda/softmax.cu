@@ -301,7 +301,7 @@ static adze_status softmax_launch_lanes(const cuda_call &s, const softmax_row_pa
 }
 
 /* As measured on an H200: 16 elements per thread when there are few rows, so that more threads work, or when a mask
-   needs registers too; else 32, so that more bytes are in flight. Longer rows use shared memory where possible.
+   needs registers too; else 32, so that more bytes are in flight. Many longer rows use shared memory where possible.
    Clusters are for rows that do not fit in a block, and for few rows. */
 template <typename T, bool MASKED>
 static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, int width)
@@ -324,10 +324,16 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
         p.dim = (int32_t)dim;
         p.units = (int32_t)(dim / W);
     }
-    /* Rows that registers would hold in clusters of one block per SM, or in units narrower than a vector. */
-    const bool narrow = any && dim > most32_any && (!few || dim > most32_any * CLUSTER);
+    /* Rows that registers would hold in clusters of one block per SM, or in units of one element. With a mask, more
+       clusters of such units than run at once take turns; pairs are faster than floats in shared memory beyond 32768
+       elements (H200, 2026-11-18). */
+    const bool turns = rows * CLUSTER > some, singles = width == 1 || wide_mask;
+    const bool very_long = dim > most32_any * CLUSTER;
+    const bool narrow = any && dim > most32_any &&
+                        (very_long || (!few && (!MASKED || singles || dim <= 2 * most32_any)) ||
+                         (MASKED && singles && turns && dim > 2 * most32_any));
     if (s.takes(IN_FLOATS, simple && softmax_held_fits<T>(s, g),
-                narrow || (MASKED && !few && dim > most16 * CLUSTER)))
+                narrow || (MASKED && !any && !few && dim > most16 * CLUSTER)))
         return softmax_launch_held<T, MASKED>(s, g, p);
     if (simple && softmax_any_holds(s, dim, rows, MASKED) && (any || s.choice->want >= ANY_LANES_16X4)) {
         typedef typename mask_type<T, MASKED>::type M;
@@ -359,11 +365,11 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
             return softmax_launch_lanes<T, MASKED, 32, 32>(s, p);
         if (s.takes(BLOCK_16, dim <= most16, few || MASKED))
             return softmax_launch_block<T, MASKED, 16>(s, p, 1);
-        if (s.takes(CLUSTER_16, blocks > 1 && dim <= most16 * blocks, rows * CLUSTER <= some))
+        if (s.takes(CLUSTER_16, blocks > 1 && dim <= most16 * blocks,
+                    dim <= softmax_most16(s, rows) && rows * CLUSTER <= (dim > 2 * most16 ? 2 * some : some)))
             return softmax_launch_block<T, MASKED, 16>(s, p, CLUSTER);
         if constexpr (!MASKED && sizeof(T) == 2)
-            if (s.takes(IN_SHARED, in_shared,
-                        dim > (few ? most32 : most16) && (rows * CLUSTER > some || dim > most32 * blocks)))
+            if (s.takes(IN_SHARED, in_shared, dim > (2 * rows <= some ? most32 * blocks : few ? most32 : most16)))
                 return softmax_launch_shared<T>(s, p);
         if (s.takes(BLOCK_32, dim <= most32))
             return softmax_launch_block<T, MASKED, 32>(s, p, 1);

@@ -212,6 +212,13 @@ static bool softmax_any_holds(const cuda_call &s, int64_t dim, int64_t rows, boo
     return dim <= BLOCK_THREADS * (clusters ? 32 * CLUSTER : masked ? 16 : 32);
 }
 
+/* Elements of a row, up to which clusters with 16 for each thread are faster than with 32: the blocks of longer rows
+   have so many threads that fewer clusters run at once. Measured on an H200 (2026-11-18). */
+static int64_t softmax_most16(const cuda_call &s, int64_t rows)
+{
+    constexpr int64_t most = 16 * BLOCK_THREADS * CLUSTER;
+    return rows * CLUSTER > 2 * (int64_t)s.gpu.sm_count ? most / 2 : most * 3 / 4;
+}
 /* Few elements per thread where there are few rows, so that more threads work; many where there are many, since a
    thread's overhead is constant. A mask needs registers too: 32 elements only where 16 do not hold the row. */
 template <typename T, typename M, int W>
@@ -235,14 +242,15 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
         return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
     if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms))
         return softmax_launch_any_lanes<T, M, W, 32, 32>(s, p);
-    if (s.takes(ANY_BLOCK_8, dim <= most8, few || dim <= 1024))
+    if (s.takes(ANY_BLOCK_8, dim <= most8, rows <= 2 * some || dim <= (MASKED ? 2048 : 1024)))
         return softmax_launch_any_block<T, M, W, 8>(s, p);
     if (s.takes(ANY_BLOCK_16, dim <= most16, !(clusters && rows * CLUSTER <= some)))
         return softmax_launch_any_block<T, M, W, 16>(s, p);
     if constexpr (!MASKED)
         if (s.takes(ANY_BLOCK_32, dim <= most32, !(clusters && few)))
             return softmax_launch_any_block<T, M, W, 32>(s, p);
-    if (s.takes(ANY_CLUSTER_16, clusters && dim <= most16 * CLUSTER, MASKED || few))
+    if (s.takes(ANY_CLUSTER_16, clusters && dim <= most16 * CLUSTER,
+                (MASKED || few) && dim <= softmax_most16(s, rows)))
         return softmax_launch_any_cluster<T, M, W, 16>(s, p, some);
     return s.takes(ANY_CLUSTER_32, clusters) ? softmax_launch_any_cluster<T, M, W, 32>(s, p, some) : ADZE_NO_KERNEL;
 }
