@@ -74,6 +74,7 @@ __device__ __forceinline__ float4 tile_add(const int *, float4 a, float4 b)
 template <typename T, class S, typename SUM>
 __device__ __forceinline__ void tile_finish(const gemm_params &p, SUM *sums, int token_tiles, int strip)
 {
+    constexpr int ENDS = S::THREADS > 512 ? 2 : GEMM_ENDS; /* as far as registers go */
     const int parts = cluster_size(), rank = cluster_rank();
     const int first = S::TOKENS * rank / parts, last = S::TOKENS * (rank + 1) / parts;
     if (parts > 1) { /* of its own tokens a block has the sums of all parts: no other one reads these here */
@@ -91,23 +92,23 @@ __device__ __forceinline__ void tile_finish(const gemm_params &p, SUM *sums, int
     __syncthreads();
     const quantised_tile_place at_end = quantised_tile_place_of<S>(p, opaque(blockIdx.x), token_tiles, strip);
     const int columns = p.glu ? S::ROWS / 2 : S::ROWS, shift = 31 - __clz(columns);
-    for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::WORKERS * GEMM_ENDS) {
-        gemm_end<T, true, std::is_same<SUM, int>::value> end[GEMM_ENDS];
-        const SUM *at[GEMM_ENDS];
+    for (int i = (first << shift) + (int)threadIdx.x; i < last << shift; i += S::WORKERS * ENDS) {
+        gemm_end<T, true, std::is_same<SUM, int>::value> end[ENDS];
+        int at[ENDS]; /* among the sums; -1: there is none */
 #pragma unroll
-        for (int j = 0; j < GEMM_ENDS; j++) {
+        for (int j = 0; j < ENDS; j++) {
             const int own = i + j * S::WORKERS, of_tile = own >> shift, column = own & (columns - 1);
             const int in_strip = column % S::STRIP, row = column / S::STRIP * strip + in_strip;
             const bool there =
                 own < last << shift && in_strip < strip && row < at_end.rows.count && at_end.token + of_tile < p.m;
-            at[j] = there ? sums + of_tile * S::PITCH + column : NULL;
+            at[j] = there ? of_tile * S::PITCH + column : -1;
             if (there)
                 end[j].load(p, at_end.rows.part, 0, at_end.token + of_tile, at_end.rows.at + row);
         }
 #pragma unroll
-        for (int j = 0; j < GEMM_ENDS; j++)
-            if (at[j])
-                end[j].store(p, at_end.rows.part, (float)at[j][0], p.glu ? (float)at[j][S::ROWS / 2] : 0);
+        for (int j = 0; j < ENDS; j++)
+            if (at[j] >= 0)
+                end[j].store(p, at_end.rows.part, (float)sums[at[j]], p.glu ? (float)sums[at[j] + S::ROWS / 2] : 0);
     }
     if (parts > 1) /* other blocks read this one's sums */
         cluster_wait();
