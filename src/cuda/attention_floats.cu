@@ -5,11 +5,11 @@
 #include <algorithm>
 
 /* Few rows, some, many. Where rows are long a step has fewer keys: for several blocks on a multiprocessor, which wait
-   for keys at different times. */
+   for keys at different times. Of few rows a thread has few: a block's few warps would wait for each other. */
 template <int D>
-using FLOATS_4 = floats_shape<D, 4, 1, (D > 128 ? 2 : 4), (D > 128 ? 32 : 64)>;
+using FLOATS_4 = floats_shape<D, (D > 128 ? 1 : 2), (D > 128 ? 4 : 2), (D > 128 ? 2 : 4), (D > 128 ? 32 : 64)>;
 template <int D>
-using FLOATS_16 = floats_shape<D, 8, 2, (D > 128 ? 2 : 4), (D > 128 ? 32 : 64)>;
+using FLOATS_16 = floats_shape<D, 4, 4, (D > 128 ? 2 : 4), (D > 128 ? 32 : 64)>;
 template <int D>
 using FLOATS_64 = floats_shape<D, (D > 192 ? 4 : 8), (D > 192 ? 16 : 8), 1, (D > 64 ? 32 : 64)>;
 /* For GPUs whose blocks have 64 KB of shared memory. */

@@ -322,13 +322,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_of_tf32(const
     floats_steps all;
     if (!floats_begin<T, S>(p, b, all))
         return;
-    const int warp = (int)threadIdx.x / 32;
-    const attention_warp &w = warps[warp];
-    if (threadIdx.x % 32 == 0)
-        warps[warp] = attention_warp_of<S>(p, b, warp * 16 * S::FRAGMENTS, 0);
-    __syncwarp();
-    attention_rows<S> r;
-    r.clear();
     if (p.page) {
         attention_look_up<S>(p, b, all.first, places);
         attention_look_up<S>(p, b, all.first + S::KEYS, places + S::KEYS);
@@ -343,6 +336,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_of_tf32(const
         floats_load<S, S::V_PITCH>(p, b, p.v, p.v_stride, p.dv, all.first, v, places);
         copy_commit();
     }
+    const int warp = (int)threadIdx.x / 32;
+    const attention_warp &w = warps[warp];
+    if (threadIdx.x % 32 == 0) /* while the copies are under way */
+        warps[warp] = attention_warp_of<S>(p, b, warp * 16 * S::FRAGMENTS, 0);
+    __syncwarp();
+    attention_rows<S> r;
+    r.clear();
     for (int i = 0; i < all.count; i++) {
         const int key = all.first + i * S::KEYS;
         const bool sees = key < w.high && key + S::KEYS > w.low;
