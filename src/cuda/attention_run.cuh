@@ -85,12 +85,49 @@ static inline int64_t attention_pairs(const attention_params &p)
     return p.packed ? p.kv_heads : (int64_t)p.sequences * p.kv_heads;
 }
 
+/* The keys that a tile of some queries of a sequence sees: the most of a tile, and the average. */
+struct attention_extent {
+    double most, seen;
+};
+static inline attention_extent attention_extent_of(const attention_params &p, int64_t queries)
+{
+    const int64_t sequences = p.sequences > 0 ? p.sequences : 1;
+    const double n = (double)(p.k_offsets ? ceil_div(p.n, sequences) : p.n);
+    const double m = (double)(p.packed ? ceil_div(p.m, sequences) : p.m), each = std::min((double)queries, m);
+    const double window = (double)p.window * (p.causal ? 1 : 2) - (p.causal ? 1 : 2) + each;
+    const double most = p.window ? std::min(n, window) : n;
+    if (!p.causal)
+        return {most, most};
+    /* The last query of the first tile sees `first` keys, that of the last one all n: the average of what the window
+       leaves of them. */
+    const double first = n - m + each;
+    const auto area = [&](double keys) {
+        return keys <= 0 ? 0 : keys < most ? keys * keys / 2 : most * most / 2 + most * (keys - most);
+    };
+    return {most, std::max(first < n ? (area(n) - area(first)) / (n - first) : most, 1.0)};
+}
+/* Queries of a tile of `rows` rows of a head of k. */
+static inline int64_t attention_queries(const attention_params &p, int64_t rows)
+{
+    return ceil_div(rows, p.group);
+}
+/* Steps of `keys` keys that such a tile has on average, and at most. Steps begin at a multiple of their keys: those
+   of a window, or of a causal tile, are half a step more. */
+static inline attention_extent attention_steps_of(const attention_params &p, int64_t queries, int64_t keys)
+{
+    const attention_extent e = attention_extent_of(p, queries);
+    const double all = (double)ceil_div(p.n, keys);
+    const double most = std::min(all, std::ceil(e.most / (double)keys) + (p.window ? 1 : 0));
+    const double more = (p.causal ? 0.5 : 0) + (p.window ? 0.5 : 0);
+    return {most, more > 0 ? std::min(most, std::max(e.seen / (double)keys + more, 1.0)) : most};
+}
 /* In how many parts blocks take the keys: as many as fill every multiprocessor twice, of `least` keys or more. */
 static inline int64_t key_parts(const cuda_call &s, const attention_params &p, int64_t rows, int64_t least,
                                 int64_t most)
 {
     const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p);
-    const int64_t parts = s.gpu.sm_count * 2 / blocks, enough = p.n / least;
+    const double most_keys = attention_extent_of(p, attention_queries(p, rows)).most;
+    const int64_t parts = s.gpu.sm_count * 2 / blocks, enough = (p.window ? (int64_t)most_keys : p.n) / least;
     const int64_t few = parts < enough ? parts : enough;
     return few < 1 ? 1 : few < most ? few : most;
 }
@@ -106,13 +143,17 @@ static int64_t attention_clusters(const cuda_call &s, const attention_params &p)
 {
     return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, PART_LEAST, CLUSTER_MAX) : 1;
 }
-/* The same where a step takes so long that a part of one is worth a block. */
+/* The same where a step takes so long that a part of one is worth a block; and where steps are many, as many parts as
+   have blocks at once. */
 template <class S>
 static int64_t attention_step_clusters(const cuda_call &s, const attention_params &p)
 {
-    const int64_t blocks = attention_tiles(p, S::ROWS) * attention_pairs(p), most = s.gpu.sm_count * 2 / blocks;
-    const int64_t parts = std::min<int64_t>({ceil_div(p.n, S::KEYS), most, CLUSTER_MAX});
-    return adze_cuda_clusters(s.device) ? std::max<int64_t>(parts, 1) : 1;
+    constexpr int64_t LONG = 8; /* steps of a part */
+    const int64_t blocks = attention_tiles(p, S::ROWS) * attention_pairs(p), sms = s.gpu.sm_count;
+    const int64_t steps = (int64_t)attention_steps_of(p, attention_queries(p, S::ROWS), S::KEYS).most;
+    const int64_t parts =
+        std::max(std::min(steps, sms * 2 / blocks), std::min(steps / LONG, sms * S::BLOCKS / blocks));
+    return adze_cuda_clusters(s.device) ? std::max<int64_t>(std::min<int64_t>(parts, CLUSTER_MAX), 1) : 1;
 }
 
 /* Launches a kernel that has the grid of attention_tile, with blocks of shape S. */
@@ -281,43 +322,7 @@ struct attention_times {
     double in_short;        /* attention_short; infinite for more keys than it holds */
     double few, some, many; /* tiles of 16, 64 and 128 rows */
 };
-/* The keys that a tile of some queries of a sequence sees: the most of a tile, and the average. */
-struct attention_extent {
-    double most, seen;
-};
-static inline attention_extent attention_extent_of(const attention_params &p, int64_t queries)
-{
-    const int64_t sequences = p.sequences > 0 ? p.sequences : 1;
-    const double n = (double)(p.k_offsets ? ceil_div(p.n, sequences) : p.n);
-    const double m = (double)(p.packed ? ceil_div(p.m, sequences) : p.m), each = std::min((double)queries, m);
-    const double window = (double)p.window * (p.causal ? 1 : 2) - (p.causal ? 1 : 2) + each;
-    const double most = p.window ? std::min(n, window) : n;
-    if (!p.causal)
-        return {most, most};
-    /* The last query of the first tile sees `first` keys, that of the last one all n: the average of what the window
-       leaves of them. */
-    const double first = n - m + each;
-    const auto area = [&](double keys) {
-        return keys <= 0 ? 0 : keys < most ? keys * keys / 2 : most * most / 2 + most * (keys - most);
-    };
-    return {most, std::max(first < n ? (area(n) - area(first)) / (n - first) : most, 1.0)};
-}
 enum { SHORT_AT_ONCE = 10 }; /* warps of attention_short on a multiprocessor, by their registers */
-/* Queries of a tile of `rows` rows of a head of k. */
-static inline int64_t attention_queries(const attention_params &p, int64_t rows)
-{
-    return ceil_div(rows, p.group);
-}
-/* Steps of `keys` keys that such a tile has on average, and at most. Steps begin at a multiple of their keys: those
-   of a window, or of a causal tile, are half a step more. */
-static inline attention_extent attention_steps_of(const attention_params &p, int64_t queries, int64_t keys)
-{
-    const attention_extent e = attention_extent_of(p, queries);
-    const double all = (double)ceil_div(p.n, keys);
-    const double most = std::min(all, std::ceil(e.most / (double)keys) + (p.window ? 1 : 0));
-    const double more = (p.causal ? 0.5 : 0) + (p.window ? 0.5 : 0);
-    return {most, more > 0 ? std::min(most, std::max(e.seen / (double)keys + more, 1.0)) : most};
-}
 static inline attention_times attention_times_of(const cuda_call &s, const attention_params &p)
 {
     const auto tiles = [&](int64_t rows) { return (double)(attention_tiles(p, rows) * attention_pairs(p)); };
