@@ -31,7 +31,8 @@ struct floats_shape {
                          BY_THREADS = THREADS < AT_ONCE ? AT_ONCE / THREADS : 1;
     static constexpr int BLOCKS = FIT < BY_THREADS ? FIT : BY_THREADS;
     static constexpr int MERGE_PITCH = D + 4, MERGE_BYTES = ALONG * ROWS * MERGE_PITCH * 4;
-    static_assert(D % 64 == 0 && GROUP_KEYS % 16 == 0 && THREADS % 32 == 0 && KEYS <= THREADS, "");
+    static_assert(D % 64 == 0 && GROUP_KEYS % 16 == 0 && THREADS % 32 == 0, "");
+    static_assert(KEYS <= THREADS && ROWS <= THREADS, "");
     static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0, "");
 };
 
@@ -436,6 +437,16 @@ __device__ __forceinline__ void floats_scales(const attention_params &p, const a
 struct floats_steps {
     int rank, first, count, inner_low, inner_high;
 };
+/* Prefetches the rows of a tile into L2, where it is known which they are. */
+template <class S>
+__device__ __forceinline__ void floats_prefetch_q(const attention_params &p, const attention_block &b, int tile)
+{
+    const int r = tile * S::ROWS + (int)threadIdx.x, i = r / p.group;
+    if (p.q_offsets || (int)threadIdx.x >= S::ROWS || i >= p.m)
+        return;
+    const int64_t head = b.kv_head * p.group + r - i * p.group;
+    prefetch_row(p.q + (b.sequence * p.q_stride[0] + head * p.q_stride[1] + i * p.q_stride[2]) * 4, p.d / 4);
+}
 /* Finds what the block has; false: nothing. The grid is that of attention_tile. */
 template <typename T, class S>
 __device__ __forceinline__ bool floats_begin(const attention_params &p, attention_block &b, floats_steps &steps)
@@ -443,11 +454,13 @@ __device__ __forceinline__ bool floats_begin(const attention_params &p, attentio
     const int rank = (int)blockIdx.x % p.parts, at = (int)blockIdx.x / p.parts;
     attention_block own;
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
-    pdl_launch_next();
-    if (!S::CONVERTS && p.vectors)
-        attention_prefetch<S>(p, own.sequence, own.kv_head, rank);
-    pdl_wait();
     int tile = p.causal ? (int)gridDim.x / p.parts - 1 - at : at;
+    pdl_launch_next();
+    if (!S::CONVERTS && p.vectors) {
+        attention_prefetch<S>(p, own.sequence, own.kv_head, rank);
+        floats_prefetch_q<S>(p, own, tile);
+    }
+    pdl_wait();
     if (p.q_offsets) {
         if (rank == 0)
             attention_clear<T, S>(p, at, own.kv_head);

@@ -32,7 +32,7 @@ struct tf32_shape {
     static constexpr int SHARED = HOLDS + 2 * KEYS * (int)sizeof(attention_place); /* places of two steps */
     static constexpr int MERGE_PITCH = D + 4, MERGE_BYTES = ROWS * MERGE_PITCH * 4;
     static_assert(D % 64 == 0 && (TILES == 2 || TILES == 4) && KEYS % 8 == 0 && KEYS <= CHAIN && KEYS <= THREADS, "");
-    static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0, "");
+    static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0 && ROWS <= THREADS, "");
 };
 
 /* Both parts of a float. Tensor cores leave out the lower 13 bits of `small`. An infinity has a `small` of NaN, and
