@@ -21,12 +21,14 @@ typedef boxes_attention<192, 192, 1, 6, 1, 2> SMALL_192;
 typedef boxes_attention<256, 256, 1, 4, 1, 2> SMALL_256;
 
 enum {
-    BOXES_BYTES = 8 << 20,     /* of keys and values, from which on boxes are better than attention_cluster, */
-    BOXES_FEW_BYTES = 2 << 20, /* and where that would need a second launch, and boxes have none */
-    BOXES_LEAST = 256,         /* keys of a pair, at least */
-    BOXES_CLUSTERS = 8,        /* blocks of a cluster, at most */
-    BOXES_KEYS = 1 << 28,      /* keys of a pair, at most: steps times parts is an int */
-    BOXES_STATIC = 1 << 10     /* shared memory of a block that is not dynamic, at most */
+    BOXES_BYTES = 8 << 20,         /* of keys and values, from which on boxes are better than attention_cluster, */
+    BOXES_FEW_BYTES = 2 << 20,     /* and where that would need a second launch, and boxes have none */
+    BOXES_MASKED_BYTES = 24 << 20, /* the same with a mask or a softcap: warps wait for the masks of their steps, and
+                                      attention_cluster has more of them */
+    BOXES_LEAST = 256,             /* keys of a pair, at least */
+    BOXES_CLUSTERS = 8,            /* blocks of a cluster, at most */
+    BOXES_KEYS = 1 << 28,          /* keys of a pair, at most: steps times parts is an int */
+    BOXES_STATIC = 1 << 10         /* shared memory of a block that is not dynamic, at most */
 };
 
 struct boxes_plan {
@@ -183,7 +185,10 @@ adze_status attention_boxes_run(const cuda_call &s, const attention_params &p, b
     const int widest = std::max(p.d, p.dv);
     const direct_plan direct = direct_plan_of(s, p, widest > 64 && widest <= 128 ? 3 : 2); /* as tile_run has it */
     const bool launches = direct.parts > 1 && !direct.clustered && (plan.parts == 1 || plan.clustered);
-    const bool worth = p.n >= BOXES_LEAST && bytes >= (launches ? BOXES_FEW_BYTES : BOXES_BYTES);
+    const double least = p.mask_kind || p.softcap != 0 ? BOXES_MASKED_BYTES
+                         : launches                    ? BOXES_FEW_BYTES
+                                                       : BOXES_BYTES;
+    const bool worth = p.n >= BOXES_LEAST && bytes >= least;
     if (!s.takes(BOXES_8, true, worth))
         return ADZE_NO_KERNEL;
     return is_bf16 ? boxes_run<bf16>(s, p, plan) : boxes_run<f16>(s, p, plan);

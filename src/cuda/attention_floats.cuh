@@ -24,11 +24,15 @@ struct floats_shape {
     static constexpr int PITCH = D + 4, WEIGHT_PITCH = KEYS + 16;
     static constexpr int HOLDS = (ROWS * (PITCH + WEIGHT_PITCH) + 2 * KEYS * PITCH) * 4;
     static constexpr int SHARED = HOLDS + 2 * KEYS * (int)sizeof(attention_place); /* places of two steps */
-    /* Blocks per SM, which bound the registers: as many as shared memory has room for, or 170 registers a thread. */
-    static constexpr int FIT = (227 << 10) / (SHARED + (1 << 10)), AT_170 = THREADS < 384 ? 384 / THREADS : 1;
-    static constexpr int BLOCKS = FIT < AT_170 ? FIT : AT_170;
+    /* Blocks per SM, which bound the registers: as many as shared memory has room for, or 170 registers a thread, 128
+       where it has few rows. */
+    static constexpr int AT_ONCE = EACH > 4 ? 384 : 512; /* threads */
+    static constexpr int FIT = (227 << 10) / (SHARED + (1 << 10)),
+                         BY_THREADS = THREADS < AT_ONCE ? AT_ONCE / THREADS : 1;
+    static constexpr int BLOCKS = FIT < BY_THREADS ? FIT : BY_THREADS;
     static constexpr int MERGE_PITCH = D + 4, MERGE_BYTES = ALONG * ROWS * MERGE_PITCH * 4;
-    static_assert(D % 64 == 0 && GROUP_KEYS % 16 == 0 && THREADS % 32 == 0 && KEYS <= THREADS, "");
+    static_assert(D % 64 == 0 && GROUP_KEYS % 16 == 0 && THREADS % 32 == 0, "");
+    static_assert(KEYS <= THREADS && ROWS <= THREADS, "");
     static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0, "");
 };
 
@@ -44,6 +48,7 @@ __device__ __forceinline__ void floats_copy_row(float *to, const char *row, int 
             copy_async(at + (uint32_t)c * 4, row + c * 4, there);
         return;
     }
+#pragma unroll 1
     for (int c = lane; c < all; c += 16)
         copy_async_4(at + (uint32_t)c * 4, row + (c < count ? c * 4 : 0), there && c < count);
 }
@@ -118,12 +123,14 @@ __device__ __forceinline__ void floats_convert_rows(float *to, int pitch, const 
 template <class S>
 __device__ __forceinline__ void floats_load_q(const attention_params &p, const attention_block &b, float *q)
 {
+    const int64_t own =
+        b.s.batch * p.q_stride[0] + (int64_t)b.kv_head * p.group * p.q_stride[1] + b.s.first * p.q_stride[2];
+    const int first = b.first, rows = b.rows; /* b is in shared memory, which copies may seem to write */
+#pragma unroll 2
     for (int row = (int)threadIdx.x / 16; row < S::ROWS; row += S::GROUPS) {
-        const int r = b.first + row;
-        const bool there = r < b.rows;
-        const int i = there ? r / p.group : 0, head = b.kv_head * p.group + (there ? r % p.group : 0);
-        const int64_t at =
-            b.s.batch * p.q_stride[0] + head * p.q_stride[1] + (int64_t)(b.s.first + i) * p.q_stride[2];
+        const bool there = first + row < rows;
+        const int r = there ? first + row : 0, i = r / p.group, head = r - i * p.group;
+        const int64_t at = own + head * p.q_stride[1] + i * p.q_stride[2];
         if constexpr (S::CONVERTS) {
             const char *const from[1] = {there ? p.q + at * floats_size(p.q_dtype) : NULL};
             floats_convert_rows(q + row * S::PITCH, 0, from, p.q_dtype, p.d, p.fours);
@@ -137,7 +144,8 @@ template <class S>
 __device__ __forceinline__ void floats_convert(const attention_params &p, const attention_block &b, int key, float *k,
                                                float *v, const attention_place *places)
 {
-    constexpr int ROWS = S::KEYS / S::GROUPS, N = ROWS % 4 == 0 ? 4 : ROWS; /* of a group; of it at once */
+    /* Of a group; of it at once: each of these rounds waits for memory. */
+    constexpr int ROWS = S::KEYS / S::GROUPS, N = ROWS % 8 == 0 ? 8 : ROWS % 4 == 0 ? 4 : ROWS;
     static_assert(S::KEYS % S::GROUPS == 0, "");
     const int size = floats_size(p.k_dtype), first = (int)threadIdx.x / 16;
 #pragma unroll 1 /* the code is long */
@@ -163,14 +171,37 @@ __device__ __forceinline__ void floats_convert(const attention_params &p, const 
                             p.k_dtype, is_v ? p.dv : p.d, p.fours);
     }
 }
-/* Copies the keys from `key` on, or their values, of rows of `count` elements, PITCH floats apart. */
+/* Copies the keys from `key` on, or their values, of rows of `count` elements, PITCH floats apart. Of whole vectors
+   that are not paged a thread goes from row to row by an addition: the addresses of single rows took about as long as
+   what is computed with them. */
 template <class S, int PITCH = S::PITCH>
 __device__ __forceinline__ void floats_load(const attention_params &p, const attention_block &b, const char *data,
                                             const int64_t (&stride)[3], int count, int key, float *to,
                                             const attention_place *places)
 {
-#pragma unroll 2
-    for (int row = (int)threadIdx.x / 16; row < S::KEYS; row += S::GROUPS) {
+    constexpr int ROWS = S::KEYS / S::GROUPS; /* of a group */
+    static_assert(S::KEYS % S::GROUPS == 0, "");
+    const int group = (int)threadIdx.x / 16, lane = (int)threadIdx.x % 16;
+    if (p.vectors && !p.page) {
+        const attention_place begin = {b.s.key_batch, b.s.first_key + key + group};
+        const char *from = data + (attention_at(stride, begin, b.kv_head) + lane * 4) * 4;
+        const int64_t next = S::GROUPS * 4 * stride[2];
+        const int left = b.high - key - group;
+        uint32_t at = shared_address(to + group * PITCH + lane * 4);
+#pragma unroll 4
+        for (int i = 0; i < ROWS; i++) {
+            const bool there = i * S::GROUPS < left;
+            const char *const its = there ? from : data;
+#pragma unroll
+            for (int c = 0; c < S::D / 64; c++)
+                if (c * 64 + lane * 4 < count)
+                    copy_async(at + (uint32_t)c * 256, its + (there ? c * 256 : 0), there);
+            from += next, at += S::GROUPS * PITCH * 4;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int row = group; row < S::KEYS; row += S::GROUPS) {
         attention_place place = {b.s.key_batch, b.s.first_key + key + row};
         bool there = key + row < b.high;
         if (p.page) {
@@ -201,7 +232,8 @@ __device__ __forceinline__ void floats_scores(const float *q, const float *k, in
 #pragma unroll
         for (int j = 0; j < S::LANE_KEYS; j++)
             score[i][j] = 0;
-    constexpr int AT_ONCE = S::EACH * S::LANE_KEYS > 4 ? 2 : 4; /* loads are ahead of what is computed */
+    constexpr int SCORES = S::EACH * S::LANE_KEYS; /* loads are ahead of what is computed */
+    constexpr int AT_ONCE = SCORES > 4 || S::THREADS > 128 ? 2 : SCORES > 2 ? 4 : 8;
 #pragma unroll AT_ONCE
     for (int c = 0; c < d; c += 4) {
         float4 y[S::LANE_KEYS];
@@ -223,30 +255,45 @@ __device__ __forceinline__ void floats_scores(const float *q, const float *k, in
 }
 
 /* The scores of keys that not every row sees, or that a mask or softcap changes, in base 2. `row` is the thread's
-   first in the sequence, `key` its first key, and `places` where that is. */
+   first in the sequence, `key` its first key, and `places` where that is. The masks of several rows are loaded at
+   once. */
 template <typename T, class S>
 __device__ __forceinline__ void floats_edge(const attention_params &p, const attention_block &b, int row, int key,
                                             const attention_place *places, float (&score)[S::EACH][S::LANE_KEYS])
 {
+    constexpr int KEYS = S::LANE_KEYS, SOME = KEYS < 8 ? 8 / KEYS : 1, ROWS = SOME < S::EACH ? SOME : S::EACH;
+    static_assert(S::EACH % ROWS == 0, "");
 #pragma unroll
-    for (int i = 0; i < S::EACH; i++) {
-        const int r = row + i * S::ACROSS, query = r / p.group, head = b.kv_head * p.group + r % p.group;
-        const int low = attention_low(p, b.s, query);
-        const int high = r < b.rows ? attention_high(p, b.s, query) : 0;
-        const int64_t at = attention_mask_at(p, b.s.batch, head, query) + key;
-        const auto where = [](int j) { return j * 16; };
-        const auto seen = [&](int j) {
-            return key + j * 16 >= low && key + j * 16 < high && !(p.page && places[j * 16].entry < 0);
+    for (int from = 0; from < S::EACH; from += ROWS) {
+        int low[ROWS], high[ROWS], query[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int r = row + (from + i) * S::ACROSS;
+            query[i] = r / p.group;
+            low[i] = attention_low(p, b.s, query[i]);
+            high[i] = r < b.rows ? attention_high(p, b.s, query[i]) : 0;
+        }
+        const auto seen = [&](int n) {
+            const int j = n % KEYS * 16;
+            return key + j >= low[n / KEYS] && key + j < high[n / KEYS] && !(p.page && places[j].entry < 0);
         };
-        const auto its = [&](int j) -> float & { return score[i][j]; };
+        const auto its = [&](int n) -> float & { return score[from + n / KEYS][n % KEYS]; };
 #pragma unroll
-        for (int j = 0; j < S::LANE_KEYS; j++)
-            its(j) = attention_score(p, p.scale, its(j));
-        if (p.mask_kind)
-            attention_mask<T, S::LANE_KEYS>(p, at, where, seen, its);
+        for (int n = 0; n < ROWS * KEYS; n++)
+            its(n) = attention_score(p, p.scale, its(n));
+        if (p.mask_kind) {
+            int64_t at[ROWS];
 #pragma unroll
-        for (int j = 0; j < S::LANE_KEYS; j++)
-            its(j) = seen(j) ? its(j) : -INFINITY;
+            for (int i = 0; i < ROWS; i++) {
+                const int head = row + (from + i) * S::ACROSS - query[i] * p.group;
+                at[i] = attention_mask_at(p, b.s.batch, b.kv_head * p.group + head, query[i]) + key;
+            }
+            const auto where = [&](int n) { return at[n / KEYS] + n % KEYS * 16; };
+            attention_mask<T, ROWS * KEYS>(p, 0, where, seen, its);
+        }
+#pragma unroll
+        for (int n = 0; n < ROWS * KEYS; n++)
+            its(n) = seen(n) ? its(n) : -INFINITY;
     }
 }
 
@@ -300,7 +347,8 @@ __device__ __forceinline__ void floats_add(float4 &sum, float weight, float4 v)
 template <class S>
 __device__ __forceinline__ void floats_values(const float *weights, const float *v, int dv, floats_rows<S> &r)
 {
-#pragma unroll 1
+    constexpr int AT_ONCE = S::EACH > 4 || S::CHUNKS > 4 || S::THREADS > 128 ? 1 : 2;
+#pragma unroll AT_ONCE
     for (int j = 0; j < S::GROUP_KEYS; j += 4) {
         float4 w[S::EACH];
 #pragma unroll
@@ -308,7 +356,7 @@ __device__ __forceinline__ void floats_values(const float *weights, const float 
             w[i] = *reinterpret_cast<const float4 *>(weights + i * S::ACROSS * S::WEIGHT_PITCH + j);
 #pragma unroll
         for (int c = 0; c < S::CHUNKS; c++) {
-            if (c * 64 >= dv)
+            if (S::CHUNKS > 4 && c * 64 >= dv) /* else columns beyond are few, and not stored */
                 break;
             float4 y[4];
 #pragma unroll
@@ -389,6 +437,16 @@ __device__ __forceinline__ void floats_scales(const attention_params &p, const a
 struct floats_steps {
     int rank, first, count, inner_low, inner_high;
 };
+/* Prefetches the rows of a tile into L2, where it is known which they are. */
+template <class S>
+__device__ __forceinline__ void floats_prefetch_q(const attention_params &p, const attention_block &b, int tile)
+{
+    const int r = tile * S::ROWS + (int)threadIdx.x, i = r / p.group;
+    if (p.q_offsets || (int)threadIdx.x >= S::ROWS || i >= p.m)
+        return;
+    const int64_t head = b.kv_head * p.group + r - i * p.group;
+    prefetch_row(p.q + (b.sequence * p.q_stride[0] + head * p.q_stride[1] + i * p.q_stride[2]) * 4, p.d / 4);
+}
 /* Finds what the block has; false: nothing. The grid is that of attention_tile. */
 template <typename T, class S>
 __device__ __forceinline__ bool floats_begin(const attention_params &p, attention_block &b, floats_steps &steps)
@@ -396,11 +454,13 @@ __device__ __forceinline__ bool floats_begin(const attention_params &p, attentio
     const int rank = (int)blockIdx.x % p.parts, at = (int)blockIdx.x / p.parts;
     attention_block own;
     own.kv_head = (int)blockIdx.y % p.kv_heads, own.sequence = (int)blockIdx.y / p.kv_heads;
-    pdl_launch_next();
-    if (!S::CONVERTS && p.vectors)
-        attention_prefetch<S>(p, own.sequence, own.kv_head, rank);
-    pdl_wait();
     int tile = p.causal ? (int)gridDim.x / p.parts - 1 - at : at;
+    pdl_launch_next();
+    if (!S::CONVERTS && p.vectors) {
+        attention_prefetch<S>(p, own.sequence, own.kv_head, rank);
+        floats_prefetch_q<S>(p, own, tile);
+    }
+    pdl_wait();
     if (p.q_offsets) {
         if (rank == 0)
             attention_clear<T, S>(p, at, own.kv_head);

@@ -16,11 +16,11 @@ static adze_status masked_run(const cuda_call &s, const attention_params &p)
     const double less = p.mask_shared ? 0.65 : 1;
     if (fits(64))
         return wgmma_run<T, true>(
-            s, p, wgmma_shapes<ROWS64_64, ROWS128_64>{{{1.3 * less, 2.05 * less}, {2.7 * less, 0}, {}}});
+            s, p, wgmma_shapes<ROWS64_64, ROWS128_64>{{{1.05 * less, 2.05 * less}, {2.7 * less, 0}, {}}});
     if (fits(128))
         return wgmma_run<T, true>(
             s, p,
-            wgmma_shapes<ROWS64_128, ROWS128_128>{{{1.3 * less, 2.1 * less}, {p.mask_shared ? 2.4 : 3.2, 0}, {}}});
+            wgmma_shapes<ROWS64_128, ROWS128_128>{{{1.05 * less, 2.1 * less}, {p.mask_shared ? 1.9 : 3.2, 0}, {}}});
     return wgmma_run<T, true>(s, p, wgmma_shapes<NONE, ROWS128_256>{{{}, {2.4, 0}, {}}});
 }
 adze_status attention_many_masked(const cuda_call &s, const attention_params &p, bool is_bf16)

@@ -85,12 +85,49 @@ static inline int64_t attention_pairs(const attention_params &p)
     return p.packed ? p.kv_heads : (int64_t)p.sequences * p.kv_heads;
 }
 
+/* The keys that a tile of some queries of a sequence sees: the most of a tile, and the average. */
+struct attention_extent {
+    double most, seen;
+};
+static inline attention_extent attention_extent_of(const attention_params &p, int64_t queries)
+{
+    const int64_t sequences = p.sequences > 0 ? p.sequences : 1;
+    const double n = (double)(p.k_offsets ? ceil_div(p.n, sequences) : p.n);
+    const double m = (double)(p.packed ? ceil_div(p.m, sequences) : p.m), each = std::min((double)queries, m);
+    const double window = (double)p.window * (p.causal ? 1 : 2) - (p.causal ? 1 : 2) + each;
+    const double most = p.window ? std::min(n, window) : n;
+    if (!p.causal)
+        return {most, most};
+    /* The last query of the first tile sees `first` keys, that of the last one all n: the average of what the window
+       leaves of them. */
+    const double first = n - m + each;
+    const auto area = [&](double keys) {
+        return keys <= 0 ? 0 : keys < most ? keys * keys / 2 : most * most / 2 + most * (keys - most);
+    };
+    return {most, std::max(first < n ? (area(n) - area(first)) / (n - first) : most, 1.0)};
+}
+/* Queries of a tile of `rows` rows of a head of k. */
+static inline int64_t attention_queries(const attention_params &p, int64_t rows)
+{
+    return ceil_div(rows, p.group);
+}
+/* Steps of `keys` keys that such a tile has on average, and at most. Steps begin at a multiple of their keys: those
+   of a window, or of a causal tile, are half a step more. */
+static inline attention_extent attention_steps_of(const attention_params &p, int64_t queries, int64_t keys)
+{
+    const attention_extent e = attention_extent_of(p, queries);
+    const double all = (double)ceil_div(p.n, keys);
+    const double most = std::min(all, std::ceil(e.most / (double)keys) + (p.window ? 1 : 0));
+    const double more = (p.causal ? 0.5 : 0) + (p.window ? 0.5 : 0);
+    return {most, more > 0 ? std::min(most, std::max(e.seen / (double)keys + more, 1.0)) : most};
+}
 /* In how many parts blocks take the keys: as many as fill every multiprocessor twice, of `least` keys or more. */
 static inline int64_t key_parts(const cuda_call &s, const attention_params &p, int64_t rows, int64_t least,
                                 int64_t most)
 {
     const int64_t blocks = attention_tiles(p, rows) * attention_pairs(p);
-    const int64_t parts = s.gpu.sm_count * 2 / blocks, enough = p.n / least;
+    const double most_keys = attention_extent_of(p, attention_queries(p, rows)).most;
+    const int64_t parts = s.gpu.sm_count * 2 / blocks, enough = (p.window ? (int64_t)most_keys : p.n) / least;
     const int64_t few = parts < enough ? parts : enough;
     return few < 1 ? 1 : few < most ? few : most;
 }
@@ -106,13 +143,17 @@ static int64_t attention_clusters(const cuda_call &s, const attention_params &p)
 {
     return adze_cuda_clusters(s.device) ? key_parts(s, p, S::ROWS, PART_LEAST, CLUSTER_MAX) : 1;
 }
-/* The same where a step takes so long that a part of one is worth a block. */
+/* The same where a step takes so long that a part of one is worth a block; and where steps are many, as many parts as
+   have blocks at once. */
 template <class S>
 static int64_t attention_step_clusters(const cuda_call &s, const attention_params &p)
 {
-    const int64_t blocks = attention_tiles(p, S::ROWS) * attention_pairs(p), most = s.gpu.sm_count * 2 / blocks;
-    const int64_t parts = std::min<int64_t>({ceil_div(p.n, S::KEYS), most, CLUSTER_MAX});
-    return adze_cuda_clusters(s.device) ? std::max<int64_t>(parts, 1) : 1;
+    constexpr int64_t LONG = 8; /* steps of a part */
+    const int64_t blocks = attention_tiles(p, S::ROWS) * attention_pairs(p), sms = s.gpu.sm_count;
+    const int64_t steps = (int64_t)attention_steps_of(p, attention_queries(p, S::ROWS), S::KEYS).most;
+    const int64_t parts =
+        std::max(std::min(steps, sms * 2 / blocks), std::min(steps / LONG, sms * S::BLOCKS / blocks));
+    return adze_cuda_clusters(s.device) ? std::max<int64_t>(std::min<int64_t>(parts, CLUSTER_MAX), 1) : 1;
 }
 
 /* Launches a kernel that has the grid of attention_tile, with blocks of shape S. */
@@ -276,57 +317,45 @@ static inline bool attention_forward(const attention_params &p, int rows, int he
 /* Estimated times of the kernels for more than 16 rows. Only their order matters; the unit is roughly a microsecond
    on an H200. Each is a fixed cost plus a cost per step of a block, times the blocks of a multiprocessor. The
    coefficients are fitted to sweeps on an H200 (2026-11-18) over 1 to 96 heads of up to 128 elements, 59 to 4096
-   queries and 70 to 8192 keys. Longer heads were not in the sweeps: their tiles are taken to cost more in proportion.
- */
+   queries and 70 to 8192 keys, those of longer heads to four calls. */
 struct attention_times {
     double in_short;        /* attention_short; infinite for more keys than it holds */
     double few, some, many; /* tiles of 16, 64 and 128 rows */
 };
-struct attention_extent { /* of a sequence: its queries, the keys that a tile of them has at most, and on average */
-    int64_t queries, most, seen;
-};
-static inline attention_extent attention_extent_of(const attention_params &p)
-{
-    const int64_t sequences = p.sequences > 0 ? p.sequences : 1, keys = p.k_offsets ? ceil_div(p.n, sequences) : p.n;
-    const int64_t queries = p.packed ? ceil_div(p.m, sequences) : p.m;
-    const int64_t most = p.window ? std::min<int64_t>(keys, p.window + queries / 2) : keys;
-    return {queries, most, p.causal && keys <= 2 * queries ? std::max<int64_t>(most - queries / 2, 1) : most};
-}
+enum { SHORT_AT_ONCE = 10 }; /* warps of attention_short on a multiprocessor, by their registers */
 static inline attention_times attention_times_of(const cuda_call &s, const attention_params &p)
 {
     const auto tiles = [&](int64_t rows) { return (double)(attention_tiles(p, rows) * attention_pairs(p)); };
-    const int64_t seen = attention_extent_of(p).seen;
+    const auto steps = [&](int64_t rows, int64_t keys) {
+        return attention_steps_of(p, attention_queries(p, rows), keys).seen;
+    };
+    const double seen = attention_extent_of(p, attention_queries(p, 64)).seen;
     const double sms = (double)s.gpu.sm_count, width = std::max({p.d, p.dv, 64}) / 128.0;
-    const double stages = (double)ceil_div(seen, 64), each = tiles(128),
-                 parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
-    const bool narrow = p.d <= 64 && p.dv <= 64;
+    const double each = tiles(128), parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
+    const bool narrow = p.d <= 64 && p.dv <= 64, wide = width > 1;
     attention_times t;
-    const bool wide = width > 1; /* its warps then have half as many keys; not in the sweeps either */
-    t.in_short = p.n > (narrow ? 512
-                        : wide ? 128
-                               : 256)
+    const int64_t warp_keys = narrow ? 64 : wide ? 16 : 32, warps = ceil_div(p.n, warp_keys);
+    const double short_rounds = tiles(8) * (double)warps / (sms * SHORT_AT_ONCE);
+    /* With a mask, attention_short took up to 1.4 times as long, tiles 1.1 to 1.6 times. */
+    const bool masked = p.mask_kind || p.softcap != 0;
+    const double short_masked = !masked ? 1 : p.mask_shared ? 1.25 : 1.4, tile_masked = masked ? 1.6 : 1;
+    t.in_short = warps > 8
                      ? INFINITY
-                     : 3.3 + (wide ? 1.44 : 0.72) * (double)p.n / 256 +
-                           (narrow ? 0.34 : 0.78) * std::max(tiles(8) / sms - 0.57, 0.0) *
-                               (double)ceil_div(p.n, wide ? 16 : 32);
-    t.few = 4.8 + std::min((double)seen / 450, 3.0) + 2.4 * width * std::max(tiles(16) * stages / (2 * sms), 0.72);
-    t.some = 10.3 + std::min((double)seen / 2000, 9.5) + 2.3 * width * tiles(64) * stages / (sms * 4 / 3);
-    t.many = 11.2 + 1.4 * width * std::max((double)seen / 32 / parts, 1.0) * std::max(1.2 * each * parts / sms, 1.0);
+                     : 3.3 + (wide ? 1.44 : 0.72) * (double)p.n / 256 + 6.5 * std::max(short_rounds - 0.25, 0.0);
+    t.in_short *= short_masked;
+    t.few = (wide ? 6 + seen / 120 : 4.8 + std::min(seen / 450, 3.0)) +
+            (wide ? 3.2 : 2.4) * width * std::max(tiles(16) * steps(16, 64) / (2 * sms), 0.72);
+    t.some =
+        10.3 + std::min(seen / 2000, 9.5) + (wide ? 3.9 : 2.3) * width * tiles(64) * steps(64, 64) / (sms * 4 / 3);
+    t.many = 11.2 + (wide ? 2.0 : 1.4) * width * std::max(steps(128, 32) / parts, 1.0) *
+                        std::max(1.2 * each * parts / sms, 1.0);
+    t.few *= tile_masked, t.some *= tile_masked, t.many *= tile_masked;
     return t;
 }
 /* Whether all blocks of attention_short, of 8 rows and so many warps, are resident at once. */
 static inline bool short_at_once(const cuda_call &s, const attention_params &p, int64_t warps)
 {
-    constexpr int64_t AT_ONCE = 10; /* warps of a multiprocessor, by their registers */
-    return attention_tiles(p, 8) * attention_pairs(p) * warps <= s.gpu.sm_count * AT_ONCE;
-}
-/* Whether attention_short takes a call of any number of rows: all tiles of rows load all keys, so these must be few.
- */
-static inline bool attention_short_fits(const cuda_call &s, const attention_params &p)
-{
-    constexpr int64_t FEW_KEYS = 64;
-    const int widest = p.d > p.dv ? p.d : p.dv;
-    return p.n <= FEW_KEYS && short_at_once(s, p, widest <= 64 ? 1 : widest <= 128 ? 2 : 4);
+    return attention_tiles(p, 8) * attention_pairs(p) * warps <= s.gpu.sm_count * SHORT_AT_ONCE;
 }
 /* Which tiles are faster: of 16 rows, perhaps with parts that a second launch merges; of some more; or of many. */
 struct tile_choice {

@@ -32,7 +32,7 @@ struct tf32_shape {
     static constexpr int SHARED = HOLDS + 2 * KEYS * (int)sizeof(attention_place); /* places of two steps */
     static constexpr int MERGE_PITCH = D + 4, MERGE_BYTES = ROWS * MERGE_PITCH * 4;
     static_assert(D % 64 == 0 && (TILES == 2 || TILES == 4) && KEYS % 8 == 0 && KEYS <= CHAIN && KEYS <= THREADS, "");
-    static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0, "");
+    static_assert(MERGE_BYTES <= HOLDS && HOLDS % 16 == 0 && ROWS <= THREADS, "");
 };
 
 /* Both parts of a float. Tensor cores leave out the lower 13 bits of `small`. An infinity has a `small` of NaN, and
@@ -322,13 +322,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_of_tf32(const
     floats_steps all;
     if (!floats_begin<T, S>(p, b, all))
         return;
-    const int warp = (int)threadIdx.x / 32;
-    const attention_warp &w = warps[warp];
-    if (threadIdx.x % 32 == 0)
-        warps[warp] = attention_warp_of<S>(p, b, warp * 16 * S::FRAGMENTS, 0);
-    __syncwarp();
-    attention_rows<S> r;
-    r.clear();
     if (p.page) {
         attention_look_up<S>(p, b, all.first, places);
         attention_look_up<S>(p, b, all.first + S::KEYS, places + S::KEYS);
@@ -343,6 +336,13 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_of_tf32(const
         floats_load<S, S::V_PITCH>(p, b, p.v, p.v_stride, p.dv, all.first, v, places);
         copy_commit();
     }
+    const int warp = (int)threadIdx.x / 32;
+    const attention_warp &w = warps[warp];
+    if (threadIdx.x % 32 == 0) /* while the copies are under way */
+        warps[warp] = attention_warp_of<S>(p, b, warp * 16 * S::FRAGMENTS, 0);
+    __syncwarp();
+    attention_rows<S> r;
+    r.clear();
     for (int i = 0; i < all.count; i++) {
         const int key = all.first + i * S::KEYS;
         const bool sees = key < w.high && key + S::KEYS > w.low;

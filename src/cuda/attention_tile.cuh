@@ -291,11 +291,14 @@ __device__ __forceinline__ bool attention_find(const attention_params &p, int at
     return false;
 }
 
-/* Prefetches the first keys of a part into L2, while the kernel before may still run: where it is known which. */
+/* Prefetches the first keys of a part into L2, while the kernel before may still run: where it is known which. Those
+   of causal tiles begin with the same keys unless they are in parts; of 16-bit elements they are left out. */
 template <class S>
 __device__ __forceinline__ void attention_prefetch(const attention_params &p, int sequence, int kv_head, int rank)
 {
-    if (S::ALONG == 1 || p.page || p.lengths || p.k_offsets || p.q_offsets || p.window || (p.causal && p.m > 1))
+    constexpr bool FLOATS = S::ELEMENT == 4;
+    if ((S::ALONG == 1 && !FLOATS) || p.page || p.lengths || p.k_offsets || p.q_offsets || p.window ||
+        (p.causal && p.m > 1 && (!FLOATS || p.parts > 1)))
         return;
     const int steps = (p.n + S::KEYS - 1) / S::KEYS, first = (int)((int64_t)steps * rank / p.parts) * S::KEYS;
     for (int row = (int)threadIdx.x; row < (S::STAGES - 1) * S::KEYS && first + row < p.n; row += S::THREADS) {

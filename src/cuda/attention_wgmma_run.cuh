@@ -15,14 +15,13 @@ template <class S>
 static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_cost cost)
 {
     constexpr double CALL = 3, TILE = 1.7; /* fixed costs */
-    const attention_extent e = attention_extent_of(p);
-    const double most = (double)ceil_div(e.most, S::KEYS), seen = (double)ceil_div(e.seen, S::KEYS);
+    const attention_extent steps = attention_steps_of(p, S::ROWS, S::KEYS);
     const int64_t tiles = ceil_div(p.m, S::ROWS) * p.sequences * p.heads, sms = s.gpu.sm_count;
-    const double longest = CALL + TILE + most * cost.alone;
+    const double longest = CALL + TILE + steps.most * cost.alone;
     if (tiles <= sms)
         return longest;
     const double rounds = (double)ceil_div(tiles, sms * S::BLOCKS), step = S::BLOCKS > 1 ? cost.shared : cost.alone;
-    return std::max(longest, CALL + rounds * (TILE + seen * step));
+    return std::max(longest, CALL + rounds * (TILE + steps.seen * step));
 }
 
 /* Blocks go from tile to tile. Of causal tiles, which differ in their keys, the ones with most come first, and blocks
@@ -77,14 +76,12 @@ static adze_status wgmma_take(const cuda_call &s, const attention_params &p, int
 template <typename T, bool CHANGED = false, class S64, class S128, class S192>
 static adze_status wgmma_run(const cuda_call &s, const attention_params &p, const wgmma_shapes<S64, S128, S192> &of)
 {
-    constexpr double MORE =
-        CHANGED ? 1.6 : 1; /* with a mask, other kernels took 1.1 to 1.6 times as long as estimated */
     const attention_times others = attention_times_of(s, p);
     const double time[3] = {wgmma_time_of<S64>(s, p, of.cost[0]), wgmma_time_of<S128>(s, p, of.cost[1]),
                             wgmma_time_of<S192>(s, p, of.cost[2])};
     const double least = std::min({time[0], time[1], time[2]});
-    const bool faster = attention_rows_of(p) > 16 && !attention_short_fits(s, p) &&
-                        least < MORE * std::min({others.in_short, others.few, others.some, others.many});
+    const bool faster =
+        attention_rows_of(p) > 16 && least < std::min({others.in_short, others.few, others.some, others.many});
     adze_status status = wgmma_take<T, S64, CHANGED>(s, p, WGMMA_64, faster && time[0] == least);
     if (status == ADZE_NO_KERNEL)
         status = wgmma_take<T, S128, CHANGED>(s, p, WGMMA_128, faster && time[1] == least);
