@@ -72,8 +72,10 @@ CPUINFO.amx    := amx_bf16
 CPUINFO.vnni   := avx512_vnni
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
 # takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone. PLAIN is the folder
-# of a build that the others are taken from.
+# of a build that the others are taken from, and so are TWINS, which read and write nothing that layer_norm and
+# qk_norm_rope, of the same headers, do not.
 PLAIN        ?= $(K)
+TWINS        := $(if $(SAN_KERNELS),rms_norm rope)
 WATCHED_ISA  := $(if $(SAN_KERNELS),$(lastword $(foreach i,$(ISAS.$(ARCH)),$(if $(shell grep -w $(CPUINFO.$i) /proc/cpuinfo),$i))))
 UNWATCHED     = $(if $(SAN_KERNELS),$(if $(filter $(WATCHED_ISA),$1),$(if $(filter-out thread,$(SAN)),\
                 -fno-sanitize=undefined),-fno-sanitize=all))
@@ -118,12 +120,13 @@ endif
 
 KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(if $(SAN_KERNELS),$(WATCH)) $(CPU_CFLAGS)
 
-# The folders are the lists. A library has several objects of one name, hence `ar q`.
+# The folders are the lists. A library has several objects of one name, hence `ar q`. place: the folder of a kernel's build.
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
-CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(K)/$s.o \
-             $(foreach i,$(ISAS.$(ARCH)),$(if $(filter $i,$(WATCHED_ISA)),$(K),$(PLAIN))/$s.$i.o)) \
-           $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(K)/%.o,$(wildcard src/cpu/*_$i.c)))
+place    = $(if $(filter $(TWINS:%=src/cpu/%),$1),$(PLAIN),$(K))
+CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(call place,$s)/$s.o \
+             $(foreach i,$(ISAS.$(ARCH)),$(if $(filter $i,$(WATCHED_ISA)),$(call place,$s),$(PLAIN))/$s.$i.o)) \
+           $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(if $(SAN_KERNELS),$(PLAIN),$(K))/%.o,$(wildcard src/cpu/*_$i.c)))
 LIB     := $(call objects,src src/ops src/cuda) $(CPU)
 HARNESS := $(call objects,check)
 CLI     := $(call objects,cli)
