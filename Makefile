@@ -72,8 +72,10 @@ CPUINFO.amx    := amx_bf16
 CPUINFO.vnni   := avx512_vnni
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
 # takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone. PLAIN is the folder
-# of a build that the others are taken from.
+# of a build that the others are taken from, and so are TWINS, which read and write nothing that layer_norm and
+# qk_norm_rope, of the same headers, do not.
 PLAIN        ?= $(K)
+TWINS        := $(if $(SAN_KERNELS),rms_norm rope)
 WATCHED_ISA  := $(if $(SAN_KERNELS),$(lastword $(foreach i,$(ISAS.$(ARCH)),$(if $(shell grep -w $(CPUINFO.$i) /proc/cpuinfo),$i))))
 UNWATCHED     = $(if $(SAN_KERNELS),$(if $(filter $(WATCHED_ISA),$1),$(if $(filter-out thread,$(SAN)),\
                 -fno-sanitize=undefined),-fno-sanitize=all))
@@ -98,15 +100,18 @@ CUDA_ARCHS ?= $(or $(FOUND_ARCHS),90a)
 GENCODE     = $(foreach a,$(if $(filter %_sm90.cu,$<),90a,$(CUDA_ARCHS)),-gencode arch=compute_$a,code=sm_$a) \
               $(foreach a,$(if $(filter %_sm90.cu,$<),,$(CUDA_PTX)),-gencode arch=compute_$a,code=compute_$a)
 # Machine code is stored compressed, and without line numbers unless LINEINFO=1 asks for them (ncu, compute-sanitizer).
-COMPRESS   := $(if $(findstring --compress-mode,$(shell $(NVCC) --help)),--compress-mode=size,-Xfatbin -compress-all)
-# CUDA_OPT=0 compiles in a third of the time, for tests on a machine that has no GPU. Spills are then no error.
+# Finding the smallest size is an eighth of the work of a build that is not optimised, which takes nvcc's own way instead.
+NVCC_HELP  := $(shell $(NVCC) --help)
+COMPRESS    = $(if $(and $(OPTIMISED),$(findstring --compress-mode,$(NVCC_HELP))),--compress-mode=size,-Xfatbin -compress-all)
+# CUDA_OPT=0 compiles sooner, for tests on a machine that has no GPU: neither the GPU's code nor the host's is optimised,
+# and spills are no error. ptxas then has a line for each function with wgmma, and no option for silence.
 CUDA_OPT   ?= 1
-OPTIMISED  := $(if $(and $(filter 0,$(CUDA_OPT)),$(findstring --Ofast-compile,$(shell $(NVCC) --help))),,1)
-# ptxas has much to say about wgmma that is not inlined.
-$(B)/%_sm90.cu.o: OPTIMISED := 1
+OPTIMISED  := $(if $(and $(filter 0,$(CUDA_OPT)),$(findstring --Ofast-compile,$(NVCC_HELP))),,1)
+NVCC_SAYS   = $(if $(OPTIMISED),,2>$@.said; status=$$?; grep -v 'Potential Performance Loss' $@.said >&2; \
+              rm -f $@.said; exit $$status)
 # A spill is an error where kernels are tuned, on sm_90. For other GPUs it costs some time, and must not stop a build.
 SPILLS      = $(if $(filter-out 90a,$(CUDA_ARCHS)),,-Xptxas -warn-spills$(comma)-warn-lmem-usage)
-NVFLAGS    += -std=c++17 -O3 $(if $(OPTIMISED),$(SPILLS),--Ofast-compile max) \
+NVFLAGS    += -std=c++17 $(if $(OPTIMISED),-O3 $(SPILLS),-O0 --Ofast-compile max) \
               $(if $(LINEINFO),-lineinfo) $(COMPRESS) --threads 2 -Werror all-warnings \
               -Xcompiler -fPIC,-Wall,-Wextra $(NVCC_HOST) \
               -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
@@ -115,12 +120,13 @@ endif
 
 KERNEL_CFLAGS = $(CFLAGS) $(filter-out -DADZE_CUDA=%,$(ADZE_CFLAGS)) $(if $(SAN_KERNELS),$(WATCH)) $(CPU_CFLAGS)
 
-# The folders are the lists. A library has several objects of one name, hence `ar q`.
+# The folders are the lists. A library has several objects of one name, hence `ar q`. place: the folder of a kernel's build.
 objects  = $(patsubst %.c,$(B)/%.o,$(wildcard $(1:=/*.c))) \
            $(if $(filter 1,$(CUDA)),$(patsubst %,$(B)/%.o,$(wildcard $(1:=/*.cu))))
-CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(K)/$s.o \
-             $(foreach i,$(ISAS.$(ARCH)),$(if $(filter $i,$(WATCHED_ISA)),$(K),$(PLAIN))/$s.$i.o)) \
-           $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(K)/%.o,$(wildcard src/cpu/*_$i.c)))
+place    = $(if $(filter $(TWINS:%=src/cpu/%),$1),$(PLAIN),$(K))
+CPU     := $(foreach s,$(filter-out $(foreach i,$(ONLY.all),src/cpu/%_$i),$(basename $(wildcard src/cpu/*.c))),$(call place,$s)/$s.o \
+             $(foreach i,$(ISAS.$(ARCH)),$(if $(filter $i,$(WATCHED_ISA)),$(call place,$s),$(PLAIN))/$s.$i.o)) \
+           $(foreach i,$(ONLY.$(ARCH)),$(patsubst %.c,$(if $(SAN_KERNELS),$(PLAIN),$(K))/%.o,$(wildcard src/cpu/*_$i.c)))
 LIB     := $(call objects,src src/ops src/cuda) $(CPU)
 HARNESS := $(call objects,check)
 CLI     := $(call objects,cli)
@@ -201,7 +207,7 @@ $(B)/%.cu.o: %.cu $(B)/flags
 	@mkdir -p $(@D)
 	@rm -f $@
 	@echo "  NVCC  $<"
-	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) $(GENCODE) -MD -MP -MF $(@:.o=.d) -c $< -o $@ $(NVCC_SAYS)
 $(K)/src/cpu/%.o: src/cpu/%.c $(K)/kernel_flags
 	@mkdir -p $(@D)
 	@echo "  CC    $<"

@@ -21,7 +21,7 @@ typedef struct kernel_row { /* of the report */
    fewest cases so far. */
 enum { VARIANTS_MAX = 96, OTHER_VARIANTS = 1 };
 /* --small leaves out calls with more arithmetic, which take minutes in an emulator or under a sanitizer. */
-static const double small_flops = 8e6;
+static const double small_flops = 4e6;
 
 typedef struct variant_table {
     const adze_kernel *kernel; /* of the op that is checked, and of this device; NULL: none has variants */

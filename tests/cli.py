@@ -71,7 +71,7 @@ def options(adze):
     dtypes = [re.findall(r"x=(\w+)\[7,123\]\n", adze(*words)[1]) for words in (full, [*full, "--brief"])]
     expect(len(dtypes[0]) == 3 and len(dtypes[1]) == 1, f"--brief checks one dtype of a case: {dtypes}")
     few = ["check", "attention", "--device=cpu", "--kernel=cpu", "--brief", "--small", "-v"]
-    adze.says(0, r"q=\w+\[2,4,5,64\][^$]*--   attention: [1-9]\d? calls above 8 Mflop left out\n", *few)
+    adze.says(0, r"q=\w+\[2,4,5,64\][^$]*--   attention: [1-9]\d? calls above 4 Mflop left out\n", *few)
 
 
 def devices(adze):

@@ -11,13 +11,20 @@ logs=$PWD/build/test suite=$PWD/tests/run.sh
 mkdir -p "$logs"
 
 # The first group builds, one after the other, each on all cores; the second runs side by side, the longest first, so that
-# the cores end together; the last has the machine for itself. A step on demand runs when it is named.
+# the cores end together; the third does the same when the second has ended, for `wheel` replaces the native part that the
+# tests in Python load; the last has the machine for itself. A step on demand runs when it is named.
 builds='build build-clang build-sanitized build-tsan build-cross'
 on_demand='cuda-compile' # by name alone: as long as a third of all the rest
-steps='lint check-cross check-sve bench'
-for word in $(basename -s .py python/tests/test_*.py | cut -d_ -f2 | sort -u); do steps="$steps py-$word"; done
-steps="$steps fuzz check-sanitized check-tsan pytest check-self check check-clang cli variants-cli example symbols headers docs cuda-graph cuda-rows sdist"
-quiet='wheel page'
+words=$(basename -s .py python/tests/test_*.py | cut -d_ -f2 | sort -u)
+longest='pack inductor bench diffusers generate transformers documents'
+steps=
+for word in $longest $words; do
+    case " $steps " in *" py-$word "*) continue ;; esac
+    case " $(echo $words) " in *" $word "*) steps="$steps py-$word" ;; esac
+done
+steps="bench $steps lint sdist variants-cli cli pytest example symbols headers docs cuda-graph cuda-rows"
+later='check-cross check-sve check-sanitized check check-clang check-self wheel fuzz check-tsan'
+quiet='page'
 for program in tests/*.c; do
     case $program in tests/fuzz_* | tests/cuda_*) ;; *) steps="$steps $(basename "$program" .c)" ;; esac
 done

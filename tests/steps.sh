@@ -1,8 +1,8 @@
 # steps.sh - runs steps and adds up their counts, for the script that sources it (run.sh). That script sets builds, steps,
-# quiet, logs (a folder) and suite (its own path), and may set on_demand. It has the functions step_NAME, test_python,
-# test_program and needs_of, which names the steps that one depends on. Its arguments choose steps; without any, all but
-# those on demand are run. `--list` prints a table instead: what a step is about, and the steps and tools that it needs, as
-# its function says them.
+# quiet, logs (a folder) and suite (its own path), and may set on_demand and later. It has the functions step_NAME,
+# test_python, test_program and needs_of, which names the steps that one depends on. Its arguments choose steps; without
+# any, all but those on demand are run. `--list` prints a table instead: what a step is about, and the steps and tools that
+# it needs, as its function says them.
 
 about() { :; } # what a step tests; --list prints it
 
@@ -73,7 +73,7 @@ list_steps() {
     local step function name tools
     declare -A seen
     printf '| step | what it tests | after | tools |\n| --- | --- | --- | --- |\n'
-    for step in $builds ${on_demand-} $steps $quiet; do
+    for step in $builds ${on_demand-} $steps ${later-} $quiet; do
         function=$(function_of "$step")
         [ -z "${seen[$function]-}" ] || continue
         seen[$function]=1
@@ -107,22 +107,24 @@ case ${1-} in
 esac
 
 for step in "$@"; do
-    case " $(echo $builds ${on_demand-} $steps $quiet) " in *" $step "*) ;; *)
-        echo "no step is called '$step'; there are: $(echo $builds ${on_demand-} $steps $quiet)" >&2
+    case " $(echo $builds ${on_demand-} $steps ${later-} $quiet) " in *" $step "*) ;; *)
+        echo "no step is called '$step'; there are: $(echo $builds ${on_demand-} $steps ${later-} $quiet)" >&2
         exit 2
         ;;
     esac
 done
-chosen=${*:-$builds $steps $quiet}
+chosen=${*:-$builds $steps ${later-} $quiet}
 of() { for step in $chosen; do case " $1 " in *" $step "*) echo "$step" ;; esac done; }
 for step in $chosen; do rm -f "$logs/$step.count" "$logs/$step.seconds"; done
 for step in $(of "$builds ${on_demand-}"); do run_step "$step"; done
 workers=$(nproc)
-for step in $(of "$(echo $steps)"); do
-    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
-    run_step "$step" &
+for group in "$steps" "${later-}"; do
+    for step in $(of "$(echo $group)"); do
+        while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
+        run_step "$step" &
+    done
+    wait
 done
-wait
 for step in $(of "$quiet"); do run_step "$step"; done
 echo 'seconds of each step, the longest first:'
 for step in $chosen; do cat "$logs/$step.seconds"; done | sort -rn
