@@ -24,10 +24,11 @@ enum { LT_FEW_TOKENS = 64, LT_SMALL = 6 << 20 };
 constexpr int64_t LT_FLOATS_MOST = 1 << 28; /* bytes of scratch for weights as floats */
 
 enum { FINISH_THREADS = 256, FINISH_EACH = 4, FINISH_COLUMNS = FINISH_THREADS * FINISH_EACH };
+constexpr int FINISH_BLOCKS = 3; /* on a multiprocessor, at least: without it the compiler spills */
 
 /* What follows the products y (and y2, of glu) of a part, [batches, m, n]. A block has FINISH_COLUMNS of a row. */
 template <typename T, typename S, bool BYTES>
-__global__ void __launch_bounds__(FINISH_THREADS)
+__global__ void __launch_bounds__(FINISH_THREADS, FINISH_BLOCKS)
     lt_finish(const gemm_params p, int part, const S *__restrict__ y, const S *__restrict__ y2)
 {
     pdl_launch_next();
@@ -43,12 +44,15 @@ __global__ void __launch_bounds__(FINISH_THREADS)
         v[i] = column < n ? to_float(y[at + column]) : 0;
         v2[i] = column < n && p.glu ? to_float(y2[at + column]) : 0;
     }
+    gemm_end<T, true, BYTES> end[FINISH_EACH];
 #pragma unroll
-    for (int i = 0; i < FINISH_EACH; i++) {
-        const int64_t column = first + i * FINISH_THREADS;
-        if (column < n)
-            gemm_finish<T, true, BYTES>(p, part, batch, token, column, v[i], v2[i]);
-    }
+    for (int i = 0; i < FINISH_EACH; i++)
+        if (first + i * FINISH_THREADS < n)
+            end[i].load(p, part, batch, token, first + i * FINISH_THREADS);
+#pragma unroll
+    for (int i = 0; i < FINISH_EACH; i++)
+        if (first + i * FINISH_THREADS < n)
+            end[i].store(p, part, v[i], v2[i]);
 }
 
 struct lt_gemm { /* a call, as products and what follows them */
