@@ -446,33 +446,20 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
-        if (vectors && rows_shorter(p) &&
-            s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
+        if (vectors && rows_shorter(p) && s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
             return gemm_rows_run(s, p, dtype, 0);
-        if (vectors && shifted_shorter(s, p)) {
-            const adze_status status = shifted_run(s, p, dtype);
-            if (status != ADZE_NO_KERNEL)
-                return status;
-        }
         if (vectors) {
-            const adze_status status = swapped_run(s, p, dtype);
-            if (status != ADZE_NO_KERNEL)
-                return status;
-        }
-        if (vectors && p.format != OF_X) {
-            adze_status status = quantised_tile_run(s, p, dtype);
+            adze_status status = shifted_shorter(s, p) ? shifted_run(s, p, dtype) : ADZE_NO_KERNEL;
             if (status == ADZE_NO_KERNEL)
+                status = swapped_run(s, p, dtype);
+            if (status == ADZE_NO_KERNEL && p.format != OF_X)
+                status = quantised_tile_run(s, p, dtype);
+            if (status == ADZE_NO_KERNEL && p.format != OF_X)
                 status = quantised_run<T>(s, p);
-            if (status != ADZE_NO_KERNEL)
-                return status;
-        }
-        if (vectors && p.format == OF_X && stream_may(p)) {
-            const adze_status status = stream_run<T>(s, p);
-            if (status != ADZE_NO_KERNEL)
-                return status;
-        }
-        if (vectors && p.format == OF_X) {
-            const adze_status status = tile_run<T>(s, p);
+            if (status == ADZE_NO_KERNEL && p.format == OF_X && stream_may(p))
+                status = stream_run<T>(s, p);
+            if (status == ADZE_NO_KERNEL && p.format == OF_X)
+                status = tile_run<T>(s, p);
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
