@@ -44,7 +44,7 @@ SANITIZERS  := $(if $(filter thread,$(SAN)),-fsanitize=thread,-fsanitize=address
 WATCH       := $(SANITIZERS) -fno-sanitize-recover=all
 LDFLAGS     += $(SANITIZERS)
 else
-SO_LDFLAGS  := -Wl,-z,defs
+SO_LDFLAGS  := -Wl,-z,defs -Wl,--version-script=src/exports.map
 endif
 
 # Each file in src/cpu is compiled once per ISA. -ffp-contract=fast lets a * b + c be one instruction; vectors are
@@ -140,7 +140,7 @@ $(B)/libadze.a $(B)/libadze_check.a $(B)/libadze_cli.a: $(B)/objects
 $(B)/libadze.a: $(LIB)
 $(B)/libadze_check.a: $(HARNESS)
 $(B)/libadze_cli.a: $(CLI)
-$(SO): $(LIB) $(B)/objects
+$(SO): $(LIB) $(B)/objects src/exports.map
 	@echo "  LD    $@"
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) -Wl,--exclude-libs,ALL $(SO_LDFLAGS) $(LDFLAGS) $(LIB) -o $@ $(LIBS)
 $(B)/libadze.so: $(SO)

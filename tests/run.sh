@@ -156,16 +156,17 @@ test_python() {
 }
 # A CUDA program, which skips itself where there is no GPU.
 cuda_program() { # a file of tests, for a GPU
-    need nvcc
     nvcc -Iinclude "tests/$1.c" -Lbuild -ladze -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
 }
 step_cuda-graph() {
     about 'first calls in a CUDA graph, on a GPU'
+    need nvcc
     cuda_program cuda_graph
 }
 step_cuda-rows() {
     about 'bits that do not depend on other rows, on a GPU'
+    need nvcc
     cuda_program cuda_gemm_rows
 }
 step_fuzz() {
