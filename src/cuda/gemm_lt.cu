@@ -18,8 +18,9 @@ extern "C" adze_status adze_dequantize_cuda(adze_stream, const void *);
    of models on an H200 (2026-11-18); of f8e4m3; of f32 with quantised weights. */
 enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_MANY = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
 enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192, LT_MANY = 50 << 20 };
-/* Of calls without tiles, gemm_rows is faster for up to so many tokens and multiplications (H200, 2026-11-18). */
-enum { LT_FEW_TOKENS = 64, LT_SMALL = 6 << 20 };
+/* Of calls without tiles, gemm_rows is faster for up to so many tokens and multiplications (H200, 2026-11-18); and
+   where the weights would first be made floats, for more of them (2026-11-19). */
+enum { LT_FEW_TOKENS = 64, LT_SMALL = 6 << 20, LT_SMALL_FLOATS = 20 << 20 };
 
 constexpr int64_t LT_FLOATS_MOST = 1 << 28; /* bytes of scratch for weights as floats */
 
@@ -210,7 +211,7 @@ static bool lt_slower(const lt_gemm &g, bool bytes)
            weights <= 50 << 20;
 }
 /* Tokens from which on cuBLASLt takes a call. `dense`: of the norm of x, or a copy, which are aligned. `alone`: of up
- * to 16 only if no kernel has to follow the product. */
+   to 16 only if no kernel has to follow the product. */
 static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool dense, bool *alone)
 {
     *alone = false;
@@ -219,11 +220,12 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool den
     if (a->w.dtype != a->x.dtype)
         return LT_TOKENS_FLOATS;
     const int64_t rows = a->w.shape[a->w.rank - 2];
-    bool no_tiles = a->x.dtype == ADZE_F32 || (rows <= LT_FEW_ROWS && k >= LT_LONG_ROWS && !a->w2.dtype);
-    no_tiles = no_tiles || k % 8 != 0 || (!dense && lt_unaligned(&a->x));
+    bool no_tiles = a->x.dtype == ADZE_F32 || k % 8 != 0 || (!dense && lt_unaligned(&a->x));
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
         no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
-    if (no_tiles)
+    const bool few_long = rows <= LT_FEW_ROWS && k >= LT_LONG_ROWS && !a->w2.dtype;
+    *alone = few_long && !no_tiles;
+    if (no_tiles || few_long)
         return LT_TOKENS_NO_TILES;
     *alone = rows * k >= LT_MANY && rows >= 2 * k && !a->norm && !a->w2.dtype;
     return *alone ? LT_TOKENS_MANY : LT_TOKENS;
@@ -288,7 +290,8 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     if (g->p.m < least || !lt_takes(g->p, (int64_t)adze_dtype_size(dtype), bytes))
         return false;
     const int64_t products = g->p.m * g->p.n * (g->p.glu ? 2 : 1) * g->p.batches;
-    if (least == LT_TOKENS_NO_TILES && g->p.m <= LT_FEW_TOKENS && products <= LT_SMALL / k)
+    if ((least == LT_TOKENS_NO_TILES || floats) && g->p.m <= LT_FEW_TOKENS &&
+        products <= (floats ? LT_SMALL_FLOATS : LT_SMALL) / k)
         return false;
     lt_stage(g, bytes);
     if ((least == LT_TOKENS && lt_slower(*g, bytes)) || (alone && g->p.m < LT_TOKENS && g->staged))

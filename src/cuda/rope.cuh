@@ -243,8 +243,7 @@ static inline bool rope_pieces_aligned(const rope_pieces_params &p)
            rope_qk_aligned(p.r, (int64_t)adze_dtype_size(p.r.dtype), 16);
 }
 
-/* Whether all stores of pieces are 16-byte vectors. Narrower ones are 16 bytes apart from lane to lane, where those
-   of rope_any are neighbours. */
+/* Whether all pieces of out are 16-byte vectors. */
 static inline bool rope_pieces_stored_whole(const rope_pieces_params &p)
 {
     const int64_t size = (int64_t)adze_dtype_size(p.r.dtype);
@@ -355,18 +354,21 @@ static adze_status rope_launch_pieces(const cuda_call &stream, rope_pieces_param
     const int64_t all = r.batch * r.seq * (r.qk[0].heads + r.qk[1].heads) * p.end * (int64_t)sizeof(T) / 16;
     p.prefetch_blocks = prefetch_blocks(stream.gpu, all, vectors, warps * 32, 24);
     const dim3 threads((unsigned)(warps * 32));
+    p.staged = rope_pieces_stored_whole(p) ? 0 : (uint32_t)(32 / p.lanes) * rope_pieces_pitch(p, sizeof(T));
+    const size_t bytes = (size_t)warps * p.staged;
     if constexpr (sizeof(T) < 4)
         if (r.rounding)
-            return launch(stream, rope_pieces<T, KIND, true, false>, blocks, threads, 0, p);
+            return launch(stream, rope_pieces<T, KIND, true, false>, blocks, threads, bytes, p);
     if constexpr (KIND == PIECES_ACROSS) /* others are narrow */
         if (rope_pieces_aligned(p))
-            return launch(stream, rope_pieces<T, KIND, false, true>, blocks, threads, 0, p);
-    return launch(stream, rope_pieces<T, KIND, false, false>, blocks, threads, 0, p);
+            return launch(stream, rope_pieces<T, KIND, false, true>, blocks, threads, bytes, p);
+    return launch(stream, rope_pieces<T, KIND, false, false>, blocks, threads, bytes, p);
 }
 
 /* Whether a call is faster in pieces than in rope_any's units of `width` elements, by the times of both on 173 random
-   calls (H200, 2026-11-18). It is not where units have 8 bytes or more. Narrow units are faster in small calls, whose
-   time is latency, and in large ones, where a thread has several heads for the columns that it loads. */
+   calls (H200, 2026-11-18) and 100 more (2026-11-19). It is not where units have 8 bytes or more. Narrow units are
+   faster in small calls, whose time is latency, and in large ones, where a thread has several heads for the columns
+   that it loads; but not single 16-bit elements of a norm, which are read twice as fast in pieces. */
 template <typename T, bool NORM>
 static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
                                int width)
@@ -376,7 +378,8 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
     const bool some = all * r.head_dim > 2048 * gpu.sm_count;
     if (width * (int)sizeof(T) >= 8)
         return false;
-    if (NORM && rope_needs_row(any, width)) /* rope_any cannot take it, and rope_any_row is slower */
+    if (NORM && (rope_needs_row(any, width) /* rope_any cannot take it, and rope_any_row is slower */ ||
+                 (width == 1 && sizeof(T) == 2)))
         return some;
     if (!rope_pieces_stored_whole(p))
         return false;

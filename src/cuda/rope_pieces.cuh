@@ -1,12 +1,12 @@
 /* rope_pieces.cuh - rope and qk_norm_rope on CUDA for heads that a warp can hold, in any form and at any address.
 
    A lane has two pieces of up to 8 elements of a head: half of rotary_dim apart, or two that hold whole pairs, or two
-   that do not rotate. A piece at any address is loaded as the aligned vectors around it, which are shifted together,
-   and stored in the widest units that its address allows. A head has as many lanes as it needs (a group). The groups
-   of a team take the heads of a token, each every `groups`th head, so that a lane unpacks its columns of the tables
-   and its weight once for all its heads. A warp has several teams, or a team several warps. A norm of each head is a
-   sum over a group. One across heads is a sum over the team, which holds all heads of its token; their weights
-   differ, and each is loaded while the preceding head is stored. */
+   that do not rotate. A piece at any address is loaded as the aligned vectors around it, which are shifted together.
+   Where pieces of out are not whole vectors, a head is stored by way of shared memory. A head has as many lanes as it
+   needs (a group). The groups of a team take the heads of a token, each every `groups`th head, so that a lane unpacks
+   its columns of the tables and its weight once for all its heads. A warp has several teams, or a team several warps.
+   A norm of each head is a sum over a group. One across heads is a sum over the team, which holds all heads of its
+   token; their weights differ, and each is loaded while the preceding head is stored. */
 #ifndef ADZE_CUDA_ROPE_PIECES_CUH
 #define ADZE_CUDA_ROPE_PIECES_CUH
 
@@ -41,7 +41,13 @@ struct rope_pieces_params {
     int32_t span;                 /* lanes of a warp that share a sum */
     int32_t const_tables;         /* tables and weights may be read before the dependency wait */
     uint32_t prefetch_blocks;     /* blocks that prefetch their inputs, the first of the grid */
+    uint32_t staged;              /* bytes of shared memory in which a warp has its heads of out; 0: none */
 };
+/* Those of a group: the vectors that its head touches. */
+__host__ __device__ inline uint32_t rope_pieces_pitch(const rope_pieces_params &p, int size)
+{
+    return (uint32_t)(p.end * size + 15) / 16 * 16 + 16;
+}
 
 /* A piece as it was loaded. ALIGNED: all pieces are whole and begin at 16-byte borders. */
 template <typename T, bool ALIGNED>
@@ -109,19 +115,22 @@ struct rope_piece {
             put_words(v.raw, w + 4 * i);
         }
     }
+    /* Stores n elements, as vectors or, into shared memory, at any address of elements. */
     __device__ __forceinline__ static void store(T *to, const uint32_t (&w)[WORDS], int n)
     {
-        const uint32_t bytes = (uint32_t)(n * SIZE), bits = (uint32_t)(uintptr_t)to | bytes;
-        if (ALIGNED || bits % 16 == 0) {
 #pragma unroll
-            for (int i = 0; i < VECTORS; i++)
-                if (16 * i < bytes)
-                    store_raw((char *)to + 16 * i, make_uint4(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]));
-        } else if (bits % 8 == 0) {
+        for (int i = 0; i < VECTORS; i++)
+            if (16 * i < n * SIZE)
+                store_raw((char *)to + 16 * i, make_uint4(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]));
+    }
+    __device__ __forceinline__ static void stage(char *to, const uint32_t (&w)[WORDS], int n)
+    {
+        const uint32_t bytes = (uint32_t)(n * SIZE), bits = (uint32_t)(uintptr_t)to | bytes;
+        if (bits % 8 == 0) {
 #pragma unroll
             for (int i = 0; i < WORDS / 2; i++)
                 if (8 * i < bytes)
-                    store_raw((char *)to + 8 * i, make_uint2(w[2 * i], w[2 * i + 1]));
+                    reinterpret_cast<uint2 *>(to)[i] = make_uint2(w[2 * i], w[2 * i + 1]);
         } else if (SIZE == 4 || bits % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < WORDS; i++)
@@ -351,6 +360,35 @@ __device__ __forceinline__ void keep_words(uint32_t (&w)[N][2][WORDS])
         asm volatile("" : "+r"(w[i / WORDS / 2][i / WORDS % 2][i % WORDS]));
 }
 
+/* Stores the group's head, whose first piece of this lane is at `to`, if it is there: `part` is the warp's memory.
+   The pieces are put where they are in the vectors of out; then lanes have a vector each, of which the first and the
+   last may be parts of one. */
+template <typename T, int WORDS>
+__device__ __forceinline__ void rope_pieces_store(const rope_pieces_params &p, const rope_pieces_share<T> &share,
+                                                  char *part, T *to, const uint32_t (&words)[2][WORDS], bool there)
+{
+    typedef rope_piece<T, false> piece;
+    const uint32_t lane = threadIdx.x % 32, group = lane * p.by_lanes >> 16, of_group = lane - group * p.lanes;
+    char *const row = (char *)(to - share.at);
+    const uint32_t first = (uint32_t)(uintptr_t)row & 15, end = first + (uint32_t)p.end * piece::SIZE;
+    char *const staged = part + group * rope_pieces_pitch(p, piece::SIZE);
+    __syncwarp(); /* the head before has been read */
+    if (there)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            piece::stage(staged + first + (share.at + i * share.apart) * piece::SIZE, words[i], share.n[i]);
+    __syncwarp();
+    for (uint32_t at = there ? of_group * 16 : end; at < end; at += (uint32_t)p.lanes * 16) {
+        char *const vector = row - first + at;
+        if (at >= first && at + 16 <= end) {
+            store_raw(vector, *reinterpret_cast<const uint4 *>(staged + at));
+            continue;
+        }
+        for (uint32_t i = at < first ? first - at : 0; i < 16 && at + i < end; i += piece::SIZE)
+            *reinterpret_cast<T *>(vector + i) = *reinterpret_cast<const T *>(staged + at + i);
+    }
+}
+
 /* Heads that a lane has at once: those in flight, or across heads all that it holds. */
 template <typename T, int KIND>
 constexpr int pieces_heads = (KIND == PIECES_ACROSS ? 8 : 4) / (int)sizeof(T);
@@ -372,6 +410,7 @@ __global__ void __launch_bounds__(pieces_threads<KIND, ROUNDS>, pieces_blocks<T,
     constexpr bool NORM = KIND != PIECES_NO_NORM, ACROSS = KIND == PIECES_ACROSS;
     constexpr int HEADS = pieces_heads<T, KIND>, WORDS = piece::WORDS;
     __shared__ float part[TEAM_THREADS<sizeof(T)> / 32];
+    extern __shared__ __align__(16) char staged[];
     if (blockIdx.x < p.prefetch_blocks)
         rope_pieces_prefetch<T>(p);
     const rope_pieces_share<T> share(p, blockIdx.x);
@@ -511,6 +550,11 @@ __global__ void __launch_bounds__(pieces_threads<KIND, ROUNDS>, pieces_blocks<T,
                 rope_pieces_turn<T, NORM, ROUNDS>(p, share.rotates, scale, weight, cos, sin, f);
                 piece::pack(f[0], words[h][0]);
                 piece::pack(f[1], words[h][1]);
+            }
+            if (!ALIGNED && p.staged) {
+                rope_pieces_store<T>(p, share, staged + threadIdx.x / 32 * p.staged, to + h * out_step, words[h],
+                                     h * p.groups < left);
+                continue;
             }
 #pragma unroll
             for (int i = 0; i < 2; i++)
