@@ -25,7 +25,8 @@ enum {
     BOXES_FEW_BYTES = 2 << 20,     /* and where that would need a second launch, and boxes have none */
     BOXES_MASKED_BYTES = 24 << 20, /* the same with a mask or a softcap: warps wait for the masks of their steps, and
                                       attention_cluster has more of them */
-    BOXES_LEAST = 256,             /* keys of a pair, at least */
+    BOXES_LEAST = 256,             /* keys of a pair, at least; */
+    BOXES_LEAST_WIDE = 128,        /* where attention_cluster would take heads of 256 elements for those of a call */
     BOXES_CLUSTERS = 8,            /* blocks of a cluster, at most */
     BOXES_KEYS = 1 << 28,          /* keys of a pair, at most: steps times parts is an int */
     BOXES_STATIC = 1 << 10         /* shared memory of a block that is not dynamic, at most */
@@ -141,9 +142,8 @@ static adze_status boxes_launch(const cuda_call &s, attention_params p, const bo
     const int64_t pairs = attention_pairs(p), tiles = pairs * plan.parts, sms = s.gpu.sm_count;
     const boxes_tiles of = {(int)ceil_div(p.n, S::KEYS), (int)pairs, (int)tiles};
     boxes_maps maps = {};
-    /* Keys are read once: with `ahead`, 629 MB took 158 us to read on an H200 (2026-11-19), and 144 without. */
-    if (!s.choice->dry && (!panel_map(maps.k, BF16, p.k, k_shape, p.k_stride, S::KEYS, false) ||
-                           !panel_map(maps.v, BF16, p.v, v_shape, p.v_stride, S::KEYS, false)))
+    if (!s.choice->dry && (!panel_map(maps.k, BF16, p.k, k_shape, p.k_stride, S::KEYS) ||
+                           !panel_map(maps.v, BF16, p.v, v_shape, p.v_stride, S::KEYS)))
         return ADZE_NO_KERNEL;
     p.parts = (int)plan.parts, p.clustered = plan.clustered, p.stages = S::STAGES;
     /* Launched early, the next kernel would put blocks on the idle multiprocessors, and fewer on the others. */
@@ -189,7 +189,7 @@ adze_status attention_boxes_run(const cuda_call &s, const attention_params &p, b
     const double least = p.mask_kind || p.softcap != 0 ? BOXES_MASKED_BYTES
                          : launches                    ? BOXES_FEW_BYTES
                                                        : BOXES_BYTES;
-    const bool worth = p.n >= BOXES_LEAST && bytes >= least;
+    const bool worth = p.n >= (widest > 128 ? BOXES_LEAST_WIDE : BOXES_LEAST) && bytes >= least;
     if (!s.takes(BOXES_8, true, worth))
         return ADZE_NO_KERNEL;
     return is_bf16 ? boxes_run<bf16>(s, p, plan) : boxes_run<f16>(s, p, plan);

@@ -65,20 +65,32 @@ __device__ __forceinline__ uint32_t shared_address(const void *at)
 {
     return (uint32_t)__cvta_generic_to_shared(at);
 }
-/* 16 bytes from global to shared memory; or zeros where they are not there: nothing is read then. */
+/* 16 bytes from global to shared memory; or zeros where they are not there: nothing is read then. L2 fetches the
+   L2_BYTES around them. */
+template <int L2_BYTES = 256>
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
 {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    if constexpr (L2_BYTES == 128)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 #else
     (void)to, (void)from;
 #endif
 }
+template <int L2_BYTES = 256>
 __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool there)
 {
+    static_assert(L2_BYTES == 128 || L2_BYTES == 256, "");
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
+    const uint32_t bytes = there ? 16 : 0;
+    if constexpr (L2_BYTES == 128)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                     : "memory");
 #else /* at once, for kernels that have barriers between copies and loads */
     const uint4 v = there ? *reinterpret_cast<const uint4 *>(from) : make_uint4(0, 0, 0, 0);
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
