@@ -3,6 +3,7 @@
 import gc
 import inspect
 import os
+import threading
 
 import pytest
 
@@ -138,6 +139,35 @@ def test_inference_mode_and_after_it():
         with mode():
             assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache, repetition_penalty=1.1)) == want
         cache.reset()
+
+
+def test_threads_share_a_model():
+    """A call ends while another one is inside the model: that one goes on with attention "adze", and the model has its
+    own when both have ended."""
+    model, prompts, found = lively("llama", attention="sdpa"), ([5, 6, 7], [8, 9, 10, 11]), {}
+    want = [list(adze.generate(model, prompt, 1, stop=())) for prompt in prompts]
+    inside, ended, late = threading.Event(), threading.Event(), threading.local()
+
+    def run(i):
+        late.is_second = i == 1
+        found[i] = list(adze.generate(model, prompts[i], 1, stop=()))
+
+    def wait(*_):
+        if getattr(late, "is_second", False):
+            inside.set()
+            assert ended.wait(60)
+        else:
+            assert inside.wait(60)
+
+    hook = model.model.layers[0].register_forward_pre_hook(wait)
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    ended.set()
+    threads[1].join()
+    hook.remove()
+    assert [found[0], found[1]] == want and model.config._attn_implementation == "sdpa"
 
 
 # ---- Samples ----

@@ -6,6 +6,7 @@ device, so one captured graph serves every step, and the next step starts before
 prompts whose size comes again are graphs too."""
 
 import contextlib
+import threading
 import weakref
 
 import torch
@@ -79,17 +80,27 @@ def _has_interface(model):
 # ---- A forward pass ----
 
 
+_users, _users_lock = {}, threading.Lock()  # id of a config: [how many calls have changed it, what it had before]
+
+
 @contextlib.contextmanager
 def _attention(configs):
-    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before."""
-    before = [config._attn_implementation_internal for config in configs]
-    for config in configs:
-        config._attn_implementation_internal = NAME
+    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before. Calls of several
+    threads may run the same model: the last one to end gives it the attention that it had before the first."""
+    with _users_lock:
+        for config in configs:
+            _users.setdefault(id(config), [0, config._attn_implementation_internal])[0] += 1
+            config._attn_implementation_internal = NAME
     try:
         yield
     finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation_internal = name
+        with _users_lock:
+            for config in configs:
+                held = _users[id(config)]
+                held[0] -= 1
+                if not held[0]:
+                    config._attn_implementation_internal = held[1]
+                    del _users[id(config)]
 
 
 def _added_mask(dtype, lengths, m, n):
