@@ -51,6 +51,26 @@ def test_round_trip(name, kind, tmp_path):
     assert not layers(again) and (models.output(again, inputs) - want).abs().max() < 0.05 * want.abs().max()
 
 
+def test_layers_of_several_kinds(tmp_path):
+    """The config says of which layers the inputs are quantised too."""
+    model, inputs = models.build("llama"), models.inputs("llama")
+    handle = adze.quantize(model, "w8a8", exclude=("lm_head", "mlp"))
+    adze.quantize(model, "int8", exclude=("lm_head", "self_attn"))
+    want = models.output(model, inputs)
+    model.save_pretrained(tmp_path / "made")
+    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "made", device_map=here()).eval()
+    read = models.build("llama")
+    adze.load_quantized(read, tmp_path / "made")
+    for one in (again, read):
+        assert [layer.kind for layer in layers(one).values()] == [layer.kind for layer in layers(model).values()]
+        assert torch.equal(models.output(one, inputs), want)
+    handle.remove()
+    model.save_pretrained(tmp_path / "one")
+    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "one", device_map=here()).eval()
+    assert torch.equal(models.output(again, inputs), models.output(model, inputs))
+    assert again.config.quantization_config.kind == "int8"
+
+
 def test_tied_head(tmp_path):
     torch.manual_seed(0)
     hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path / "plain")
@@ -67,5 +87,7 @@ def test_refused(tmp_path):
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
         adze.AdzeConfig("int5")
     hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="kind is None, it must be one of"):
+        load(tmp_path, quantization_config=adze.AdzeConfig(None))
     with pytest.raises(ValueError, match="AdzeConfig: no layer of the model can be quantised"):
         load(tmp_path, quantization_config=adze.AdzeConfig("int8", exclude="*"))

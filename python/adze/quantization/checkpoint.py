@@ -125,7 +125,8 @@ def _layer(path, module, format, tensors, config):
         raise ValueError(f"adze.load_quantized: {path}: the scale is {list(weight.scale.shape)} for {[n, k]}")
     device = module.weight.device if module.weight.device.type != "meta" else torch.device("cpu")
     weight = Weight(*(None if part is None else part.to(device) for part in weight))
-    activations = format.convert is _own and config.get("kind") in ACTIVATIONS
+    own = format.convert is _own
+    activations = own and (config.get("kind") in ACTIVATIONS or path in (config.get("activations") or ()))
     return QuantizedLinear(weight, k, module.bias, module.weight.dtype, activations).train(module.training)
 
 

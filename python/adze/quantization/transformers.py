@@ -18,14 +18,18 @@ _BYTES = {"i8": 1.0, "u4": 0.5, "f8e4m3": 1.0}
 
 @register_quantization_config("adze")
 class AdzeConfig(QuantizationConfigMixin):
-    """How from_pretrained quantises a model's Linears. kind, exclude and zero_points are those of adze.quantize."""
+    """How from_pretrained quantises a model's Linears. kind, exclude and zero_points are those of adze.quantize.
 
-    def __init__(self, kind="int4-g128", exclude=("lm_head",), zero_points=False, **_):
-        if kind is not None:  # None: a checkpoint whose layers were imported from another format
+    In a checkpoint kind is None where layers are of several kinds, or of another format's. Then activations are the
+    paths of the layers whose inputs are quantised too."""
+
+    def __init__(self, kind="int4-g128", exclude=("lm_head",), zero_points=False, activations=(), **_):
+        if kind is not None:
             check_kind(kind, zero_points)
         self.quant_method = "adze"
         self.kind, self.zero_points = kind, zero_points
-        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
+        self.activations = list(activations)
 
 
 class _Quantize(ConversionOps):
@@ -54,9 +58,10 @@ class AdzeQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **_):
         if self.pre_quantized:
-            _make_room(model, checkpoint_files, self.quantization_config.kind in ACTIVATIONS)
+            _make_room(model, checkpoint_files, self.quantization_config)
             return
         config = self.quantization_config
+        check_kind(config.kind, config.zero_points)
         fp32 = {*(model._keep_in_fp32_modules or ()), *(getattr(model, "_keep_in_fp32_modules_strict", None) or ())}
         pairs = getattr(model, "all_tied_weights_keys", {}).items()
         tied = {name.removesuffix(".weight") for pair in pairs for name in pair}
@@ -134,7 +139,7 @@ _DTYPES = {
 }
 
 
-def _make_room(model, files, activations):
+def _make_room(model, files, config):
     """Replaces the Linears that a checkpoint of adze has quantised by layers without data."""
     shapes = _shapes(files)
     for name in shapes:
@@ -147,6 +152,7 @@ def _make_room(model, files, activations):
             raise ValueError(f"AdzeConfig: the checkpoint has {name}, the model has no {path}")
         module = model.get_submodule(at)
         weight = Weight(*(shapes.get(f"{path}.{part}") for part in FORMATS["adze"].names))
+        activations = config.kind in ACTIVATIONS or not {path, at}.isdisjoint(config.activations)
         made = QuantizedLinear(weight, matrix_of(module).shape[1], module.bias, module.weight.dtype, activations)
         model.set_submodule(at, made)
     if not shapes:
@@ -161,16 +167,27 @@ def _has(model, path):
     return True
 
 
+def _config_of(layers):
+    """How to load QuantizedLinears: {path: layer}."""
+    kinds = {layer.kind for layer in layers.values()}
+    if len(kinds) == 1 and kinds <= set(KINDS):
+        return {"kind": kinds.pop(), "activations": []}
+    return {"kind": None, "activations": [path for path, layer in layers.items() if layer.activations]}
+
+
 def mark(models):
     """Gives models a config that says how they are to be loaded, if they are quantised by adze; else removes it."""
     for model in models:
         if not isinstance(model, PreTrainedModel):
             continue
-        kinds = {module.kind for module in model.modules() if isinstance(module, QuantizedLinear)}
-        ours = isinstance(getattr(model, "hf_quantizer", None), AdzeQuantizer)
-        if kinds and not ours and getattr(model, "hf_quantizer", None) is None:
-            config = AdzeConfig(next(iter(kinds)) if len(kinds) == 1 and kinds <= set(KINDS) else None)
+        layers = {path: module for path, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+        quantizer = getattr(model, "hf_quantizer", None)
+        ours = isinstance(quantizer, AdzeQuantizer)
+        if layers and ours:
+            vars(quantizer.quantization_config).update(_config_of(layers))
+        elif layers and quantizer is None:
+            config = AdzeConfig(**_config_of(layers))
             model.hf_quantizer = AdzeQuantizer(config, pre_quantized=True)
             model.config.quantization_config = config
-        elif ours and not kinds:
-            model.hf_quantizer.remove_quantization_config(model)
+        elif ours and not layers:
+            quantizer.remove_quantization_config(model)
