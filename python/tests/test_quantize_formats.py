@@ -194,7 +194,7 @@ def test_bytes_of_compressed_tensors():
         {"weight": q, "weight_scale": scale}, scheme(strategy="channel", type="float")
     )
     assert torch.equal(values(weight), (q.float() * scale).double())
-    with pytest.raises(ValueError, match="the weight is torch.int8, it must be torch.float8_e4m3fn"):
+    with pytest.raises(ValueError, match="weight is torch.int8 with 2 dimensions, it must be torch.float8"):
         formats.compressed_tensors({"weight": q.to(torch.int8), "weight_scale": scale}, scheme(type="float"))
 
 
@@ -208,6 +208,49 @@ def test_fp8_blocks():
     assert torch.allclose(layer(x), F.linear(x, q.float() * spread), atol=1e-3) and layer.kind == "fp8-block"
     with pytest.raises(ValueError, match=r"blocks are \[64, 64\], they must be \[128, 128\]"):
         formats.fp8({"weight": q, "weight_scale_inv": scale}, {"weight_block_size": [64, 64]})
+
+
+def test_tensors_that_the_config_does_not_fit():
+    """Scales of another shape would be read as those of other groups, what is missing as if it were not needed."""
+    groups = r"a weight \[24, 256\] in groups of"
+    awq, gptq = awq_tensors(), gptq_tensors(4, K // G, torch.arange(K) // G)
+    packed = {"weight_packed": words(N, K // 8), "weight_scale": scales(N, K // G)}
+    packed["weight_shape"] = torch.tensor([N, K])
+    weights = {"num_bits": 4, "strategy": "group", "group_size": G}
+    q, scale = fp8(N, K), torch.rand(2, 2)
+
+    def compressed(tensors, **more):
+        return formats.compressed_tensors(tensors, scheme(**weights | more))
+
+    def without(name, tensors):
+        return {key: value for key, value in tensors.items() if key != name}
+
+    for wanted, make, *given in (
+        (rf"awq: {groups} 128 columns has scales \[24, 2\]", formats.awq, awq, {"group_size": 128}),
+        (rf"awq: {groups} 64 columns", formats.awq, awq | {"scales": awq["scales"][:1]}, {"group_size": G}),
+        ("awq: group_size is 0", formats.awq, awq, {"group_size": 0}),
+        ("awq: group_size is '64'", formats.awq, awq, {"group_size": "64"}),
+        ("awq: the checkpoint has no qzeros", formats.awq, without("qzeros", awq), {"group_size": G}),
+        ("awq: qweight is torch.float32", formats.awq, awq | {"qweight": awq["qweight"].float()}, {"group_size": G}),
+        ("gptq: the checkpoint has no scales", formats.gptq, without("scales", gptq), {"group_size": G}),
+        (
+            "gptq: the checkpoint has no g_idx",
+            formats.gptq,
+            without("g_idx", gptq),
+            {"group_size": G, "desc_act": True},
+        ),
+        (rf"gptq: {groups} 64", formats.gptq, gptq | {"qzeros": gptq["qzeros"][:, :1]}, {"group_size": G}),
+        ("a format: the checkpoint has no weight_zero_point", lambda t: compressed(t, symmetric=False), packed),
+        ("a format: the checkpoint has no weight_g_idx", lambda t: compressed(t, actorder="group"), packed),
+        (r"weight_shape is \[24, 264\]", compressed, packed | {"weight_shape": torch.tensor([N, K + 8])}),
+        (f"a format: {groups} 256", lambda t: compressed(t, strategy="channel"), packed),
+        ("strategy is 'token'", lambda t: compressed(t, strategy="token"), packed),
+        ("fp8: blocks are 128", formats.fp8, {"weight": q, "weight_scale_inv": scale}, {"weight_block_size": 128}),
+        ("it must be \\[1\\]", formats.fp8, {"weight": q, "weight_scale_inv": scale}, {"weight_block_size": None}),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            make(*given)
+    assert torch.equal(compressed(packed, strategy=None).scale, packed["weight_scale"])
 
 
 # ---- Whole checkpoints ----
@@ -291,6 +334,35 @@ def test_checkpoints_refused(tmp_path):
     del net.proj
     with pytest.raises(ValueError, match="the checkpoint has proj.qweight, the model has no proj"):
         adze.load_quantized(net, tmp_path)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    config, tensors, _ = next(checkpoints())
+    write(tmp_path, config, tensors, {})
+    path, index = tmp_path / "config.json", tmp_path / "model.safetensors.index.json"
+    good = path.read_text()
+    for text, wanted in (
+        ("{", "config.json is not JSON"),
+        ("[]", "has no quantization_config"),
+        ('{"quantization_config": "awq"}', "has no quantization_config"),
+        ('{"quantization_config": {"quant_method": ["awq"]}}', r"quant_method is \['awq'\], it must be one of"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=wanted):
+            adze.load_quantized(Net(), tmp_path)
+    path.write_text(good)
+    for text, wanted in (
+        ("{}", "index.json has no weight_map"),
+        ('{"weight_map": {"proj.qweight": "x"}}', "x cannot"),
+    ):
+        index.write_text(text)
+        with pytest.raises(ValueError, match=wanted):
+            adze.load_quantized(Net(), tmp_path)
+    index.unlink()
+    data = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[:-1])
+    with pytest.raises(ValueError, match="model.safetensors cannot be read: "):
+        adze.load_quantized(Net(), tmp_path)
 
 
 def test_on_the_default_device():

@@ -48,29 +48,47 @@ class Loaded(NamedTuple):
     bytes: int  # of the quantised weights
 
 
+def _json(path):
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"adze.load_quantized: {path} is not JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
 def read_config(folder):
     """(name of the format, its config) of a checkpoint's folder."""
     for name, key in (("config.json", "quantization_config"), ("config.json", "compression_config"),
                       ("quantize_config.json", None)):  # fmt: skip
         path = folder / name
         if path.is_file():
-            found = json.loads(path.read_text())
+            found = _json(path)
             found = found if key is None else found.get(key)
-            if found:
+            if found and isinstance(found, dict):
                 return found.get("quant_method", "gptq" if key is None else None), found
     raise ValueError(f"adze.load_quantized: {folder} has no quantization_config in config.json")
 
 
+def _opened(path):
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"adze.load_quantized: {path} cannot be read: {error}") from None
+
+
 def _files(folder):
     """{name of a tensor: the file that has it}."""
-    from safetensors import safe_open
-
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        places = _json(index).get("weight_map")
+        if not isinstance(places, dict):
+            raise ValueError(f"adze.load_quantized: {index} has no weight_map")
+        return {name: folder / file for name, file in places.items()}
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
+        with _opened(path) as file:
             found.update(dict.fromkeys(file.keys(), path))
     if not found:
         raise ValueError(f"adze.load_quantized: {folder} has no file *.safetensors")
@@ -84,18 +102,16 @@ class _Reader:
         self.files, self.opened = _files(folder), {}
 
     def __getitem__(self, name):
-        from safetensors import safe_open
-
         path = self.files[name]
         if path not in self.opened:
-            self.opened[path] = safe_open(path, "pt")
+            self.opened[path] = _opened(path)
         return self.opened[path].get_tensor(name)
 
 
 def scheme_of(config, path):
     """The part of compressed-tensors' config that is for a layer: by its path, else by its class."""
     by_class = None
-    for group in config.get("config_groups", {}).values():
+    for group in (config.get("config_groups") or {}).values():
         for target in group.get("targets", ()):
             if path == target or (target.startswith("re:") and re.match(target[3:], path)):
                 return {"format": config.get("format"), **group}
@@ -182,7 +198,7 @@ def load_quantized(model, folder):
     own ("w8a8")."""
     folder = pathlib.Path(folder)
     name, config = read_config(folder)
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"adze.load_quantized: quant_method is {name!r}, it must be one of {', '.join(FORMATS)}")
     format, reader = FORMATS[name], _Reader(folder)
     left, layers, size = set(reader.files), {}, 0

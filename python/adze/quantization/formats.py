@@ -12,6 +12,45 @@ from .weight import GROUPS, Weight, pack
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
+def _taken(format, tensors, *names):
+    """The tensors of these names."""
+    for name in names:
+        if name not in tensors:
+            raise ValueError(f"{format}: the checkpoint has no {name} for this layer")
+    return [tensors[name] for name in names]
+
+
+def _check_matrix(format, dtype, **tensors):
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype or tensor.dim() != 2:
+            raise ValueError(
+                f"{format}: {name} is {tensor.dtype} with {tensor.dim()} dimensions, it must be {dtype} with 2"
+            )
+
+
+def _group_of(format, group):
+    """The columns of a group, or -1 for all."""
+    group = -1 if group is None else group
+    if type(group) is not int or group == 0 or group < -1:
+        raise ValueError(f"{format}: group_size is {group!r}, it must be -1, 32, 64 or a multiple of 128")
+    return group
+
+
+def _check_groups(format, shape, group, scale, zero=None):
+    """Scales and zeros are [n, k / group]: another shape would be read as that of other groups."""
+    n, k = shape
+    size = k if group == -1 else group
+    want = [n, -(-k // size) if size else 0]
+    for name, part in (("scales", scale), ("zeros", zero)):
+        if part is not None and list(part.shape) != want:
+            raise ValueError(
+                f"{format}: a weight {[n, k]} in groups of {size} columns has {name} {want}, in the checkpoint they"
+                f" are {list(part.shape)}"
+            )
+    if scale.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ValueError(f"{format}: scales are {scale.dtype}, they must be float32, float16 or bfloat16")
+
+
 def _fields(words, bits, dim):
     """The unsigned numbers of `bits` bits in int32 words, the lowest bits first, along a dimension."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
@@ -23,7 +62,7 @@ def _fields(words, bits, dim):
 
 def _grouped(format, parts, group, k):
     """Scales and zeros [n, k / group], for groups that gemm has: one of a multiple of 128 columns is several."""
-    if group in (-1, None) or group >= k:
+    if group == -1 or group >= k:
         return parts
     if group in GROUPS:
         return parts
@@ -45,7 +84,7 @@ def _made(format, numbers, scale, zero, bits, group, order=None):
         return Weight(pack(numbers), scale.contiguous(), zero, order)
     signed = numbers.to(torch.int16) - middle
     if zero is not None:
-        columns = torch.arange(k, device=numbers.device) // (k if group in (-1, None) else group)
+        columns = torch.arange(k, device=numbers.device) // (k if group == -1 else group)
         signed = numbers.to(torch.int16) - zero.to(torch.int16)[:, columns]
     if bool((signed < -128).any()) or bool((signed > 127).any()):
         raise ValueError(
@@ -57,7 +96,7 @@ def _made(format, numbers, scale, zero, bits, group, order=None):
 
 def _check_bits(format, bits):
     if bits not in (4, 8):
-        raise ValueError(f"{format}: bits is {bits}, it must be 4 or 8")
+        raise ValueError(f"{format}: bits is {bits!r}, it must be 4 or 8")
 
 
 def _by_groups(format, numbers, g_idx, group, groups):
@@ -72,7 +111,7 @@ def _by_groups(format, numbers, g_idx, group, groups):
     g_idx = g_idx.to(numbers.device, torch.int64)
     if g_idx.shape != (k,) or (k and not 0 <= int(g_idx.min()) <= int(g_idx.max()) < groups):
         raise ValueError(f"{format}: g_idx must have {k} elements of 0 to {groups - 1}, one for each column")
-    size = k if group in (-1, None) else group
+    size = k if group == -1 else group
     due = torch.arange(k, device=numbers.device) // size
     if torch.equal(g_idx, due):
         return numbers, None
@@ -89,42 +128,52 @@ def _by_groups(format, numbers, g_idx, group, groups):
 
 def awq(tensors, config):
     """AWQ, version "gemm": qweight [k, n / 8] and qzeros [k / group, n / 8] of int32, scales [k / group, n]."""
-    bits, group = config.get("bits", 4), config.get("group_size", 128)
+    bits, group = config.get("bits", 4), _group_of("awq", config.get("group_size", 128))
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm":
         raise ValueError(f'awq: version is {version!r}, it must be "gemm"')
     if bits != 4:
-        raise ValueError(f"awq: bits is {bits}, it must be 4")
-    place = torch.tensor(AWQ_ORDER, device=tensors["qweight"].device).argsort()
+        raise ValueError(f"awq: bits is {bits!r}, it must be 4")
+    words, scale = _taken("awq", tensors, "qweight", "scales")
+    _check_matrix("awq", torch.int32, qweight=words)
+    place = torch.tensor(AWQ_ORDER, device=words.device).argsort()
 
     def columns(words):  # [rows, n] of [rows, n / 8], in the order of the columns
         return _fields(words, 4, 1).unflatten(1, (-1, 8))[:, :, place].flatten(1)
 
-    zero = tensors.get("qzeros")
-    zero = None if zero is None else columns(zero).t()
-    return _made("awq", columns(tensors["qweight"]).t(), tensors["scales"].t(), zero, 4, group)
+    numbers, zero = columns(words).t(), None
+    if config.get("zero_point", True) or "qzeros" in tensors:
+        (zero,) = _taken("awq", tensors, "qzeros")
+        _check_matrix("awq", torch.int32, qzeros=zero)
+        zero = columns(zero).t()
+    _check_groups("awq", numbers.shape, group, scale.t(), zero)
+    return _made("awq", numbers, scale.t(), zero, 4, group)
 
 
 def gptq(tensors, config):
     """GPTQ: qweight [k / 8, n] and qzeros [k / group, n / 8] of int32, scales [k / group, n], g_idx [k].
 
     In the first version of the format a zero is stored less one, in "gptq_v2" as it is."""
-    bits, group = config.get("bits", 4), config.get("group_size", 128)
+    bits, group = config.get("bits", 4), _group_of("gptq", config.get("group_size", 128))
     _check_bits("gptq", bits)
     version = str(config.get("checkpoint_format") or "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
         raise ValueError(f'gptq: checkpoint_format is {version!r}, it must be "gptq" or "gptq_v2"')
-    numbers = _fields(tensors["qweight"], bits, 0).t()
-    scale = tensors["scales"].t()
-    zero = _fields(tensors["qzeros"], bits, 1).t()[: scale.shape[0]] + (version == "gptq")
+    words, scale, zero = _taken("gptq", tensors, "qweight", "scales", "qzeros")
+    _check_matrix("gptq", torch.int32, qweight=words, qzeros=zero)
+    if config.get("desc_act"):
+        _taken("gptq", tensors, "g_idx")
+    numbers, scale = _fields(words, bits, 0).t(), scale.t()
+    zero = _fields(zero, bits, 1).t()[: numbers.shape[0]] + (version == "gptq")
+    _check_groups("gptq", numbers.shape, group, scale, zero)
     numbers, order = _by_groups("gptq", numbers, tensors.get("g_idx"), group, scale.shape[1])
     return _made("gptq", numbers, scale, zero, bits, group, order)
 
 
 def _block(format, q, scale, size):
     n, k = q.shape
-    if list(size) != [128, 128]:
-        raise ValueError(f"{format}: blocks are {list(size)}, they must be [128, 128]")
+    if size not in ([128, 128], (128, 128)):
+        raise ValueError(f"{format}: blocks are {size}, they must be [128, 128]")
     if list(scale.shape) != [-(-n // 128), -(-k // 128)]:
         raise ValueError(f"{format}: the scale of a weight {[n, k]} is {list(scale.shape)}")
     return Weight(q, scale)
@@ -135,58 +184,78 @@ def _floats(scale):
     return scale if scale.dtype in (torch.float32, torch.float16, torch.bfloat16) else scale.to(torch.float32)
 
 
-def _is_fp8(format, q):
-    if q.dtype != torch.float8_e4m3fn:
-        raise ValueError(f"{format}: the weight is {q.dtype}, it must be torch.float8_e4m3fn")
+def _of_all(format, q, scale):
+    if scale.numel() != 1:
+        raise ValueError(f"{format}: the scale of a weight {list(q.shape)} is {list(scale.shape)}, it must be [1]")
+    return Weight(q, scale.reshape(1))
 
 
 def fp8(tensors, config):
     """fp8 with blocks of 128 x 128, as DeepSeek-V3 and Qwen3-FP8 have it: weight [n, k], weight_scale_inv [n / 128,
     k / 128], which multiplies in spite of its name; or one scale for the whole weight."""
-    q, scale = tensors["weight"], _floats(tensors["weight_scale_inv"])
-    _is_fp8("fp8", q)
-    size = config.get("weight_block_size", (128, 128))
+    q, scale = _taken("fp8", tensors, "weight", "weight_scale_inv")
+    _check_matrix("fp8", torch.float8_e4m3fn, weight=q)
+    size = config.get("weight_block_size", [128, 128])
     if size is None:
-        return Weight(q, scale.reshape(1))
-    return _block("fp8", q, scale, size)
+        return _of_all("fp8", q, _floats(scale))
+    return _block("fp8", q, _floats(scale), size)
 
 
 def compressed_tensors(tensors, config):
     """compressed-tensors: "pack-quantized" (4 or 8 bits in int32, weight_packed), "int-quantized", "float-quantized"
     and "naive-quantized" (a byte for each number, weight). config is the scheme of the layer's group, with `weights`
     and `format`. What it says of activations is not applied: gemm takes them as they are."""
-    scheme = config["weights"]
-    bits, strategy, kind = scheme.get("num_bits", 8), scheme.get("strategy"), scheme.get("type", "int")
-    group, name = scheme.get("group_size") or -1, f"compressed-tensors, {config.get('format')}"
-    scale = _floats(tensors["weight_scale"])
+    name, scheme = f"compressed-tensors, {config.get('format')}", config.get("weights")
+    if not isinstance(scheme, dict):
+        raise ValueError(f"{name}: the config of the layer's group has no weights")
+    bits, kind = scheme.get("num_bits", 8), scheme.get("type", "int")
+    (scale,) = _taken(name, tensors, "weight_scale")
     if "weight_packed" not in tensors:
-        return _bytes(name, tensors["weight"], scale, tensors.get("weight_zero_point"), scheme)
+        (q,) = _taken(name, tensors, "weight")
+        return _bytes(name, q, _floats(scale), tensors.get("weight_zero_point"), scheme)
     _check_bits(name, bits)
     if kind != "int":
         raise ValueError(f'{name}: type is {kind!r}, it must be "int"')
-    n, k = (int(size) for size in tensors["weight_shape"])
-    group = group if strategy == "group" else -1
-    numbers = _fields(tensors["weight_packed"], bits, 1)[:, :k]
+    words, shape = _taken(name, tensors, "weight_packed", "weight_shape")
+    _check_matrix(name, torch.int32, weight_packed=words)
+    if shape.numel() != 2 or shape[0] != words.shape[0] or -(-int(shape[1]) * bits // 32) != words.shape[1]:
+        raise ValueError(f"{name}: weight_shape is {shape.tolist()}, weight_packed {list(words.shape)}")
+    n, k = shape.tolist()
+    group, scale = _strategy(name, scheme), _floats(scale)
+    numbers = _fields(words, bits, 1)[:, :k]
     if scale.numel() == 1:
         scale = scale.reshape(1, 1).expand(n, 1)
-    zero = None if scheme.get("symmetric", True) else tensors.get("weight_zero_point")
-    if zero is not None:  # packed along n; numbers and zeros have the same offset
+    zero = None
+    if not scheme.get("symmetric", True):  # packed along n; numbers and zeros have the same offset
+        (zero,) = _taken(name, tensors, "weight_zero_point")
+        _check_matrix(name, torch.int32, weight_zero_point=zero)
         zero = _fields(zero, bits, 0)[:n]
+    if scheme.get("actorder") in (True, "group"):
+        _taken(name, tensors, "weight_g_idx")
+    _check_groups(name, (n, k), group, scale, zero)
     numbers, order = _by_groups(name, numbers, tensors.get("weight_g_idx"), group, scale.shape[1])
     return _made(name, numbers, scale, zero, bits, group, order)
 
 
+def _strategy(name, scheme):
+    """The columns of a group. Without a strategy the size of a group says which it is."""
+    group = _group_of(name, scheme.get("group_size") or None)
+    strategy = scheme.get("strategy") or ("channel" if group == -1 else "group")
+    if strategy not in ("tensor", "channel", "group"):
+        raise ValueError(f'{name}: strategy is {strategy!r}, it must be "tensor", "channel", "group" or "block"')
+    return group if strategy == "group" else -1
+
+
 def _bytes(name, q, scale, zero, scheme):
-    if scheme.get("type", "int") == "float":
-        _is_fp8(name, q)
-    elif q.dtype != torch.int8:
-        raise ValueError(f"{name}: the weight is {q.dtype}, it must be torch.int8")
+    _check_matrix(name, torch.float8_e4m3fn if scheme.get("type", "int") == "float" else torch.int8, weight=q)
     if zero is not None and bool((zero != 0).any()):
         raise ValueError(f"{name}: weights of 8 bits have zero points, which adze does not have for them")
     if scheme.get("strategy") == "block":
-        return _block(name, q, scale, scheme.get("block_structure") or ())
+        return _block(name, q, scale, scheme.get("block_structure"))
+    group = _strategy(name, scheme)
     if scale.numel() == 1:
-        return Weight(q, scale.reshape(1))
-    group = scheme.get("group_size") or -1
-    (scale,) = _grouped(name, [scale], group if scheme.get("strategy") == "group" else -1, q.shape[1])
+        return _of_all(name, q, scale)
+    scale = scale[:, None] if scale.dim() == 1 else scale
+    _check_groups(name, q.shape, group, scale)
+    (scale,) = _grouped(name, [scale], group, q.shape[1])
     return Weight(q, scale.contiguous())
