@@ -225,6 +225,24 @@ def test_what_the_op_does_not_take():
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_weights_of_the_keys(name):
+    """output_attentions gives what eager gives, also of a model whose attention a patch has set."""
+    model, arguments = lively(name, attention="eager"), prompt()
+    with torch.no_grad():
+        want = model(**arguments, output_attentions=True).attentions
+        handle = adze.patch(model, numerics="fast")
+        model.set_attn_implementation("adze")
+        for cache in (None, adze.Cache(model, 64), adze.Cache(model, 64, page=16)):
+            found = model(**arguments, output_attentions=True, past_key_values=cache).attentions
+            assert len(found) == len(want)
+            for own, theirs in zip(found, want, strict=True):
+                seen = arguments["attention_mask"].bool()[:, None, :, None]
+                own = own[..., : theirs.shape[-1]]
+                assert ((own - theirs) * seen).abs().max() < 1e-4
+    handle.remove()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
 def test_without_a_kernel_torch_computes_it(name, monkeypatch):
     """As on a device on which the op has none. The library is asked; nothing fails first."""
     model, arguments = lively(name, attention="eager"), prompt()

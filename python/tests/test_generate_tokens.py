@@ -142,8 +142,8 @@ def test_inference_mode_and_after_it():
 
 
 def test_threads_share_a_model():
-    """A call ends while another one is inside the model: that one goes on with attention "adze", and the model has its
-    own when both have ended."""
+    """A call ends while another one is inside the model: that one goes on with attention "adze", and the model has
+    its own when both have ended."""
     model, prompts, found = lively("llama", attention="sdpa"), ([5, 6, 7], [8, 9, 10, 11]), {}
     want = [list(adze.generate(model, prompt, 1, stop=())) for prompt in prompts]
     inside, ended, late = threading.Event(), threading.Event(), threading.local()

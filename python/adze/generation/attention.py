@@ -56,6 +56,14 @@ def sdpa_is_faster(device, dtype, softcap, sinks):
     return device.type == "cuda" and dtype == torch.float32 and not softcap and sinks is None
 
 
+def _wants_weights(kwargs):
+    """Whether the caller asks for the weights of the keys, which only torch computes apart. They have no bias of T5,
+    and sdpa says itself that it has none."""
+    return (
+        bool(kwargs.get("output_attentions")) and kwargs.get("position_bias") is None and kwargs.get("cache") is None
+    )
+
+
 def _rows(x):
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
@@ -72,35 +80,40 @@ def _attend(query, key, value, mask, scale, op=ops.attention, **options):
 
 
 def _attend_in_torch(module, query, key, value, mask, softcap, sinks, dropout, scaling, causal, kwargs):
-    if not softcap and sinks is None:
+    """(the result, the weights where output_attentions asks for them)"""
+    wanted = _wants_weights(kwargs)
+    if not softcap and sinks is None and not wanted:
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
-        )[0]
+        )[0], None
     if causal and mask is None:
         m = query.shape[2]
         mask = torch.ones(m, m, dtype=torch.bool, device=query.device).tril()[None, None]
         key, value = key[:, :, :m], value[:, :, :m]
-    out = in_torch.attention(query, key, value, mask, scaling, softcap, sinks, dropout, module.training)
-    return out.transpose(1, 2).contiguous()
+    options = scaling, softcap, sinks, dropout, module.training
+    out, weights = in_torch.attention(query, key, value, mask, *options)
+    return out.transpose(1, 2).contiguous(), weights if wanted else None
 
 
-def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling):
+def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling, kwargs):
     """Keys and values that an adze.Cache has. A mask has the window, and says which keys are later, but for that of
     Cache.at()."""
     m, n = query.shape[2], layer.width
     window = layer.window if mask is None or lengths_decide() else 0
-    if dropout == 0 and _takes(query, None, None, mask, sinks) and query.dtype == layer.dtype:
+    own = dropout == 0 and not _wants_weights(kwargs) and query.dtype == layer.dtype
+    if own and _takes(query, None, None, mask, sinks):
         options = {"causal": mask is None and m > 1, "window": window, "softcap": softcap or 0.0, "sinks": sinks}
         key, value, more = layer.operands()
         op = constant.attention if lengths_decide() else ops.attention
-        return _attend(query, key, value, mask, scaling, op=op, **options, **more)
+        return _attend(query, key, value, mask, scaling, op=op, **options, **more), None
     key, value = layer.read()
     found = in_torch.seen(layer.after, m, n, window)
     if mask is None:
         mask = found
     elif mask.dtype == torch.bool:
         mask = mask & found
-    options = softcap, sinks, dropout, scaling, False, {}
+    weights = {"output_attentions": True} if _wants_weights(kwargs) else {}
+    options = softcap, sinks, dropout, scaling, False, weights
     return _attend_in_torch(module, query, key, value, mask, *options)
 
 
@@ -108,17 +121,17 @@ def attention_forward(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, softcap=None, s_aux=None,
     **kwargs,
 ):  # fmt: skip
-    """What transformers calls: ([batch, m, heads, dv], None)."""
+    """What transformers calls: ([batch, m, heads, dv], weights or None)."""
     if isinstance(key, Stored):
-        return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling), None
+        return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling, kwargs)
     m, n = query.shape[2], key.shape[2]
     own = dropout == 0 and kwargs.get("position_bias") is None and kwargs.get("cache") is None
-    own = own and not sdpa_is_faster(query.device, query.dtype, softcap, s_aux)
+    own = own and not _wants_weights(kwargs) and not sdpa_is_faster(query.device, query.dtype, softcap, s_aux)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not own or not _takes(query, key, value, attention_mask, s_aux):
         causal = bool(causal) and m > 1 and attention_mask is None
         options = softcap, s_aux, dropout, scaling, causal, kwargs
-        return _attend_in_torch(module, query, key, value, attention_mask, *options), None
+        return _attend_in_torch(module, query, key, value, attention_mask, *options)
     if m > 1 and attention_mask is None and causal:
         if n > m:  # the prompt in a static cache: what follows it is empty
             key, value = key[:, :, :m], value[:, :, :m]

@@ -85,7 +85,7 @@ _users, _users_lock = {}, threading.Lock()  # id of a config: [how many calls ha
 
 @contextlib.contextmanager
 def _attention(configs):
-    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before. Calls of several
+    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before. Several
     threads may run the same model: the last one to end gives it the attention that it had before the first."""
     with _users_lock:
         for config in configs:

@@ -25,7 +25,7 @@ def seen(lengths, m, n, window):
 
 
 def attention(query, key, value, mask, scale, softcap, sinks, dropout, training):
-    """With softcap and sinks, which scaled_dot_product_attention does not have."""
+    """The result and the weights of the keys, also with softcap and sinks."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -39,7 +39,8 @@ def attention(query, key, value, mask, scale, softcap, sinks, dropout, training)
         column = sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, column), -1)
     weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[2]].to(query.dtype)
-    return torch.nn.functional.dropout(weights, dropout, training) @ value
+    weights = torch.nn.functional.dropout(weights, dropout, training)
+    return weights @ value, weights
 
 
 # ---- kv_append ----
