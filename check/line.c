@@ -14,7 +14,10 @@ typedef struct reader {
 
 static int fail(reader *r, const char *what)
 {
-    snprintf(r->error, r->error_size, "%s at '%.24s'", what, r->at);
+    if (*r->at)
+        snprintf(r->error, r->error_size, "%s at '%.24s'", what, r->at);
+    else
+        snprintf(r->error, r->error_size, "%s at the end of the line", what);
     return 0;
 }
 

@@ -48,6 +48,9 @@ static int set(const char *command, const adze_option *option, const char *value
             fprintf(stderr, "adze %s: no device is called '%s'; it is cpu, cuda or a number\n", command, value);
             return 2;
         }
+    } else if (!option->choices && !*value) {
+        fprintf(stderr, "adze %s: %s is empty\n", command, option->name);
+        return 2;
     } else if (option->choices && !is_choice(option->choices, value)) {
         fprintf(stderr, "adze %s: %s is '%s', it must be %s\n", command, option->name, value, option->choices);
         return 2;

@@ -10,7 +10,7 @@
 
 enum { ARGS_MAX = 4096, FIELDS_MAX = 40 };
 
-static _Thread_local char last_error[256];
+static _Thread_local char last_error[512];
 
 const char *adze_last_error(void)
 {
@@ -46,7 +46,7 @@ static struct {
     const adze_op *op; /* of ADZE_KERNEL, "op:kernel" or "op:kernel/variant"; NULL without it */
     const adze_kernel *forced;
     int variant;     /* counted from 0; -1: that of the kernel's choice */
-    char wrong[224]; /* the error of every call, when a setting names what does not exist */
+    char wrong[480]; /* the error of every call, when a setting names what does not exist */
 } settings;
 static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
 

@@ -55,6 +55,8 @@ def options(adze):
         adze.says(2, r"no device is called '-1'", command, "--device", "-1")
         adze.says(2, r"'--device' needs a value", command, "--device")
         adze.says(2, r"'--device' is given twice", command, "--device=cpu", "--device", "cpu")
+    for words in (["skills", "add", "--dest="], ["new", "op", "my_op", "--dir", ""], ["bench", "--html="]):
+        adze.says(2, rf"adze {'new op' if words[0] == 'new' else words[0]}: --\w+ is empty", *words)
     adze.says(2, r"'--self' takes no value", "check", "--self=1")
     adze.says(2, r"'glu' is a second word", "check", "rms_norm", "glu")
     adze.says(2, r"no op is called 'nosuch'", "check", "nosuch")
@@ -101,7 +103,7 @@ def lines(adze):
         "rms_norm x=bf16[4:8,8]": "strides are given for some dimensions only",
         "rms_norm x=bf16[1,2,3,4,5,6]": "at most 5 dimensions",
         "rms_norm x=bf16[99999999999999999999]": "does not fit 64 bits",
-        "rms_norm x=bf16[9223372036854775807,9223372036854775807]": "the product of the sizes does not fit 64 bits",
+        "rms_norm x=bf16[9223372036854775807,9223372036854775807]": "the sizes does not fit 64 bits at the end",
         "rms_norm x=bf16[-1,8]": "negative size",
         "rms_norm x=bf16[2:1099511627776,8:1]": "x has a negative size or reaches too far",
         "rms_norm x=bf16[4,8]@weight": "a tensor is placed in one that is not given",

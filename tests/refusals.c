@@ -147,6 +147,8 @@ static void check_settings(const char *program)
                   "rms_norm: ADZE_KERNEL is 'rms_norm:nosuch'; rms_norm has ");
     check_setting(program, "ADZE_KERNEL", "nosuch:cpu", ADZE_BAD_ARG,
                   "rms_norm: ADZE_KERNEL is 'nosuch:cpu'; it must be op:kernel, with an op of rms_norm layer_norm");
+    check_setting(program, "ADZE_KERNEL", "a name of forty characters or even more:cpu", ADZE_BAD_ARG,
+                  " rope_table embed kv_append sample");
     check_setting(program, "ADZE_KERNEL", "rms_norm", ADZE_BAD_ARG, "it must be op:kernel");
     check_setting(program, "ADZE_THREADS", "1", ADZE_OK, "");
     check_setting(program, "ADZE_THREADS", "0", ADZE_OK, "");

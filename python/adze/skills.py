@@ -145,13 +145,19 @@ def show(found):
     return 0
 
 
+def folder(text):
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return pathlib.Path(text)
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(prog="python -m adze skills", description=__doc__.splitlines()[0])
     parser.add_argument("act", choices=["add", "list", "verify", "remove"])
     parser.add_argument("name", nargs="?", default="adze-kernels")
     for agent in AGENTS:
         parser.add_argument(f"--{agent}", action="store_true", help=f".{agent}/skills")
-    parser.add_argument("--dest", type=pathlib.Path, help="any folder")
+    parser.add_argument("--dest", type=folder, help="any folder")
     parser.add_argument("--global", action="store_true", dest="everywhere", help="in the home folder instead of here")
     parser.add_argument("--force", action="store_true", help="overwrite or remove files that were changed")
     options = parser.parse_args(arguments)
@@ -165,4 +171,8 @@ def main(arguments):
     if not places:
         parser.error("a place is missing: --claude, --codex, --opencode, --cursor or --dest DIR")
     act = {"add": add, "verify": verify, "remove": remove}[options.act]
-    return max(act(place / options.name, options.name, found[options.name], options.force) for place in places)
+    try:
+        return max(act(place / options.name, options.name, found[options.name], options.force) for place in places)
+    except OSError as error:
+        print(f"adze skills: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1

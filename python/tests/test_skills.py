@@ -120,9 +120,16 @@ def test_another_release_is_replaced_and_verified(skills):
         (["add"], "a place is missing"),
         (["add", "nosuch", "--claude"], "no skill is called 'nosuch'"),
         (["add", "../x", "--claude"], "no skill is called"),
+        (["add", "--dest", ""], "empty"),
         (["nosuch"], "nosuch"),
     ],
 )
 def test_refusals(skills, arguments, why):
     assert why in skills(*arguments, status=2)
     assert not list(skills.folder.rglob("SKILL.md"))
+
+
+def test_a_folder_that_cannot_be_made(skills):
+    (skills.folder / "file").write_text("mine")
+    said = skills("add", "--dest", "file", status=1)
+    assert "file/adze-kernels" in said and "cannot be written" in said and "Traceback" not in said
