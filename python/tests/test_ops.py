@@ -472,6 +472,15 @@ def test_numbers_are_those_of_the_header():
     assert ops.ACTS["gelu_new"] == ops.ACTS["gelu_tanh"] == 3 and ops.COLUMNS == {"once": 0, "halves": 1, "pairs": 2}
 
 
+def test_inputs_on_several_devices():
+    """torch calls the fake function where one of them is on the meta device: no memory that nothing wrote to."""
+    x, there = randn(2, 8), torch.empty(8, device="meta")
+    for call in (lambda: adze.rms_norm(x, there), lambda: adze.rms_norm(x, there, out=torch.empty_like(x))):
+        with pytest.raises(RuntimeError, match="rms_norm: weight is on meta, "):
+            call()
+    assert adze.rms_norm(x.to("meta"), there).device.type == "meta"
+
+
 def test_no_silent_gradients():
     x = randn(2, 8).requires_grad_()
     for call in (lambda: adze.rms_norm(x), lambda: adze.activation(x, "silu"), lambda: adze.glu(x)):

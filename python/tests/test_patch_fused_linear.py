@@ -123,6 +123,14 @@ def test_saving_and_loading(llama, tmp_path, tied):
         )
 
 
+def test_a_model_that_is_moved_to_the_meta_device():
+    """It has shapes alone, as without a patch."""
+    model = models.build("llama", layers=1)
+    adze.patch(model, numerics="fast")
+    with torch.no_grad():
+        assert model.to("meta")(input_ids=torch.arange(12, device="meta")[None]).logits.shape == (1, 12, 128)
+
+
 def test_a_hook_or_a_gradient_keeps_them_apart(llama):
     tokens = torch.arange(12)[None]
     with adze.patched(llama, numerics="fast"):

@@ -240,8 +240,21 @@ def test_left_as_they_are():
         adze.quantize(Net(), "int8", zero_points=True)
     with pytest.raises(TypeError, match="x is a str, it must be a tensor, a module or a pipeline"):
         adze.quantize("model", "int8")
+    with pytest.raises(ValueError, match="the model is a Linear itself: put it into a module"):
+        adze.quantize(nn.Linear(8, 8), "int8")
     handle = adze.quantize(Net(), "int8", exclude=("up", "head"))
     assert handle.quantized == ["down"] and handle.rows[0].reason == "excluded"
+    assert adze.quantize(Net(), "int8", exclude=None).quantized == adze.quantize(Net(), "int8", exclude=()).quantized
+
+
+@pytest.mark.parametrize("kind", ["int8", "w8a8"])
+def test_other_inputs(kind):
+    """Whole numbers are refused, as by nn.Linear; with the meta device a layer has shapes alone."""
+    net = Net()
+    adze.quantize(net, kind)
+    with pytest.raises(RuntimeError, match=f"a layer of {kind} got torch.int64, its input must be of floating point"):
+        net.up(torch.ones(2, K, dtype=torch.int64, device=here()))
+    assert net.to("meta").up(torch.ones(2, K, device="meta")).shape == (2, 140)
 
 
 def test_gradients_autocast_and_views():

@@ -31,7 +31,7 @@ def _takes(query, key, value, mask, sinks):
     """Whether the op has a kernel for these tensors, and no gradient is needed. key and value may be None: a cache's
     own."""
     device, dtype = query.device, query.dtype
-    if dtype not in ops.DTYPES or query.shape[-1] > 1024 or torch.is_autocast_enabled(device.type):
+    if dtype not in ops.DTYPES or query.shape[-1] > 1024 or not in_torch.has_kernel("attention", device):
         return False
     if torch.compiler.is_compiling() and query.shape[2] == 1:
         return False
@@ -46,7 +46,7 @@ def _takes(query, key, value, mask, sinks):
         return False
     if mask is not None and (mask.dim() != 4 or mask.dtype not in (torch.bool, dtype, torch.float32)):
         return False
-    return in_torch.has_kernel("attention", device)
+    return not torch.is_autocast_enabled(device.type)
 
 
 def sdpa_is_faster(device, dtype, softcap, sinks):

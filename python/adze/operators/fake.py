@@ -28,6 +28,15 @@ def refuse_gradients(*tensors):
         )
 
 
+def _check_devices(name, given):
+    """Torch calls a fake function, too, where one of several real tensors is on the meta device, and would hand out
+    memory that nothing has written to."""
+    tensors = [(field, t) for field, t in given.items() if isinstance(t, torch.Tensor)]
+    for field, t in tensors[1:]:
+        if t.device != tensors[0][1].device:
+            raise RuntimeError(f"{name}: {field} is on {t.device}, {tensors[0][0]} is on {tensors[0][1].device}")
+
+
 def _like(op, output):
     """The input that an output is like: k_out is like k, others are like the first one."""
     name = output.removesuffix("_out")
@@ -43,6 +52,7 @@ def fake(op, more):
 
     def imagined(*args, **kwargs):
         given = {**absent, **dict(zip(op.arguments, args)), **kwargs}  # noqa: B905  trailing arguments have defaults
+        _check_devices(op.name, given)
         asked = DTYPES.get(given.get("out_dtype"))
         made = []
         for name in names:
@@ -59,9 +69,14 @@ def fake(op, more):
     return imagined
 
 
-def nothing(*args, **kwargs):
-    """The fake function of the overloads that write the caller's outputs: they return nothing."""
-    share_inputs()
+def nothing(op):
+    """The fake function of the overload that writes the caller's outputs: it returns nothing."""
+
+    def imagined(*args, **kwargs):
+        _check_devices(op.name, {**dict(zip(op.arguments, args)), **kwargs})  # noqa: B905
+        share_inputs()
+
+    return imagined
 
 
 _library = torch.library.Library(add_op_namespace_prefix("").split("::")[0], "FRAGMENT")
@@ -132,4 +147,4 @@ for name, op in OPS.items():
     torch.library.register_fake(add_op_namespace_prefix(name), fake(op, 0))
     for more, optional in enumerate(op.optional, 1):
         torch.library.register_fake(add_op_namespace_prefix(f"{name}.{optional}"), fake(op, more))
-    torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing)
+    torch.library.register_fake(add_op_namespace_prefix(f"{name}.out"), nothing(op))

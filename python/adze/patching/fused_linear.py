@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from ..operators import fake
 from ..operators._ops import add_op_namespace_prefix, ops
-from .frame import parameter, plain, plain_weight
+from .frame import DEVICES, parameter, plain, plain_weight
 
 MOST = 3  # parts of the operator for compiled graphs
 
@@ -114,7 +114,9 @@ def pack_weights(*linears):
 
 
 def _usable(x, weights, biases):
-    if type(x) is not torch.Tensor or x.dtype != weights[0].dtype or torch.is_autocast_enabled(x.device.type):
+    if type(x) is not torch.Tensor or x.dtype != weights[0].dtype or x.device.type not in DEVICES:
+        return False
+    if torch.is_autocast_enabled(x.device.type):
         return False
     return not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *weights, *biases))
 

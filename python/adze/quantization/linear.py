@@ -66,8 +66,11 @@ class QuantizedLinear(nn.Module):
         return self.activations or x.numel() <= ROWS * self.in_features
 
     def forward(self, input):
-        if torch.is_autocast_enabled(input.device.type):
-            input = input.to(torch.get_autocast_dtype(input.device.type))
+        where = input.device.type
+        if where != "meta" and torch.is_autocast_enabled(where):  # the meta device has no autocast
+            input = input.to(torch.get_autocast_dtype(where))
+        if not input.dtype.is_floating_point:
+            raise RuntimeError(f"adze: a layer of {self.kind} got {input.dtype}, its input must be of floating point")
         x, bias = self.gathered(input), self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)

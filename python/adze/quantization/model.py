@@ -141,7 +141,7 @@ def _candidates(roots, exclude):
     for prefix, root in roots.items():
         fp32, places = _fp32_names(root), {}
         for path, module in root.named_modules(prefix=prefix, remove_duplicate=False):
-            places.setdefault(module, set()).add(f"{path}.weight")
+            places.setdefault(module, set()).add(f"{path}.weight" if path else "weight")
         for path, module in root.named_modules(memo=seen, prefix=prefix):
             if not _looks_linear(module):
                 continue
@@ -396,7 +396,7 @@ def _places(roots, module):
 def quantize_model(model, kind, *, exclude=("lm_head",), keep=True, inputs=None, zero_points=False, progress=None):
     check_kind(kind, zero_points)
     roots = _roots(model)
-    exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+    exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
     handle, todo = QuantizeHandle(roots, kind), []
     for row, module in _candidates(roots, exclude):
         handle.rows.append(row)
@@ -444,7 +444,7 @@ def quantize(x, kind, **options):
       zero_points: whether groups of 4 bits have a zero of their own.
       progress: whether tqdm shows a bar; by default it does in a terminal.
 
-    The numbers are rounded to nearest, on the CPU; a weight on a GPU goes there and back once."""
+    The numbers are rounded to nearest, where the weight is, or on the CPU where its device has no kernel."""
     if isinstance(x, torch.Tensor):
         return ops.quantize(x, kind, **options)
     return quantize_model(x, kind, **options)
