@@ -205,10 +205,14 @@ def test_what_is_refused():
     for arguments, sentence in (
         ({"capacity": 8, "kind": "i4"}, "kind is 'i4', it must be None, 'i8' or 'f8e4m3'"),
         ({"capacity": 0}, "capacity must be 1 or more"),
+        ({"capacity": 8.5}, "capacity is 8.5, .* all are whole numbers"),
+        ({"capacity": 8, "page": 1.5}, "page 1.5 and pages None; .* all are whole numbers"),
         ({"capacity": 8, "pages": 3}, "pages needs a page"),
     ):
         with pytest.raises(ValueError, match=sentence):
             adze.Cache(model, **arguments)
+    with pytest.raises(ValueError, match="model is a Linear, it must be a model or its config"):
+        adze.Cache(torch.nn.Linear(2, 2), 8)
     other = transformers.Llama4TextConfig(num_hidden_layers=4)
     with pytest.raises(ValueError, match="llama4_text has layers of chunked_attention"):
         adze.Cache(other, 8)

@@ -5,6 +5,7 @@ import inspect
 import os
 import threading
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -58,6 +59,19 @@ def test_one_prompt_and_prompts_of_different_lengths():
 
 
 @needs_kernels
+def test_forms_of_a_prompt():
+    """A list of tensors or an array are lists, too."""
+    model, rows = lively("llama", layers=1), [[5, 6, 7], [8, 9]]
+    want = list(adze.generate(model, rows, 4, stop=()))
+    for ids in ([torch.tensor(row) for row in rows], tuple(map(numpy.array, rows))):
+        assert list(adze.generate(model, ids, 4, stop=numpy.array([], dtype=numpy.int64))) == want
+    padded, mask = numpy.array([[5, 6, 7], [8, 9, 0]]), [[True] * 3, [True, True, False]]
+    assert list(adze.generate(model, padded, 4, attention_mask=mask, stop=())) == want
+    single = [row[0] for row in want]
+    stop = torch.tensor([single[1], 127])
+    assert list(adze.generate(model, numpy.array(rows[0]), 4, stop=stop)) == single[: single.index(single[1]) + 1]
+
+
 def test_an_op_for_each_part_and_no_mask():
     model = lively("mistral")
     with Watch() as watch:
@@ -222,11 +236,30 @@ def test_what_is_refused():
         ((torch.zeros(1, 1, 1), 4), "ids has 3 dimensions, it must have 1 or 2"),
         (([], 4), "a sequence without tokens"),
         (([1, 2], 0), "max_new_tokens is 0 and chunk 512"),
+        (([1, 2], 4.0), "max_new_tokens is 4.0, it must be a whole number"),
+        (([1, 2.5], 4), "a token of ids is 2.5, it must be a whole number"),
+        ((torch.ones(2), 4), "a token of ids is 1.0, it must be a whole number"),
+        (("text", 4), "ids is a str, it must be a list, a list of lists or a tensor"),
+        (({"input_ids": [1, 2]}, 4), 'ids is a dict, .* pass its "input_ids" and its "attention_mask"'),
+        (([[1, 2], 3], 4), "ids has tokens beside lists of tokens"),
+        (([1, 128], 4), "ids has 128, the model has tokens 0 to 127"),
+        (([1, -1], 4), "ids has -1, the model has tokens 0 to 127"),
     ):
         with pytest.raises(ValueError, match=sentence):
             adze.generate(model, *arguments)
-    with pytest.raises(ValueError, match=r"attention_mask is \[1, 3\], it must be \[1, 2\]"):
-        adze.generate(model, [1, 2], 4, attention_mask=[1, 1, 1])
+    for options, sentence in (
+        ({"attention_mask": [1, 1, 1]}, r"attention_mask has rows of \[3\] tokens, ids has \[2\]"),
+        ({"stop": "x"}, "a token of stop is 'x', it must be a whole number"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, it must fit in 64 bits"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, it must be more than 0"),
+        ({"cache": transformers.DynamicCache()}, "cache is a DynamicCache, it must be an adze.Cache"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            adze.generate(model, [1, 2], 4, **options)
+    with pytest.raises(ValueError, match=r"attention_mask has rows of \[2, 2\] tokens, ids has \[2, 1\]"):
+        adze.generate(model, [[1, 2], [3]], 4, attention_mask=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="model is a NoneType, it must be a language model"):
+        adze.generate(None, [1, 2], 4)
     with pytest.raises(ValueError, match="a prompt of 2 tokens and 9 new ones do not fit .* capacity is 9"):
         adze.generate(model, [1, 2], 9, cache=adze.Cache(model, 9))
     cache = adze.Cache(model, 9)

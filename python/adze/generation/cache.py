@@ -178,12 +178,17 @@ class Cache(transformers.Cache):
     def __init__(self, model, capacity, *, kind=None, page=0, pages=None):
         if kind not in KINDS:
             raise ValueError(f"adze.Cache: kind is {kind!r}, it must be None, 'i8' or 'f8e4m3'")
-        if capacity < 1 or page < 0 or (pages is not None and not page):
+        numbers = capacity, page, 0 if pages is None else pages
+        whole = all(hasattr(number, "__index__") for number in numbers)
+        if not whole or capacity < 1 or page < 0 or (pages is not None and not page):
             raise ValueError(
-                f"adze.Cache: capacity is {capacity}, page {page} and pages {pages}; capacity must be 1 or more, "
-                "page 0 or more, and pages needs a page"
+                f"adze.Cache: capacity is {capacity!r}, page {page!r} and pages {pages!r}; capacity must be 1 or "
+                "more, page 0 or more, and pages needs a page; all are whole numbers"
             )
-        self.config = getattr(model, "config", model).get_text_config(decoder=True)
+        config = getattr(model, "config", model)
+        if not hasattr(config, "get_text_config"):
+            raise ValueError(f"adze.Cache: model is a {type(model).__name__}, it must be a model or its config")
+        self.config = config.get_text_config(decoder=True)
         self.kind, self.page, self.pages = kind, page, pages
         self.capacity = capacity
         self.capacity = self.whole_pages(capacity)

@@ -6,6 +6,7 @@ device, so one captured graph serves every step, and the next step starts before
 prompts whose size comes again are graphs too."""
 
 import contextlib
+import operator
 import threading
 import weakref
 
@@ -24,27 +25,44 @@ _LEAST = 16  # tokens: the smallest size to which the last part of a prompt is r
 # ---- What is asked for ----
 
 
+def _whole(name, number):
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"adze.generate: {name} is {number!r}, it must be a whole number") from None
+
+
+def _list(x):
+    """A list of what a tensor, an array or a list has."""
+    return x.tolist() if hasattr(x, "tolist") else x
+
+
 def _sequences(ids, mask):
     """The prompts as lists of token ids, and whether there is only one, not in a batch."""
-    if isinstance(ids, torch.Tensor):
-        single = ids.dim() == 1
-        ids = ids[None] if single else ids
-        if ids.dim() != 2:
-            raise ValueError(f"adze.generate: ids has {ids.dim()} dimensions, it must have 1 or 2")
-        rows = ids.tolist()
-    else:
-        single = not (len(ids) and isinstance(ids[0], _LISTS))
-        rows = [list(row) for row in ([ids] if single else ids)]
+    dims = len(ids.shape) if hasattr(ids, "shape") else None
+    if dims not in (None, 1, 2):
+        raise ValueError(f"adze.generate: ids has {dims} dimensions, it must have 1 or 2")
+    rows = _list(ids)
+    if not isinstance(rows, _LISTS):
+        raise ValueError(
+            f"adze.generate: ids is a {type(ids).__name__}, it must be a list, a list of lists or a tensor; of a "
+            'tokenizer\'s result, pass its "input_ids" and its "attention_mask"'
+        )
+    rows = [_list(row) for row in rows]
+    single = not (rows and isinstance(rows[0], _LISTS))
+    rows = [rows] if single else rows
+    if not all(isinstance(row, _LISTS) for row in rows):
+        raise ValueError("adze.generate: ids has tokens beside lists of tokens")
+    rows = [[_whole("a token of ids", token) for token in row] for row in rows]
     if mask is not None:
-        mask = torch.as_tensor(mask)
-        mask = mask[None] if mask.dim() == 1 else mask
-        if list(mask.shape) != [len(rows), len(rows[0])]:
-            raise ValueError(
-                f"adze.generate: attention_mask is {list(mask.shape)}, it must be {[len(rows), len(rows[0])]}, as ids"
-            )
+        mask = _list(mask)
+        mask = [mask] if mask and not isinstance(_list(mask[0]), _LISTS) else [_list(row) for row in mask]
+        sizes, own = [len(row) for row in mask], [len(row) for row in rows]
+        if sizes != own:
+            raise ValueError(f"adze.generate: attention_mask has rows of {sizes} tokens, ids has {own}")
         rows = [
             [token for token, there in zip(row, own, strict=True) if there]
-            for row, own in zip(rows, mask.tolist(), strict=True)
+            for row, own in zip(rows, mask, strict=True)
         ]
     if not rows or not all(rows):
         raise ValueError("adze.generate: ids has a sequence without tokens")
@@ -56,7 +74,9 @@ def _stop_tokens(model, stop):
         stop = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if stop is None:
         return frozenset()
-    return frozenset(map(int, stop)) if isinstance(stop, (*_LISTS, set, frozenset)) else frozenset([int(stop)])
+    stop = _list(stop)
+    stop = stop if isinstance(stop, (*_LISTS, set, frozenset)) else [stop]
+    return frozenset(_whole("a token of stop", token) for token in stop)
 
 
 def _check(model, cache, rows, new, chunk):
@@ -69,6 +89,10 @@ def _check(model, cache, rows, new, chunk):
         )
     if new < 1 or chunk < 1:
         raise ValueError(f"adze.generate: max_new_tokens is {new} and chunk {chunk}, both must be 1 or more")
+    most = model.get_input_embeddings().weight.shape[0]
+    wrong = next((token for row in rows for token in row if not 0 <= token < most), None)
+    if wrong is not None:  # on a GPU it would stop the process's context
+        raise ValueError(f"adze.generate: ids has {wrong}, the model has tokens 0 to {most - 1}")
     if cache.lengths is not None and len(cache.lengths) != len(rows):
         raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(cache.lengths)}")
 
@@ -337,7 +361,17 @@ def generate(
     temperature: 0 takes the likeliest token. Else a token is drawn, after top_k, top_p and min_p, by `seed`.
     cache: an adze.Cache, which may have earlier tokens of the same sequences; None makes one.
     chunk: how many tokens of a prompt go through the model at once."""
+    if not hasattr(model, "get_input_embeddings"):
+        raise ValueError(f"adze.generate: model is a {type(model).__name__}, it must be a language model")
     rows, single = _sequences(ids, attention_mask)
+    max_new_tokens, chunk = _whole("max_new_tokens", max_new_tokens), _whole("chunk", chunk)
+    seed, stop = _whole("seed", seed), _stop_tokens(model, stop)
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"adze.generate: seed is {seed}, it must fit in 64 bits")
+    if not repetition_penalty > 0:
+        raise ValueError(f"adze.generate: repetition_penalty is {repetition_penalty}, it must be more than 0")
+    if not isinstance(cache, Cache | None):
+        raise ValueError(f"adze.generate: cache is a {type(cache).__name__}, it must be an adze.Cache")
     if cache is None:
         cache = Cache(model, max(map(len, rows)) + max(max_new_tokens, 1))
     _check(model, cache, rows, max_new_tokens, chunk)
@@ -352,4 +386,4 @@ def generate(
             f"whose capacity is {cache.capacity}"
         )
     seeds = torch.tensor([seed], dtype=torch.int64, device=device)
-    return _tokens(batch, max_new_tokens, _stop_tokens(model, stop), seeds, chunk, options, single)
+    return _tokens(batch, max_new_tokens, stop, seeds, chunk, options, single)
