@@ -344,7 +344,10 @@ static void complain_of_record(void)
 /* Whether a line that is about to be timed is in the record. */
 static int has_common_line(const adze_record *record)
 {
-    for (const adze_suite *const *s = adze_suites; *s; s++)
+    for (char **line = state.lines; line && *line; line++)
+        if (adze_record_has(record, *line))
+            return 1;
+    for (const adze_suite *const *s = adze_suites; *s && !options.line; s++)
         for (const char *const *line = (*s)->bench; line && *line; line++) {
             char text[512], full[600];
             adze_line_expand(text, sizeof text, *line, options.dtype);

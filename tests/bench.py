@@ -108,6 +108,12 @@ def main(adze, folder):
     expect(compared and not errors, "it was 100 times slower: " + text)
     status, errors, text = bench("rms_norm", "--against", with_times(0.01, "fast.json"))
     expect(status == 1 and "SLOWER" in text, "it was 100 times faster: " + text)
+    line = json.loads(recorded.read_text())["rows"][0]["line"]
+    status, errors, text = bench("--line", line, "--against", with_times(100, "slow.json"))
+    compared = re.search(r"^[1-9]\d* rows compared: 0 slower", text, re.M)
+    expect(compared and not errors, "a line of the record: " + text)
+    status, _, text = bench("--line", "rms_norm x=f32[3,5]", "--against", str(recorded))
+    expect(status == 2 and "nothing to compare" in text and "ceilings" not in text, "another line: " + text)
     other = folder / "other.json"
     other.write_text("{}\n")
     status, errors, text = bench("rms_norm", "--against", str(other))

@@ -11,6 +11,7 @@ from adze.patching.fingerprint import (
     described,
     fingerprint,
     fingerprint_source,
+    main,
     undecorated,
     unwrapped,
 )
@@ -136,3 +137,9 @@ def test_command():
     command = [sys.executable, "-m", "adze.fingerprint", "adze.fingerprint:unwrapped"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == f"{fingerprint(unwrapped)} adze.fingerprint:unwrapped\n"
+
+
+@pytest.mark.parametrize("name", ["nosuch", "json:", "nosuch:f", "json:nosuch", "json:JSONEncoder.nosuch"])
+def test_a_name_of_nothing(name):
+    with pytest.raises(SystemExit, match=rf"adze.fingerprint: '{name}' is not found: "):
+        main([name])

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import inspect
 import re
+import sys
 import textwrap
 import types
 
@@ -194,6 +195,11 @@ def described(fn):
 
 def main(names):
     for name in names:
-        module, _, path = name.partition(":")
-        found = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+        module, colon, path = name.partition(":")
+        try:
+            if not (module and colon and path):
+                raise ImportError("it must be module:function or module:Class.forward")
+            found = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError) as error:
+            sys.exit(f"python -m adze.fingerprint: {name!r} is not found: {error}")
         print(fingerprint(undecorated(found)), name)
