@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import adze
 from adze.operators import ops
 from adze.quantization.linear import ROWS
-from adze.quantization.weight import KINDS, quantized
+from adze.quantization.weight import KINDS, dequantized, quantized
 from device import generator, here
 
 K = 200  # not a multiple of a group
@@ -84,6 +84,29 @@ def test_kinds(kind, dtype):
         eps = torch.finfo(dtype).eps
         assert ((layer(x).double() - want).abs() <= eps * (want.abs() + terms) + K * 2**-24 * terms).all()
         assert layer(x).dtype == dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_search(kind):
+    """No group has a larger error than without it, and a row with an outlier a smaller one."""
+    op_kind, group, rows = KINDS[kind]
+    weight = torch.randn(140, K, generator=generator(3), device="cpu").to(here())
+    for zero_points in (False, True) if op_kind == "u4" else (False,):
+        errors = []
+        for search in (False, True):
+            made = quantized(weight, kind, zero_points, search)
+            plain = quantized(weight, kind, zero_points)
+            assert [t.shape for t in made if t is not None] == [t.shape for t in plain if t is not None]
+            off = (dequantized(made, K, torch.float32) - weight).square().double()
+            off = F.pad(off, (0, -K % (group or K), 0, -140 % (rows or 1)))
+            errors.append(off.unflatten(1, (-1, group or K)).unflatten(0, (-1, rows or 1)).sum((1, 3)))
+        assert (errors[1] <= errors[0] * (1 + 1e-5)).all()
+        if op_kind == "u4":
+            assert errors[1].sum() < 0.95 * errors[0].sum()
+    net = nn.Sequential(nn.Linear(K, 140, device=here()))
+    with adze.quantize(net, kind) as handle:
+        plain = handle.rows[0].on_random
+    assert adze.quantize(net, kind, search=True).rows[0].on_random <= plain * 1.01
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -83,6 +83,16 @@ def test_tied_head(tmp_path):
     assert torch.equal(models.output(again, inputs), models.output(model, inputs))
 
 
+def test_search(tmp_path):
+    models.build("llama").save_pretrained(tmp_path)
+    model, inputs = load(tmp_path), models.inputs("llama")
+    plain = models.output(load(tmp_path, quantization_config=adze.AdzeConfig("int4-g32")), inputs)
+    adze.quantize(model, "int4-g32", search=True)
+    want = models.output(model, inputs)
+    made = load(tmp_path, quantization_config=adze.AdzeConfig("int4-g32", search=True))
+    assert torch.equal(models.output(made, inputs), want) and not torch.equal(want, plain)
+
+
 def test_refused(tmp_path):
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
         adze.AdzeConfig("int5")

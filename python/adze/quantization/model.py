@@ -362,10 +362,10 @@ def _compared(before, after):
 # ---- adze.quantize ----
 
 
-def quantized_layer(module, kind, zero_points=False):
+def quantized_layer(module, kind, zero_points=False, search=False):
     """The layer that takes the place of a Linear or a Conv1D. It shares the bias and the hooks."""
     matrix = matrix_of(module)
-    weight = quantized(matrix, kind, zero_points)
+    weight = quantized(matrix, kind, zero_points, search)
     made = QuantizedLinear(weight, matrix.shape[1], module.bias, matrix.dtype, kind in ACTIVATIONS)
     for name in _HOOKS:
         made.__dict__[name] = module.__dict__[name]
@@ -393,7 +393,9 @@ def _places(roots, module):
     ]
 
 
-def quantize_model(model, kind, *, exclude=("lm_head",), keep=True, inputs=None, zero_points=False, progress=None):
+def quantize_model(
+    model, kind, *, exclude=("lm_head",), keep=True, inputs=None, zero_points=False, search=False, progress=None
+):
     check_kind(kind, zero_points)
     roots = _roots(model)
     exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
@@ -412,7 +414,7 @@ def quantize_model(model, kind, *, exclude=("lm_head",), keep=True, inputs=None,
         read, before = _recorded(roots, inputs, [module for _, module in todo])
     for i in _progress(range(len(todo)), progress):
         (row, module), todo[i] = todo[i], None  # the list must not keep a layer that is freed
-        made = quantized_layer(module, kind, zero_points)
+        made = quantized_layer(module, kind, zero_points, search)
         _measure(row, matrix_of(module), made, read.pop(module, None))
         row.kind, row.before, row.after = made.kind, bytes_of(module.weight), bytes_of(*made.stored)
         swap = _Swap(_places(roots, module), made, module)
@@ -442,6 +444,7 @@ def quantize(x, kind, **options):
       inputs: what to call the model with (a dict or a tuple), or a function that runs it. Then the report has the
         error of each layer and of the output on these inputs too.
       zero_points: whether groups of 4 bits have a zero of their own.
+      search: whether each scale is the one of several that has the least squared error, which takes longer.
       progress: whether tqdm shows a bar; by default it does in a terminal.
 
     The numbers are rounded to nearest, where the weight is, or on the CPU where its device has no kernel."""

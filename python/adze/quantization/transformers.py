@@ -18,16 +18,17 @@ _BYTES = {"i8": 1.0, "u4": 0.5, "f8e4m3": 1.0}
 
 @register_quantization_config("adze")
 class AdzeConfig(QuantizationConfigMixin):
-    """How from_pretrained quantises a model's Linears. kind, exclude and zero_points are those of adze.quantize.
+    """How from_pretrained quantises a model's Linears. kind, exclude, zero_points and search are those of
+    adze.quantize.
 
     In a checkpoint kind is None where layers are of several kinds, or of another format's. Then activations are the
     paths of the layers whose inputs are quantised too."""
 
-    def __init__(self, kind="int4-g128", exclude=("lm_head",), zero_points=False, activations=(), **_):
+    def __init__(self, kind="int4-g128", exclude=("lm_head",), zero_points=False, activations=(), search=False, **_):
         if kind is not None:
             check_kind(kind, zero_points)
         self.quant_method = "adze"
-        self.kind, self.zero_points = kind, zero_points
+        self.kind, self.zero_points, self.search = kind, zero_points, search
         self.exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
         self.activations = list(activations)
 
@@ -45,7 +46,7 @@ class _Quantize(ConversionOps):
         module = model.get_submodule(path)
         module.weight = torch.nn.Parameter(value, requires_grad=False)
         config = self.quantizer.quantization_config
-        made = quantized_layer(module, config.kind, config.zero_points)
+        made = quantized_layer(module, config.kind, config.zero_points, config.search)
         model.set_submodule(path, made)
         if missing_keys is not None:
             missing_keys.discard(full_layer_name)

@@ -21,6 +21,7 @@ KINDS = {
 ACTIVATIONS = ("w8a8", "w8a8-fp8")  # of these the input is quantised too, by rows, in each call
 NAMES = {torch.int8: "int8", torch.uint8: "int4", torch.float8_e4m3fn: "fp8"}
 GROUPS = (32, 64, 128)
+PARTS = tuple(1 - i / 40 for i in range(1, 17))  # of a group's range, that a search tries: from 0.975 down to 0.6
 
 
 class Weight(NamedTuple):
@@ -104,9 +105,52 @@ def check_kind(kind, zero_points=False):
         raise ValueError(f"adze.quantize: zero_points is {zero_points}, only 4 bits have them, kind is {kind!r}")
 
 
-def quantized(weight, kind, zero_points=False):
+def _tiles(x, rows, columns):
+    """x, [n, k], as [n / rows, rows, k / columns, columns], with zeros after its ends."""
+    n, k = x.shape
+    x = torch.nn.functional.pad(x, (0, -k % columns, 0, -n % rows))
+    return x.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+
+
+def _of_tiles(value, rows, columns, like):
+    """A value for each tile, at each element of one that is like `like`."""
+    whole = value[:, None, :, None].expand(-1, rows, -1, columns).flatten(2, 3).flatten(0, 1)
+    return whole[: like.shape[0], : like.shape[1]]
+
+
+def _searched(x, make, rows, columns, zero_points):
+    """make(x), but each group has the one of several scales that has the least squared error. A group whose largest
+    numbers are cut off has a smaller scale, which is finer for the others."""
+    tiles = _tiles(x, rows, columns)
+    low, high = tiles.amin((1, 3)).clamp_max(0), tiles.amax((1, 3)).clamp_min(0)
+    if not zero_points:
+        high = torch.maximum(high, -low)
+        low = -high
+
+    def error(made):
+        off = dequantized(Weight(*made), x.shape[1], torch.float32) - x.to(torch.float32)
+        return _tiles(off.square_(), rows, columns).sum((1, 3))
+
+    best = list(make(x))
+    least = error(best)
+    packed = best[0].dtype == torch.uint8
+    for part in PARTS:
+        ends = (_of_tiles(end * part, rows, columns, x) for end in (low, high))
+        made = make(torch.clamp(x, *ends))
+        found = error(made)
+        better = found < least
+        least = torch.where(better, found, least)
+        taken = _of_tiles(better, rows, columns // 2 if packed else columns, best[0])
+        for i, (own, other) in enumerate(zip(best, made, strict=True)):
+            mask = better.reshape(own.shape) if i else taken
+            dtype = torch.uint8 if own.itemsize == 1 else own.dtype  # torch.where has no float8
+            best[i] = torch.where(mask, other.view(dtype), own.view(dtype)).view(own.dtype)
+    return best
+
+
+def quantized(weight, kind, zero_points=False, search=False):
     """A weight [n, k] in fewer bits, rounded to nearest, where it is. From a device on which the op has no kernel it
-    goes to the CPU and back."""
+    goes to the CPU and back. search: for the scales of least squared error."""
     check_kind(kind, zero_points)
     op_kind, group, rows = KINDS[kind]
     given = weight.detach()
@@ -114,6 +158,10 @@ def quantized(weight, kind, zero_points=False):
     there = given.to(where, given.dtype if given.dtype in ops.DTYPES else torch.float32).contiguous()
     # A scale of a group is one of many. As bfloat16 it has float32's range, and its error is far below a 4-bit step.
     dtype = torch.bfloat16 if op_kind == "u4" else torch.float32
+
+    def make(x):
+        return ops.quantize(x, op_kind, group=group, group_rows=rows, zero_points=zero_points, scale_dtype=dtype)
+
     with torch.no_grad():
-        made = ops.quantize(there, op_kind, group=group, group_rows=rows, zero_points=zero_points, scale_dtype=dtype)
+        made = _searched(there, make, rows or 1, group or there.shape[1], zero_points) if search else make(there)
     return Weight(*(part.to(given.device) for part in made))
