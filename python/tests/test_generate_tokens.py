@@ -17,7 +17,7 @@ from adze.generation import decode, in_torch  # noqa: E402
 from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
 from adze.graphs.module_state import ModuleState  # noqa: E402
 from adze.patching import products  # noqa: E402
-from device import Watch, generator  # noqa: E402
+from device import Watch, generator, here  # noqa: E402
 from lively import lively, needs_kernels, passes, prompt  # noqa: E402
 
 TOKENS = int(os.environ.get("ADZE_TEST_TOKENS", "40"))  # 256 before a release, which takes half an hour
@@ -274,6 +274,17 @@ def test_what_is_refused():
     )
     with pytest.raises(ValueError, match="a t5 has an encoder"):
         adze.generate(t5, [1], 4, cache=cache)
+
+
+def test_offloaded_weights(on_the_cpu):
+    """accelerate keeps them on the meta device between the calls of a layer; its hook knows where they go."""
+    accelerate = pytest.importorskip("accelerate")
+    model = lively("llama", layers=1)
+    want = list(adze.generate(model, [5, 6, 7], 4, stop=()))
+    accelerate.cpu_offload(model, execution_device=here())
+    assert list(adze.generate(model, [5, 6, 7], 4, stop=())) == want
+    with pytest.raises(ValueError, match="the model is on the meta device, it has no values"):
+        adze.generate(models.build("llama").to("meta"), [5, 6, 7], 4)
 
 
 # ---- A step as a graph captures it ----

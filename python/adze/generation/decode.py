@@ -97,6 +97,16 @@ def _check(model, cache, rows, new, chunk):
         raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(cache.lengths)}")
 
 
+def _device(model):
+    """Where a model takes tokens; accelerate's hook knows it when it keeps the weights elsewhere."""
+    embeddings = model.get_input_embeddings()
+    where = getattr(getattr(embeddings, "_hf_hook", None), "execution_device", None)
+    device = embeddings.weight.device if where is None else torch.device(where)
+    if device.type == "meta":
+        raise ValueError("adze.generate: the model is on the meta device, it has no values: load the weights first")
+    return device
+
+
 def _has_interface(model):
     return type(model)._can_set_attn_implementation()
 
@@ -377,7 +387,7 @@ def generate(
     _check(model, cache, rows, max_new_tokens, chunk)
     options = {"temperature": float(temperature), "top_k": int(top_k), "top_p": float(top_p), "min_p": float(min_p)}
     options["penalty"] = float(repetition_penalty)
-    device = model.get_input_embeddings().weight.device
+    device = _device(model)
     batch = _Batch(model, cache, rows, device)
     longest = max(begin + len(row) for begin, row in zip(batch.begin, rows, strict=True))
     if longest + max_new_tokens - 1 > cache.capacity:
