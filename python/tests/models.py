@@ -92,6 +92,19 @@ def build(name, dtype=torch.float32, attention=None, layers=2):
     return model.to(here(), dtype).eval()
 
 
+def latent():
+    """A model of DeepSeek, whose cache has latents; the second layer has experts, the first none."""
+    config = hf.DeepseekV3Config(
+        vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=128, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, moe_intermediate_size=64, kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=16,
+        qk_nope_head_dim=32, v_head_dim=32, first_k_dense_replace=1, pad_token_id=0,
+    )  # fmt: skip
+    with default_device(None):
+        torch.manual_seed(0)
+        return hf.AutoModelForCausalLM.from_config(config).to(here()).eval()
+
+
 def inputs(name, batch=2, seq=20, dtype=torch.float32):
     """Arguments for a call; language models get a batch padded on the left."""
     random = generator(1)

@@ -200,6 +200,21 @@ def test_assisted_generation():
     assert torch.equal(got, want)
 
 
+def test_latents():
+    """What the cache returns is not what attention gets: the memory is not read in place."""
+    model, arguments = models.latent(), prompt()
+    want = models.generate(model, arguments, 10)
+    handle = adze.patch(model, numerics="fast")
+    assert model.config._attn_implementation == "adze" or here().type != "cpu"
+    for form in ({}, {"page": 16}):
+        found = models.generate(model, arguments | {"past_key_values": adze.Cache(model, 64, **form)}, 10)
+        assert torch.equal(found, want)
+    assert torch.equal(models.generate(model, arguments, 10), want)
+    with pytest.raises(ValueError, match="a deepseek_v3 keeps latents in its cache; use its own generate()"):
+        adze.generate(model, [1, 2], 4)
+    handle.remove()
+
+
 def test_what_is_refused():
     model = lively("llama", attention="adze")
     for arguments, sentence in (

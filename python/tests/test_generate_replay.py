@@ -79,6 +79,15 @@ def test_tokens_of_other_models(name, captured):
     assert torch.equal(generated(model, prompt()), want)
 
 
+def test_latents(captured):
+    """Keys and values are made of what the cache returns, so it must be transformers' own."""
+    model = models.latent()
+    want = generated(model, prompt())
+    handle = adze.patch(model, numerics="fast")
+    assert "its cache keeps latents" in handle.report()
+    assert torch.equal(generated(model, prompt()), want) and not replays(captured)
+
+
 @pytest.mark.parametrize("options", [{}, {"top_k": 9, "temperature": 0.7}, {"num_return_sequences": 3, "top_p": 0.9}])
 def test_samples_by_a_seed(options, captured):
     model, found = lively("qwen3"), []

@@ -165,6 +165,12 @@ def _windows(config):
     return [window if kind in _SLIDING else 0 for kind in types]
 
 
+def keeps_latents(config):
+    """Whether a model makes its keys and values of what the cache returns, as DeepSeek's does: attention "adze" does
+    not get the cache's memory then."""
+    return bool(getattr(config, "kv_lora_rank", None))
+
+
 class Cache(transformers.Cache):
     """Keys and values of up to `capacity` tokens of each sequence, for a model or its config.
 
@@ -214,7 +220,7 @@ class Cache(transformers.Cache):
 
     @property
     def is_read_in_place(self):
-        return self.config._attn_implementation == NAME
+        return self.config._attn_implementation == NAME and not keeps_latents(self.config)
 
     def read_up_to(self, slots):
         """How many keys attention gets: in place whole pages, and the lengths say what is in the last one."""

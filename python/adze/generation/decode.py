@@ -15,7 +15,7 @@ import torch
 from ..graphs.cuda_graph import graph
 from ..operators import ops
 from . import in_torch
-from .cache import Cache
+from .cache import Cache, keeps_latents
 from .register import NAME
 
 _LISTS = (list, tuple)
@@ -87,6 +87,8 @@ def _check(model, cache, rows, new, chunk):
         raise ValueError(
             f"adze.generate: the attention of a {config.model_type} cannot be chosen; use its generate()"
         )
+    if keeps_latents(cache.config):
+        raise ValueError(f"adze.generate: a {config.model_type} keeps latents in its cache; use its own generate()")
     if new < 1 or chunk < 1:
         raise ValueError(f"adze.generate: max_new_tokens is {new} and chunk {chunk}, both must be 1 or more")
     most = model.get_input_embeddings().weight.shape[0]

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..graphs.cuda_graph import GraphHandle
 from ..patching.forwards import is_adze
 from . import decode, in_torch
-from .cache import Cache
+from .cache import Cache, keeps_latents
 from .register import NAME
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -102,7 +102,7 @@ def refusal(model):
         Cache(model, 1)
     except ValueError as error:
         return str(error)
-    return None
+    return "its cache keeps latents" if keeps_latents(config) else None
 
 
 # ---- Memory, and who has it ----

@@ -486,7 +486,7 @@ def active_handles(model):
 
 
 def _install(model, ops, numerics, exclude, strict, over):
-    ops = frozenset(OPS if ops is None else ops)
+    ops = frozenset(OPS if ops is None else [ops] if isinstance(ops, str) else ops)
     if ops - set(OPS):
         raise ValueError(f"adze.patch: ops has {sorted(ops - set(OPS))[0]!r}, it must have some of {', '.join(OPS)}")
     if numerics not in ("match", "fast"):

@@ -33,11 +33,10 @@ def _by_products(self, x):
 
 
 def _linears(self):
-    attention, mlp = self.self_attn, self.mlp
-    return (
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj,
-        mlp.down_proj,
-    )  # fmt: skip
+    """Those of a Llama's block. Other attentions and MLPs in a block of the same source may lack some."""
+    parts = (self.self_attn, "q_proj k_proj v_proj o_proj"), (self.mlp, "gate_proj up_proj down_proj")
+    found = (getattr(part, name, None) for part, names in parts for name in names.split())
+    return [linear for linear in found if linear is not None]
 
 
 def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=False):
@@ -81,8 +80,8 @@ def _llama_layer(attention_dropout=None, mlp_dropout=None, mlp_returns_a_pair=Fa
                 out = getattr(self, mlp_dropout)(out)
             return total + out
 
-        if products and hasattr(module.mlp, "gate_proj") and hasattr(module.self_attn, "q_proj"):
-            forward.adze_note = products_note(*_linears(module))
+        if products and len(linears := _linears(module)) == 7:
+            forward.adze_note = products_note(*linears)
         return forward
 
     return build
