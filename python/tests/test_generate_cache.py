@@ -215,6 +215,22 @@ def test_latents():
     handle.remove()
 
 
+def test_operators_on_what_the_cache_returns():
+    """DiffLlama splits its values before attention: they become a tensor, where their number is known."""
+    config = transformers.DiffLlamaConfig(
+        vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, arguments = transformers.AutoModelForCausalLM.from_config(config).to(here()).eval(), prompt()
+    want = models.generate(model, arguments, 10)
+    model.set_attn_implementation("adze")
+    cache = adze.Cache(model, 64)
+    assert torch.equal(models.generate(model, arguments | {"past_key_values": cache}, 10), want)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="of adze.generate, take the model's own generate"):
+        list(adze.generate(model, [5, 6, 7], 4))
+
+
 def test_what_is_refused():
     model = lively("llama", attention="adze")
     for arguments, sentence in (
@@ -236,9 +252,10 @@ def test_what_is_refused():
         model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
     with pytest.raises(RuntimeError, match="adze has no gradients"):
         model(input_ids=prompt(1)["input_ids"][:, :4], past_key_values=adze.Cache(model, 10))
+    cache = adze.Cache(model, 10, page=5)
     with torch.no_grad():
-        keys, _ = adze.Cache(model, 10).update(torch.zeros(1, 1, 2, 64), torch.zeros(1, 1, 2, 64), 0)
-    assert keys.shape == (1, 1, 2, 64) and keys.device.type == here().type
+        keys, _ = cache.update(torch.zeros(1, 1, 2, 64), torch.zeros(1, 1, 2, 64), 0)
+    assert keys.shape == (1, 1, 5, 64) and keys.device.type == here().type
     with pytest.raises(RuntimeError, match='only attention "adze" can read'):
         keys + 1
     cache = adze.Cache(model, 10)

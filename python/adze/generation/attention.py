@@ -122,6 +122,8 @@ def attention_forward(
     **kwargs,
 ):  # fmt: skip
     """What transformers calls: ([batch, m, heads, dv], weights or None)."""
+    if isinstance(key, Stored) != isinstance(value, Stored):  # the model has made one of the two anew
+        key, value = (x.clone() if isinstance(x, Stored) else x for x in (key, value))
     if isinstance(key, Stored):
         return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling, kwargs)
     m, n = query.shape[2], key.shape[2]

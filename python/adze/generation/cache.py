@@ -33,14 +33,15 @@ def slots_seen():
 
 
 class Stored(torch.Tensor):
-    """Stands for the keys or the values of a layer, which stay in the cache. Only attention "adze" can read it."""
+    """Stands for the keys or the values of a layer, which stay in the cache. Attention "adze" reads them there. For
+    any other operator they become a tensor, unless only the lengths on the device say which of them are there."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, layer, shape):
+    def __new__(cls, layer, which, shape):
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=layer.dtype, device=layer.device)
-        made.layer = layer
+        made.layer, made.which = layer, which  # 0 for keys, 1 for values
         return made
 
     def __repr__(self):
@@ -48,10 +49,16 @@ class Stored(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        raise RuntimeError(
-            f'adze.Cache: this model calls {function} on keys that only attention "adze" can read; call '
-            'model.set_attn_implementation("sdpa"), or take a cache of transformers'
-        )
+        found, _ = torch.utils._pytree.tree_flatten((args, kwargs))
+        layers = [x.layer for x in found if isinstance(x, cls)]
+        if lengths_decide() or any(layer.cache.page for layer in layers):
+            raise RuntimeError(
+                f'adze.Cache: this model calls {function} on keys that only attention "adze" can read; call '
+                'model.set_attn_implementation("sdpa"), or take a cache of transformers; of adze.generate, take '
+                "the model's own generate()"
+            )
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, lambda x: x.layer.read()[x.which], (args, kwargs or {}))
+        return function(*args, **kwargs)
 
 
 class _Layer(CacheLayerMixin):
@@ -333,7 +340,7 @@ class Cache(transformers.Cache):
         if not self.is_read_in_place:
             return layer.read()
         rows = (*key_states.shape[:2], layer.width)
-        return tuple(Stored(layer, (*rows, x.shape[-1])) for x in (key_states, value_states))
+        return tuple(Stored(layer, i, (*rows, x.shape[-1])) for i, x in enumerate((key_states, value_states)))
 
     def reset(self):
         """Empties the cache. The memory stays."""
