@@ -30,6 +30,12 @@ class Step(torch.nn.Module):
         return {"out": out if residual is None else out + residual}
 
 
+@pytest.mark.parametrize("module, limit", [(3, 16), (torch.nn.Identity(), 0), (torch.nn.Identity(), 2.5)])
+def test_what_is_no_module_or_no_limit_is_refused(module, limit):
+    with pytest.raises(ValueError, match="adze.graph: (module|limit) is "):
+        adze.graph(module, limit)
+
+
 def test_on_the_cpu_the_module_runs():
     step = Step().cpu()
     graph = adze.graph(step)

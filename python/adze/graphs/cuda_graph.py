@@ -307,4 +307,8 @@ def graph(module, limit=16):
     change in place are seen by the old one. Before each call the module's attributes, hooks, forwards and submodules
     are compared with those of the capture. After a change (an adapter, a patch that is disabled) graphs are captured
     again."""
+    if not callable(module):
+        raise ValueError(f"adze.graph: module is a {type(module).__name__}, it must be callable")
+    if not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"adze.graph: limit is {limit!r}, it must be a whole number of 1 or more")
     return GraphHandle(module, limit)
