@@ -160,7 +160,8 @@ class _Layer(CacheLayerMixin):
 
 def _windows(config):
     """The window of each layer, 0 where it sees all tokens. Raises for layers that are no such attention."""
-    types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None) or 0
+    window = getattr(config, "sliding_window", None) or 0
+    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if types is None:
         types = [_SLIDING[0] if window else _FULL[0]] * config.num_hidden_layers
     other = [kind for kind in types if kind not in (*_SLIDING, *_FULL)]
