@@ -194,23 +194,6 @@ NO_INLINE void order_lines(void *context, int64_t begin, int64_t end)
         }
 }
 
-/* n <= 16 scales, or zeros, as floats. */
-INLINE vf some_scales(const scales *s, int64_t at, int64_t n)
-{
-    const __mmask16 first = (__mmask16)((1u << n) - 1);
-    if (s->dtype == ADZE_F32)
-        return (vf)_mm512_maskz_loadu_ps(first, (const float *)(const void *)s->scale + at);
-    const __m256i half = _mm256_maskz_loadu_epi16(first, (const uint16_t *)(const void *)s->scale + at);
-    return half_to_f32(s->dtype, (half16){half}).part[0];
-}
-INLINE vf some_zeros(const scales *s, int64_t at, int64_t n)
-{
-    if (!s->zero)
-        return vf_all(8);
-    const __m128i bytes = _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), s->zero + at);
-    return vf_of_ints((vi)_mm512_cvtepu8_epi32(bytes));
-}
-
 /* A line of each row and of x. The last one of rows of w is in `last`, ended by zeros. */
 INLINE void add_line(const char *const *at, const __m512i *last, const vf *table, const float *x, int64_t k_floats,
                      vf (*sum)[8], int rows, int weights)
