@@ -56,19 +56,21 @@ endif
 ISAS.aarch64 := sve
 ISAS.x86_64  := avx2 avx512
 ONLY.aarch64 := bf16
-ONLY.x86_64  := amx vnni
-ONLY.all     := bf16 amx vnni
+ONLY.x86_64  := amx amx_int8 vnni
+ONLY.all     := bf16 amx amx_int8 vnni
 FLAGS.sve    := -march=armv8.2-a+sve
 FLAGS.bf16   := -march=armv8.2-a+bf16
 FLAGS.avx2   := -march=x86-64-v3
 FLAGS.avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 FLAGS.amx    := -march=x86-64-v4 -mprefer-vector-width=512 -mamx-tile -mamx-bf16
+FLAGS.amx_int8 := -march=x86-64-v4 -mprefer-vector-width=512 -mavx512vnni -mamx-tile -mamx-int8
 FLAGS.vnni   := -march=x86-64-v4 -mprefer-vector-width=512 -mavx512vnni
 CPUINFO.sve    := sve
 CPUINFO.bf16   := bf16
 CPUINFO.avx2   := avx2
 CPUINFO.avx512 := avx512vl
 CPUINFO.amx    := amx_bf16
+CPUINFO.amx_int8 := amx_int8
 CPUINFO.vnni   := avx512_vnni
 # Of the ISAs only the widest that this processor has is watched, besides the kernels for any processor: compiling them
 # takes most of the time. UndefinedBehaviorSanitizer, which takes more of it, watches the latter alone. PLAIN is the folder

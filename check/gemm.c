@@ -262,6 +262,14 @@ static const char *const good[] = {
     "x=$[3,1001] w=i8[40,1001] w_scale=f32[40] values:outlier",
     "x=$[5,1100] w=i8[33,1100] w2=i8[33,1100] w_scale=$[33] w2_scale=f32[1] glu=1 values:tiny",
     "x=$[2,3,1088] w=i8[9,1088] w_scale=f32[1] values:opposite",
+    "x=$[5,100] w=i8[17,100] w_scale=$[17,2] group=64 values:outlier",
+    "x=$[6,1601] w=i8[70:1605,1601:1]@+1 w_scale=f32[70,51] group=32 norm=rms eps=1e-6 norm_weight=$[1601]",
+    "x=$[6,31] w=u8[17,16] w_scale=f16[17,1] w_zero=u8[17,1] group=32 format=u4 values:opposite",
+    "x=$[7,1601] w=u8[65,801] w2=u8[65,801] w_scale=$[65,51] w2_scale=f32[65,51] w2_zero=u8[65,51] group=32 "
+    "format=u4 "
+    "glu=1 values:outlier",
+    "x=$[2,1345] w=u8[67,673] w_scale=f16[67,22] w_zero=u8[67,22] group=64 format=u4 values:tiny",
+    "x=$[4:4203,4200:1]@+1 w=u8[70:2103,2100:1]@+1 w_scale=bf16[70] w_zero=u8[70] format=u4 residual=$[4,70]",
     "x=$[3,264] w=u8[40,132] w_scale=f32[40,5] group=64 format=u4 values:special act=relu",
     "w_scale=f32[40,5] x=$[3,264] w=i8[40,264] group=64 flags=batch_invariant",
     /* one token and quantised weights: elements that are far apart, and all that follows */

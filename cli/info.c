@@ -167,9 +167,9 @@ static const char *kind_name(const adze_field *f)
 /* Where the op is: names in the tree, which do not depend on what this build has. */
 static void print_sources(const char *header, const char *op)
 {
-    static const char *const places[] = {"src/ops/%s.c",        "src/cpu/%s.c",      "src/cpu/%s_amx.c",
-                                         "src/cpu/%s_bf16.c",   "src/cpu/%s_vnni.c", "src/cuda/%s.cu",
-                                         "src/cuda/%s_sm90.cu", "check/%s.c"};
+    static const char *const places[] = {"src/ops/%s.c",          "src/cpu/%s.c",        "src/cpu/%s_amx.c",
+                                         "src/cpu/%s_amx_int8.c", "src/cpu/%s_bf16.c",   "src/cpu/%s_vnni.c",
+                                         "src/cuda/%s.cu",        "src/cuda/%s_sm90.cu", "check/%s.c"};
     const size_t root = strlen(header) - strlen(strstr(header, "include/adze.h"));
     printf("\nSources:");
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {

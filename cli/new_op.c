@@ -13,6 +13,8 @@ static const part parts[] = {
     {"templates/%s/ops.c", "src/ops/%s.c", "src/ops/%s.c", "contract, definition, table of kernels"},
     {"templates/%s/cpu.c", "src/cpu/%s.c", "src/cpu/%s.c", "the kernel for CPUs, compiled for each ISA"},
     {NULL, "src/cpu/%s_amx.c", "src/cpu/%s_amx.c", "the kernel for x86-64 CPUs that multiply matrices of bf16"},
+    {NULL, "src/cpu/%s_amx_int8.c", "src/cpu/%s_amx_int8.c",
+     "the kernel for x86-64 CPUs that multiply matrices of bytes"},
     {NULL, "src/cpu/%s_bf16.c", "src/cpu/%s_bf16.c", "the kernel for aarch64 CPUs that multiply matrices of bf16"},
     {NULL, "src/cpu/%s_vnni.c", "src/cpu/%s_vnni.c", "the kernel for x86-64 CPUs that add products of bytes"},
     {"templates/%s/cuda.cu", "src/cuda/%s.cu", "src/cuda/%s.cu", "the kernel for GPUs"},

@@ -73,6 +73,8 @@ static int own_part(const char *word, size_t n, const char *op)
                                        "_cpu_bf16_accepts",
                                        "_cpu_amx",
                                        "_cpu_amx_accepts",
+                                       "_cpu_amx_int8",
+                                       "_cpu_amx_int8_accepts",
                                        "_cpu_vnni",
                                        "_cpu_vnni_accepts",
                                        "_scratch",

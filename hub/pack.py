@@ -122,7 +122,7 @@ def needed(found, own):
 def names_defined(path, text):
     """The functions that other files may call. The files of an op name each other by macros: they are needed
     together, but for a kernel of the CPU, which needs no other file."""
-    op = re.fullmatch(rf"src/(ops|cpu|cuda)/({'|'.join(library_ops())})(?:_amx|_bf16|_vnni)?\.cu?", path)
+    op = re.fullmatch(rf"src/(ops|cpu|cuda)/({'|'.join(library_ops())})(?:_amx|_amx_int8|_bf16|_vnni)?\.cu?", path)
     if op:
         return {f"adze_op_{op[2]}", f"adze_{op[2]}_cuda"} | ({f"adze_{op[2]}_cpu"} if op[1] == "cpu" else set())
     return set(re.findall(r'^(?!static|template|typedef|__)(?:extern "C" )?[A-Za-z_][\w ]*[ *&]+(\w+)\(', text, re.M))

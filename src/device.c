@@ -40,16 +40,16 @@ int adze_arm_features(uint64_t hwcap, uint64_t hwcap2)
 }
 
 #if defined(__x86_64__)
-/* AMX, of a processor with x86-64-v4: CPUID 7, edx: BF16 22, TILE 24; XCR0: its configuration and its registers,
-   17 and 18. Linux gives these registers to a process that asks for them: more than once does no harm. */
-static int amx_features(uint32_t edx7, uint64_t xcr0)
+/* AMX, of a processor with x86-64-v4: CPUID 7, edx: BF16 22, TILE 24, INT8 25; XCR0: its configuration and its
+   registers, 17 and 18. Linux gives these registers to a process that asks for them: more than once does no harm. */
+static int amx_features(uint32_t edx7, uint64_t xcr0, int vnni)
 {
-    const uint32_t amx = 1u << 22 | 1u << 24;
-    if ((edx7 & amx) != amx || (xcr0 & 0x60000) != 0x60000)
+    const int features = (edx7 >> 22 & 1 ? ADZE_CPU_AMX : 0) | (edx7 >> 25 & 1 && vnni ? ADZE_CPU_AMX_INT8 : 0);
+    if (!(edx7 >> 24 & 1) || !features || (xcr0 & 0x60000) != 0x60000)
         return 0;
 #    if defined(__linux__)
     enum { REQUEST_PERMISSION = 0x1023, TILE_REGISTERS = 18 };
-    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_REGISTERS) == 0 ? ADZE_CPU_AMX : 0;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_REGISTERS) == 0 ? features : 0;
 #    else
     return 0;
 #    endif
@@ -72,7 +72,8 @@ static int query_features(void)
     const int features = adze_x86_features(ecx1, ebx7, c, xcr0);
     if (!(features & ADZE_CPU_AVX512))
         return features;
-    return features | amx_features(edx7, xcr0) | (ecx7 >> 11 & 1 ? ADZE_CPU_VNNI : 0); /* CPUID 7, ecx: VNNI 11 */
+    const int vnni = ecx7 >> 11 & 1 ? ADZE_CPU_VNNI : 0; /* CPUID 7, ecx: VNNI 11 */
+    return features | vnni | amx_features(edx7, xcr0, vnni);
 #elif defined(__linux__) && defined(__aarch64__)
     return adze_arm_features(getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
 #else

@@ -85,8 +85,9 @@ enum {
     ADZE_CPU_AVX512 = 2,
     ADZE_CPU_SVE = 4,
     ADZE_CPU_BF16 = 8,
-    ADZE_CPU_AMX = 16,
-    ADZE_CPU_VNNI = 32 /* of AVX-512 */
+    ADZE_CPU_AMX = 16,     /* of bf16 */
+    ADZE_CPU_VNNI = 32,    /* of AVX-512 */
+    ADZE_CPU_AMX_INT8 = 64 /* with VNNI */
 };
 int adze_cpu_features(void);
 int adze_x86_features(uint32_t ecx1, uint32_t ebx7, uint32_t ecx_extended, uint64_t xcr0); /* from CPUID and XGETBV */

@@ -100,9 +100,9 @@ def test_every_op_can_be_what_a_new_one_is_like(prefix, tmp_path, like):
     isa_files = [path for path in (ROOT / "src/cpu").glob(f"{like}_*.c") if path.stem not in OPS]
     assert len(sources) == 3 + len(isa_files)
     arm = platform.machine() == "aarch64"
-    foreign = ("_amx.c", "_vnni.c") if arm else ("_bf16.c",)
+    foreign = ("_amx.c", "_amx_int8.c", "_vnni.c") if arm else ("_bf16.c",)
     sources = [path for path in sources if not path.name.endswith(foreign)]
-    x86 = ["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16", "-mavx512vnni"]
+    x86 = ["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-mavx512vnni"]
     native = ["-march=armv8.2-a+bf16"] if arm else x86
     flags = [
         *native,

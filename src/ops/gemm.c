@@ -415,6 +415,8 @@ adze_status adze_gemm_cpu_bf16(adze_stream, const void *);
 int adze_gemm_cpu_bf16_accepts(adze_stream, const void *);
 adze_status adze_gemm_cpu_amx(adze_stream, const void *);
 int adze_gemm_cpu_amx_accepts(adze_stream, const void *);
+adze_status adze_gemm_cpu_amx_int8(adze_stream, const void *);
+int adze_gemm_cpu_amx_int8_accepts(adze_stream, const void *);
 adze_status adze_gemm_cpu_vnni(adze_stream, const void *);
 int adze_gemm_cpu_vnni_accepts(adze_stream, const void *);
 adze_status adze_gemm_cuda_lt(adze_stream, const void *);
@@ -434,6 +436,7 @@ static const adze_kernel kernels[] = {
         {"cpu_bf16", 0, ADZE_CPU_BF16, 0, adze_gemm_cpu_bf16_accepts, adze_gemm_cpu_bf16, NULL, 0},
 #elif defined(__x86_64__)
         {"cpu_amx", 0, ADZE_CPU_AMX, 0, adze_gemm_cpu_amx_accepts, adze_gemm_cpu_amx, NULL, 0},
+    {"cpu_amx_int8", 0, ADZE_CPU_AMX_INT8, 0, adze_gemm_cpu_amx_int8_accepts, adze_gemm_cpu_amx_int8, NULL, 0},
     {"cpu_vnni", 0, ADZE_CPU_VNNI, 0, adze_gemm_cpu_vnni_accepts, adze_gemm_cpu_vnni, NULL, 0},
 #endif
     ADZE_CPU_ROWS(gemm) ADZE_KERNELS_END};
