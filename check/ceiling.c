@@ -149,11 +149,13 @@ static void raise_on_cpu(adze_ceilings *ceilings, char *memory, size_t bytes)
 
 static void raise_flops_on_cpu(adze_ceilings *ceilings)
 {
-    for (int try = 0; try < CPU_TRIES; try++) {
-        const double begin = adze_now_us();
-        const double flops = adze_cpu_flops();
-        better(&ceilings->flops[ADZE_UNIT_FLOAT], flops, adze_now_us() - begin);
-    }
+    for (int try = 0; try < CPU_TRIES; try++)
+        for (int unit = 0; unit < ADZE_UNITS; unit++)
+            for (int way = 0; way < (unit == ADZE_UNIT_FLOAT ? 1 : ADZE_MATRIX_WAYS); way++) {
+                const double begin = adze_now_us();
+                const double flops = adze_cpu_flops((adze_unit)unit, way);
+                better(&ceilings->flops[unit], flops, adze_now_us() - begin);
+            }
 }
 
 /* The shortest of several, too. */

@@ -278,7 +278,7 @@ static void print_report(void)
            r->ceilings.rate[ADZE_READ], r->ceilings.rate[ADZE_TWO_READS], r->ceilings.rate[ADZE_COPY],
            r->ceilings.rate[ADZE_WRITE], r->ceilings.flops[ADZE_UNIT_FLOAT]);
     if (r->ceilings.flops[ADZE_UNIT_MATRIX] > 0)
-        printf(", f16 and bf16 %.1f", r->ceilings.flops[ADZE_UNIT_MATRIX]);
+        printf(", %s %.1f", m->sm ? "f16 and bf16" : "bf16 or bytes", r->ceilings.flops[ADZE_UNIT_MATRIX]);
     if (r->ceilings.floor_us > 0)
         printf("; a kernel takes at least %.2f us", r->ceilings.floor_us);
     const int wide = options.variants ? 28 : 11;
