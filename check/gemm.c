@@ -266,8 +266,7 @@ static const char *const good[] = {
     "x=$[6,1601] w=i8[70:1605,1601:1]@+1 w_scale=f32[70,51] group=32 norm=rms eps=1e-6 norm_weight=$[1601]",
     "x=$[6,31] w=u8[17,16] w_scale=f16[17,1] w_zero=u8[17,1] group=32 format=u4 values:opposite",
     "x=$[7,1601] w=u8[65,801] w2=u8[65,801] w_scale=$[65,51] w2_scale=f32[65,51] w2_zero=u8[65,51] group=32 "
-    "format=u4 "
-    "glu=1 values:outlier",
+    "format=u4 glu=1 values:outlier",
     "x=$[2,1345] w=u8[67,673] w_scale=f16[67,22] w_zero=u8[67,22] group=64 format=u4 values:tiny",
     "x=$[4:4203,4200:1]@+1 w=u8[70:2103,2100:1]@+1 w_scale=bf16[70] w_zero=u8[70] format=u4 residual=$[4,70]",
     "x=$[3,264] w=u8[40,132] w_scale=f32[40,5] group=64 format=u4 values:special act=relu",

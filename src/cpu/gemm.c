@@ -359,11 +359,9 @@ static void body(void *context, int64_t begin, int64_t end)
         columns = columns_u4_lines;
 #endif
     for (int64_t block = begin; block < end; block++) {
-        int64_t at = block;
-        const gemm_weight *w = c->weight;
-        while (at >= (w->n + COLUMNS - 1) / COLUMNS)
-            at -= (w++->n + COLUMNS - 1) / COLUMNS;
-        const int64_t column = at * COLUMNS, count = least(w->n - column, COLUMNS);
+        const gemm_block its = gemm_block_of(c, block, COLUMNS);
+        const gemm_weight *w = its.w;
+        const int64_t column = its.column, count = its.count;
         for (int64_t r = 0; r < c->count; r += ROWS) {
             const float *x = c->floats + r * c->k_floats;
             const int64_t rows = least(c->count - r, ROWS);
@@ -391,9 +389,7 @@ ADZE_CPU_KERNEL(gemm)
         return i8_all(&c);
     if (gemm_takes_panels(c.a, GEMM_FEW))
         return panels_all(&c);
-    int64_t blocks = 0;
-    for (int i = 0; i < c.weights; i++)
-        blocks += (c.weight[i].n + COLUMNS - 1) / COLUMNS;
+    const int64_t blocks = gemm_blocks(&c, COLUMNS);
     if (blocks == 0 || c.rows.count == 0)
         return ADZE_OK;
     int64_t rows = least(c.per_batch, ROWS_MOST);

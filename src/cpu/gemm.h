@@ -286,6 +286,26 @@ INLINE vf16 gemm_biased(const gemm_call *c, const gemm_weight *w, const float *y
     return gemm_rounded(c, v);
 }
 
+/* The columns of out in blocks of `size`, of one weight after the other: how many there are, and one of them. */
+typedef struct gemm_block {
+    const gemm_weight *w;
+    int64_t column, count;
+} gemm_block;
+INLINE int64_t gemm_blocks(const gemm_call *c, int64_t size)
+{
+    int64_t blocks = 0;
+    for (int i = 0; i < c->weights; i++)
+        blocks += (c->weight[i].n + size - 1) / size;
+    return blocks;
+}
+INLINE gemm_block gemm_block_of(const gemm_call *c, int64_t block, int64_t size)
+{
+    const gemm_weight *w = c->weight;
+    while (block >= (w->n + size - 1) / size)
+        block -= (w++->n + size - 1) / size;
+    return (gemm_block){w, block * size, least(w->n - block * size, size)};
+}
+
 /* `count` columns of a row from `column` of weight w on: y holds their sums, y2 those of glu's value. */
 NO_INLINE void gemm_finish(const gemm_call *c, const gemm_weight *w, const float *y, const float *y2, int64_t row,
                            int64_t column, int64_t count)

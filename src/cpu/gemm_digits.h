@@ -127,11 +127,9 @@ INLINE void blocks_of(const digits_call *v, int64_t begin, int64_t end, digits_c
     const gemm_call *c = &v->c;
     float y[2][ROWS * COLUMNS];
     for (int64_t block = begin; block < end; block++) {
-        int64_t at = block;
-        const gemm_weight *w = c->weight;
-        while (at >= (w->n + COLUMNS - 1) / COLUMNS)
-            at -= (w++->n + COLUMNS - 1) / COLUMNS;
-        const int64_t column = at * COLUMNS, count = least(w->n - column, COLUMNS);
+        const gemm_block its = gemm_block_of(c, block, COLUMNS);
+        const gemm_weight *w = its.w;
+        const int64_t column = its.column, count = its.count;
         columns(v, w, column, count, y[0]);
         if (c->a->glu)
             columns(v, w + 1, column, count, y[1]);
@@ -145,10 +143,8 @@ static inline int digits_all(digits_call *v, void (*row_digits)(void *, int64_t,
                              void (*body)(void *, int64_t, int64_t))
 {
     gemm_call *c = &v->c;
-    int64_t blocks = 0;
+    const int64_t blocks = gemm_blocks(c, COLUMNS);
     int refused = 0;
-    for (int i = 0; i < c->weights; i++)
-        blocks += (c->weight[i].n + COLUMNS - 1) / COLUMNS;
     while (!refused && blocks > 0 && gemm_next_rows(c, ROWS)) {
         adze_parallel_for(v->rows, row_grain(c->k), row_digits, v);
         for (int64_t r = 0; r < v->rows; r++)

@@ -183,11 +183,9 @@ static void i8_body(void *context, int64_t begin, int64_t end)
     const gemm_call *c = context;
     float y[2][I8_ROWS][I8_COLUMNS];
     for (int64_t block = begin; block < end; block++) {
-        int64_t at = block;
-        const gemm_weight *w = c->weight;
-        while (at >= (w->n + I8_COLUMNS - 1) / I8_COLUMNS)
-            at -= (w++->n + I8_COLUMNS - 1) / I8_COLUMNS;
-        const int64_t column = at * I8_COLUMNS, count = least(w->n - column, I8_COLUMNS);
+        const gemm_block its = gemm_block_of(c, block, I8_COLUMNS);
+        const gemm_weight *w = its.w;
+        const int64_t column = its.column, count = its.count;
         for (int64_t r = 0; r < c->count; r += I8_ROWS) {
             const int rows = (int)least(c->count - r, I8_ROWS);
             i8_columns(c, w, i8_row(c, r), rows, column, count, y[0]);
@@ -201,9 +199,8 @@ static void i8_body(void *context, int64_t begin, int64_t end)
 
 static adze_status i8_all(gemm_call *c)
 {
-    int64_t blocks = 0, rows = least(c->rows.count, I8_ROWS_MOST);
-    for (int i = 0; i < c->weights; i++)
-        blocks += (c->weight[i].n + I8_COLUMNS - 1) / I8_COLUMNS;
+    int64_t rows = least(c->rows.count, I8_ROWS_MOST);
+    const int64_t blocks = gemm_blocks(c, I8_COLUMNS);
     if (blocks == 0 || rows == 0)
         return ADZE_OK;
     while (!(c->floats = aligned_alloc(64, (size_t)(rows * i8_pitch(c->k) + 32) * sizeof(int16_t))) && rows > 1)

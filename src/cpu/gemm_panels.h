@@ -123,11 +123,9 @@ static void panels_body(void *context, int64_t begin, int64_t end)
     const size_t bytes = (size_t)(panels * PANEL * c->span * (c->a->glu ? 2 : 1) + TURN_SLACK) * sizeof(float);
     float *sums = aligned_alloc(64, bytes);
     for (int64_t i = begin; i < end; i++) {
-        int64_t at = i;
-        const gemm_weight *w = c->weight;
-        while (at >= (w->n + c->span - 1) / c->span)
-            at -= (w++->n + c->span - 1) / c->span;
-        const int64_t column = at * c->span, count = least(w->n - column, c->span);
+        const gemm_block its = gemm_block_of(c, i, c->span);
+        const gemm_weight *w = its.w;
+        const int64_t column = its.column, count = its.count;
         /* x that stays in the L2 cache is read again for a few tiles, so that rows of w are read from end to end */
         const int64_t at_once = panels * PANEL * c->k <= X_CACHED ? FEW_TILES : count;
         for (int64_t j = 0; j < count && sums; j += at_once)
@@ -155,15 +153,13 @@ static int panels_memory(gemm_call *c, int64_t rows)
 /* All rows of x, some at a time. */
 static adze_status panels_all(gemm_call *c)
 {
-    int64_t columns = 0, spans = 0, rows = least(c->per_batch, ROWS_PACKED);
+    int64_t columns = 0, rows = least(c->per_batch, ROWS_PACKED);
     for (int i = 0; i < c->weights; i++)
         columns += c->weight[i].n;
     if (columns == 0 || c->rows.count == 0)
         return ADZE_OK;
     const int64_t share = columns / (4 * adze_thread_count()) + 1, most = c->a->glu ? SPAN_MOST / 2 : SPAN_MOST;
     c->span = least((share + TILE - 1) / TILE * TILE, most);
-    for (int i = 0; i < c->weights; i++)
-        spans += (c->weight[i].n + c->span - 1) / c->span;
     while (!panels_memory(c, rows) && rows > 1)
         rows /= 2;
     ADZE_REQUIRE(c->floats, ADZE_NO_KERNEL, NO_MEMORY, (long long)rows, (long long)c->k);
@@ -171,7 +167,7 @@ static adze_status panels_all(gemm_call *c)
         if (c->a->norm)
             adze_parallel_for(c->count, row_grain(c->k), norm_rows, c);
         adze_parallel_for(panels_of(c) * ((c->k + CHAIN - 1) / CHAIN), 2, pack_panels, c);
-        adze_parallel_for(spans, 1, panels_body, c);
+        adze_parallel_for(gemm_blocks(c, c->span), 1, panels_body, c);
     }
     free(c->floats);
     return ADZE_OK;

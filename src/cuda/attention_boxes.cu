@@ -25,8 +25,8 @@ enum {
     BOXES_FEW_BYTES = 2 << 20,     /* and where that would need a second launch, and boxes have none */
     BOXES_MASKED_BYTES = 24 << 20, /* the same with a mask or a softcap: warps wait for the masks of their steps, and
                                       attention_cluster has more of them */
-    BOXES_LEAST = 256,             /* keys of a pair, at least; */
-    BOXES_LEAST_WIDE = 128,        /* where attention_cluster would take heads of 256 elements for those of a call */
+    BOXES_LEAST = 256,             /* keys of a pair, at least, */
+    BOXES_LEAST_WIDE = 128,        /* and in heads beyond 128 elements: attention_cluster pads them to 256 */
     BOXES_CLUSTERS = 8,            /* blocks of a cluster, at most */
     BOXES_KEYS = 1 << 28,          /* keys of a pair, at most: steps times parts is an int */
     BOXES_STATIC = 1 << 10         /* shared memory of a block that is not dynamic, at most */
