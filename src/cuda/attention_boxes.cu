@@ -25,6 +25,7 @@ enum {
     BOXES_FEW_BYTES = 2 << 20,     /* and where that would need a second launch, and boxes have none */
     BOXES_MASKED_BYTES = 24 << 20, /* the same with a mask or a softcap: warps wait for the masks of their steps, and
                                       attention_cluster has more of them */
+    BOXES_ROW = 112,               /* bytes of a row, at least: that of a box takes as long with fewer */
     BOXES_LEAST = 256,             /* keys of a pair, at least, */
     BOXES_LEAST_WIDE = 128,        /* and in heads beyond 128 elements: attention_cluster pads them to 256 */
     BOXES_CLUSTERS = 8,            /* blocks of a cluster, at most */
@@ -189,7 +190,8 @@ adze_status attention_boxes_run(const cuda_call &s, const attention_params &p, b
     const double least = p.mask_kind || p.softcap != 0 ? BOXES_MASKED_BYTES
                          : launches                    ? BOXES_FEW_BYTES
                                                        : BOXES_BYTES;
-    const bool worth = p.n >= (widest > 128 ? BOXES_LEAST_WIDE : BOXES_LEAST) && bytes >= least;
+    const bool worth = p.n >= (widest > 128 ? BOXES_LEAST_WIDE : BOXES_LEAST) && bytes >= least &&
+                       std::min(p.d, p.dv) * 2 >= BOXES_ROW;
     if (!s.takes(BOXES_8, true, worth))
         return ADZE_NO_KERNEL;
     return is_bf16 ? boxes_run<bf16>(s, p, plan) : boxes_run<f16>(s, p, plan);

@@ -15,13 +15,18 @@ template <class S>
 static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_cost cost)
 {
     constexpr double CALL = 3, TILE = 1.7; /* fixed costs */
+    /* Where a head has one tile, its keys come from memory, unless all are in L2: 290 steps of 0.85 took 363 us
+       (H200, 2026-11-19). */
+    constexpr double COLD = 1.45, L2_BYTES = 32 << 20;
+    const double bytes = (double)p.sequences * p.kv_heads * p.n * (p.d + p.dv) * 2;
+    const double slower = p.m <= S::ROWS && bytes > L2_BYTES ? COLD : 1;
     const attention_extent steps = attention_steps_of(p, S::ROWS, S::KEYS);
     const int64_t tiles = ceil_div(p.m, S::ROWS) * p.sequences * p.heads, sms = s.gpu.sm_count;
-    const double longest = CALL + TILE + steps.most * cost.alone;
+    const double longest = CALL + TILE + steps.most * cost.alone * slower;
     if (tiles <= sms)
         return longest;
     const double rounds = (double)ceil_div(tiles, sms * S::BLOCKS), step = S::BLOCKS > 1 ? cost.shared : cost.alone;
-    return std::max(longest, CALL + rounds * (TILE + steps.seen * step));
+    return std::max(longest, CALL + rounds * (TILE + steps.seen * step * slower));
 }
 
 /* Blocks go from tile to tile. Of causal tiles, which differ in their keys, the ones with most come first, and blocks

@@ -191,7 +191,7 @@ static bool shifted_shorter(const cuda_call &s, const gemm_params &p)
     if (p.format == OF_X || p.norm)
         return false;
     if (p.format == OF_U4 && p.m <= 8)
-        return (each <= 8 && p.k <= 2048) || (p.m > 2 && each <= 16 && p.k >= 4096);
+        return (each <= 8 && p.k <= 2048) || (p.m > 2 && each <= 16 && p.k >= 3072);
     if (p.format == OF_I8 && p.m <= 16 && (p.m <= 8 ? p.k <= 256 && all <= FEW_SHORTEST : each <= 32 && p.k <= 1024))
         return true;
     return all <= (p.m > 16 && p.m <= 32 && p.k <= 512 ? FEW_SHORT : FEW);
@@ -203,7 +203,8 @@ static bool rows_sooner(const cuda_call &s, const gemm_params &p)
     const int64_t rows = p.n * (p.glu ? 2 : 1);
     if ((p.format != OF_U4 && p.format != OF_I8) || p.norm || p.batch_invariant)
         return false;
-    return (p.m <= 2 && p.k >= 4096 && rows <= 8 * (int64_t)s.gpu.sm_count) ||
+    const bool longest = p.format == OF_U4 && p.m <= 4 && p.k >= 8192 && rows <= 2 * (int64_t)s.gpu.sm_count;
+    return longest || (p.m <= 2 && p.k >= 4096 && rows <= 8 * (int64_t)s.gpu.sm_count) ||
            (p.m == 1 && p.format == OF_I8 && p.k <= 256 && rows * p.k > 1 << 17);
 }
 /* The rings that are faster than other kernels of quantised weights but gemm_compact, from sweeps on an H200
@@ -214,7 +215,8 @@ static int ring_choice(const cuda_call &s, const gemm_params &p)
         return -1;
     if (p.format == OF_U4) {
         const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-        const bool more = p.m <= 2 ? each > 4 : p.m <= 8 && p.norm && each <= 16;
+        const bool long_rows = each > 64 && p.k >= 6144; /* x leaves no room for a second block (H200, 2026-11-19) */
+        const bool more = p.m <= 2 ? each > 4 : p.m <= 8 && (p.norm ? each <= 16 : long_rows);
         return more && p.k > 1024 ? GEMM_RING_16 : p.m <= 8 ? GEMM_RING_8 : -1;
     }
     return p.format == OF_F8 && p.m <= 2 ? GEMM_RING_8_TWICE : -1;
@@ -391,12 +393,17 @@ static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dty
     return ADZE_NO_KERNEL;
 }
 
-/* Few tokens, or so few tiles of 64 x 64 products that not all multiprocessors have one. The bits of batch-invariant
-   calls are those of one kernel. */
+/* Few tokens, or so few tiles of 64 x 64 products that not all multiprocessors have one: but of many tokens and short
+   rows two thirds of these are enough. The bits of batch-invariant calls are those of one kernel. From all variants
+   on random calls (H200, 2026-11-19). */
 static bool rows_faster(const cuda_call &s, const gemm_params &p)
 {
     const int64_t tiles = ceil_div(p.m, ANY_TOKENS) * gemm_tiles(p, p.glu ? ANY_ROWS / 2 : ANY_ROWS) * p.batches;
-    return p.m <= 16 || p.batch_invariant || tiles < s.gpu.sm_count;
+    if (p.m <= 16 || p.batch_invariant)
+        return true;
+    if (p.format == OF_X && p.k <= 128 && p.m > 32)
+        return tiles * 3 < s.gpu.sm_count * 2;
+    return p.m <= 48 || tiles < s.gpu.sm_count;
 }
 /* Operands in vectors that have too few products for tensor cores to be worth their stages in shared memory: rows
    take half the time, on an H200 (2026-11-18). */

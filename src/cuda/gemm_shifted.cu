@@ -81,7 +81,9 @@ extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p)
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
     if (p.m == 1 && rows <= 8 && p.k > 512) /* gemm_rows splits k among more warps */
         return -1;
-    if (p.m > 32 && rows <= 1) /* so does it here */
+    if (p.m > 16 && rows <= 1) /* so does it here, and of a few short rows of u4 (H200, 2026-11-19) */
+        return -1;
+    if (p.m > 16 && p.format == OF_U4 && rows <= 8 && p.k <= 1024)
         return -1;
     return p.m <= 8 ? (rows > 32 || p.k <= (p.format == OF_U4 ? 2048 : 1024) ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
            : p.m <= 16 ? GEMM_SHIFTED_16

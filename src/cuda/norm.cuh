@@ -198,7 +198,9 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
     for (int t = RESIDUAL; t < NORM_TENSORS; t++)
         form |= (p.data[t] != NULL) << (14 + t);
     return s.tuned(form, p.rows.count, p.dim, 0, 0, [&] {
-        adze_status status = p.width == 16 && !p.loose ? registers(s, p) : ADZE_NO_KERNEL;
+        const int64_t vectors = p.dim * (int64_t)adze_dtype_size(a->x.dtype) / 16;
+        const bool held = p.width == 16 && !p.loose && (s.choice->want >= 0 || !norm_few_long(s, p, vectors));
+        adze_status status = held ? registers(s, p) : ADZE_NO_KERNEL;
         if (status == ADZE_NO_KERNEL)
             status = adze_norm_short_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 3, NORM_ANY<CENTRED> + 6);
         if (status == ADZE_NO_KERNEL)

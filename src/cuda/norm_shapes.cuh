@@ -165,6 +165,7 @@ constexpr norm_rule MODULATION[] = {
     threads(512, 2).full().blocks(2).vectors(1, 256),
     threads(512, 2).blocks(2).vectors(1, 256),
     threads(512, 4).full().late().blocks(2).vectors(1, 2048),
+    threads(512, 2).blocks(2).rows(FEW).vectors(257, 1024),
     threads(448, 4).late().blocks(2).vectors(1, 1792),
 };
 constexpr norm_rule GATED[] = {

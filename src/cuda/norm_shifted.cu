@@ -448,6 +448,8 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
     const bool is_long = vectors > ANY_THREADS, very_long = vectors > SHIFTED_MANY;
     const bool whole = g.rows_width == 16, few = rows < 4 * sm_count;
     if (!modulated) {
+        if (norm_few_long(s, g, vectors))
+            return true;
         /* norm_aligned has fewer loads in sequence where only parameters are off a border, or are f32. Many rows
            take turns in its registers. */
         if (HALF && whole && g.dim <= ALIGNED_SHORT && few)
@@ -456,11 +458,13 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
             return true;
         /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once: norm_any's narrow units
            take more instructions, and are as fast where there are more blocks. So it is in f32, except with weight
-           and bias: loading and shifting both takes longer than norm_any's elements. */
+           and bias, or a residual, from some rows on: loading and shifting both takes longer than norm_any's
+           elements (2026-11-19). */
         const int64_t at_once = SHIFTED_RESIDENT / cut.threads * sm_count;
         if (HALF && !whole && is_long && (rows < 2 * sm_count || rows * cut.cluster <= at_once))
             return true;
-        if (!HALF && g.width == 1 && very_long && few && !(g.weight && g.bias))
+        const bool waits = (g.weight && g.bias) || g.data[RESIDUAL];
+        if (!HALF && g.width == 1 && very_long && few && !(waits && rows * 2 >= sm_count))
             return true;
         /* Of many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any,
            which have an SM for each block, take turns. That is so in f32 beyond 128 KB, in units of 4 or 8 bytes. */
@@ -470,14 +474,18 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
     /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes, or weight and bias, take it
        longer. */
     const bool flat = g.weight || g.bias;
+    if (g.dim > ANY_CLUSTER * ANY_THREADS * any_many(SCALE_SHIFT, 1, sizeof(T), true)) /* it does not hold them */
+        return true;
     if (!HALF)
         return false;
     if (g.is_f32 || flat)
-        return vectors >= 128 || (flat && whole && rows > sm_count / 3 && rows < 8 * sm_count);
+        return (vectors >= 128 && !(very_long && !flat && rows <= sm_count)) ||
+               (vectors >= 64 && rows >= 8 * sm_count) ||
+               (flat && whole && rows > sm_count / 3 && rows < 8 * sm_count);
     /* A scale and a shift alone take it as few instructions, where its units have 8 bytes. Clusters of a few hundred
        long rows take turns. */
     if (rows <= sm_count / 3)
-        return is_long && (g.data[RESIDUAL] || (g.width < 4 && !very_long));
+        return is_long && !very_long && (g.data[RESIDUAL] || g.width < 4);
     return is_long && (few ? !very_long : g.width == 1);
 }
 template <typename T>

@@ -427,7 +427,7 @@ static int64_t short_at_once(const cuda_call &s, int64_t dim, bool modulated, in
 template <typename T>
 static bool short_faster(const cuda_call &s, const norm_params &g, bool modulated, int width)
 {
-    constexpr int64_t LARGE_F32 = 2 << 20, LARGE_NARROW_F32 = 4 << 20; /* elements of all rows */
+    constexpr int64_t LARGE_F32 = 3 << 19, LARGE_NARROW_F32 = 4 << 20; /* elements of all rows */
     const int64_t rows = g.rows.count, all = rows * g.dim, sm_count = s.gpu.sm_count;
     const bool several = rows * 5 >= short_at_once<T>(s, g.dim, modulated, width) * 9;
     if (modulated) {
@@ -441,10 +441,10 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
         return shared && (several || ((g.weight || g.bias) && g.width == 16 && rows >= 8 * sm_count));
     }
     if (sizeof(T) == 4)
-        return width < VEC<T> ? !g.data[RESIDUAL] && all >= LARGE_NARROW_F32 : several;
+        return width < VEC<T> ? (!g.data[RESIDUAL] || g.dim <= SHORT_TINY) && all >= LARGE_NARROW_F32 : several;
     if (g.dim <= SHORT_TINY || width == 4 || (width == 1 && g.dim <= SHORT_MOST / 2))
         return true;
-    return several || (width == 2 && g.dim > SHORT_MOST / 2 && rows >= 4 * sm_count);
+    return several || (width == 2 && (g.data[RESIDUAL] || (g.dim > SHORT_MOST / 2 && rows >= 4 * sm_count)));
 }
 template <typename T>
 static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant, int loose_variant)
@@ -461,11 +461,13 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
         return ADZE_NO_KERNEL;
     const bool stored_whole = sizeof(T) < 4 && g.dim % VEC<T> == 0 && norm_alike(g, OUT, OUT, sizeof(T)) &&
                               norm_alike(g, SUM, SUM, sizeof(T));
-    /* Units of 8 bytes need no more instructions than vectors that are shifted, and two vectors for one are worth it
-       only where the rows fill the GPU (H200, 2026-11-18). */
+    /* Two vectors for one are worth it only where the rows fill the GPU; instead of units of 8 bytes, which need no
+       more instructions, where they fill it several times (H200, 2026-11-19). */
     const bool shares = !modulated || g.rows.size[inner] >= SHORT_SHARED;
-    const bool worth = sizeof(T) < 4 && width <= PAIR && shares &&
-                       g.rows.count * 4 >= short_at_once<T, VEC<T>, sizeof(T) < 4>(s, g.dim, modulated) * 3;
+    const int64_t at_once = short_at_once<T, VEC<T>, sizeof(T) < 4>(s, g.dim, modulated);
+    const bool worth =
+        sizeof(T) < 4 && shares &&
+        (width <= PAIR ? g.rows.count * 4 >= at_once * 3 : width == EIGHT && g.rows.count >= at_once * 8);
     const bool loose = s.takes(loose_variant, stored_whole, worth);
     if (!loose && !s.takes(variant, true, short_faster<T>(s, g, modulated, width)))
         return ADZE_NO_KERNEL;

@@ -242,7 +242,7 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
         return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
     if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms))
         return softmax_launch_any_lanes<T, M, W, 32, 32>(s, p);
-    if (s.takes(ANY_BLOCK_8, dim <= most8, rows <= 2 * some || dim <= (MASKED ? 2048 : 1024)))
+    if (s.takes(ANY_BLOCK_8, dim <= most8, dim > 512 && (rows <= 2 * some || dim <= (MASKED ? 2048 : 1024))))
         return softmax_launch_any_block<T, M, W, 8>(s, p);
     if (s.takes(ANY_BLOCK_16, dim <= most16, !(clusters && rows * CLUSTER <= some)))
         return softmax_launch_any_block<T, M, W, 16>(s, p);
