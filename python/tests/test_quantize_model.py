@@ -170,6 +170,25 @@ def test_memory_is_freed():
     assert weight() is None
 
 
+@pytest.mark.parametrize("where", ["in a layer", "on the inputs"])
+def test_a_call_that_fails_leaves_the_model(where, monkeypatch):
+    net, calls, quantize = Net(), [], ops.quantize
+    modules, want = dict(net.named_modules()), net(ids())
+
+    def fail(do):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return do()
+
+    if where == "in a layer":
+        monkeypatch.setattr(ops, "quantize", lambda *args, **options: fail(lambda: quantize(*args, **options)))
+    with pytest.raises(KeyboardInterrupt):
+        adze.quantize(net, "int8", inputs=None if where == "in a layer" else lambda: fail(lambda: net(ids())))
+    assert dict(net.named_modules()) == modules and torch.equal(net(ids()), want)
+    assert adze.quantize(net, "int8").quantized == ["up", "down"]
+
+
 def test_report_and_inputs():
     net = Net()
     handle = adze.quantize(net, "int4-g128", zero_points=True, inputs={"ids": ids()})

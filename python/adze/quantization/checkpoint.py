@@ -102,10 +102,22 @@ class _Reader:
         self.files, self.opened = _files(folder), {}
 
     def __getitem__(self, name):
+        return self._read(name, "get_tensor")
+
+    def shape(self, name):
+        """The shape of a tensor, which is not read."""
+        return list(self._read(name, "get_slice").get_shape())
+
+    def _read(self, name, method):
+        from safetensors import SafetensorError
+
         path = self.files[name]
         if path not in self.opened:
             self.opened[path] = _opened(path)
-        return self.opened[path].get_tensor(name)
+        try:
+            return getattr(self.opened[path], method)(name)
+        except SafetensorError as error:
+            raise ValueError(f"adze.load_quantized: {path} cannot be read: {error}") from None
 
 
 def scheme_of(config, path):
@@ -151,16 +163,15 @@ def _put(model, path, made):
     model.get_submodule(parent)._modules[name] = made
 
 
+def _kind_of(owner, name):
+    return "_parameters" if name in owner._parameters else "_buffers"
+
+
 def _fill(places, value):
     """Gives a parameter or a buffer its values, at all its places: a meta tensor is replaced."""
     owner, name = places[0]
-    kind = "_parameters" if name in owner._parameters else "_buffers"
+    kind = _kind_of(owner, name)
     current = getattr(owner, kind)[name]
-    if current.shape != value.shape:
-        raise ValueError(
-            f"adze.load_quantized: {name} of a {type(owner).__name__} is {list(current.shape)} in the model,"
-            f" {list(value.shape)} in the checkpoint"
-        )
     if current.device.type != "meta":
         with torch.no_grad():
             current.copy_(value)
@@ -172,10 +183,16 @@ def _fill(places, value):
         getattr(owner, kind)[name] = value
 
 
-def _tensors_of(model):
+def _modules_of(model, made):
+    """(path, module), also where a module comes again; `made` are in the places of those that they replace."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        yield path, made.get(path, module)
+
+
+def _tensors_of(model, made):
     """{name: [(module, name in it), ...]}: tied tensors have all their places."""
     by_id, names = {}, {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in _modules_of(model, made):
         kept = {n: t for n, t in module._buffers.items() if n not in module._non_persistent_buffers_set}
         for name, tensor in (*module._parameters.items(), *kept.items()):
             if tensor is not None:
@@ -194,14 +211,15 @@ def load_quantized(model, folder):
       with desc_act), compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 with blocks of
       128 x 128, adze's own.
 
-    The weights are those of the format, bit for bit. What a config says of activations is applied where it is adze's
+    The weights are those of the format, bit for bit. A checkpoint that cannot be loaded leaves the model as it was.
+    What a config says of activations is applied where it is adze's
     own ("w8a8")."""
     folder = pathlib.Path(folder)
     name, config = read_config(folder)
     if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"adze.load_quantized: quant_method is {name!r}, it must be one of {', '.join(FORMATS)}")
     format, reader = FORMATS[name], _Reader(folder)
-    left, layers, size = set(reader.files), {}, 0
+    left, made = set(reader.files), {}
     for mark in sorted(left):
         path, _, last = mark.rpartition(".")
         if last not in format.marks:
@@ -211,34 +229,43 @@ def load_quantized(model, folder):
         except AttributeError:
             raise ValueError(f"adze.load_quantized: the checkpoint has {mark}, the model has no {path}") from None
         tensors = {n: reader[f"{path}.{n}"] for n in format.names if f"{path}.{n}" in left}
-        made = _layer(path, module, format, tensors, config)
+        made[path] = _layer(path, module, format, tensors, config)
         left -= {f"{path}.{n}" for n in (*format.names, *_UNUSED)}
-        _put(model, path, made)
-        layers[path], size = made.kind, size + bytes_of(*made.stored)
-    if not layers:
+    if not made:
         raise ValueError(f"adze.load_quantized: {folder} has no quantised layer of format {name}")
-    _load_rest(model, reader, left, layers)
+    rest = _rest(model, reader, left, made)
+    # All that can be wrong is known by now: until here the model is as it was.
+    for path, layer in made.items():
+        _put(model, path, layer)
+    for tensor, places in rest.items():
+        _fill(places, reader[tensor])
     if "transformers" in sys.modules:
         from . import transformers
 
         transformers.mark([model])
-    return Loaded(name, layers, sorted(left), size)
+    layers = {path: layer.kind for path, layer in made.items()}
+    return Loaded(name, layers, sorted(left - set(rest)), sum(bytes_of(*layer.stored) for layer in made.values()))
 
 
-def _load_rest(model, reader, left, layers):
-    """Loads what is not quantised; removes from `left` the names that the model has."""
-    names = _tensors_of(model)
-    filled = {id(names[f"{path}.{n}"]) for path in layers for n in FORMATS["adze"].names if f"{path}.{n}" in names}
-    for name in sorted(left & set(names)):
-        _fill(names[name], reader[name])
-        filled.add(id(names[name]))
-        left.discard(name)
+def _rest(model, reader, left, made):
+    """What is not quantised, as {name: its places in the model}; raises where it cannot be loaded."""
+    names = _tensors_of(model, made)
+    rest = {name: names[name] for name in sorted(left & set(names))}
+    filled = {id(names[f"{path}.{n}"]) for path in made for n in FORMATS["adze"].names if f"{path}.{n}" in names}
+    filled.update(map(id, rest.values()))
     missing = sorted(name for name, places in names.items() if id(places) not in filled)
     if missing:
         raise ValueError(f"adze.load_quantized: the checkpoint has no {', '.join(missing[:3])}")
-    meta = [n for n, b in model.named_buffers() if b.device.type == "meta"]
-    if meta:
-        raise ValueError(
-            f"adze.load_quantized: {meta[0]} is on the meta device and not in the checkpoint: build the model with"
-            " accelerate's init_empty_weights(), which leaves buffers as they are"
-        )
+    for tensor, ((owner, name), *_) in rest.items():
+        own, stored = list(getattr(owner, _kind_of(owner, name))[name].shape), reader.shape(tensor)
+        if own != stored:
+            raise ValueError(f"adze.load_quantized: {tensor} is {own} in the model, {stored} in the checkpoint")
+    for path, module in _modules_of(model, made):
+        for name, buffer in module._buffers.items():
+            tensor = f"{path}.{name}" if path else name
+            if buffer is not None and buffer.device.type == "meta" and tensor not in names:
+                raise ValueError(
+                    f"adze.load_quantized: {tensor} is on the meta device and not in the checkpoint: build the model"
+                    " with accelerate's init_empty_weights(), which leaves buffers as they are"
+                )
+    return rest
