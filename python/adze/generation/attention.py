@@ -13,10 +13,14 @@ from ..operators import ops
 from . import in_torch
 from .cache import Stored, lengths_decide, slots_seen
 
+_ADDED = ("deepseek_v4",)  # models that append columns to the mask: numbers that are added to scores
+
 
 def make_mask(*args, **kwargs):
     """sdpa's mask; while a step runs whose cache has the length of each sequence, that of the padding or none."""
     if not lengths_decide():
+        if getattr(kwargs.get("config"), "model_type", None) in _ADDED:
+            return masking_utils.eager_mask(*args, **kwargs)
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):
         raise ValueError("adze.generate: this model masks more than later tokens; use its own generate()")
@@ -127,6 +131,8 @@ def attention_forward(
     if isinstance(key, Stored):
         return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling, kwargs)
     m, n = query.shape[2], key.shape[2]
+    if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == 1 < n:
+        attention_mask = attention_mask.expand(-1, -1, m, n)  # RecurrentGemma's; sdpa and eager broadcast
     own = dropout == 0 and kwargs.get("position_bias") is None and kwargs.get("cache") is None
     own = own and not _wants_weights(kwargs) and not sdpa_is_faster(query.device, query.dtype, softcap, s_aux)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
