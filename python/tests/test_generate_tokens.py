@@ -94,8 +94,15 @@ def test_a_cache_goes_on():
         follow = [[b[-1], *c] for b, c in zip(first, more, strict=True)]
         want = list(adze.generate(model, whole, 6, stop=()))
         assert list(adze.generate(model, follow, 6, stop=(), cache=cache)) == want
-    with torch.no_grad(), pytest.raises(RuntimeError, match="different lengths; go on with adze.generate"):
-        model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=cache)
+    ids = torch.ones(2, 8, dtype=torch.long)
+    with torch.no_grad():
+        for call in (model, model.generate):
+            with pytest.raises(ValueError, match="sequences have 15 to 17 tokens, .* go on with adze.generate, or"):
+                call(input_ids=ids, past_key_values=cache, **({} if call is model else {"max_new_tokens": 2}))
+        cache.reset()
+        model(input_ids=ids, past_key_values=cache)
+        with pytest.raises(ValueError, match="the input has no tokens after the 8 that the cache has"):
+            model.generate(input_ids=ids[:, :4], max_new_tokens=2, past_key_values=cache)
 
 
 def test_stops():
@@ -184,6 +191,68 @@ def test_threads_share_a_model():
     assert [found[0], found[1]] == want and model.config._attn_implementation == "sdpa"
 
 
+# ---- A call that ends early ----
+
+
+def test_a_cache_is_right_between_two_tokens():
+    """A caller may keep a generator and go on without it; what it left does not come back when it is freed."""
+    model = lively("llama", layers=1)
+    want = list(adze.generate(model, [5, 6, 7], 8, stop=()))
+    cache = adze.Cache(model, 60)
+    tokens = adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)
+    first = [next(tokens), next(tokens)]
+    assert first + list(adze.generate(model, first[-1:], 6, stop=(), cache=cache)) == want
+    with pytest.raises(RuntimeError, match="the cache has changed since the last token"):
+        next(tokens)
+    unstarted = adze.generate(model, [9], 8, stop=(), cache=cache)
+    tokens = adze.generate(model, [9], 8, stop=(), cache=cache)
+    next(tokens)
+    cache.reset()
+    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)) == want
+    del tokens
+    assert cache.lengths.tolist() == [10]
+    with pytest.raises(RuntimeError, match="a call must have its cache alone until its last token"):
+        next(unstarted)
+
+
+def test_a_prompt_that_fails_leaves_the_cache():
+    model, calls = lively("llama", layers=1), []
+    want = list(adze.generate(model, [5, 6, 7], 8, stop=()))
+
+    def fail(*_):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("a hook")
+
+    cache = adze.Cache(model, 60)
+    hook = model.model.layers[0].register_forward_pre_hook(fail)
+    with pytest.raises(KeyError):
+        list(adze.generate(model, [1] * 20, 8, cache=cache, chunk=8))
+    hook.remove()
+    assert cache.lengths.tolist() == [0]
+    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)) == want
+    cache = adze.Cache(model, 60, page=4, pages=3)
+    for rows in ([[1] * 20], [[1] * 8] * 2):
+        with pytest.raises(ValueError, match="pages of 4, it has 3"):
+            list(adze.generate(model, rows, 4, cache=cache))
+    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)) == want
+
+
+def test_rows_that_end_far_apart():
+    """What is appended after a short row has a position that the model has, as GPT-2's table ends."""
+    model = lively("gpt2", layers=1)
+    rows, cache = [[5] * 500, [7]], adze.Cache(model, 1024)
+    first = [list(row) for row in zip(*adze.generate(model, rows, 3, stop=(), cache=cache), strict=True)]
+    more = [first[0][-1:], [*first[1][-1:], *[8] * 20]]
+    whole = [row + made[:-1] + new for row, made, new in zip(rows, first, more, strict=True)]
+    want = list(adze.generate(model, whole, 4, stop=()))
+    assert list(adze.generate(model, more, 4, stop=(), cache=cache)) == want
+    small = adze.Cache(model, 20)
+    list(adze.generate(model, [[5] * 9, [7]], 2, stop=(), cache=small))
+    with pytest.raises(ValueError, match="12 more tokens do not fit into the cache after the 10 that one of its"):
+        adze.generate(model, [[5], [7] * 12], 2, cache=small)
+
+
 # ---- Samples ----
 
 
@@ -193,6 +262,12 @@ def test_samples_repeat_with_their_seed():
     first = own(model, arguments, 20, seed=7, **options)
     assert own(model, arguments, 20, seed=7, chunk=9, **options) == first
     assert own(model, arguments, 20, seed=8, **options) != first != greedy(model, arguments, 20)
+
+
+def test_top_p_of_0_is_the_likeliest_token():
+    model = lively("llama", layers=1)
+    want = list(adze.generate(model, [5, 6, 7], 8, stop=()))
+    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), temperature=9.0, top_p=0.0)) == want
 
 
 def test_repetition_penalty():
@@ -252,14 +327,29 @@ def test_what_is_refused():
         ({"stop": "x"}, "a token of stop is 'x', it must be a whole number"),
         ({"seed": 2**63}, "seed is 9223372036854775808, it must fit in 64 bits"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0, it must be more than 0"),
+        ({"repetition_penalty": None}, "repetition_penalty is None, it must be 0 or more, and finite"),
+        ({"temperature": None}, "temperature is None, it must be 0 or more, and finite"),
+        ({"temperature": float("nan")}, "temperature is nan, it must be 0 or more, and finite"),
+        ({"top_k": 2.5}, "top_k is 2.5, it must be a whole number"),
+        ({"top_k": -1}, "top_k is -1, it must be 0 or more"),
+        ({"top_p": 1.5}, "top_p is 1.5, it must be 0 to 1"),
+        ({"min_p": -0.1}, "min_p is -0.1, it must be 0 to 1"),
+        ({"cache": adze.Cache(lively("llama"), 9)}, "cache is for a llama of 2 layers, the model is a llama of 1"),
         ({"cache": transformers.DynamicCache()}, "cache is a DynamicCache, it must be an adze.Cache"),
     ):
         with pytest.raises(ValueError, match=sentence):
             adze.generate(model, [1, 2], 4, **options)
     with pytest.raises(ValueError, match=r"attention_mask has rows of \[2, 2\] tokens, ids has \[2, 1\]"):
         adze.generate(model, [[1, 2], [3]], 4, attention_mask=torch.ones(2, 2))
-    with pytest.raises(ValueError, match="model is a NoneType, it must be a language model"):
-        adze.generate(None, [1, 2], 4)
+    for other in (None, torch.nn.Linear(2, 2)):
+        with pytest.raises(ValueError, match=f"model is a {type(other).__name__}, it must be a language model"):
+            adze.generate(other, [1, 2], 4)
+    config = transformers.WhisperConfig(
+        vocab_size=9, d_model=8, decoder_layers=1, decoder_attention_heads=1, decoder_ffn_dim=8, pad_token_id=0,
+        encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=8, is_encoder_decoder=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="a whisper takes no position_ids"):
+        adze.generate(transformers.WhisperForCausalLM(config), [1], 4)
     with pytest.raises(ValueError, match="a prompt of 2 tokens and 9 new ones do not fit .* capacity is 9"):
         adze.generate(model, [1, 2], 9, cache=adze.Cache(model, 9))
     cache = adze.Cache(model, 9)
@@ -274,6 +364,22 @@ def test_what_is_refused():
     )
     with pytest.raises(ValueError, match="a t5 has an encoder"):
         adze.generate(t5, [1], 4, cache=cache)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_wrapped_models():
+    """By peft and by torch.compile."""
+    peft = pytest.importorskip("peft")
+    options = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(lively("llama"), peft.LoraConfig(**options))
+    arguments = prompt(1)
+    want = greedy(model, arguments, 10)
+    assert own(model, arguments, 10) == want and want != greedy(lively("llama"), arguments, 10)
+    compiled = torch.compile(model.base_model.model, backend="eager")
+    assert own(compiled, arguments, 10) == want
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    with pytest.raises(ValueError, match="virtual tokens of peft .PROMPT_TUNING.; use its own generate"):
+        adze.generate(peft.get_peft_model(lively("llama", layers=1), config), [1, 2], 4)
 
 
 def test_offloaded_weights(on_the_cpu):
