@@ -95,11 +95,21 @@ def _files(folder):
     return found
 
 
-class _Reader:
-    """The tensors of a checkpoint, by name; files are opened once."""
+def _renamed(model, names):
+    if "transformers" in sys.modules:
+        from . import transformers
 
-    def __init__(self, folder):
-        self.files, self.opened = _files(folder), {}
+        if transformers.is_theirs(model):
+            return transformers.renamed(model, names)
+    return {name: name for name in names}
+
+
+class _Reader:
+    """The tensors of a checkpoint, by their names in the model; files are opened once."""
+
+    def __init__(self, folder, model):
+        files, self.opened = _files(folder), {}
+        self.files = {own: (files[name], name) for name, own in _renamed(model, files).items()}
 
     def __getitem__(self, name):
         return self._read(name, "get_tensor")
@@ -111,7 +121,7 @@ class _Reader:
     def _read(self, name, method):
         from safetensors import SafetensorError
 
-        path = self.files[name]
+        path, name = self.files[name]
         if path not in self.opened:
             self.opened[path] = _opened(path)
         try:
@@ -218,7 +228,7 @@ def load_quantized(model, folder):
     name, config = read_config(folder)
     if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"adze.load_quantized: quant_method is {name!r}, it must be one of {', '.join(FORMATS)}")
-    format, reader = FORMATS[name], _Reader(folder)
+    format, reader = FORMATS[name], _Reader(folder, model)
     left, made = set(reader.files), {}
     for mark in sorted(left):
         path, _, last = mark.rpartition(".")

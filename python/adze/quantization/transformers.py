@@ -140,9 +140,31 @@ _DTYPES = {
 }
 
 
+def is_theirs(model):
+    return isinstance(model, PreTrainedModel)
+
+
+def renamed(model, names):
+    """{name of a tensor in a checkpoint: its name in the model}. transformers has given modules other names since
+    their checkpoints were published, and saves them under the names that they had."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:  # a version without other names
+        return {name: name for name in names}
+    changes = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    found = {}
+    for name in sorted(names):  # some changes begin with a name that comes first
+        found[name] = name
+        for change in changes:
+            found[name] = change.rename_source_key(found[name])[0]
+    return found
+
+
 def _make_room(model, files, config):
     """Replaces the Linears that a checkpoint of adze has quantised by layers without data."""
-    shapes = _shapes(files)
+    stored = _shapes(files)
+    shapes = {own: stored[name] for name, own in renamed(model, stored).items()}
     for name in shapes:
         path, _, last = name.rpartition(".")
         if last != "weight_q":
@@ -179,7 +201,7 @@ def _config_of(layers):
 def mark(models):
     """Gives models a config that says how they are to be loaded, if they are quantised by adze; else removes it."""
     for model in models:
-        if not isinstance(model, PreTrainedModel):
+        if not is_theirs(model):
             continue
         layers = {path: module for path, module in model.named_modules() if isinstance(module, QuantizedLinear)}
         quantizer = getattr(model, "hf_quantizer", None)
