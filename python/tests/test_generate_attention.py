@@ -266,7 +266,7 @@ def test_weights_of_the_keys(name):
             assert len(found) == len(want)
             for own, theirs in zip(found, want, strict=True):
                 seen = arguments["attention_mask"].bool()[:, None, :, None]
-                own = own[..., : theirs.shape[-1]]
+                assert own.shape == theirs.shape  # a page has room for more keys
                 assert ((own - theirs) * seen).abs().max() < 1e-4
     handle.remove()
 

@@ -118,7 +118,10 @@ def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling,
         mask = mask & found
     weights = {"output_attentions": True} if _wants_weights(kwargs) else {}
     options = softcap, sinks, dropout, scaling, False, weights
-    return _attend_in_torch(module, query, key, value, mask, *options)
+    out, found = _attend_in_torch(module, query, key, value, mask, *options)
+    if found is not None and not lengths_decide():
+        found = found[..., : layer.count]  # a page has room for more
+    return out, found
 
 
 def attention_forward(
