@@ -2,7 +2,6 @@
 
 import gc
 import inspect
-import os
 import threading
 
 import numpy
@@ -18,24 +17,7 @@ from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
 from adze.graphs.module_state import ModuleState  # noqa: E402
 from adze.patching import products  # noqa: E402
 from device import Watch, generator, here  # noqa: E402
-from lively import lively, needs_kernels, passes, prompt  # noqa: E402
-
-TOKENS = int(os.environ.get("ADZE_TEST_TOKENS", "40"))  # 256 before a release, which takes half an hour
-
-
-def greedy(model, arguments, tokens=TOKENS, **options):
-    with torch.no_grad():
-        found = model.generate(
-            **arguments, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **options
-        )
-    return found[:, -tokens:].tolist()
-
-
-def own(model, arguments, tokens=TOKENS, **options):
-    """The sequences of a batch, without the places after their ends."""
-    mask = arguments["attention_mask"]
-    made = adze.generate(model, arguments["input_ids"], tokens, **{"attention_mask": mask, "stop": ()} | options)
-    return [[token for token in row if token is not None] for row in zip(*made, strict=True)]
+from lively import greedy, lively, needs_kernels, own, passes, prompt  # noqa: E402
 
 
 @pytest.mark.parametrize("name", models.LANGUAGE)
@@ -191,68 +173,6 @@ def test_threads_share_a_model():
     assert [found[0], found[1]] == want and model.config._attn_implementation == "sdpa"
 
 
-# ---- A call that ends early ----
-
-
-def test_a_cache_is_right_between_two_tokens():
-    """A caller may keep a generator and go on without it; what it left does not come back when it is freed."""
-    model = lively("llama", layers=1)
-    want = list(adze.generate(model, [5, 6, 7], 8, stop=()))
-    cache = adze.Cache(model, 60)
-    tokens = adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)
-    first = [next(tokens), next(tokens)]
-    assert first + list(adze.generate(model, first[-1:], 6, stop=(), cache=cache)) == want
-    with pytest.raises(RuntimeError, match="the cache has changed since the last token"):
-        next(tokens)
-    unstarted = adze.generate(model, [9], 8, stop=(), cache=cache)
-    tokens = adze.generate(model, [9], 8, stop=(), cache=cache)
-    next(tokens)
-    cache.reset()
-    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)) == want
-    del tokens
-    assert cache.lengths.tolist() == [10]
-    with pytest.raises(RuntimeError, match="a call must have its cache alone until its last token"):
-        next(unstarted)
-
-
-def test_a_prompt_that_fails_leaves_the_cache():
-    model, calls = lively("llama", layers=1), []
-    want = list(adze.generate(model, [5, 6, 7], 8, stop=()))
-
-    def fail(*_):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyError("a hook")
-
-    cache = adze.Cache(model, 60)
-    hook = model.model.layers[0].register_forward_pre_hook(fail)
-    with pytest.raises(KeyError):
-        list(adze.generate(model, [1] * 20, 8, cache=cache, chunk=8))
-    hook.remove()
-    assert cache.lengths.tolist() == [0]
-    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)) == want
-    cache = adze.Cache(model, 60, page=4, pages=3)
-    for rows in ([[1] * 20], [[1] * 8] * 2):
-        with pytest.raises(ValueError, match="pages of 4, it has 3"):
-            list(adze.generate(model, rows, 4, cache=cache))
-    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), cache=cache)) == want
-
-
-def test_rows_that_end_far_apart():
-    """What is appended after a short row has a position that the model has, as GPT-2's table ends."""
-    model = lively("gpt2", layers=1)
-    rows, cache = [[5] * 500, [7]], adze.Cache(model, 1024)
-    first = [list(row) for row in zip(*adze.generate(model, rows, 3, stop=(), cache=cache), strict=True)]
-    more = [first[0][-1:], [*first[1][-1:], *[8] * 20]]
-    whole = [row + made[:-1] + new for row, made, new in zip(rows, first, more, strict=True)]
-    want = list(adze.generate(model, whole, 4, stop=()))
-    assert list(adze.generate(model, more, 4, stop=(), cache=cache)) == want
-    small = adze.Cache(model, 20)
-    list(adze.generate(model, [[5] * 9, [7]], 2, stop=(), cache=small))
-    with pytest.raises(ValueError, match="12 more tokens do not fit into the cache after the 10 that one of its"):
-        adze.generate(model, [[5], [7] * 12], 2, cache=small)
-
-
 # ---- Samples ----
 
 
@@ -364,22 +284,6 @@ def test_what_is_refused():
     )
     with pytest.raises(ValueError, match="a t5 has an encoder"):
         adze.generate(t5, [1], 4, cache=cache)
-
-
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_wrapped_models():
-    """By peft and by torch.compile."""
-    peft = pytest.importorskip("peft")
-    options = {"r": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "task_type": "CAUSAL_LM"}
-    model = peft.get_peft_model(lively("llama"), peft.LoraConfig(**options))
-    arguments = prompt(1)
-    want = greedy(model, arguments, 10)
-    assert own(model, arguments, 10) == want and want != greedy(lively("llama"), arguments, 10)
-    compiled = torch.compile(model.base_model.model, backend="eager")
-    assert own(compiled, arguments, 10) == want
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
-    with pytest.raises(ValueError, match="virtual tokens of peft .PROMPT_TUNING.; use its own generate"):
-        adze.generate(peft.get_peft_model(lively("llama", layers=1), config), [1, 2], 4)
 
 
 def test_offloaded_weights(on_the_cpu):

@@ -156,6 +156,25 @@ def _check(model, cache, rows, new, chunk):
         raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(before)}")
 
 
+def _ropes(config):
+    """What a config says of its rope, of each kind of layers, where the frequencies depend on a text's length."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    parts = [part for part in (found, *found.values()) if isinstance(part, dict)]
+    return [part for part in parts if part.get("rope_type", part.get("type")) in ("dynamic", "longrope")]
+
+
+def _check_ropes(config, ropes, first, last):
+    """Of longrope, whether the keys of `first` tokens are those of a text of `last` tokens."""
+    for part in ropes:
+        limit = part.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)
+        if part.get("rope_type", part.get("type")) == "longrope" and first <= limit < last:
+            raise ValueError(
+                f"adze.generate: the rope of a {config.model_type} has other frequencies from {limit + 1} tokens on, "
+                f"and the text has {first} tokens at first and {last} at last; use its own generate(), or a longer "
+                "prompt, or fewer new tokens"
+            )
+
+
 def _device(model):
     """Where a model takes tokens; accelerate's hook knows it when it keeps the weights elsewhere."""
     embeddings = model.get_input_embeddings()
@@ -440,7 +459,8 @@ def generate(
       at while the next step runs, and what that step makes is dropped.
     temperature: 0 takes the likeliest token. Else a token is drawn, after top_k, top_p and min_p, by `seed`.
     cache: an adze.Cache, which may have earlier tokens of the same sequences; None makes one.
-    chunk: how many tokens of a prompt go through the model at once."""
+    chunk: how many tokens of a prompt go through the model at once; all of them, where the frequencies of its rope
+      depend on the length ("dynamic", "longrope")."""
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"adze.generate: model is a {type(model).__name__}, it must be a language model")
     own = _own(model)
@@ -469,5 +489,9 @@ def generate(
             f"adze.generate: {most} more tokens do not fit into the cache after the {before} that one of its "
             f"sequences has; its capacity is {cache.capacity}"
         )
+    ropes = _ropes(cache.config)
+    if ropes:
+        _check_ropes(cache.config, ropes, before or longest, longest + max_new_tokens - 1)
+        chunk = most  # the length is that of the last token of a call of the model
     seeds = torch.tensor([seed], dtype=torch.int64, device=device)
     return _tokens(batch, max_new_tokens, stop, seeds, chunk, options, single)
