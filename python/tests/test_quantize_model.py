@@ -203,6 +203,16 @@ def test_report_and_inputs():
     assert "2 layers as int4-g128" in lines[4] and "outputs on the given inputs: error" in lines[5]
 
 
+def test_torchs_default_dtype():
+    net, before = Net(), torch.get_default_dtype()
+    want = adze.quantize(Net(), "int8").rows[0].on_random
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert 0 < abs(adze.quantize(net, "int8").rows[0].on_random) < 2 * want
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_state_pickle_copy_and_dtype():
     net = Net()
     adze.quantize(net, "fp8-block")
@@ -284,6 +294,8 @@ def test_left_as_they_are():
         adze.quantize("model", "int8")
     with pytest.raises(ValueError, match="the model is a Linear itself: put it into a module"):
         adze.quantize(nn.Linear(8, 8), "int8")
+    with pytest.raises(TypeError, match="inputs is a Tensor, it must be a dict, a tuple or a function"):
+        adze.quantize(Net(), "int8", inputs=ids())
     handle = adze.quantize(Net(), "int8", exclude=("up", "head"))
     assert handle.quantized == ["down"] and handle.rows[0].reason == "excluded"
     assert adze.quantize(Net(), "int8", exclude=None).quantized == adze.quantize(Net(), "int8", exclude=()).quantized

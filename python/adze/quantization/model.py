@@ -307,7 +307,9 @@ def _measure(row, original, made, given):
     weight = original.detach().to(torch.float32)
     difference = dequantized(made.stored, made.in_features, torch.float32) - weight
     generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(_SAMPLE, made.in_features, generator=generator, device="cpu").to(weight.device)
+    x = torch.randn(_SAMPLE, made.in_features, generator=generator, dtype=torch.float32, device="cpu").to(
+        weight.device
+    )
     row.on_random = _relative(x, difference, weight, made)
     if given is not None:
         row.on_inputs = _relative(given.to(weight.device, torch.float32), difference, weight, made)
@@ -319,6 +321,11 @@ def _run(roots, inputs):
     model = next(iter(roots.values()))
     if list(roots) != [""]:
         raise TypeError("adze.quantize: inputs must be a function that runs the pipeline")
+    if not isinstance(inputs, (Mapping, tuple, list)):
+        raise TypeError(
+            f"adze.quantize: inputs is a {type(inputs).__name__}, it must be a dict, a tuple or a function that runs "
+            "the model"
+        )
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
