@@ -207,6 +207,11 @@ def test_copies(form):
                                                         in_torch.bits(fresh.layers[0].keys))  # fmt: skip
 
 
+def test_a_shallow_copy_is_refused():
+    with pytest.raises(TypeError, match="a shallow copy would write into the same memory: use copy.deepcopy"):
+        copy.copy(adze.Cache(lively("llama", layers=1), 50))
+
+
 def test_sequences_of_different_lengths():
     model = lively("llama", attention="adze", layers=1)
     cache = adze.Cache(model, 50)
@@ -219,6 +224,53 @@ def test_sequences_of_different_lengths():
     with torch.no_grad():
         got = model(input_ids=torch.tensor([[7], [7]]), past_key_values=cache)
     torch.testing.assert_close(got.logits[1, 0], want.logits[0, -1].detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_forward_pass_that_fails():
+    model, ids, last = lively("llama", attention="adze"), torch.tensor([[5, 6, 7]]), torch.tensor([[8]])
+
+    def fail(*_):
+        raise KeyError("a hook")
+
+    cache = adze.Cache(model, 20)
+    with torch.no_grad():
+        want = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1]
+        model(input_ids=ids, past_key_values=cache)
+        hook = model.model.layers[1].register_forward_pre_hook(fail)
+        with pytest.raises(KeyError):
+            model(input_ids=last, past_key_values=cache)
+        hook.remove()
+        with pytest.raises(RuntimeError, match="after a call that failed, crop.3. or reset"):
+            model(input_ids=last, past_key_values=cache)
+        cache.crop(3)
+        got = model(input_ids=last, past_key_values=cache).logits[0, -1]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        with pytest.raises(ValueError, match="the batch is 2, this cache has 1"):
+            model(input_ids=torch.tensor([[8], [9]]), past_key_values=cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype(dtype):
+    model = lively("llama", layers=1)
+    want = list(adze.generate(model, [5, 6, 7], 6, stop=(), cache=adze.Cache(model, 20, kind="i8")))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert list(adze.generate(model, [5, 6, 7], 6, stop=(), cache=adze.Cache(model, 20, kind="i8"))) == want
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("form", [{}, {"page": 8}], ids=name_of)
+def test_autocast(form):
+    """Values are in half precision there, and keys, which are rotated in float32, are not."""
+    model = lively("llama", attention="sdpa")
+    with torch.autocast(here().type, torch.bfloat16):
+        want = tokens_of(model, None)
+        arguments = prompt() | {"cache": adze.Cache(model, 50, **form), "stop": ()}
+        rows = adze.generate(model, arguments.pop("input_ids"), 12, **arguments)
+        assert [list(row) for row in zip(*rows, strict=True)] == want.tolist()
+        assert torch.equal(tokens_of(model, adze.Cache(model, 50, **form)), want)
 
 
 def test_another_dtype():

@@ -99,7 +99,8 @@ class _Layer(CacheLayerMixin):
             rows = (cache.pages, heads, cache.page) if cache.page else (batch, heads, cache.capacity)
             self.keys, self.values = cache.memory_of(self, (*rows, dim), (*rows, value_states.shape[-1]))
             if cache.kind:
-                self.k_scale, self.v_scale = (torch.zeros(rows, device=self.device) for _ in range(2))
+                scales = (torch.zeros(rows, dtype=torch.float32, device=self.device) for _ in range(2))
+                self.k_scale, self.v_scale = scales
         self.is_initialized = True
 
     def empty(self, shape):
@@ -121,6 +122,9 @@ class _Layer(CacheLayerMixin):
                 f"adze.Cache: a layer got keys of {k.dtype} on {k.device}, its memory is for {self.dtype} on "
                 f"{self.device}: take a new adze.Cache"
             )
+        if k.shape[0] != self.batch_size:
+            raise ValueError(f"adze.Cache: the batch is {k.shape[0]}, this cache has {self.batch_size}")
+        v = v.to(k.dtype)  # under autocast only what is rotated has another dtype
         self.after, self.width = after.to(self.device), width
         before, table = before.to(self.device), self._table()
         if in_torch.has_kernel("kv_append", self.device):
@@ -244,6 +248,9 @@ class Cache(transformers.Cache):
         for layer in self.layers:
             if "_cache" not in vars(layer):  # of a deep copy or a pickle
                 layer._cache = weakref.ref(self)
+
+    def __copy__(self):
+        raise TypeError("adze.Cache: a shallow copy would write into the same memory: use copy.deepcopy()")
 
     def __deepcopy__(self, memo):
         """A copy is for the same model, whose config says which attention it has."""
@@ -380,8 +387,10 @@ class Cache(transformers.Cache):
             self.lengths = self._after
             self.count += m
         elif layer.count + m != self.count:
+            least = min(layer.count for layer in self.layers)
             raise RuntimeError(
-                f"adze.Cache: a layer that has {layer.count} tokens got {m}, other layers have {self.count}"
+                f"adze.Cache: a layer that has {layer.count} tokens got {m}, other layers have {self.count}; after a "
+                f"call that failed, crop({least}) or reset()"
             )
         layer.count += m
         return self._before, self._after, self.read_up_to(layer.count)
