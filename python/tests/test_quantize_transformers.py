@@ -74,6 +74,22 @@ def test_names_that_transformers_changes(name, tmp_path):
             assert torch.equal(models.output(one, inputs), want)
 
 
+@pytest.mark.skipif(not hasattr(hf, "HrmTextConfig"), reason="this version of transformers has no HrmText")
+@pytest.mark.parametrize("exclude", [(), ("up_proj", "k_proj")])
+def test_weights_that_a_checkpoint_has_as_one(exclude, tmp_path):
+    """Four Linears of HRM-Text's attention, and two of its MLP."""
+    config = hf.HrmTextConfig(vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                              num_attention_heads=4, num_key_value_heads=4, head_dim=16, pad_token_id=0)  # fmt: skip
+    torch.manual_seed(0)
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert any("gqkv_proj" in key for file in tmp_path.glob("*.safetensors") for key in load_file(file))
+    model, inputs = load(tmp_path), models.inputs("llama")
+    handle = adze.quantize(model, "int8", exclude=exclude)
+    made = load(tmp_path, quantization_config=adze.AdzeConfig("int8", exclude=exclude))
+    assert list(layers(made)) == handle.quantized
+    assert torch.equal(models.output(made, inputs), models.output(model, inputs))
+
+
 def test_layers_of_several_kinds(tmp_path):
     """The config says of which layers the inputs are quantised too."""
     model, inputs = models.build("llama"), models.inputs("llama")

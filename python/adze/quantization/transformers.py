@@ -40,16 +40,25 @@ class _Quantize(ConversionOps):
         self.quantizer = quantizer
 
     def convert(self, input_dict, full_layer_name=None, model=None, missing_keys=None, **_):
-        value = next(iter(input_dict.values()))
-        value = value[0] if isinstance(value, list) else value
-        path = full_layer_name.rpartition(".")[0]
+        made = {}  # of several layers, where a checkpoint has their weights as one
+        for name, value in input_dict.items():
+            name = full_layer_name if len(input_dict) == 1 else name
+            value = value[0] if isinstance(value, list) else value
+            path = name.rpartition(".")[0]
+            if path not in self.quantizer.paths:
+                made[name] = value
+                continue
+            made |= self._stored(model, path, value)
+            if missing_keys is not None:
+                missing_keys.discard(name)
+        return made
+
+    def _stored(self, model, path, value):
         module = model.get_submodule(path)
         module.weight = torch.nn.Parameter(value, requires_grad=False)
         config = self.quantizer.quantization_config
         made = quantized_layer(module, config.kind, config.zero_points, config.search)
         model.set_submodule(path, made)
-        if missing_keys is not None:
-            missing_keys.discard(full_layer_name)
         return {f"{path}.{name}": part for name, part in made._buffers.items() if part is not None}
 
 
