@@ -132,6 +132,33 @@ def test_search(tmp_path):
     assert torch.equal(models.output(made, inputs), want) and not torch.equal(want, plain)
 
 
+def test_a_model_without_the_head_of_its_checkpoint(tmp_path):
+    """As of other checkpoints, what the model does not have is left."""
+    config = hf.BertConfig(vocab_size=128, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+                           num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
+    model, inputs = hf.BertForMaskedLM(config).to(here()).eval(), models.inputs("bert")
+    handle = adze.quantize(model, "int8", exclude=())
+    model.save_pretrained(tmp_path)
+    base = hf.BertModel.from_pretrained(tmp_path, device_map=here()).eval()
+    assert "cls.predictions.transform.dense" in handle.quantized and len(layers(base)) == len(layers(model.bert))
+    assert torch.equal(models.output(base, inputs), models.output(model.bert, inputs))
+
+
+def test_a_checkpoint_of_other_sizes(tmp_path):
+    model = models.build("llama")
+    adze.quantize(model, "int4-g32")
+    model.save_pretrained(tmp_path)
+    for changed, wanted in (
+        ({"intermediate_size": 512}, r"mlp.down_proj is \[128, 512\] in the model, \[128, 256\] in the checkpoint"),
+        ({"num_hidden_layers": 1}, "the checkpoint has model.layers.1.* the model has no model.layers.1"),
+    ):
+        config = hf.AutoConfig.from_pretrained(tmp_path)
+        for name, value in changed.items():
+            setattr(config, name, value)
+        with pytest.raises(ValueError, match=f"AdzeConfig: .*{wanted}"):
+            hf.AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
+
+
 def test_refused(tmp_path):
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
         adze.AdzeConfig("int5")

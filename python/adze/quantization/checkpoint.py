@@ -144,6 +144,18 @@ def scheme_of(config, path):
     return by_class
 
 
+def misfit(weight, n, k):
+    """Why a weight of a checkpoint is not one of [n, k], or None."""
+    packed = weight.q.dtype == torch.uint8
+    stored = [weight.q.shape[0], weight.q.shape[1] * (2 if packed else 1)]
+    if stored[0] != n or stored[1] not in ((k, k + k % 2) if packed else (k,)):
+        return f"is {[n, k]} in the model, {stored} in the checkpoint"
+    scale = list(weight.scale.shape)
+    if groups_of(weight.q, weight.scale, k).group == 0 and len(scale) == 2 and scale[1] > 1:
+        return f"has a scale of {scale} in the checkpoint, for a weight of {[n, k]}"
+    return None
+
+
 def _layer(path, module, format, tensors, config):
     """The layer of a checkpoint's tensors, in the place of a module."""
     why = unfit(module)
@@ -156,11 +168,9 @@ def _layer(path, module, format, tensors, config):
         weight = format.convert(tensors, config)
     except ValueError as error:
         raise ValueError(f"adze.load_quantized: {path}: {error}") from None
-    stored = (weight.q.shape[0], weight.q.shape[1] * (2 if weight.q.dtype == torch.uint8 else 1))
-    if stored[0] != n or stored[1] not in ((k, k + k % 2) if weight.q.dtype == torch.uint8 else (k,)):
-        raise ValueError(f"adze.load_quantized: {path} is {[n, k]} in the model, {list(stored)} in the checkpoint")
-    if groups_of(weight.q, weight.scale, k).group == 0 and weight.scale.dim() == 2 and weight.scale.shape[1] > 1:
-        raise ValueError(f"adze.load_quantized: {path}: the scale is {list(weight.scale.shape)} for {[n, k]}")
+    why = misfit(weight, n, k)
+    if why is not None:
+        raise ValueError(f"adze.load_quantized: {path} {why}")
     device = module.weight.device if module.weight.device.type != "meta" else torch.device("cpu")
     weight = Weight(*(None if part is None else part.to(device) for part in weight))
     own = format.convert is _own

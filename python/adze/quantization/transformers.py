@@ -8,7 +8,7 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .checkpoint import FORMATS
+from .checkpoint import FORMATS, misfit
 from .linear import QuantizedLinear
 from .model import is_excluded, matrix_of, quantized_layer, unfit
 from .weight import ACTIVATIONS, KINDS, Weight, check_kind
@@ -174,16 +174,22 @@ def _make_room(model, files, config):
     """Replaces the Linears that a checkpoint of adze has quantised by layers without data."""
     stored = _shapes(files)
     shapes = {own: stored[name] for name, own in renamed(model, stored).items()}
+    prefix = f"{model.base_model_prefix}."  # a checkpoint of the base model, or one with a head
+    of_base = any(name.startswith(prefix) for name in shapes)
     for name in shapes:
         path, _, last = name.rpartition(".")
         if last != "weight_q":
             continue
-        prefix = f"{model.base_model_prefix}."  # a checkpoint of the base model, or one with a head
         at = next((p for p in (path, path.removeprefix(prefix), prefix + path) if _has(model, p)), None)
+        if at is None and of_base and not path.startswith(prefix):
+            continue  # of a head that this model does not have
         if at is None:
             raise ValueError(f"AdzeConfig: the checkpoint has {name}, the model has no {path}")
         module = model.get_submodule(at)
         weight = Weight(*(shapes.get(f"{path}.{part}") for part in FORMATS["adze"].names))
+        why = unfit(module) or misfit(weight, *matrix_of(module).shape)
+        if why:
+            raise ValueError(f"AdzeConfig: {at} {why}")
         activations = config.kind in ACTIVATIONS or not {path, at}.isdisjoint(config.activations)
         made = QuantizedLinear(weight, matrix_of(module).shape[1], module.bias, module.weight.dtype, activations)
         model.set_submodule(at, made)
