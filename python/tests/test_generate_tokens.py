@@ -173,6 +173,43 @@ def test_threads_share_a_model():
     assert [found[0], found[1]] == want and model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("form", [None, {}, {"page": 4}], ids=str)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_another_thread_calls_the_model_itself(attention, form):
+    """It makes its masks while adze.generate is inside the model, and runs its layers when that has ended."""
+    model, ids, found = lively("llama", attention=attention), prompt()["input_ids"], []
+    inside, ready, ended = (threading.Event() for _ in range(3))
+    caller = threading.local()
+
+    def call():
+        with torch.no_grad():
+            cache = None if form is None else adze.Cache(model, 40, **form)
+            return model(input_ids=ids, past_key_values=cache).logits
+
+    def wait(*_):
+        if getattr(caller, "is_other", False):
+            ready.set()
+            assert ended.wait(60)
+        else:
+            inside.set()
+            assert ready.wait(60)
+
+    def other():
+        caller.is_other = True
+        assert inside.wait(60)
+        found.append(call())
+
+    want = call()
+    hook = model.model.layers[0].register_forward_pre_hook(wait)
+    thread = threading.Thread(target=other)
+    thread.start()
+    list(adze.generate(model, [5, 6, 7], 1, stop=()))
+    ended.set()
+    thread.join()
+    hook.remove()
+    torch.testing.assert_close(found[0], want, rtol=1e-4, atol=1e-4)
+
+
 # ---- Samples ----
 
 

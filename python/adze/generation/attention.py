@@ -12,6 +12,7 @@ from ..graphs import constant
 from ..operators import ops
 from . import in_torch
 from .cache import Stored, lengths_decide, slots_seen
+from .register import NAME, chosen
 
 _ADDED = ("deepseek_v4",)  # models that append columns to the mask: numbers that are added to scores
 
@@ -19,7 +20,12 @@ _ADDED = ("deepseek_v4",)  # models that append columns to the mask: numbers tha
 def make_mask(*args, **kwargs):
     """sdpa's mask; while a step runs whose cache has the length of each sequence, that of the padding or none."""
     if not lengths_decide():
-        if getattr(kwargs.get("config"), "model_type", None) in _ADDED:
+        # While another thread is in adze.generate, the layers of this call may have the model's own attention.
+        config = kwargs.get("config")
+        theirs = NAME if config is None or torch.compiler.is_compiling() else chosen(config)
+        if theirs != NAME:
+            return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[theirs](*args, **kwargs)
+        if getattr(config, "model_type", None) in _ADDED:
             return masking_utils.eager_mask(*args, **kwargs)
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):

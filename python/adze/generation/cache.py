@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ..operators import ops
 from ..operators.fake import refuse_gradients
 from . import in_torch
-from .register import NAME
+from .register import NAME, chosen
 
 KINDS = {None: None, "i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}
 _SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
@@ -313,8 +313,13 @@ class Cache(transformers.Cache):
 
     @property
     def is_read_in_place(self):
-        chosen = self.config._attn_implementation == NAME if self._at is None else self._in_place
-        return chosen and not keeps_latents(self.config)
+        if self._at is not None:
+            in_place = self._in_place
+        elif torch.compiler.is_compiling():
+            in_place = self.config._attn_implementation == NAME
+        else:
+            in_place = chosen(self.config) == NAME
+        return in_place and not keeps_latents(self.config)
 
     def read_up_to(self, slots):
         """How many keys attention gets: in place whole pages, and the lengths say what is in the last one."""

@@ -5,12 +5,10 @@ the length of each: no mask is made. What a step reads and writes (the token, th
 device, so one captured graph serves every step, and the next step starts before the host has seen the token. Parts of
 prompts whose size comes again are graphs too."""
 
-import contextlib
 import inspect
 import math
 import operator
 import sys
-import threading
 import weakref
 
 import torch
@@ -20,7 +18,7 @@ from ..graphs.cuda_graph import graph
 from ..operators import ops
 from . import in_torch
 from .cache import Cache, keeps_latents, windows_of
-from .register import NAME
+from .register import attention_of
 
 _LISTS = (list, tuple)
 _LEAST = 16  # tokens: the smallest size to which the last part of a prompt is rounded up
@@ -192,29 +190,6 @@ def _has_interface(model):
 # ---- A forward pass ----
 
 
-_users, _users_lock = {}, threading.Lock()  # id of a config: [how many calls have changed it, what it had before]
-
-
-@contextlib.contextmanager
-def _attention(configs):
-    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before. Several
-    threads may run the same model: the last one to end gives it the attention that it had before the first."""
-    with _users_lock:
-        for config in configs:
-            _users.setdefault(id(config), [0, config._attn_implementation_internal])[0] += 1
-            config._attn_implementation_internal = NAME
-    try:
-        yield
-    finally:
-        with _users_lock:
-            for config in configs:
-                held = _users[id(config)]
-                held[0] -= 1
-                if not held[0]:
-                    config._attn_implementation_internal = held[1]
-                    del _users[id(config)]
-
-
 def _added_mask(dtype, lengths, m, n):
     """For a model that does not ask for its attention by name: what may be seen, as a mask that is added."""
     seen = in_torch.seen(lengths + m, m, n, 0)
@@ -237,7 +212,7 @@ def _forward(model, cache):
         if last is not None:
             positions = positions.minimum(last[:, None])
         mask = None if by_name else _added_mask(model.dtype, lengths, m, cache.capacity)
-        with torch.no_grad(), cache.at(lengths, after=after, in_place=by_name), _attention(configs):
+        with torch.no_grad(), cache.at(lengths, after=after, in_place=by_name), attention_of(configs):
             return model(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
                 logits_to_keep=keep,
