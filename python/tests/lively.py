@@ -1,14 +1,18 @@
 """Tiny language models whose tokens depend on all tokens before, and prompts for them."""
 
+import os
+
 import pytest
 import torch
 
+import adze
 import models
 from adze.generation.attention import sdpa_is_faster
 from adze.generation.in_torch import has_kernel
 from adze.graphs.cuda_graph import WARMUP
 from device import here
 
+TOKENS = int(os.environ.get("ADZE_TEST_TOKENS", "40"))  # 256 before a release, which takes half an hour
 _TABLES = ("embed", "wte", "wpe")
 
 
@@ -61,3 +65,18 @@ def prompt(batch=2, seq=24):
     for row in range(batch - 1):
         mask[row, : seq // 3 + row] = 0
     return {"input_ids": ids, "attention_mask": mask}
+
+
+def greedy(model, arguments, tokens=TOKENS, **options):
+    with torch.no_grad():
+        found = model.generate(
+            **arguments, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **options
+        )
+    return found[:, -tokens:].tolist()
+
+
+def own(model, arguments, tokens=TOKENS, **options):
+    """The sequences of a batch, without the places after their ends."""
+    mask = arguments["attention_mask"]
+    made = adze.generate(model, arguments["input_ids"], tokens, **{"attention_mask": mask, "stop": ()} | options)
+    return [[token for token in row if token is not None] for row in zip(*made, strict=True)]

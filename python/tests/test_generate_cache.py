@@ -1,5 +1,8 @@
 """adze.Cache: the tokens of transformers' own cache, contiguous and in pages, with any attention, and its methods."""
 
+import copy
+import pickle
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -186,6 +189,96 @@ def test_batches():
         paged.batch_select_indices(torch.tensor([0]))
     with pytest.raises(ValueError, match="the batch is 3, this cache has 2"):
         paged.update(torch.zeros(3, 1, 1, 64), torch.zeros(3, 1, 1, 64), 1)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_of)
+def test_copies(form):
+    """Of the tokens that prompts have in common, one copy for each of them."""
+    model = lively("llama", attention="eager")
+    beginning = adze.Cache(model, 50, **form)
+    list(adze.generate(model, [[5, 9, 3], [4, 4, 8]], 1, cache=beginning))
+    for twin in (copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))):
+        for more in ([[7], [6]], [[8, 2], [9, 9]]):
+            cache, fresh = twin(beginning), adze.Cache(model, 50, **form)
+            list(adze.generate(model, [[5, 9, 3], [4, 4, 8]], 1, cache=fresh))
+            want = list(adze.generate(model, more, 8, stop=(), cache=fresh))
+            assert list(adze.generate(model, more, 8, stop=(), cache=cache)) == want
+            assert beginning.count == 3 and torch.equal(in_torch.bits(cache.layers[0].keys),
+                                                        in_torch.bits(fresh.layers[0].keys))  # fmt: skip
+
+
+def test_a_shallow_copy_is_refused():
+    with pytest.raises(TypeError, match="a shallow copy would write into the same memory: use copy.deepcopy"):
+        copy.copy(adze.Cache(lively("llama", layers=1), 50))
+
+
+def test_sequences_of_different_lengths():
+    model = lively("llama", attention="adze", layers=1)
+    cache = adze.Cache(model, 50)
+    list(adze.generate(model, [[5] * 9, [6] * 4], 1, cache=cache))
+    cache.crop(7)  # how many stay, at most
+    assert cache.lengths.tolist() == [7, 4] and cache.count == 7
+    cache.reorder_cache(torch.tensor([1, 1]))
+    assert cache.lengths.tolist() == [4, 4] and cache.get_seq_length() == 4
+    want = model(input_ids=torch.tensor([[6] * 4 + [7]]))
+    with torch.no_grad():
+        got = model(input_ids=torch.tensor([[7], [7]]), past_key_values=cache)
+    torch.testing.assert_close(got.logits[1, 0], want.logits[0, -1].detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_forward_pass_that_fails():
+    model, ids, last = lively("llama", attention="adze"), torch.tensor([[5, 6, 7]]), torch.tensor([[8]])
+
+    def fail(*_):
+        raise KeyError("a hook")
+
+    cache = adze.Cache(model, 20)
+    with torch.no_grad():
+        want = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1]
+        model(input_ids=ids, past_key_values=cache)
+        hook = model.model.layers[1].register_forward_pre_hook(fail)
+        with pytest.raises(KeyError):
+            model(input_ids=last, past_key_values=cache)
+        hook.remove()
+        with pytest.raises(RuntimeError, match="after a call that failed, crop.3. or reset"):
+            model(input_ids=last, past_key_values=cache)
+        cache.crop(3)
+        got = model(input_ids=last, past_key_values=cache).logits[0, -1]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        with pytest.raises(ValueError, match="the batch is 2, this cache has 1"):
+            model(input_ids=torch.tensor([[8], [9]]), past_key_values=cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype(dtype):
+    model = lively("llama", layers=1)
+    want = list(adze.generate(model, [5, 6, 7], 6, stop=(), cache=adze.Cache(model, 20, kind="i8")))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert list(adze.generate(model, [5, 6, 7], 6, stop=(), cache=adze.Cache(model, 20, kind="i8"))) == want
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("form", [{}, {"page": 8}], ids=name_of)
+def test_autocast(form):
+    """Values are in half precision there, and keys, which are rotated in float32, are not."""
+    model = lively("llama", attention="sdpa")
+    with torch.autocast(here().type, torch.bfloat16):
+        want = tokens_of(model, None)
+        arguments = prompt() | {"cache": adze.Cache(model, 50, **form), "stop": ()}
+        rows = adze.generate(model, arguments.pop("input_ids"), 12, **arguments)
+        assert [list(row) for row in zip(*rows, strict=True)] == want.tolist()
+        assert torch.equal(tokens_of(model, adze.Cache(model, 50, **form)), want)
+
+
+def test_another_dtype():
+    model = lively("llama", layers=1)
+    cache = adze.Cache(model, 20)
+    list(adze.generate(model, [1, 2], 2, cache=cache))
+    with pytest.raises(ValueError, match="keys of torch.bfloat16 on .* memory is for torch.float32 on"):
+        list(adze.generate(model.to(torch.bfloat16), [1, 2], 2, cache=cache))
 
 
 def test_assisted_generation():

@@ -2,7 +2,6 @@
 
 import gc
 import inspect
-import os
 import threading
 
 import numpy
@@ -18,24 +17,7 @@ from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
 from adze.graphs.module_state import ModuleState  # noqa: E402
 from adze.patching import products  # noqa: E402
 from device import Watch, generator, here  # noqa: E402
-from lively import lively, needs_kernels, passes, prompt  # noqa: E402
-
-TOKENS = int(os.environ.get("ADZE_TEST_TOKENS", "40"))  # 256 before a release, which takes half an hour
-
-
-def greedy(model, arguments, tokens=TOKENS, **options):
-    with torch.no_grad():
-        found = model.generate(
-            **arguments, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0, **options
-        )
-    return found[:, -tokens:].tolist()
-
-
-def own(model, arguments, tokens=TOKENS, **options):
-    """The sequences of a batch, without the places after their ends."""
-    mask = arguments["attention_mask"]
-    made = adze.generate(model, arguments["input_ids"], tokens, **{"attention_mask": mask, "stop": ()} | options)
-    return [[token for token in row if token is not None] for row in zip(*made, strict=True)]
+from lively import greedy, lively, needs_kernels, own, passes, prompt  # noqa: E402
 
 
 @pytest.mark.parametrize("name", models.LANGUAGE)
@@ -94,8 +76,15 @@ def test_a_cache_goes_on():
         follow = [[b[-1], *c] for b, c in zip(first, more, strict=True)]
         want = list(adze.generate(model, whole, 6, stop=()))
         assert list(adze.generate(model, follow, 6, stop=(), cache=cache)) == want
-    with torch.no_grad(), pytest.raises(RuntimeError, match="different lengths; go on with adze.generate"):
-        model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=cache)
+    ids = torch.ones(2, 8, dtype=torch.long)
+    with torch.no_grad():
+        for call in (model, model.generate):
+            with pytest.raises(ValueError, match="sequences have 15 to 17 tokens, .* go on with adze.generate, or"):
+                call(input_ids=ids, past_key_values=cache, **({} if call is model else {"max_new_tokens": 2}))
+        cache.reset()
+        model(input_ids=ids, past_key_values=cache)
+        with pytest.raises(ValueError, match="the input has no tokens after the 8 that the cache has"):
+            model.generate(input_ids=ids[:, :4], max_new_tokens=2, past_key_values=cache)
 
 
 def test_stops():
@@ -184,6 +173,43 @@ def test_threads_share_a_model():
     assert [found[0], found[1]] == want and model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("form", [None, {}, {"page": 4}], ids=str)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_another_thread_calls_the_model_itself(attention, form):
+    """It makes its masks while adze.generate is inside the model, and runs its layers when that has ended."""
+    model, ids, found = lively("llama", attention=attention), prompt()["input_ids"], []
+    inside, ready, ended = (threading.Event() for _ in range(3))
+    caller = threading.local()
+
+    def call():
+        with torch.no_grad():
+            cache = None if form is None else adze.Cache(model, 40, **form)
+            return model(input_ids=ids, past_key_values=cache).logits
+
+    def wait(*_):
+        if getattr(caller, "is_other", False):
+            ready.set()
+            assert ended.wait(60)
+        else:
+            inside.set()
+            assert ready.wait(60)
+
+    def other():
+        caller.is_other = True
+        assert inside.wait(60)
+        found.append(call())
+
+    want = call()
+    hook = model.model.layers[0].register_forward_pre_hook(wait)
+    thread = threading.Thread(target=other)
+    thread.start()
+    list(adze.generate(model, [5, 6, 7], 1, stop=()))
+    ended.set()
+    thread.join()
+    hook.remove()
+    torch.testing.assert_close(found[0], want, rtol=1e-4, atol=1e-4)
+
+
 # ---- Samples ----
 
 
@@ -193,6 +219,12 @@ def test_samples_repeat_with_their_seed():
     first = own(model, arguments, 20, seed=7, **options)
     assert own(model, arguments, 20, seed=7, chunk=9, **options) == first
     assert own(model, arguments, 20, seed=8, **options) != first != greedy(model, arguments, 20)
+
+
+def test_top_p_of_0_is_the_likeliest_token():
+    model = lively("llama", layers=1)
+    want = list(adze.generate(model, [5, 6, 7], 8, stop=()))
+    assert list(adze.generate(model, [5, 6, 7], 8, stop=(), temperature=9.0, top_p=0.0)) == want
 
 
 def test_repetition_penalty():
@@ -252,14 +284,29 @@ def test_what_is_refused():
         ({"stop": "x"}, "a token of stop is 'x', it must be a whole number"),
         ({"seed": 2**63}, "seed is 9223372036854775808, it must fit in 64 bits"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0, it must be more than 0"),
+        ({"repetition_penalty": None}, "repetition_penalty is None, it must be 0 or more, and finite"),
+        ({"temperature": None}, "temperature is None, it must be 0 or more, and finite"),
+        ({"temperature": float("nan")}, "temperature is nan, it must be 0 or more, and finite"),
+        ({"top_k": 2.5}, "top_k is 2.5, it must be a whole number"),
+        ({"top_k": -1}, "top_k is -1, it must be 0 or more"),
+        ({"top_p": 1.5}, "top_p is 1.5, it must be 0 to 1"),
+        ({"min_p": -0.1}, "min_p is -0.1, it must be 0 to 1"),
+        ({"cache": adze.Cache(lively("llama"), 9)}, "cache is for a llama of 2 layers, the model is a llama of 1"),
         ({"cache": transformers.DynamicCache()}, "cache is a DynamicCache, it must be an adze.Cache"),
     ):
         with pytest.raises(ValueError, match=sentence):
             adze.generate(model, [1, 2], 4, **options)
     with pytest.raises(ValueError, match=r"attention_mask has rows of \[2, 2\] tokens, ids has \[2, 1\]"):
         adze.generate(model, [[1, 2], [3]], 4, attention_mask=torch.ones(2, 2))
-    with pytest.raises(ValueError, match="model is a NoneType, it must be a language model"):
-        adze.generate(None, [1, 2], 4)
+    for other in (None, torch.nn.Linear(2, 2)):
+        with pytest.raises(ValueError, match=f"model is a {type(other).__name__}, it must be a language model"):
+            adze.generate(other, [1, 2], 4)
+    config = transformers.WhisperConfig(
+        vocab_size=9, d_model=8, decoder_layers=1, decoder_attention_heads=1, decoder_ffn_dim=8, pad_token_id=0,
+        encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=8, is_encoder_decoder=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="a whisper takes no position_ids"):
+        adze.generate(transformers.WhisperForCausalLM(config), [1], 4)
     with pytest.raises(ValueError, match="a prompt of 2 tokens and 9 new ones do not fit .* capacity is 9"):
         adze.generate(model, [1, 2], 9, cache=adze.Cache(model, 9))
     cache = adze.Cache(model, 9)

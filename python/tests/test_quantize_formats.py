@@ -336,6 +336,37 @@ def test_checkpoints_refused(tmp_path):
         adze.load_quantized(net, tmp_path)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_checkpoint_that_fails_leaves_the_model(tmp_path, device):
+    config, tensors, _ = next(checkpoints())
+    rest = {name: torch.randn_like(p) for name, p in Net().named_parameters() if name != "proj.weight"}
+    worse = {f"twin.{name}": tensor.clone() for name, tensor in tensors.items()}
+    worse |= {"twin.qweight": words(K, 1), "twin.bias": torch.zeros(N)}
+    for more, wanted in (
+        (worse, "twin: awq: a weight .* has scales"),
+        (
+            {"twin.weight": torch.zeros(N, K), "twin.bias": torch.zeros(N + 1)},
+            r"twin.bias is \[24\] in the model, \[25\]",
+        ),
+        ({"twin.weight": torch.zeros(N, K)}, "the checkpoint has no twin.bias"),
+        (
+            {"twin.weight": torch.zeros(N, K), "twin.bias": torch.zeros(N)},
+            "table is on the meta device and not in the",
+        ),
+    ):
+        with torch.device(device):
+            net = Net()
+            net.twin = nn.Linear(K, N)
+        net.register_buffer("table", torch.empty(3, device="meta"), persistent=False)
+        modules, before = dict(net.named_modules()), {name: t.clone() for name, t in net.state_dict().items()}
+        write(tmp_path, config, tensors, rest | more)
+        with pytest.raises(ValueError, match=wanted):
+            adze.load_quantized(net, tmp_path)
+        assert dict(net.named_modules()) == modules and type(net.proj) is nn.Linear
+        assert all(t.device.type == device for t in net.state_dict().values())
+        assert device == "meta" or all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+
+
 def test_files_that_cannot_be_read(tmp_path):
     config, tensors, _ = next(checkpoints())
     write(tmp_path, config, tensors, {})
@@ -354,6 +385,7 @@ def test_files_that_cannot_be_read(tmp_path):
     for text, wanted in (
         ("{}", "index.json has no weight_map"),
         ('{"weight_map": {"proj.qweight": "x"}}', "x cannot"),
+        ('{"weight_map": {"embed.qweight": "model.safetensors"}}', "cannot be read: .*embed.qweight"),
     ):
         index.write_text(text)
         with pytest.raises(ValueError, match=wanted):

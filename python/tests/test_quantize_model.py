@@ -170,6 +170,25 @@ def test_memory_is_freed():
     assert weight() is None
 
 
+@pytest.mark.parametrize("where", ["in a layer", "on the inputs"])
+def test_a_call_that_fails_leaves_the_model(where, monkeypatch):
+    net, calls, quantize = Net(), [], ops.quantize
+    modules, want = dict(net.named_modules()), net(ids())
+
+    def fail(do):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return do()
+
+    if where == "in a layer":
+        monkeypatch.setattr(ops, "quantize", lambda *args, **options: fail(lambda: quantize(*args, **options)))
+    with pytest.raises(KeyboardInterrupt):
+        adze.quantize(net, "int8", inputs=None if where == "in a layer" else lambda: fail(lambda: net(ids())))
+    assert dict(net.named_modules()) == modules and torch.equal(net(ids()), want)
+    assert adze.quantize(net, "int8").quantized == ["up", "down"]
+
+
 def test_report_and_inputs():
     net = Net()
     handle = adze.quantize(net, "int4-g128", zero_points=True, inputs={"ids": ids()})
@@ -182,6 +201,16 @@ def test_report_and_inputs():
     lines = handle.report().splitlines()
     assert lines[1].split()[:4] == ["up", "int4-g128", "0.11", "0.01"]
     assert "2 layers as int4-g128" in lines[4] and "outputs on the given inputs: error" in lines[5]
+
+
+def test_torchs_default_dtype():
+    net, before = Net(), torch.get_default_dtype()
+    want = adze.quantize(Net(), "int8").rows[0].on_random
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert 0 < abs(adze.quantize(net, "int8").rows[0].on_random) < 2 * want
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_state_pickle_copy_and_dtype():
@@ -265,6 +294,8 @@ def test_left_as_they_are():
         adze.quantize("model", "int8")
     with pytest.raises(ValueError, match="the model is a Linear itself: put it into a module"):
         adze.quantize(nn.Linear(8, 8), "int8")
+    with pytest.raises(TypeError, match="inputs is a Tensor, it must be a dict, a tuple or a function"):
+        adze.quantize(Net(), "int8", inputs=ids())
     handle = adze.quantize(Net(), "int8", exclude=("up", "head"))
     assert handle.quantized == ["down"] and handle.rows[0].reason == "excluded"
     assert adze.quantize(Net(), "int8", exclude=None).quantized == adze.quantize(Net(), "int8", exclude=()).quantized

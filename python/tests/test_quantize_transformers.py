@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 
 import adze
 import models
@@ -51,6 +52,44 @@ def test_round_trip(name, kind, tmp_path):
     assert not layers(again) and (models.output(again, inputs) - want).abs().max() < 0.05 * want.abs().max()
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "paligemma", "vit"])
+def test_names_that_transformers_changes(name, tmp_path):
+    """In a checkpoint modules have the names that they had when the first one was published."""
+    plain = models.build(name)
+    plain.save_pretrained(tmp_path / "plain")
+    inputs = models.inputs(name)
+    for kind in ("int8", "w8a8"):
+        model = type(plain).from_pretrained(tmp_path / "plain", device_map=here()).eval()
+        adze.quantize(model, kind, exclude=("*.0.*",))
+        if kind == "int8":
+            adze.quantize(model, "w8a8", exclude=())  # activations are known by the model's names
+        want = models.output(model, inputs)
+        model.save_pretrained(tmp_path / kind)
+        names = {key for file in (tmp_path / kind).glob("*.safetensors") for key in load_file(file)}
+        assert not names >= set(model.state_dict())
+        again = type(plain).from_pretrained(tmp_path / kind, device_map=here()).eval()
+        read = models.build(name)
+        adze.load_quantized(read, tmp_path / kind)
+        for one in (again, read):
+            assert torch.equal(models.output(one, inputs), want)
+
+
+@pytest.mark.skipif(not hasattr(hf, "HrmTextConfig"), reason="this version of transformers has no HrmText")
+@pytest.mark.parametrize("exclude", [(), ("up_proj", "k_proj")])
+def test_weights_that_a_checkpoint_has_as_one(exclude, tmp_path):
+    """Four Linears of HRM-Text's attention, and two of its MLP."""
+    config = hf.HrmTextConfig(vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                              num_attention_heads=4, num_key_value_heads=4, head_dim=16, pad_token_id=0)  # fmt: skip
+    torch.manual_seed(0)
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert any("gqkv_proj" in key for file in tmp_path.glob("*.safetensors") for key in load_file(file))
+    model, inputs = load(tmp_path), models.inputs("llama")
+    handle = adze.quantize(model, "int8", exclude=exclude)
+    made = load(tmp_path, quantization_config=adze.AdzeConfig("int8", exclude=exclude))
+    assert list(layers(made)) == handle.quantized
+    assert torch.equal(models.output(made, inputs), models.output(model, inputs))
+
+
 def test_layers_of_several_kinds(tmp_path):
     """The config says of which layers the inputs are quantised too."""
     model, inputs = models.build("llama"), models.inputs("llama")
@@ -91,6 +130,33 @@ def test_search(tmp_path):
     want = models.output(model, inputs)
     made = load(tmp_path, quantization_config=adze.AdzeConfig("int4-g32", search=True))
     assert torch.equal(models.output(made, inputs), want) and not torch.equal(want, plain)
+
+
+def test_a_model_without_the_head_of_its_checkpoint(tmp_path):
+    """As of other checkpoints, what the model does not have is left."""
+    config = hf.BertConfig(vocab_size=128, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+                           num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
+    model, inputs = hf.BertForMaskedLM(config).to(here()).eval(), models.inputs("bert")
+    handle = adze.quantize(model, "int8", exclude=())
+    model.save_pretrained(tmp_path)
+    base = hf.BertModel.from_pretrained(tmp_path, device_map=here()).eval()
+    assert "cls.predictions.transform.dense" in handle.quantized and len(layers(base)) == len(layers(model.bert))
+    assert torch.equal(models.output(base, inputs), models.output(model.bert, inputs))
+
+
+def test_a_checkpoint_of_other_sizes(tmp_path):
+    model = models.build("llama")
+    adze.quantize(model, "int4-g32")
+    model.save_pretrained(tmp_path)
+    for changed, wanted in (
+        ({"intermediate_size": 512}, r"mlp.down_proj is \[128, 512\] in the model, \[128, 256\] in the checkpoint"),
+        ({"num_hidden_layers": 1}, "the checkpoint has model.layers.1.* the model has no model.layers.1"),
+    ):
+        config = hf.AutoConfig.from_pretrained(tmp_path)
+        for name, value in changed.items():
+            setattr(config, name, value)
+        with pytest.raises(ValueError, match=f"AdzeConfig: .*{wanted}"):
+            hf.AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
 
 
 def test_refused(tmp_path):

@@ -12,11 +12,21 @@ from ..graphs import constant
 from ..operators import ops
 from . import in_torch
 from .cache import Stored, lengths_decide, slots_seen
+from .register import NAME, chosen
+
+_ADDED = ("deepseek_v4",)  # models that append columns to the mask: numbers that are added to scores
 
 
 def make_mask(*args, **kwargs):
     """sdpa's mask; while a step runs whose cache has the length of each sequence, that of the padding or none."""
     if not lengths_decide():
+        # While another thread is in adze.generate, the layers of this call may have the model's own attention.
+        config = kwargs.get("config")
+        theirs = NAME if config is None or torch.compiler.is_compiling() else chosen(config)
+        if theirs != NAME:
+            return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[theirs](*args, **kwargs)
+        if getattr(config, "model_type", None) in _ADDED:
+            return masking_utils.eager_mask(*args, **kwargs)
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):
         raise ValueError("adze.generate: this model masks more than later tokens; use its own generate()")
@@ -114,7 +124,10 @@ def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling,
         mask = mask & found
     weights = {"output_attentions": True} if _wants_weights(kwargs) else {}
     options = softcap, sinks, dropout, scaling, False, weights
-    return _attend_in_torch(module, query, key, value, mask, *options)
+    out, found = _attend_in_torch(module, query, key, value, mask, *options)
+    if found is not None and not lengths_decide():
+        found = found[..., : layer.count]  # a page has room for more
+    return out, found
 
 
 def attention_forward(
@@ -127,6 +140,8 @@ def attention_forward(
     if isinstance(key, Stored):
         return _attend_stored(module, query, key.layer, attention_mask, softcap, s_aux, dropout, scaling, kwargs)
     m, n = query.shape[2], key.shape[2]
+    if attention_mask is not None and attention_mask.dim() == 4 and attention_mask.shape[-1] == 1 < n:
+        attention_mask = attention_mask.expand(-1, -1, m, n)  # RecurrentGemma's; sdpa and eager broadcast
     own = dropout == 0 and kwargs.get("position_bias") is None and kwargs.get("cache") is None
     own = own and not _wants_weights(kwargs) and not sdpa_is_faster(query.device, query.dtype, softcap, s_aux)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)

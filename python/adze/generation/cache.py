@@ -5,6 +5,7 @@ each sequence. Attention "adze" reads the memory where it is, in pages or in few
 tensor of the model's dtype."""
 
 import contextlib
+import copy
 import threading
 import weakref
 
@@ -15,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin
 from ..operators import ops
 from ..operators.fake import refuse_gradients
 from . import in_torch
-from .register import NAME
+from .register import NAME, chosen
 
 KINDS = {None: None, "i8": torch.int8, "f8e4m3": torch.float8_e4m3fn}
 _SLIDING, _FULL = ("sliding_attention",), ("full_attention",)
@@ -79,7 +80,16 @@ class _Layer(CacheLayerMixin):
         return self._cache()
 
     def __getstate__(self):
-        return {key: value for key, value in vars(self).items() if key != "_cache"}
+        """What is pickled and copied. pickle does not have every dtype of 8 bits that torch has, so it gets bytes."""
+        state = {key: value for key, value in vars(self).items() if key != "_cache"}
+        if self.is_initialized:
+            state |= {name: in_torch.bits(state[name]) for name in ("keys", "values")}
+        return state
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        if self.is_initialized:
+            self.keys, self.values = (x.view(self.stored) for x in (self.keys, self.values))
 
     def lazy_initialization(self, key_states, value_states):
         cache, (batch, heads, _, dim) = self.cache, key_states.shape
@@ -89,15 +99,16 @@ class _Layer(CacheLayerMixin):
             rows = (cache.pages, heads, cache.page) if cache.page else (batch, heads, cache.capacity)
             self.keys, self.values = cache.memory_of(self, (*rows, dim), (*rows, value_states.shape[-1]))
             if cache.kind:
-                self.k_scale, self.v_scale = (torch.zeros(rows, device=self.device) for _ in range(2))
+                scales = (torch.zeros(rows, dtype=torch.float32, device=self.device) for _ in range(2))
+                self.k_scale, self.v_scale = scales
         self.is_initialized = True
 
     def empty(self, shape):
         """Zeros: attention in torch multiplies what no key has been written to by 0."""
-        stored = KINDS[self.cache.kind] or self.dtype
-        if stored.itemsize == 1:
-            return torch.zeros(shape, dtype=torch.uint8, device=self.device).view(stored)
-        return torch.zeros(shape, dtype=stored, device=self.device)
+        self.stored = KINDS[self.cache.kind] or self.dtype
+        if self.stored.itemsize == 1:
+            return torch.zeros(shape, dtype=torch.uint8, device=self.device).view(self.stored)
+        return torch.zeros(shape, dtype=self.stored, device=self.device)
 
     def tensors(self):
         return [x for x in (self.keys, self.values, self.k_scale, self.v_scale) if x is not None]
@@ -106,6 +117,14 @@ class _Layer(CacheLayerMixin):
         """Writes tokens after those of `before`, and is then read up to `width`, of which `after` are there. turn: q,
         q_out, and how kv_append, which must have a kernel, is to norm and rotate q and k."""
         refuse_gradients(k, v)
+        if (k.dtype, k.device) != (self.dtype, self.device):
+            raise ValueError(
+                f"adze.Cache: a layer got keys of {k.dtype} on {k.device}, its memory is for {self.dtype} on "
+                f"{self.device}: take a new adze.Cache"
+            )
+        if k.shape[0] != self.batch_size:
+            raise ValueError(f"adze.Cache: the batch is {k.shape[0]}, this cache has {self.batch_size}")
+        v = v.to(k.dtype)  # under autocast only what is rotated has another dtype
         self.after, self.width = after.to(self.device), width
         before, table = before.to(self.device), self._table()
         if in_torch.has_kernel("kv_append", self.device):
@@ -150,6 +169,7 @@ class _Layer(CacheLayerMixin):
         return self.count
 
     def get_mask_sizes(self, query_length):
+        self.cache.refuse_others(query_length)
         return self.cache.read_up_to(self.count + query_length), 0
 
     def get_max_length(self):
@@ -171,6 +191,14 @@ def _windows(config):
             f"layers of {_FULL[0]} and {_SLIDING[0]} only"
         )
     return [window if kind in _SLIDING else 0 for kind in types]
+
+
+def windows_of(config):
+    """Those of a model that may have a cache, for comparison with those of a cache; None for another model."""
+    try:
+        return _windows(config.get_text_config(decoder=True))
+    except ValueError:
+        return None
 
 
 def keeps_latents(config):
@@ -206,11 +234,13 @@ class Cache(transformers.Cache):
         self.kind, self.page, self.pages = kind, page, pages
         self.capacity = capacity
         self.capacity = self.whole_pages(capacity)
-        self.lengths = self.table = None  # [batch] and, of pages, [batch, pages of a sequence]; int32
+        self.table = None  # of pages, [batch, pages of a sequence], int32
+        self._lengths = self._numbers = None  # the lengths on the device and on the host, where they are known
         self.count = 0  # tokens that were appended to each sequence, or most to one
         self.ragged = False  # sequences have different lengths
         self.free, self.taken, self.reserved = [], 0, 0  # pages: numbers, how many each sequence has, slots it needs
         self._at = self._before = self._after = None
+        self._in_place = False  # during at(): whether attention "adze" reads the memory
         super().__init__(layers=[_Layer(self, window) for window in _windows(self.config)])
 
     def __setstate__(self, state):
@@ -219,16 +249,77 @@ class Cache(transformers.Cache):
             if "_cache" not in vars(layer):  # of a deep copy or a pickle
                 layer._cache = weakref.ref(self)
 
+    def __copy__(self):
+        raise TypeError("adze.Cache: a shallow copy would write into the same memory: use copy.deepcopy()")
+
+    def __deepcopy__(self, memo):
+        """A copy is for the same model, whose config says which attention it has."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.config)] = self.config
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
+    def __getstate__(self):
+        return vars(self).copy()
+
     def __repr__(self):
         shape = f"pages of {self.page}" if self.page else "contiguous"
         return f"adze.Cache({self.count} of {self.capacity} tokens, {shape}, {self.kind or 'dtype of the model'})"
+
+    @property
+    def lengths(self):
+        """The number of tokens of each sequence, int32 on the device; None before the first call."""
+        if self._lengths is None and self._numbers is not None:
+            with torch.inference_mode(False):
+                self._lengths = torch.tensor(self._numbers, dtype=torch.int32).to(self._device)
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths):
+        self._lengths, self._numbers = lengths, None
+        self._device = None if lengths is None else lengths.device
+
+    def numbers(self):
+        """The lengths as a list, which is another one after each change; None before the first call."""
+        if self._numbers is None and self._lengths is not None:
+            self._numbers = self._lengths.tolist()
+        return self._numbers
+
+    def set_lengths(self, lengths):
+        """The number of tokens of each sequence: numbers of the host, which go to the device when asked for."""
+        self._lengths, self._numbers = None, list(lengths)
+        self.count, self.ragged = max(lengths), len(set(lengths)) > 1
+        for layer in self.layers:
+            layer.count = self.count
+
+    def refuse_others(self, m):
+        """Raises where a forward pass of m tokens, other than that of at(), cannot go on with this cache."""
+        if self._at is not None:
+            return
+        if self.ragged:
+            shortest, longest = min(self.numbers()), max(self.numbers())
+            raise ValueError(
+                f"adze.Cache: its sequences have {shortest} to {longest} tokens, which are "
+                "different lengths; go on with adze.generate, or call reset()"
+            )
+        if m == 0:
+            raise ValueError(
+                f"adze.Cache: the input has no tokens after the {self.count} that the cache has; call reset() for "
+                "another text"
+            )
 
     def whole_pages(self, slots):
         return slots if not self.page else -(-slots // self.page) * self.page
 
     @property
     def is_read_in_place(self):
-        return self.config._attn_implementation == NAME and not keeps_latents(self.config)
+        if self._at is not None:
+            in_place = self._in_place
+        elif torch.compiler.is_compiling():
+            in_place = self.config._attn_implementation == NAME
+        else:
+            in_place = chosen(self.config) == NAME
+        return in_place and not keeps_latents(self.config)
 
     def read_up_to(self, slots):
         """How many keys attention gets: in place whole pages, and the lengths say what is in the last one."""
@@ -250,7 +341,11 @@ class Cache(transformers.Cache):
             self.pages = batch * most if self.pages is None else self.pages
             self.free = list(range(self.pages))
             self.table = torch.zeros(batch, most, dtype=torch.int32, device=device)
-            self._take_pages()
+            try:
+                self._take_pages()
+            except ValueError:
+                self.lengths = self.table = None  # as before the call
+                raise
 
     def reserve(self, slots):
         """Makes sure that each sequence has memory for so many tokens."""
@@ -264,8 +359,9 @@ class Cache(transformers.Cache):
             return
         batch, due = self.table.shape[0], self.whole_pages(self.reserved) // self.page
         if (due - self.taken) * batch > len(self.free):
+            slots, self.reserved = self.reserved, self.taken * self.page  # a call for fewer tokens may follow
             raise ValueError(
-                f"adze.Cache: {self.reserved} tokens of {batch} sequences need {due * batch} pages of {self.page}, "
+                f"adze.Cache: {slots} tokens of {batch} sequences need {due * batch} pages of {self.page}, "
                 f"it has {self.pages}"
             )
         while self.taken < due:
@@ -274,11 +370,12 @@ class Cache(transformers.Cache):
             self.taken += 1
 
     @contextlib.contextmanager
-    def at(self, lengths, seen=None, after=None):
+    def at(self, lengths, seen=None, after=None, in_place=True):
         """A forward pass whose tokens go to the slots from `lengths` on, int32 of each sequence. It leaves the
         cache's own lengths as they are, and can be captured in a graph: no number of the host is used. seen: the
-        slots that are no padding, as a mask [batch, 1, 1, capacity]. after: the lengths with the tokens, or None."""
-        self._at, self._after = lengths, after
+        slots that are no padding, as a mask [batch, 1, 1, capacity]. after: the lengths with the tokens, or None.
+        in_place: whether the model's attention is "adze", which reads the memory."""
+        self._at, self._after, self._in_place = lengths, after, in_place
         _lengths.decide, _lengths.seen = True, seen
         try:
             yield
@@ -286,28 +383,19 @@ class Cache(transformers.Cache):
             self._at = self._after = None
             _lengths.decide, _lengths.seen = False, None
 
-    def set_lengths(self, lengths):
-        """The number of tokens of each sequence, after at() has appended them: numbers of the host."""
-        with torch.inference_mode(False):
-            self.lengths = torch.tensor(lengths, dtype=torch.int32).to(self.lengths.device)
-        self.count, self.ragged = max(lengths), len(set(lengths)) > 1
-        for layer in self.layers:
-            layer.count = self.count
-
     def _begin(self, layer, m):
         """Counts the tokens of a forward pass, once: its first layer does."""
-        if self.ragged:
-            raise RuntimeError(
-                "adze.Cache: its sequences have different lengths; go on with adze.generate, or call reset()"
-            )
+        self.refuse_others(m)
         if layer.count == self.count:
             self.reserve(self.count + m)
             self._before, self._after = self.lengths, self.lengths + m
             self.lengths = self._after
             self.count += m
         elif layer.count + m != self.count:
+            least = min(layer.count for layer in self.layers)
             raise RuntimeError(
-                f"adze.Cache: a layer that has {layer.count} tokens got {m}, other layers have {self.count}"
+                f"adze.Cache: a layer that has {layer.count} tokens got {m}, other layers have {self.count}; after a "
+                f"call that failed, crop({least}) or reset()"
             )
         layer.count += m
         return self._before, self._after, self.read_up_to(layer.count)
@@ -359,8 +447,11 @@ class Cache(transformers.Cache):
         gone = -tokens if tokens <= 0 else max(self.count - tokens, 0)
         if gone > self.count:
             raise ValueError(f"adze.Cache: crop({tokens}) of {self.count} tokens")
+        if self.ragged:
+            self.set_lengths([min(n, tokens) if tokens > 0 else max(n - gone, 0) for n in self.numbers()])
+            return
         if self.lengths is not None:
-            self.lengths = (self.lengths - gone).clamp_min(0)
+            self.lengths = self.lengths - gone
         self.count -= gone
         for layer in self.layers:
             layer.count = min(layer.count, self.count)
@@ -369,7 +460,7 @@ class Cache(transformers.Cache):
         """Sequence i gets the tokens of sequence beam_idx[i], by a copy."""
         if self.lengths is None:
             return
-        self.lengths = self.lengths.index_select(0, beam_idx.to(self.lengths.device))
+        self._select_lengths(beam_idx)
         for layer in filter(lambda layer: layer.is_initialized, self.layers):
             index = beam_idx.to(layer.device)
             for x in map(in_torch.bits, layer.tensors()):
@@ -379,12 +470,19 @@ class Cache(transformers.Cache):
                 else:
                     x[:, :, : self.count] = x[:, :, : self.count].index_select(0, index)
 
+    def _select_lengths(self, index):
+        if self.ragged:
+            numbers = self.numbers()
+            self.set_lengths([numbers[i] for i in index.tolist()])
+        else:
+            self.lengths = self.lengths.index_select(0, index.to(self.lengths.device))
+
     def _select(self, index):
         if self.page:
             raise NotImplementedError("adze.Cache: the batch of a cache in pages is that of its first call")
         if self.lengths is None:
             return
-        self.lengths = self.lengths.index_select(0, index.to(self.lengths.device))
+        self._select_lengths(index)
         for layer in filter(lambda layer: layer.is_initialized, self.layers):
             layer.batch_size = len(index)
             for name in ("keys", "values", "k_scale", "v_scale"):

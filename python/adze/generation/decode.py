@@ -5,18 +5,20 @@ the length of each: no mask is made. What a step reads and writes (the token, th
 device, so one captured graph serves every step, and the next step starts before the host has seen the token. Parts of
 prompts whose size comes again are graphs too."""
 
-import contextlib
+import inspect
+import math
 import operator
-import threading
+import sys
 import weakref
 
 import torch
+from transformers import PreTrainedModel
 
 from ..graphs.cuda_graph import graph
 from ..operators import ops
 from . import in_torch
-from .cache import Cache, keeps_latents
-from .register import NAME
+from .cache import Cache, keeps_latents, windows_of
+from .register import attention_of
 
 _LISTS = (list, tuple)
 _LEAST = 16  # tokens: the smallest size to which the last part of a prompt is rounded up
@@ -79,6 +81,50 @@ def _stop_tokens(model, stop):
     return frozenset(_whole("a token of stop", token) for token in stop)
 
 
+def _number(name, number, most=None):
+    """A float of 0 to `most`, or finite."""
+    try:
+        found = float(number)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not 0 <= found <= (sys.float_info.max if most is None else most):
+        limits = "0 or more, and finite" if most is None else f"0 to {most}"
+        raise ValueError(f"adze.generate: {name} is {number!r}, it must be {limits}")
+    return found
+
+
+def _options(temperature, top_k, top_p, min_p, penalty):
+    """What _pick() takes, as numbers."""
+    found = {
+        "temperature": _number("temperature", temperature),
+        "top_k": _whole("top_k", top_k),
+        "top_p": _number("top_p", top_p, 1),
+        "min_p": _number("min_p", min_p, 1),
+        "penalty": _number("repetition_penalty", penalty),
+    }
+    if found["top_k"] < 0:
+        raise ValueError(f"adze.generate: top_k is {top_k}, it must be 0 or more")
+    if not found["penalty"]:
+        raise ValueError(f"adze.generate: repetition_penalty is {penalty}, it must be more than 0")
+    if not found["top_p"]:  # as in transformers, the likeliest token alone; the op has all of them then
+        found["temperature"] = 0.0
+    return found
+
+
+def _own(model):
+    """The model of transformers in what peft or torch.compile has put around it."""
+    found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if found is None or not hasattr(model, "get_input_embeddings"):
+        raise ValueError(
+            f"adze.generate: model is a {type(model).__name__}, it must be a language model of transformers"
+        )
+    peft = getattr(model, "active_peft_config", None)
+    if getattr(peft, "is_prompt_learning", False):
+        kind = peft.peft_type.value
+        raise ValueError(f"adze.generate: model has virtual tokens of peft ({kind}); use its own generate()")
+    return found
+
+
 def _check(model, cache, rows, new, chunk):
     config = model.config
     if config.is_encoder_decoder:
@@ -89,14 +135,42 @@ def _check(model, cache, rows, new, chunk):
         )
     if keeps_latents(cache.config):
         raise ValueError(f"adze.generate: a {config.model_type} keeps latents in its cache; use its own generate()")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"adze.generate: a {config.model_type} takes no position_ids; use its own generate()")
+    windows = [layer.window for layer in cache.layers]
+    if windows != windows_of(config):
+        raise ValueError(
+            f"adze.generate: the cache is for a {cache.config.model_type} of {len(windows)} layers, the model is a "
+            f"{config.model_type} of {config.get_text_config(decoder=True).num_hidden_layers} or has other windows"
+        )
     if new < 1 or chunk < 1:
         raise ValueError(f"adze.generate: max_new_tokens is {new} and chunk {chunk}, both must be 1 or more")
     most = model.get_input_embeddings().weight.shape[0]
     wrong = next((token for row in rows for token in row if not 0 <= token < most), None)
     if wrong is not None:  # on a GPU it would stop the process's context
         raise ValueError(f"adze.generate: ids has {wrong}, the model has tokens 0 to {most - 1}")
-    if cache.lengths is not None and len(cache.lengths) != len(rows):
-        raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(cache.lengths)}")
+    before = cache.numbers()
+    if before is not None and len(before) != len(rows):
+        raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(before)}")
+
+
+def _ropes(config):
+    """What a config says of its rope, of each kind of layers, where the frequencies depend on a text's length."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    parts = [part for part in (found, *found.values()) if isinstance(part, dict)]
+    return [part for part in parts if part.get("rope_type", part.get("type")) in ("dynamic", "longrope")]
+
+
+def _check_ropes(config, ropes, first, last):
+    """Of longrope, whether the keys of `first` tokens are those of a text of `last` tokens."""
+    for part in ropes:
+        limit = part.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", 0)
+        if part.get("rope_type", part.get("type")) == "longrope" and first <= limit < last:
+            raise ValueError(
+                f"adze.generate: the rope of a {config.model_type} has other frequencies from {limit + 1} tokens on, "
+                f"and the text has {first} tokens at first and {last} at last; use its own generate(), or a longer "
+                "prompt, or fewer new tokens"
+            )
 
 
 def _device(model):
@@ -116,29 +190,6 @@ def _has_interface(model):
 # ---- A forward pass ----
 
 
-_users, _users_lock = {}, threading.Lock()  # id of a config: [how many calls have changed it, what it had before]
-
-
-@contextlib.contextmanager
-def _attention(configs):
-    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before. Several
-    threads may run the same model: the last one to end gives it the attention that it had before the first."""
-    with _users_lock:
-        for config in configs:
-            _users.setdefault(id(config), [0, config._attn_implementation_internal])[0] += 1
-            config._attn_implementation_internal = NAME
-    try:
-        yield
-    finally:
-        with _users_lock:
-            for config in configs:
-                held = _users[id(config)]
-                held[0] -= 1
-                if not held[0]:
-                    config._attn_implementation_internal = held[1]
-                    del _users[id(config)]
-
-
 def _added_mask(dtype, lengths, m, n):
     """For a model that does not ask for its attention by name: what may be seen, as a mask that is added."""
     seen = in_torch.seen(lengths + m, m, n, 0)
@@ -147,18 +198,21 @@ def _added_mask(dtype, lengths, m, n):
 
 def _forward(model, cache):
     """A function logits(ids, lengths, keep, after): ids, [batch, m], go to the slots from lengths on, and the logits
-    are those of the tokens `keep`. after: lengths + m, where the caller has it."""
-    by_name, held = _has_interface(model), weakref.ref(cache)
+    are those of the tokens `keep`. after: lengths + m, where the caller has it. last: the position of each sequence's
+    last token; the model may have no position for what comes after it, which nothing sees."""
+    by_name, held = _has_interface(_own(model)), weakref.ref(cache)
     configs = [module.config for module in model.modules() if by_name and hasattr(module, "config")]
     configs = list({id(config): config for config in configs}.values())
 
-    def logits(ids, lengths, keep, after=None):
+    def logits(ids, lengths, keep, after=None, last=None):
         m, cache = ids.shape[1], held()
         positions = lengths[:, None].long()
         if m > 1:
             positions = positions + torch.arange(m, device=ids.device)
+        if last is not None:
+            positions = positions.minimum(last[:, None])
         mask = None if by_name else _added_mask(model.dtype, lengths, m, cache.capacity)
-        with torch.no_grad(), cache.at(lengths, after=after), _attention(configs):
+        with torch.no_grad(), cache.at(lengths, after=after, in_place=by_name), attention_of(configs):
             return model(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
                 logits_to_keep=keep,
@@ -204,8 +258,8 @@ class _Prompt(torch.nn.Module):
         self.model, self.apart = model, weakref.ref(cache)
         self.logits = _forward(model, cache)
 
-    def forward(self, ids, lengths, keep):
-        return self.logits(ids, lengths, keep)
+    def forward(self, ids, lengths, keep, last):
+        return self.logits(ids, lengths, keep, last=last)
 
 
 _runners = weakref.WeakKeyDictionary()  # of a cache, {what a module depends on: what runs it}
@@ -268,9 +322,8 @@ class _Batch:
 
     def __init__(self, model, cache, rows, device):
         self.model, self.cache, self.device = model, cache, device
-        self.rows, self.begin = rows, [0] * len(rows)
-        if cache.lengths is not None and cache.count:
-            self.begin = cache.lengths.tolist()
+        self.rows, self.held = rows, cache.numbers()
+        self.begin = self.held or [0] * len(rows)
         self.made = [0] * len(rows)  # tokens that were handed out
         self.ended = [False] * len(rows)
 
@@ -282,7 +335,7 @@ class _Batch:
         ids = torch.zeros(len(self.rows), sum(sizes), dtype=torch.int64)
         for row, tokens in enumerate(self.rows):
             ids[row, : len(tokens)] = torch.tensor(tokens)
-        ids, start = ids.to(self.device), self._tensor(self.begin)
+        ids, start, last_places = ids.to(self.device), self._tensor(self.begin), self.lengths() - 1
         self.cache.reserve(max(self.begin) + longest)
         last, at, part = [None] * len(self.rows), 0, _Prompt(self.model, self.cache)
         known, ran = _parts_run.setdefault(self.cache, set()), set()
@@ -295,7 +348,7 @@ class _Batch:
             this = id(self.model), size, len(keep)
             ran.add(this)
             run = _runner(self.model, self.cache, self.device, _Prompt, lambda: part) if this in known else part
-            logits = run(ids[:, at : at + size], start + at, wanted)
+            logits = run(ids[:, at : at + size], start + at, wanted, last_places)
             for row, end in ends.items():
                 last[row] = logits[row, keep.index(end)]
             at += size
@@ -317,10 +370,19 @@ class _Batch:
         return given
 
     def settle(self):
-        """The cache then has the prompt and the tokens that were handed out but the last, as transformers' has."""
-        if self.cache.lengths is not None:
-            parts = zip(self.begin, self.rows, self.made, strict=True)
-            self.cache.set_lengths([begin + len(row) + max(made - 1, 0) for begin, row, made in parts])
+        """The cache then has the prompt and the tokens that were handed out but the last, as transformers' has. It is
+        so before each token is handed out: a caller may stop there, and use the cache for something else."""
+        parts = zip(self.begin, self.rows, self.made, strict=True)
+        self.cache.set_lengths([begin + len(row) + made - 1 for begin, row, made in parts])
+        self.held = self.cache.numbers()
+
+    def check(self):
+        """Raises where the cache was used or changed since this call last did."""
+        if self.cache.numbers() is not self.held:
+            raise RuntimeError(
+                "adze.generate: the cache has changed since the last token, by another call or by its methods; a "
+                "call must have its cache alone until its last token"
+            )
 
 
 def _previous(batch, ids):
@@ -333,29 +395,29 @@ def _previous(batch, ids):
 
 
 def _tokens(batch, new, stop, seed, chunk, options, single):
-    try:
-        with torch.no_grad():
-            logits, ids = batch.prompt(chunk)
-            previous = None if options["penalty"] == 1 else _previous(batch, ids)
-            lengths = batch.lengths()
-            token = _pick(logits, lengths, seed, previous, **options)
-        step = _step(batch.model, batch.cache, previous, batch.device)
-        most = max(begin + len(row) for begin, row in zip(batch.begin, batch.rows, strict=True))
-        arriving = _OnHost(token)
-        for made in range(1, new + 1):
-            if made < new:
-                batch.cache.reserve(most + made)
-                with torch.no_grad():
-                    token = step(token, lengths, seed, **options)
-                    lengths = lengths + 1
-                following = _OnHost(token)
-            given = batch.take(arriving.wait(), stop)
-            yield given[0] if single else given
-            if made == new or all(batch.ended):
-                return
-            arriving = following
-    finally:
+    batch.check()
+    with torch.no_grad():
+        logits, ids = batch.prompt(chunk)
+        previous = None if options["penalty"] == 1 else _previous(batch, ids)
+        lengths = batch.lengths()
+        token = _pick(logits, lengths, seed, previous, **options)
+    step = _step(batch.model, batch.cache, previous, batch.device)
+    most = max(begin + len(row) for begin, row in zip(batch.begin, batch.rows, strict=True))
+    arriving = _OnHost(token)
+    for made in range(1, new + 1):
+        if made < new:
+            batch.cache.reserve(most + made)
+            with torch.no_grad():
+                token = step(token, lengths, seed, **options)
+                lengths = lengths + 1
+            following = _OnHost(token)
+        given = batch.take(arriving.wait(), stop)
         batch.settle()
+        yield given[0] if single else given
+        if made == new or all(batch.ended):
+            return
+        batch.check()
+        arriving = following
 
 
 def generate(
@@ -372,23 +434,22 @@ def generate(
       at while the next step runs, and what that step makes is dropped.
     temperature: 0 takes the likeliest token. Else a token is drawn, after top_k, top_p and min_p, by `seed`.
     cache: an adze.Cache, which may have earlier tokens of the same sequences; None makes one.
-    chunk: how many tokens of a prompt go through the model at once."""
-    if not hasattr(model, "get_input_embeddings"):
+    chunk: how many tokens of a prompt go through the model at once; all of them, where the frequencies of its rope
+      depend on the length ("dynamic", "longrope")."""
+    if not isinstance(model, torch.nn.Module):
         raise ValueError(f"adze.generate: model is a {type(model).__name__}, it must be a language model")
+    own = _own(model)
     rows, single = _sequences(ids, attention_mask)
     max_new_tokens, chunk = _whole("max_new_tokens", max_new_tokens), _whole("chunk", chunk)
     seed, stop = _whole("seed", seed), _stop_tokens(model, stop)
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"adze.generate: seed is {seed}, it must fit in 64 bits")
-    if not repetition_penalty > 0:
-        raise ValueError(f"adze.generate: repetition_penalty is {repetition_penalty}, it must be more than 0")
+    options = _options(temperature, top_k, top_p, min_p, repetition_penalty)
     if not isinstance(cache, Cache | None):
         raise ValueError(f"adze.generate: cache is a {type(cache).__name__}, it must be an adze.Cache")
     if cache is None:
-        cache = Cache(model, max(map(len, rows)) + max(max_new_tokens, 1))
-    _check(model, cache, rows, max_new_tokens, chunk)
-    options = {"temperature": float(temperature), "top_k": int(top_k), "top_p": float(top_p), "min_p": float(min_p)}
-    options["penalty"] = float(repetition_penalty)
+        cache = Cache(own, max(map(len, rows)) + max(max_new_tokens, 1))
+    _check(own, cache, rows, max_new_tokens, chunk)
     device = _device(model)
     batch = _Batch(model, cache, rows, device)
     longest = max(begin + len(row) for begin, row in zip(batch.begin, rows, strict=True))
@@ -397,5 +458,15 @@ def generate(
             f"adze.generate: a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the cache, "
             f"whose capacity is {cache.capacity}"
         )
+    before, most = max(batch.begin), max(map(len, rows))
+    if before + most > cache.capacity:  # all rows are appended together, each after what it has
+        raise ValueError(
+            f"adze.generate: {most} more tokens do not fit into the cache after the {before} that one of its "
+            f"sequences has; its capacity is {cache.capacity}"
+        )
+    ropes = _ropes(cache.config)
+    if ropes:
+        _check_ropes(cache.config, ropes, before or longest, longest + max_new_tokens - 1)
+        chunk = most  # the length is that of the last token of a call of the model
     seeds = torch.tensor([seed], dtype=torch.int64, device=device)
     return _tokens(batch, max_new_tokens, stop, seeds, chunk, options, single)

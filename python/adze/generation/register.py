@@ -2,12 +2,43 @@
 
 Neither package imports the other by this, and the native part is loaded with the first call of the attention."""
 
+import contextlib
 import importlib.abc
 import importlib.util
 import sys
+import threading
 
 NAME = "adze"
 _HOME = "transformers.modeling_utils"  # has the list of attentions
+
+
+_users, _users_lock = {}, threading.Lock()  # id of a config: [how many calls have changed it, what it had before]
+
+
+@contextlib.contextmanager
+def attention_of(configs):
+    """Attention "adze", for the call inside. Configs are changed directly: the model was asked before. Several
+    threads may run the same model: the last one to end gives it the attention that it had before the first."""
+    with _users_lock:
+        for config in configs:
+            _users.setdefault(id(config), [0, config._attn_implementation_internal])[0] += 1
+            config._attn_implementation_internal = NAME
+    try:
+        yield
+    finally:
+        with _users_lock:
+            for config in configs:
+                held = _users[id(config)]
+                held[0] -= 1
+                if not held[0]:
+                    config._attn_implementation_internal = held[1]
+                    del _users[id(config)]
+
+
+def chosen(config):
+    """The attention that a model has but for attention_of(), perhaps of another thread."""
+    held = _users.get(id(config))
+    return config._attn_implementation if held is None else held[1]
 
 
 def _attend(*args, **kwargs):

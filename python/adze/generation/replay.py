@@ -167,7 +167,7 @@ class GrowingCache(Cache):
 
     def __getstate__(self):
         """A copy has no graph."""
-        return vars(self) | {"memory": None, "replayed": False}
+        return super().__getstate__() | {"memory": None, "replayed": False}
 
     def memory_of(self, layer, keys, values):
         if self.memory is None:

@@ -95,17 +95,39 @@ def _files(folder):
     return found
 
 
-class _Reader:
-    """The tensors of a checkpoint, by name; files are opened once."""
+def _renamed(model, names):
+    if "transformers" in sys.modules:
+        from . import transformers
 
-    def __init__(self, folder):
-        self.files, self.opened = _files(folder), {}
+        if transformers.is_theirs(model):
+            return transformers.renamed(model, names)
+    return {name: name for name in names}
+
+
+class _Reader:
+    """The tensors of a checkpoint, by their names in the model; files are opened once."""
+
+    def __init__(self, folder, model):
+        files, self.opened = _files(folder), {}
+        self.files = {own: (files[name], name) for name, own in _renamed(model, files).items()}
 
     def __getitem__(self, name):
-        path = self.files[name]
+        return self._read(name, "get_tensor")
+
+    def shape(self, name):
+        """The shape of a tensor, which is not read."""
+        return list(self._read(name, "get_slice").get_shape())
+
+    def _read(self, name, method):
+        from safetensors import SafetensorError
+
+        path, name = self.files[name]
         if path not in self.opened:
             self.opened[path] = _opened(path)
-        return self.opened[path].get_tensor(name)
+        try:
+            return getattr(self.opened[path], method)(name)
+        except SafetensorError as error:
+            raise ValueError(f"adze.load_quantized: {path} cannot be read: {error}") from None
 
 
 def scheme_of(config, path):
@@ -122,6 +144,18 @@ def scheme_of(config, path):
     return by_class
 
 
+def misfit(weight, n, k):
+    """Why a weight of a checkpoint is not one of [n, k], or None."""
+    packed = weight.q.dtype == torch.uint8
+    stored = [weight.q.shape[0], weight.q.shape[1] * (2 if packed else 1)]
+    if stored[0] != n or stored[1] not in ((k, k + k % 2) if packed else (k,)):
+        return f"is {[n, k]} in the model, {stored} in the checkpoint"
+    scale = list(weight.scale.shape)
+    if groups_of(weight.q, weight.scale, k).group == 0 and len(scale) == 2 and scale[1] > 1:
+        return f"has a scale of {scale} in the checkpoint, for a weight of {[n, k]}"
+    return None
+
+
 def _layer(path, module, format, tensors, config):
     """The layer of a checkpoint's tensors, in the place of a module."""
     why = unfit(module)
@@ -134,11 +168,9 @@ def _layer(path, module, format, tensors, config):
         weight = format.convert(tensors, config)
     except ValueError as error:
         raise ValueError(f"adze.load_quantized: {path}: {error}") from None
-    stored = (weight.q.shape[0], weight.q.shape[1] * (2 if weight.q.dtype == torch.uint8 else 1))
-    if stored[0] != n or stored[1] not in ((k, k + k % 2) if weight.q.dtype == torch.uint8 else (k,)):
-        raise ValueError(f"adze.load_quantized: {path} is {[n, k]} in the model, {list(stored)} in the checkpoint")
-    if groups_of(weight.q, weight.scale, k).group == 0 and weight.scale.dim() == 2 and weight.scale.shape[1] > 1:
-        raise ValueError(f"adze.load_quantized: {path}: the scale is {list(weight.scale.shape)} for {[n, k]}")
+    why = misfit(weight, n, k)
+    if why is not None:
+        raise ValueError(f"adze.load_quantized: {path} {why}")
     device = module.weight.device if module.weight.device.type != "meta" else torch.device("cpu")
     weight = Weight(*(None if part is None else part.to(device) for part in weight))
     own = format.convert is _own
@@ -151,16 +183,15 @@ def _put(model, path, made):
     model.get_submodule(parent)._modules[name] = made
 
 
+def _kind_of(owner, name):
+    return "_parameters" if name in owner._parameters else "_buffers"
+
+
 def _fill(places, value):
     """Gives a parameter or a buffer its values, at all its places: a meta tensor is replaced."""
     owner, name = places[0]
-    kind = "_parameters" if name in owner._parameters else "_buffers"
+    kind = _kind_of(owner, name)
     current = getattr(owner, kind)[name]
-    if current.shape != value.shape:
-        raise ValueError(
-            f"adze.load_quantized: {name} of a {type(owner).__name__} is {list(current.shape)} in the model,"
-            f" {list(value.shape)} in the checkpoint"
-        )
     if current.device.type != "meta":
         with torch.no_grad():
             current.copy_(value)
@@ -172,10 +203,16 @@ def _fill(places, value):
         getattr(owner, kind)[name] = value
 
 
-def _tensors_of(model):
+def _modules_of(model, made):
+    """(path, module), also where a module comes again; `made` are in the places of those that they replace."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        yield path, made.get(path, module)
+
+
+def _tensors_of(model, made):
     """{name: [(module, name in it), ...]}: tied tensors have all their places."""
     by_id, names = {}, {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in _modules_of(model, made):
         kept = {n: t for n, t in module._buffers.items() if n not in module._non_persistent_buffers_set}
         for name, tensor in (*module._parameters.items(), *kept.items()):
             if tensor is not None:
@@ -194,14 +231,15 @@ def load_quantized(model, folder):
       with desc_act), compressed-tensors (pack-quantized, int-quantized, float-quantized), fp8 with blocks of
       128 x 128, adze's own.
 
-    The weights are those of the format, bit for bit. What a config says of activations is applied where it is adze's
+    The weights are those of the format, bit for bit. A checkpoint that cannot be loaded leaves the model as it was.
+    What a config says of activations is applied where it is adze's
     own ("w8a8")."""
     folder = pathlib.Path(folder)
     name, config = read_config(folder)
     if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"adze.load_quantized: quant_method is {name!r}, it must be one of {', '.join(FORMATS)}")
-    format, reader = FORMATS[name], _Reader(folder)
-    left, layers, size = set(reader.files), {}, 0
+    format, reader = FORMATS[name], _Reader(folder, model)
+    left, made = set(reader.files), {}
     for mark in sorted(left):
         path, _, last = mark.rpartition(".")
         if last not in format.marks:
@@ -211,34 +249,43 @@ def load_quantized(model, folder):
         except AttributeError:
             raise ValueError(f"adze.load_quantized: the checkpoint has {mark}, the model has no {path}") from None
         tensors = {n: reader[f"{path}.{n}"] for n in format.names if f"{path}.{n}" in left}
-        made = _layer(path, module, format, tensors, config)
+        made[path] = _layer(path, module, format, tensors, config)
         left -= {f"{path}.{n}" for n in (*format.names, *_UNUSED)}
-        _put(model, path, made)
-        layers[path], size = made.kind, size + bytes_of(*made.stored)
-    if not layers:
+    if not made:
         raise ValueError(f"adze.load_quantized: {folder} has no quantised layer of format {name}")
-    _load_rest(model, reader, left, layers)
+    rest = _rest(model, reader, left, made)
+    # All that can be wrong is known by now: until here the model is as it was.
+    for path, layer in made.items():
+        _put(model, path, layer)
+    for tensor, places in rest.items():
+        _fill(places, reader[tensor])
     if "transformers" in sys.modules:
         from . import transformers
 
         transformers.mark([model])
-    return Loaded(name, layers, sorted(left), size)
+    layers = {path: layer.kind for path, layer in made.items()}
+    return Loaded(name, layers, sorted(left - set(rest)), sum(bytes_of(*layer.stored) for layer in made.values()))
 
 
-def _load_rest(model, reader, left, layers):
-    """Loads what is not quantised; removes from `left` the names that the model has."""
-    names = _tensors_of(model)
-    filled = {id(names[f"{path}.{n}"]) for path in layers for n in FORMATS["adze"].names if f"{path}.{n}" in names}
-    for name in sorted(left & set(names)):
-        _fill(names[name], reader[name])
-        filled.add(id(names[name]))
-        left.discard(name)
+def _rest(model, reader, left, made):
+    """What is not quantised, as {name: its places in the model}; raises where it cannot be loaded."""
+    names = _tensors_of(model, made)
+    rest = {name: names[name] for name in sorted(left & set(names))}
+    filled = {id(names[f"{path}.{n}"]) for path in made for n in FORMATS["adze"].names if f"{path}.{n}" in names}
+    filled.update(map(id, rest.values()))
     missing = sorted(name for name, places in names.items() if id(places) not in filled)
     if missing:
         raise ValueError(f"adze.load_quantized: the checkpoint has no {', '.join(missing[:3])}")
-    meta = [n for n, b in model.named_buffers() if b.device.type == "meta"]
-    if meta:
-        raise ValueError(
-            f"adze.load_quantized: {meta[0]} is on the meta device and not in the checkpoint: build the model with"
-            " accelerate's init_empty_weights(), which leaves buffers as they are"
-        )
+    for tensor, ((owner, name), *_) in rest.items():
+        own, stored = list(getattr(owner, _kind_of(owner, name))[name].shape), reader.shape(tensor)
+        if own != stored:
+            raise ValueError(f"adze.load_quantized: {tensor} is {own} in the model, {stored} in the checkpoint")
+    for path, module in _modules_of(model, made):
+        for name, buffer in module._buffers.items():
+            tensor = f"{path}.{name}" if path else name
+            if buffer is not None and buffer.device.type == "meta" and tensor not in names:
+                raise ValueError(
+                    f"adze.load_quantized: {tensor} is on the meta device and not in the checkpoint: build the model"
+                    " with accelerate's init_empty_weights(), which leaves buffers as they are"
+                )
+    return rest

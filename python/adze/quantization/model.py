@@ -307,7 +307,9 @@ def _measure(row, original, made, given):
     weight = original.detach().to(torch.float32)
     difference = dequantized(made.stored, made.in_features, torch.float32) - weight
     generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(_SAMPLE, made.in_features, generator=generator, device="cpu").to(weight.device)
+    x = torch.randn(_SAMPLE, made.in_features, generator=generator, dtype=torch.float32, device="cpu").to(
+        weight.device
+    )
     row.on_random = _relative(x, difference, weight, made)
     if given is not None:
         row.on_inputs = _relative(given.to(weight.device, torch.float32), difference, weight, made)
@@ -319,6 +321,11 @@ def _run(roots, inputs):
     model = next(iter(roots.values()))
     if list(roots) != [""]:
         raise TypeError("adze.quantize: inputs must be a function that runs the pipeline")
+    if not isinstance(inputs, (Mapping, tuple, list)):
+        raise TypeError(
+            f"adze.quantize: inputs is a {type(inputs).__name__}, it must be a dict, a tuple or a function that runs "
+            "the model"
+        )
     return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
 
 
@@ -412,21 +419,29 @@ def quantize_model(
     read, before = {}, None
     if inputs is not None:
         read, before = _recorded(roots, inputs, [module for _, module in todo])
+    try:
+        _replace(handle, todo, kind, keep, zero_points, search, progress, read)
+        if inputs is not None:
+            with torch.no_grad():
+                handle.outputs = _compared(before, _main_tensor(_run(roots, inputs)))
+        handle.mark()
+    except BaseException:  # Ctrl-C too
+        handle.remove()  # nothing was returned that could undo it
+        raise
+    handle.reversible = bool(keep)
+    return handle
+
+
+def _replace(handle, todo, kind, keep, zero_points, search, progress, read):
     for i in _progress(range(len(todo)), progress):
         (row, module), todo[i] = todo[i], None  # the list must not keep a layer that is freed
         made = quantized_layer(module, kind, zero_points, search)
         _measure(row, matrix_of(module), made, read.pop(module, None))
         row.kind, row.before, row.after = made.kind, bytes_of(module.weight), bytes_of(*made.stored)
-        swap = _Swap(_places(roots, module), made, module)
-        swap.put(True)
+        swap = _Swap(_places(handle.roots, module), made, module)
         if keep:
             handle.swaps.append(swap)
-    handle.reversible = bool(keep)
-    if inputs is not None:
-        with torch.no_grad():
-            handle.outputs = _compared(before, _main_tensor(_run(roots, inputs)))
-    handle.mark()
-    return handle
+        swap.put(True)
 
 
 def quantize(x, kind, **options):

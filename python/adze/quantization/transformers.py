@@ -8,7 +8,7 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .checkpoint import FORMATS
+from .checkpoint import FORMATS, misfit
 from .linear import QuantizedLinear
 from .model import is_excluded, matrix_of, quantized_layer, unfit
 from .weight import ACTIVATIONS, KINDS, Weight, check_kind
@@ -40,16 +40,25 @@ class _Quantize(ConversionOps):
         self.quantizer = quantizer
 
     def convert(self, input_dict, full_layer_name=None, model=None, missing_keys=None, **_):
-        value = next(iter(input_dict.values()))
-        value = value[0] if isinstance(value, list) else value
-        path = full_layer_name.rpartition(".")[0]
+        made = {}  # of several layers, where a checkpoint has their weights as one
+        for name, value in input_dict.items():
+            name = full_layer_name if len(input_dict) == 1 else name
+            value = value[0] if isinstance(value, list) else value
+            path = name.rpartition(".")[0]
+            if path not in self.quantizer.paths:
+                made[name] = value
+                continue
+            made |= self._stored(model, path, value)
+            if missing_keys is not None:
+                missing_keys.discard(name)
+        return made
+
+    def _stored(self, model, path, value):
         module = model.get_submodule(path)
         module.weight = torch.nn.Parameter(value, requires_grad=False)
         config = self.quantizer.quantization_config
         made = quantized_layer(module, config.kind, config.zero_points, config.search)
         model.set_submodule(path, made)
-        if missing_keys is not None:
-            missing_keys.discard(full_layer_name)
         return {f"{path}.{name}": part for name, part in made._buffers.items() if part is not None}
 
 
@@ -140,19 +149,47 @@ _DTYPES = {
 }
 
 
+def is_theirs(model):
+    return isinstance(model, PreTrainedModel)
+
+
+def renamed(model, names):
+    """{name of a tensor in a checkpoint: its name in the model}. transformers has given modules other names since
+    their checkpoints were published, and saves them under the names that they had."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:  # a version without other names
+        return {name: name for name in names}
+    changes = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
+    found = {}
+    for name in sorted(names):  # some changes begin with a name that comes first
+        found[name] = name
+        for change in changes:
+            found[name] = change.rename_source_key(found[name])[0]
+    return found
+
+
 def _make_room(model, files, config):
     """Replaces the Linears that a checkpoint of adze has quantised by layers without data."""
-    shapes = _shapes(files)
+    stored = _shapes(files)
+    shapes = {own: stored[name] for name, own in renamed(model, stored).items()}
+    prefix = f"{model.base_model_prefix}."  # a checkpoint of the base model, or one with a head
+    of_base = any(name.startswith(prefix) for name in shapes)
     for name in shapes:
         path, _, last = name.rpartition(".")
         if last != "weight_q":
             continue
-        prefix = f"{model.base_model_prefix}."  # a checkpoint of the base model, or one with a head
         at = next((p for p in (path, path.removeprefix(prefix), prefix + path) if _has(model, p)), None)
+        if at is None and of_base and not path.startswith(prefix):
+            continue  # of a head that this model does not have
         if at is None:
             raise ValueError(f"AdzeConfig: the checkpoint has {name}, the model has no {path}")
         module = model.get_submodule(at)
         weight = Weight(*(shapes.get(f"{path}.{part}") for part in FORMATS["adze"].names))
+        why = unfit(module) or misfit(weight, *matrix_of(module).shape)
+        if why:
+            raise ValueError(f"AdzeConfig: {at} {why}")
         activations = config.kind in ACTIVATIONS or not {path, at}.isdisjoint(config.activations)
         made = QuantizedLinear(weight, matrix_of(module).shape[1], module.bias, module.weight.dtype, activations)
         model.set_submodule(at, made)
@@ -179,7 +216,7 @@ def _config_of(layers):
 def mark(models):
     """Gives models a config that says how they are to be loaded, if they are quantised by adze; else removes it."""
     for model in models:
-        if not isinstance(model, PreTrainedModel):
+        if not is_theirs(model):
             continue
         layers = {path: module for path, module in model.named_modules() if isinstance(module, QuantizedLinear)}
         quantizer = getattr(model, "hf_quantizer", None)
