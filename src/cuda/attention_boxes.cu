@@ -25,7 +25,9 @@ enum {
     BOXES_FEW_BYTES = 2 << 20,     /* and where that would need a second launch, and boxes have none */
     BOXES_MASKED_BYTES = 24 << 20, /* the same with a mask or a softcap: warps wait for the masks of their steps, and
                                       attention_cluster has more of them */
-    BOXES_ROW = 112,               /* bytes of a row, at least: that of a box takes as long with fewer */
+    BOXES_ROW = 112,               /* bytes of a row of a box, at least, that are the keys': it takes as long with
+                                      fewer, so that many keys of 40, 80 or 96 elements come slower in boxes, */
+    BOXES_NARROW_BYTES = 48 << 20, /* but for so few in heads beyond 64 elements */
     BOXES_LEAST = 256,             /* keys of a pair, at least, */
     BOXES_LEAST_WIDE = 128,        /* and in heads beyond 128 elements: attention_cluster pads them to 256 */
     BOXES_CLUSTERS = 8,            /* blocks of a cluster, at most */
@@ -134,6 +136,15 @@ int64_t attention_boxes_parts(const cuda_call &s, const attention_params &p)
     return plan.clustered ? 1 : plan.parts;
 }
 
+/* Whether keys fill little of the rows of their boxes, of PANEL bytes: attention_cluster has no such rows. Of heads
+   beyond 128 elements it takes longer, as it pads them to 256. */
+static bool boxes_narrow(const attention_params &p)
+{
+    constexpr int PANEL = 128;
+    const int bytes = std::min(p.d, p.dv) * 2;
+    return std::max(p.d, p.dv) <= 128 && bytes < (int)ceil_div(bytes, PANEL) * BOXES_ROW;
+}
+
 template <typename T, class S>
 static adze_status boxes_launch(const cuda_call &s, attention_params p, const boxes_plan &plan)
 {
@@ -191,7 +202,7 @@ adze_status attention_boxes_run(const cuda_call &s, const attention_params &p, b
                          : launches                    ? BOXES_FEW_BYTES
                                                        : BOXES_BYTES;
     const bool worth = p.n >= (widest > 128 ? BOXES_LEAST_WIDE : BOXES_LEAST) && bytes >= least &&
-                       std::min(p.d, p.dv) * 2 >= BOXES_ROW;
+                       !(boxes_narrow(p) && (widest <= 64 || bytes > BOXES_NARROW_BYTES));
     if (!s.takes(BOXES_8, true, worth))
         return ADZE_NO_KERNEL;
     return is_bf16 ? boxes_run<bf16>(s, p, plan) : boxes_run<f16>(s, p, plan);

@@ -18,6 +18,8 @@ extern "C" adze_status adze_dequantize_cuda(adze_stream, const void *);
    of models on an H200 (2026-11-18); of f8e4m3; of f32 with quantised weights. */
 enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_MANY = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
 enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192, LT_MANY = 44 << 20 };
+/* Of f32 and the fewest rows, which no other kernel splits among blocks: 30.9 us before, 16.5 by cuBLASLt. */
+enum { LT_TOKENS_LONG = 2, LT_LEAST_ROWS = 132 };
 enum { LT_SHORT_ROWS = 256, LT_SHORT_MANY = 8192 }; /* elements of a row, and rows: 10.1 us before, 4.5 by cuBLASLt */
 /* Of calls without tiles, gemm_rows is faster for up to so many tokens and multiplications (H200, 2026-11-18); and
    where the weights would first be made floats, for more of them (2026-11-19). */
@@ -225,6 +227,8 @@ static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool den
     for (const adze_tensor *w : {&a->w, &a->w2, &a->w3})
         no_tiles = no_tiles || (w->dtype && lt_unaligned(w));
     const bool few_long = rows <= LT_FEW_ROWS && k >= LT_LONG_ROWS && !a->w2.dtype;
+    if (a->x.dtype == ADZE_F32 && rows <= LT_LEAST_ROWS && few_long)
+        return LT_TOKENS_LONG;
     *alone = few_long && !no_tiles;
     if (no_tiles || few_long)
         return LT_TOKENS_NO_TILES;
@@ -270,9 +274,12 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
     const size_t given = a->call.scratch_size, lost = (size_t)(scratch - (char *)a->call.scratch);
     const size_t room = given > lost ? given - lost : 0;
     const size_t x_bytes = lt_aligned((size_t)adze_count(&a->x) * adze_dtype_size(dtype));
-    g->copied = !bytes && gemm_copies(gemm_params_of(a), dtype) && x_bytes <= room;
+    const bool copies = !bytes && gemm_copies(gemm_params_of(a), dtype);
+    g->copied = copies && x_bytes <= room;
     const bool dense = a->norm || g->copied;
-    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes, dense, &alone);
+    /* Scratch for a copy may have no room for its alignment here: then the other kernels copy x. */
+    const bool elsewhere = copies && (size_t)adze_count(&a->x) * adze_dtype_size(dtype) <= given;
+    const int64_t k = a->x.shape[a->x.rank - 1], least = lt_least(a, k, bytes, dense || elsewhere, &alone);
     const bool is_float = dtype == ADZE_F32 || dtype == ADZE_F16 || dtype == ADZE_BF16;
     if (k == 0 || adze_count(&a->x) < least * k || (a->call.flags & ADZE_BATCH_INVARIANT))
         return false;

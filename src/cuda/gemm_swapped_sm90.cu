@@ -94,7 +94,7 @@ extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int
     /* Weights of x's dtype: short rows, of which a multiprocessor has many; and long ones, of which it has one or a
        few, as a cluster's blocks have a part of k each: 13 tokens, 128 rows of 12288 took 9.0 us, 17.0 streamed
        (H200, 2026-11-19). */
-    const bool plain = p.k <= 256 ? rows > 64 : rows <= 1 ? p.k > 3584 : rows <= 4 && p.k >= 8192;
+    const bool plain = p.k <= 256 ? rows > 64 : rows <= 1 ? p.k > 3584 : rows <= 12 && p.k >= 8192;
     const bool gated = p.glu && rows > 40 && p.k <= 2048;
     const bool few = p.m > 8 && p.m <= 16 && !p.x_scale &&
                      ((p.format == OF_U4 && rows > 32) || (p.format == OF_X && (gated || plain)));

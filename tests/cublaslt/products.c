@@ -58,6 +58,20 @@ static int run(const lt_product *p, size_t most, lt_algorithm *algorithm)
     return adze_lt_find(0, p, most, algorithm) && adze_lt_run(stream, p, algorithm, workspace);
 }
 
+/* Whether cuBLASLt's kernel takes a product of x [m, k] in rows that are `row` apart, with so much scratch. */
+int adze_gemm_cuda_lt_accepts(adze_stream, const void *);
+static adze_tensor matrix(int dtype, int64_t rows, int64_t columns, int64_t row)
+{
+    return (adze_tensor){workspace, {rows, columns}, {row, 1}, 2, dtype};
+}
+static int takes(int dtype, int64_t m, int64_t n, int64_t k, int64_t row, size_t scratch)
+{
+    adze_gemm_args a = {.call = ADZE_CALL(gemm)};
+    a.x = matrix(dtype, m, k, row), a.w = matrix(dtype, n, k, k), a.out = matrix(dtype, m, n, n);
+    a.call.scratch = workspace + 16, a.call.scratch_size = scratch;
+    return adze_gemm_cuda_lt_accepts((adze_stream){0, NULL}, &a);
+}
+
 int main(void)
 {
     lt_algorithm algorithm;
@@ -111,5 +125,11 @@ int main(void)
     expect(!adze_lt_find(0, &half, 0, &algorithm), "no algorithm, and not asked for again");
     half.m = 6, half.x.row = 15;
     expect(!adze_lt_find(0, &half, 0, &algorithm), "rows that overlap");
+    expect(!takes(ADZE_BF16, 13, 1280, 9000, 10226, 13 * 9000 * 2), "13 tokens off a border are copied elsewhere");
+    expect(takes(ADZE_BF16, 13, 1280, 9000, 10226, 0), "and are cuBLASLt's where no scratch is there for a copy");
+    expect(takes(ADZE_F16, 9, 13448, 72, 72, 0) && !takes(ADZE_F16, 8, 13448, 72, 72, 0), "many short rows");
+    expect(takes(ADZE_F32, 2, 64, 15168, 15168, 0) && !takes(ADZE_F32, 1, 64, 15168, 15168, 0) &&
+               !takes(ADZE_F32, 2, 200, 15168, 15168, 0),
+           "the fewest long rows of f32");
     return expect_report();
 }
