@@ -48,7 +48,7 @@ statements in it that add a residual and norm the sum. A new version is added in
 1. `python -m adze.fingerprint --record` where it is installed adds it to each source of
    python/adze/patching/fingerprints.json that has not changed, and names those that have.
 2. `python -m adze.fingerprint --diff FOLDER` shows how they have changed, against the version in a folder such as
-   build/versions/transformers-5.22.2/lib/python3.11/site-packages. `--record --accept NAME` adds one that was
+   build/versions/transformers-5.23.0/lib/python3.11/site-packages. `--record --accept NAME` adds one that was
    reviewed: the rule must compute what the source computes.
 3. The version is written into `supported` in the same file, and `python3 tests/versions.py` writes this page again.
 """

@@ -84,7 +84,7 @@ def test_report_says_when_a_version_is_not_supported(version, inside, monkeypatc
     real = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "transformers" else real(name))
     report = adze.patch(models.build("llama")).report()
-    sentence = f"transformers {version} is not among the versions that adze is tested with (5.17 to 5.22)"
+    sentence = f"transformers {version} is not among the versions that adze is tested with (5.17 to 5.23)"
     assert report.count(sentence) == (0 if inside else 1)
 
 
