@@ -11,6 +11,7 @@ hf = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 import adze  # noqa: E402
+from adze.patching.fingerprint import undecorated  # noqa: E402
 from adze.patching.residual_norm import norms_of_sums  # noqa: E402
 from device import Watch, generator, here  # noqa: E402
 
@@ -293,7 +294,7 @@ def test_ops_chooses():
 
 def test_blocks_that_are_known_keep_their_rule():
     home = importlib.import_module("transformers.models.llama.modeling_llama")
-    assert norms_of_sums(home.LlamaDecoderLayer.forward) == ("post_attention_layernorm",)
+    assert norms_of_sums(undecorated(home.LlamaDecoderLayer.forward)) == ("post_attention_layernorm",)
     config = hf.LlamaConfig(**_LM)
     with adze.patched(home.LlamaDecoderLayer(config, 0)) as handle:
         assert handle.rows[0].rule == "add + norm"

@@ -28,7 +28,7 @@ def test_a_name_is_of_one_package_and_a_hash_has_one_row():
     assert sorted(supported) == ["diffusers", "transformers"]
     for releases in supported.values():
         assert releases == sorted(releases, key=sources.version_key)
-        assert len({sources.version_key(release)[:2] for release in releases}) == len(releases) == 6
+        assert len({sources.version_key(release)[:2] for release in releases}) == len(releases) >= 6
 
 
 def test_every_supported_version_has_every_source_or_a_later_one():
