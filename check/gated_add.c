@@ -124,6 +124,9 @@ static const char *const gpu[] = {
     "x=$[2,601,743] residual=$[2,601,743] gate=f32[2,1,743]@+1 gate_table=$[743]@+3 rounding=2",
     "x=$[601,1001]@+3 residual=$[601,1001] gate=$[601,1001]@+1",
     "out=$[3:13000,601:21,21:1]@+1 x=$[3:13001,601:21,21:1] residual=$[3:12999,601:21,21:1] gate=$[3,1,21]",
+    /* the same of rows that would leave threads of a block idle, and of less than a vector */
+    "x=$[1701,1144] residual=$[1701,1144] gate=$[1,1144]",
+    "x=$[500003,4] residual=$[500003,4] gate=$[4]",
     NULL,
 };
 

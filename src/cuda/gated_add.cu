@@ -498,8 +498,8 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
     p.rows = rows_simple(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
     gated_dense_params dense = {};
     const bool can_dense = gated_make_dense<T>(g, dim, &dense);
-    const bool joined = half && can_dense && p.rows.count * dim > MANY && gated_idle(dim / VECTOR);
-    if (s.takes(VECTORS, width == 16, !joined)) {
+    const bool aligned = width == 16, joined = p.rows.count * dim > MANY && half && can_dense;
+    if (s.takes(VECTORS, aligned, aligned && !(joined && gated_idle(dim / VECTOR)))) {
         p.units = dim / VECTOR;
         if (p.gate_f32 || p.table_f32)
             return p.table ? gated_launch<T, VECTOR, 1, true, half>(s, p)
