@@ -140,7 +140,7 @@ test_program() {
     about 'tests/NAME.c'
     local library=(-Wl,--as-needed -ladze -lm -ldl -pthread)
     grep -q '^#include "kernel.h"' "tests/$1.c" &&
-        read -ra library <<<"-Isrc -l:libadze.a $(sed -n 's/^Libs.private: //p' build/adze.pc)"
+        read -ra library <<<"-Isrc -Icheck -l:libadze_check.a -l:libadze.a $(sed -n 's/^Libs.private: //p' build/adze.pc)"
     cc -std=c11 -Wall -Wextra -Werror -D_GNU_SOURCE -Iinclude "tests/$1.c" -Lbuild "${library[@]}" -o "$logs/$1"
     LD_LIBRARY_PATH=build "$logs/$1"
 }
