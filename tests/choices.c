@@ -21,6 +21,7 @@ static const struct cuda_limits gpus[] = {
 };
 static struct cuda_limits gpu;
 
+#define OURS __attribute__((weak)) /* a build without CUDA has some of these */
 const struct cuda_limits *adze_cuda_limits(int device);
 int adze_cuda_clusters(int device), adze_cuda_clustered(int device, int size), adze_cuda_tensor_cores(int device);
 int adze_cuda_pdl(int device);
@@ -48,19 +49,19 @@ int adze_cuda_pdl(int device)
 {
     return adze_cuda_clusters(device);
 }
-int adze_cuda_sm(int device)
+OURS int adze_cuda_sm(int device)
 {
     return device == 0 ? gpu.sm : 0;
 }
-int adze_cuda_sm_count(int device)
+OURS int adze_cuda_sm_count(int device)
 {
     return device == 0 ? gpu.sm_count : 0;
 }
-int adze_cuda_count(void)
+OURS int adze_cuda_count(void)
 {
     return 1;
 }
-void adze_cuda_name(int device, char *to, size_t size)
+OURS void adze_cuda_name(int device, char *to, size_t size)
 {
     snprintf(to, size, "GPU %d", device);
 }
@@ -68,12 +69,12 @@ void adze_cuda_set_pdl(int on)
 {
     (void)on;
 }
-adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args)
+OURS adze_status adze_cuda_call(adze_run_fn run, adze_stream stream, const void *args)
 {
     (void)run, (void)stream, (void)args;
     return ADZE_NO_KERNEL;
 }
-adze_status adze_cuda_prepare(int device)
+OURS adze_status adze_cuda_prepare(int device)
 {
     return device == 0 ? ADZE_OK : ADZE_DEVICE;
 }
