@@ -18,9 +18,12 @@ extern "C" adze_status adze_dequantize_cuda(adze_stream, const void *);
    of models on an H200 (2026-11-18); of f8e4m3; of f32 with quantised weights. */
 enum { LT_TOKENS = 17, LT_TOKENS_NO_TILES = 9, LT_TOKENS_MANY = 9, LT_TOKENS_F8 = 17, LT_TOKENS_FLOATS = 24 };
 enum { LT_FEW_ROWS = 1024, LT_LONG_ROWS = 8192, LT_MANY = 44 << 20 };
-/* Of f32 and the fewest rows, which no other kernel splits among blocks: 30.9 us before, 16.5 by cuBLASLt. */
+/* Of f32 and the fewest long rows, whose k no other kernel splits among blocks: 5 x 15168 x 64 took 30.9 us, and 16.5
+   by cuBLASLt (H200, 2026-11-19). */
 enum { LT_TOKENS_LONG = 2, LT_LEAST_ROWS = 132 };
-enum { LT_SHORT_ROWS = 256, LT_SHORT_MANY = 8192 }; /* elements of a row, and rows: 10.1 us before, 4.5 by cuBLASLt */
+/* Elements of a short row, and from how many such rows on there are many weights: 9 x 72 x 13448 took 10.1 us,
+   and 4.5 by cuBLASLt (H200, 2026-11-19). */
+enum { LT_SHORT_ROWS = 256, LT_SHORT_MANY = 8192 };
 /* Of calls without tiles, gemm_rows is faster for up to so many tokens and multiplications (H200, 2026-11-18); and
    where the weights would first be made floats, for more of them (2026-11-19). */
 enum { LT_FEW_TOKENS = 64, LT_SMALL = 6 << 20, LT_SMALL_FLOATS = 20 << 20 };

@@ -197,9 +197,9 @@ def _added_mask(dtype, lengths, m, n):
 
 
 def _forward(model, cache):
-    """A function logits(ids, lengths, keep, after): ids, [batch, m], go to the slots from lengths on, and the logits
-    are those of the tokens `keep`. after: lengths + m, where the caller has it. last: the position of each sequence's
-    last token; the model may have no position for what comes after it, which nothing sees."""
+    """A function logits(ids, lengths, keep, after, last): ids, [batch, m], go to the slots from lengths on. The
+    logits are those of the tokens `keep`. after: lengths + m, where the caller has it. last: the position of each
+    sequence's last token; the model may have no position for what comes after it, which nothing sees."""
     by_name, held = _has_interface(_own(model)), weakref.ref(cache)
     configs = [module.config for module in model.modules() if by_name and hasattr(module, "config")]
     configs = list({id(config): config for config in configs}.values())
