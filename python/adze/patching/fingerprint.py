@@ -91,6 +91,9 @@ DECORATORS = {
         ["675da31de468"]
     ),  # torch.no_grad() and other contexts
     ("transformers.utils.deprecation", "wrapped_func"): frozenset(["64b6bfaa1956"]),  # deprecate_kwarg
+    ("transformers.modeling_rope_utils", "wrapper"): frozenset(
+        ["1c01844fede3"]
+    ),  # dynamic_rope_update: it may change the frequencies before each call
     ("transformers.modeling_layers", "forward_with_checkpointing"): frozenset(
         ["faf896ea459b"]
     ),  # of every layer, from 5.23 on: it asks whether the class has it, which a patch leaves as it is

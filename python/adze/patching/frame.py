@@ -45,6 +45,7 @@ class Rule:
     facts(module, ctx): what a fused block needs to know to do this module's work itself (a Norm, an Act), or a str:
       why not.
     matches(function): for a rule without fingerprints. It is asked about forwards that no other rule knows.
+    numerics: the only ones that the rule is for; None for all.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Rule:
     build: Callable[[nn.Module, "Context"], Callable | str]
     facts: Callable[[nn.Module, "Context"], Any] | None = None
     matches: Callable[[Callable], bool] | None = None
+    numerics: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +285,7 @@ class _Plan:
 
     def __init__(self, ops, numerics, exclude):
         self.ops, self.numerics, self.exclude = ops, numerics, exclude
-        self.rules = rules_for(*_loaded())
+        self.rules = [rule for rule in rules_for(*_loaded()) if rule.numerics in (None, numerics)]
         self.excluded = set()
         self.packed = set()  # Linears whose weights lie in one storage
 

@@ -1,7 +1,9 @@
-"""Rules for rope in transformers: apply_rotary_pos_emb in any attention, and attentions that also norm q and k."""
+"""Rules for rope in transformers: apply_rotary_pos_emb in any attention, attentions that also norm q and k, and the
+tables of a model."""
 
 import sys
 
+import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...operators import ops
@@ -223,6 +225,47 @@ def _qk_norm_rope_rule(forward, heads_first):
     return Rule("qk_norm_rope", "fuse", {**known(forward=forward), **functions}, _qk_norm_rope(heads_first))
 
 
+def _tables(columns, of_layer=False, cast=True):
+    """The build of a rotary embedding, whose forward returns cos and sin of positions. columns: as rope_table has
+    them. of_layer: each type of layers has its own frequencies. cast: the tables are cast to the dtype of x."""
+
+    def build(module, ctx):
+        original = ctx.original
+
+        def tables(self, x, position_ids, prefix=""):
+            """(cos, sin), or None where the model computes them."""
+            if torch.compiler.is_compiling() or self.training or not usable(x) or x.requires_grad:
+                return None
+            freq, scale = getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
+            if not all(type(given) is torch.Tensor and given.device == x.device for given in (freq, position_ids)):
+                return None
+            if freq.dim() != 1 or position_ids.dim() != 2 or position_ids.dtype not in _POSITIONS:
+                return None
+            if not isinstance(scale, (int, float)) or not scale:
+                return None
+            dtype = x.dtype if cast else None
+            return ops.rope_table(position_ids[..., None], freq.float(), scale=scale, columns=columns, dtype=dtype)
+
+        def forward(self, x, position_ids):
+            found = tables(self, x, position_ids)
+            return original(self, x, position_ids) if found is None else found
+
+        def forward_of_layer(self, x, position_ids, layer_type):
+            found = tables(self, x, position_ids, f"{layer_type}_")
+            return original(self, x, position_ids, layer_type) if found is None else found
+
+        return forward_of_layer if of_layer else forward
+
+    return build
+
+
+def _table_rule(names, columns, **options):
+    """Not for numerics="match": sine and cosine are those of adze, whose floats are not torch's to the last bit."""
+    sources = known(forward=" ".join(f"{name}RotaryEmbedding.forward" for name in names.split()))
+    return Rule("rope_table", "rope", sources, _tables(columns, **options), numerics="fast")
+
+
+_POSITIONS = (torch.int64, torch.int32, torch.float32)
 _FIRST = _rotation(interleaved=True, columns="first")
 _FIRST_IN_FLOAT = _rotation(interleaved=True, columns="first", steps=False)
 
@@ -244,4 +287,10 @@ ROPES = [
     _rope_rule(
         _rotation(columns="half"), "gpt_oss:apply_rotary_pos_emb", _apply_rotary_emb="gpt_oss:_apply_rotary_emb"
     ),
+    _table_rule("llama:Llama qwen2:Qwen2", "halves"),
+    _table_rule("olmo:Olmo", "halves", cast=False),
+    _table_rule("gemma3:Gemma3", "halves", of_layer=True),
+    _table_rule("olmo3:Olmo3", "halves", of_layer=True, cast=False),
+    _table_rule("cohere:Cohere", "pairs"),
+    _table_rule("gpt_oss:GptOss", "once"),
 ]
