@@ -3,7 +3,7 @@ the same memory. What the host computed in between is frozen, as in a graph."""
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from adze.generation import decode, replay
 from adze.graphs import cuda_graph as graphs
@@ -29,10 +29,10 @@ class Tape:
     """In place of a captured graph: Tape(module, (args, kwargs), before), and replay(leaves)."""
 
     def __init__(self, module, args, before):
-        self.replays = 0
+        self.replays, self.module = 0, module
         leaves, spec = pytree.tree_flatten(args)
-        self.inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-        args, kwargs = pytree.tree_unflatten(self.inputs, spec)
+        self.inputs = graphs.Inputs(leaves)
+        args, kwargs = pytree.tree_unflatten(self.inputs.leaves, spec)
         with torch.no_grad():
             for _ in range(graphs.WARMUP):
                 module(*args, **kwargs)
@@ -43,16 +43,18 @@ class Tape:
 
     def replay(self, leaves):
         self.replays += 1
-        for own, given in zip(self.inputs, leaves, strict=True):
-            if isinstance(own, torch.Tensor):
-                own.copy_(given)
+        self.inputs.take(leaves)
+        with _disable_current_modes():  # what a graph launches is no call of torch's
+            self.run()
+        return graphs.handed_out(self.module, self.outputs)
+
+    def run(self):
         for op, args, kwargs, before in self.calls:
             used = {_memory(x) for x in pytree.tree_leaves((args, kwargs))}
             now = op(*args, **kwargs)
             for own, new in zip(pytree.tree_leaves(before), pytree.tree_leaves(now), strict=True):
                 if isinstance(own, torch.Tensor) and _memory(own) not in used:  # no view, and not written in place
                     own.copy_(new)
-        return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, self.outputs)
 
 
 def use(monkeypatch):

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 import adze  # noqa: E402
 import models  # noqa: E402
+import tape  # noqa: E402
 from adze.generation import decode, in_torch  # noqa: E402
 from adze.graphs.cuda_graph import GraphHandle  # noqa: E402
 from adze.graphs.module_state import ModuleState  # noqa: E402
@@ -255,8 +256,9 @@ def test_torch_draws_the_same(options, monkeypatch):
     for kernel in (True, False):
         monkeypatch.setattr(in_torch, "has_kernel", lambda op, device, kernel=kernel: kernel)
         known = previous if options["penalty"] != 1 else None
-        found.append(decode._pick(logits, lengths, torch.tensor([-5]), known, **options))
-    assert torch.equal(*found) and found[0].dtype == torch.int64 and found[0].unique().numel() > 15
+        found.append(torch.empty(32, dtype=torch.int64))
+        decode._pick(logits, lengths, torch.tensor([-5]), known, found[-1], **options)
+    assert torch.equal(*found) and found[0].unique().numel() > 15
 
 
 # ---- What is refused ----
@@ -337,6 +339,23 @@ def test_offloaded_weights(on_the_cpu):
 # ---- A step as a graph captures it ----
 
 
+def state_of(tokens, batch):
+    """What a step takes."""
+    state = decode._state(batch.lengths())
+    decode._parts(state)[0].copy_(torch.tensor(tokens))
+    return state
+
+
+@pytest.mark.parametrize("batch", range(1, 8))
+def test_the_state_of_a_step(batch):
+    lengths = torch.arange(batch, dtype=torch.int32) + 2**31 - 8
+    state = decode._state(lengths)
+    tokens, found = decode._parts(state)
+    assert torch.equal(found, lengths) and tokens.tolist() == [0] * batch
+    tokens.fill_(-1)
+    assert torch.equal(decode._parts(state)[1], lengths) and len(state) == batch + -(-batch // 2)
+
+
 def test_a_step_can_be_repeated():
     """adze.graph runs a step several times before it captures one: they must leave behind what one run does."""
     model = lively("gpt_oss")
@@ -345,17 +364,18 @@ def test_a_step_can_be_repeated():
     options = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.2}
     with torch.no_grad():
         _, made = batch.prompt(512)
-        step = decode._Step(model, cache, decode._previous(batch, made))
-        arguments = torch.tensor([5, 6]), batch.lengths(), torch.tensor([0])
-        first = step(*arguments, **options)
+        step = decode._Step(model, cache, decode._previous(batch, made), torch.tensor([0]))
+        given = state_of([5, 6], batch)
+        first, before = step(given, **options), given.clone()
         state = [x.clone() for layer in cache.layers for x in layer.tensors()] + [step.previous.clone()]
-        assert all(torch.equal(step(*arguments, **options), first) for _ in range(3))
+        assert all(torch.equal(step(given, **options), first) for _ in range(3)) and torch.equal(given, before)
+        assert decode._parts(first)[1].tolist() == [25, 25]
     after = [x for layer in cache.layers for x in layer.tensors()] + [step.previous]
     assert all(map(torch.equal, state, after)) and cache.count == 0
     for model.kept in (None, cache, [cache]):  # a caller may keep the cache anywhere
         state = ModuleState(step)
         with torch.no_grad():
-            step(*arguments, **options)
+            step(given, **options)
         cache.set_lengths([3, 4])
         cache.set_lengths([0, 0])
         assert state.same()  # so that a graph is replayed
@@ -370,23 +390,23 @@ def test_a_step_reads_nothing_on_the_host(name, kernel, monkeypatch):
     """A capture would fail; and the next step would have to wait."""
     monkeypatch.setattr(in_torch, "has_kernel", lambda op, device: kernel)
     model = lively(name)
-    cache, ids = adze.Cache(model, 40, page=8), torch.tensor([5, 6])
+    cache = adze.Cache(model, 40, page=8)
     options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "penalty": 1.2}
-    batch = decode._Batch(model, cache, [[1, 2, 3], [4]], ids.device)
+    batch = decode._Batch(model, cache, [[1, 2, 3], [4]], model.device)
     with torch.no_grad():
         _, made = batch.prompt(512)
-        step = decode._Step(model, cache, decode._previous(batch, made))
-        arguments = ids, batch.lengths(), torch.tensor([3])
+        step = decode._Step(model, cache, decode._previous(batch, made), torch.tensor([3]))
+        state = state_of([5, 6], batch)
         with Watch() as watch:
-            step(*arguments, **options)
+            step(state, **options)
     assert not {"aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero", "aten.equal"} & set(watch.seen)
     assert bool(watch.seen["adze.sample"]) == kernel
 
 
 @needs_kernels
 def test_a_patched_step_has_few_small_kernels(monkeypatch):
-    """Of the positions there is one sum: the lengths after the step. The residuals are added by products, which a CPU
-    with its own instructions for bf16 would leave to torch."""
+    """Of the positions there is one sum, the lengths after the step, and one launch for the tables of the rope. The
+    residuals are added by products, which a CPU with its own instructions for bf16 would leave to torch."""
     monkeypatch.setitem(products.FASTER, "cpu", {torch.bfloat16: 64})
     model = lively("llama").to(torch.bfloat16)
     adze.patch(model, numerics="fast")
@@ -395,34 +415,71 @@ def test_a_patched_step_has_few_small_kernels(monkeypatch):
     options = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
     with torch.no_grad():
         batch.prompt(512)
-        arguments = torch.tensor([5, 6]), batch.lengths(), torch.tensor([0])
+        state = state_of([5, 6], batch)
         with Watch() as watch:
-            decode._Step(model, cache, None)(*arguments, **options)
+            decode._Step(model, cache, None, torch.tensor([0]))(state, **options)
     assert watch.seen["aten.add"] == 1 and not watch.seen["aten.arange"]
+    assert watch.seen["adze.rope_table"] == 1 and not watch.seen["aten.cos"] and not watch.seen["aten.cat"]
 
 
 @needs_kernels
 def test_a_step_is_captured_once():
-    model, gpu = lively("llama"), torch.device("cuda")
+    model, gpu, seed = lively("llama"), torch.device("cuda"), torch.tensor([0])
     cache = adze.Cache(model, 40)
     first = list(adze.generate(model, [5, 6], 5, stop=(), cache=cache))
-    handle = decode._step(model, cache, None, gpu)
-    assert handle is decode._step(model, cache, None, gpu)  # that of the call before
+    handle = decode._step(model, cache, None, seed, gpu)
+    assert handle is decode._step(model, cache, None, seed, gpu)  # that of the call before
     cache.reset()
     with Watch() as watch:
         assert list(adze.generate(model, [5, 6], 5, stop=(), cache=cache)) == first
-    assert watch.adze and decode._step(model, cache, None, gpu) is handle
+    assert watch.adze and decode._step(model, cache, None, seed, gpu) is handle
     other = adze.Cache(model, 40)
     list(adze.generate(model, [5, 6], 5, stop=(), cache=other))
-    assert decode._step(model, other, None, gpu) is not handle
+    assert decode._step(model, other, None, seed, gpu) is not handle
     del decode._runners[other]
-    made = decode._step(model, other, None, gpu)
+    made = decode._step(model, other, None, seed, gpu)
     assert isinstance(made, GraphHandle) and type(made.module) is decode._Step
     gc.collect()
     count = len(decode._runners)
     del other, made
     gc.collect()
     assert len(decode._runners) == count - 1
+
+
+@needs_kernels
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_one_copy_between_two_replays(penalty, monkeypatch):
+    """Of the state into the graph; the other one is that of the tokens to the host. What a graph launches is not
+    counted, also where a tape stands for it."""
+    captured, model, counts = tape.use(monkeypatch), lively("llama"), []
+    cache, options = adze.Cache(model, 40), {"stop": (), "temperature": 0.8, "seed": 3, "repetition_penalty": penalty}
+    rows, views = [[5, 9, 3, 77], [8], [4, 4]], ("slice", "view", "alias", "detach", "empty")
+    want = list(adze.generate(model, rows, 30, cache=adze.Cache(model, 40), **options))
+    for new in (6, 8, 10, 30):  # the second one captures a graph of the prompt
+        cache.reset()
+        with Watch() as watch:
+            assert list(adze.generate(model, rows, new, cache=cache, **options)) == want[:new]
+        counts.append({op: n for op, n in watch.seen.items() if not op.removeprefix("aten.").startswith(views)})
+    more = {op: n - counts[2].get(op, 0) for op, n in counts[3].items() if n != counts[2].get(op, 0)}
+    assert sum(more.values()) == 2 * 20 and more.keys() <= {"aten.copy_", "aten.clone"}
+    steps = [graph for graph in captured if graph.replays > 10]
+    assert [graph.replays for graph in steps] == [29, 5 + 7 + 9 + 29]
+
+
+@needs_kernels
+def test_a_seed_is_not_part_of_a_graph(monkeypatch):
+    """Nor are the tokens of another call, which a graph has lent."""
+    captured, model = tape.use(monkeypatch), lively("llama")
+    cache, found = adze.Cache(model, 40), []
+    for seed in (1, 2, 1):
+        cache.reset()
+        left = adze.generate(model, [[7], [9]], 20, stop=(), cache=cache, seed=5, temperature=1.0)
+        assert len([next(left) for _ in range(3)]) == 3
+        cache.reset()
+        found.append(list(adze.generate(model, [[5], [6]], 12, stop=(), cache=cache, seed=seed, temperature=1.0)))
+        with pytest.raises(RuntimeError, match="the cache has changed since the last token"):
+            next(left)
+    assert found[0] == found[2] != found[1] and len([graph for graph in captured if graph.replays > 20]) == 1
 
 
 @pytest.mark.parametrize("count, chunk, room, want", [

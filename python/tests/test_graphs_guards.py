@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 import adze  # noqa: E402
 from adze.graphs import cuda_graph as graphs  # noqa: E402
 from adze.graphs.module_state import ModuleState  # noqa: E402
-from device import default_device  # noqa: E402
+from device import Watch, default_device  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,29 @@ def test_a_patch_that_is_switched(recorded, block):
         assert now is not before, switch
         assert agrees(graph, block) and list(graph.captured.values()) == [now]
         switch()
+
+
+def test_inputs_of_a_dtype_are_copied_in_one_launch():
+    given = [torch.randn(3, 4), None, torch.arange(4), 7, torch.randn(2).expand(5, 2), torch.arange(6)[::2]]
+    inputs, other = graphs.Inputs(given), [x + 1 if isinstance(x, torch.Tensor) else x for x in given]
+    assert inputs.leaves[1] is None and inputs.leaves[3] == 7 and inputs.leaves[0] is not given[0]
+    with Watch() as watch:
+        inputs.take(other)
+    assert all(torch.equal(inputs.leaves[i], other[i]) for i in (0, 2, 4, 5))
+    assert watch.seen["aten._foreach_copy_"] == 2
+    with Watch() as watch:
+        graphs.Inputs(given[1:3]).take(other[1:3])
+        graphs.Inputs([1]).take([2])
+        graphs.Inputs([torch.ones(2).to(torch.float8_e4m3fn)] * 2).take([torch.zeros(2).to(torch.float8_e4m3fn)] * 2)
+    assert watch.seen["aten.copy_"] == 1 + 2 and not watch.seen["aten._foreach_copy_"]
+
+
+def test_outputs_are_copies_or_lent():
+    module, outputs = torch.nn.Identity(), {"x": torch.ones(3), "n": 3}
+    found = graphs.handed_out(module, outputs)
+    assert found["x"] is not outputs["x"] and torch.equal(found["x"], outputs["x"]) and found["n"] == 3
+    module.lends = True
+    assert graphs.handed_out(module, outputs)["x"] is outputs["x"]
 
 
 def test_a_replay_that_starts_ahead_is_dropped_after_a_change(recorded, block):

@@ -221,33 +221,56 @@ def _forward(model, cache):
     return logits
 
 
-def _pick(logits, lengths, seed, previous, temperature, top_k, top_p, min_p, penalty):
-    """A token for each sequence, int64. The random number is that of the seed and of the token's place."""
+def _pick(logits, lengths, seed, previous, out, temperature, top_k, top_p, min_p, penalty):
+    """A token for each sequence into out, int64. The random number is that of the seed and of the token's place."""
     count = None if previous is None else lengths
     if in_torch.has_kernel("sample", logits.device):
-        return ops.sample(
+        ops.sample(
             logits, temperature=temperature, seed=seed, counter=lengths, top_k=top_k, top_p=top_p, min_p=min_p,
-            penalty=penalty, previous=previous, previous_count=count, dtype=torch.int64,
+            penalty=penalty, previous=previous, previous_count=count, dtype=torch.int64, out=out,
         )  # fmt: skip
-    return in_torch.sample(logits, temperature, seed, lengths, top_k, top_p, min_p, penalty, previous, count)
+    else:
+        out.copy_(in_torch.sample(logits, temperature, seed, lengths, top_k, top_p, min_p, penalty, previous, count))
+
+
+def _state(lengths):
+    """What a step takes and returns, in one tensor, so that one copy takes it from a step to the next: a token of
+    each sequence, int64, and how many it has in the cache, int32."""
+    batch = lengths.shape[0]
+    state = torch.zeros(batch + (batch + 1) // 2, dtype=torch.int64, device=lengths.device)
+    _parts(state)[1].copy_(lengths)
+    return state
+
+
+def _parts(state):
+    """The tokens and the lengths of a state, which are views of it."""
+    batch = state.shape[0] * 2 // 3
+    return state[:batch], state[batch:].view(torch.int32)[:batch]
 
 
 class _Step(torch.nn.Module):
-    """One token of each sequence. It returns the next one, and keeps nothing but what it writes into the cache and
-    into `previous`, at a place that lengths names: to repeat it changes nothing, as a capture does."""
+    """One token of each sequence. It returns the state with the next one, and keeps nothing but what it writes into
+    the cache and into `previous`, at a place that lengths names: to repeat it changes nothing, as a capture does."""
 
-    def __init__(self, model, cache, previous):
+    lends = True  # adze.graph returns its own buffer, which the next step writes
+
+    def __init__(self, model, cache, previous, seed):
         super().__init__()
         self.model, self.apart = model, weakref.ref(cache)  # adze.graph compares all attributes but the cache's
         self.logits = _forward(model, cache)
         self.register_buffer("previous", previous, persistent=False)
+        with torch.inference_mode(False):  # a later call may write into it in another mode
+            self.register_buffer("seed", seed.clone(), persistent=False)
 
-    def forward(self, ids, lengths, seed, **options):
-        after = lengths + 1
+    def forward(self, state, **options):
+        following = torch.empty_like(state)
+        (ids, lengths), (token, after) = _parts(state), _parts(following)
+        torch.add(lengths, 1, out=after)
         logits = self.logits(ids[:, None], lengths, 1, after)[:, -1]
         if self.previous is not None:
             self.previous.scatter_(1, lengths[:, None].long(), ids[:, None])
-        return _pick(logits, after, seed, self.previous, **options)
+        _pick(logits, after, self.seed, self.previous, token, **options)
+        return following
 
 
 class _Prompt(torch.nn.Module):
@@ -280,9 +303,10 @@ def _runner(model, cache, device, kind, make):
     return known[key]
 
 
-def _step(model, cache, previous, device):
+def _step(model, cache, previous, seed, device):
     """What runs a step."""
-    found = _runner(model, cache, device, previous is not None, lambda: _Step(model, cache, previous))
+    found = _runner(model, cache, device, previous is not None, lambda: _Step(model, cache, previous, seed))
+    found.seed.copy_(seed)
     if previous is not None:
         found.previous.copy_(previous)
     return found
@@ -299,14 +323,22 @@ def _sizes(count, chunk, room):
 class _OnHost:
     """Tokens on their way to the host; the copy does not wait for the step that follows."""
 
-    def __init__(self, tokens):
-        self.event = None
-        self.tokens = tokens
-        if tokens.device.type == "cuda":
-            self.tokens = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True)
-            self.tokens.copy_(tokens, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
+    def __init__(self, state):
+        tokens, _ = _parts(state)
+        if tokens.device.type != "cuda":
+            self.tokens, self.event = tokens.clone(), None
+            return
+        self.tokens, self.event = torch.empty_like(tokens, device="cpu", pin_memory=True), torch.cuda.Event()
+        self.tokens.copy_(tokens, non_blocking=True)
+        self.stream = torch.cuda.current_stream(tokens.device)
+        self.event.record(self.stream)
+
+    def before_a_step(self):
+        """A step writes where the one before it left its tokens. On another stream it waits for their copy."""
+        if self.event is not None:
+            stream = torch.cuda.current_stream(self.stream.device)
+            if stream != self.stream:
+                stream.wait_event(self.event)
 
     def wait(self):
         if self.event is not None:
@@ -399,18 +431,19 @@ def _tokens(batch, new, stop, seed, chunk, options, single):
     with torch.no_grad():
         logits, ids = batch.prompt(chunk)
         previous = None if options["penalty"] == 1 else _previous(batch, ids)
-        lengths = batch.lengths()
-        token = _pick(logits, lengths, seed, previous, **options)
-    step = _step(batch.model, batch.cache, previous, batch.device)
+        state = _state(batch.lengths())
+        token, lengths = _parts(state)
+        _pick(logits, lengths, seed, previous, token, **options)
+    step = _step(batch.model, batch.cache, previous, seed, batch.device)
     most = max(begin + len(row) for begin, row in zip(batch.begin, batch.rows, strict=True))
-    arriving = _OnHost(token)
+    arriving = _OnHost(state)
     for made in range(1, new + 1):
         if made < new:
             batch.cache.reserve(most + made)
+            arriving.before_a_step()
             with torch.no_grad():
-                token = step(token, lengths, seed, **options)
-                lengths = lengths + 1
-            following = _OnHost(token)
+                state = step(state, **options)
+            following = _OnHost(state)
         given = batch.take(arriving.wait(), stop)
         batch.settle()
         yield given[0] if single else given

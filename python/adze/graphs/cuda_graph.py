@@ -12,6 +12,11 @@ from .module_state import ModuleState
 WARMUP = 3  # calls before a capture: allocators, autotuners and lazily loaded kernels settle
 MOST_WASTED = 8  # changes of a module in a row, each before its graphs paid off: then it runs without graphs
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
+# Dtypes of which torch copies several tensors at once.
+_GROUPED = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
 _one_capture = threading.RLock()  # a capture waits for the device, which another capture forbids
 
 
@@ -60,17 +65,46 @@ class _Order:
         self.done.record(self.stream)
 
 
+class Inputs:
+    """The buffers that a graph reads, and the other inputs that it was captured with."""
+
+    def __init__(self, leaves):
+        self.leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        alike = {}
+        for at, own in enumerate(self.leaves):
+            if isinstance(own, torch.Tensor):
+                together = type(own) is torch.Tensor and own.dtype in _GROUPED
+                alike.setdefault((own.dtype, own.device) if together else at, []).append(at)
+        self.groups = [(places, [self.leaves[at] for at in places]) for places in alike.values()]
+
+    def take(self, leaves):
+        """Copies the tensors of a call, those of a dtype in one launch."""
+        for places, own in self.groups:
+            if len(own) == 1:
+                own[0].copy_(leaves[places[0]])
+            else:
+                torch._foreach_copy_(own, [leaves[at] for at in places])
+
+
+def handed_out(module, outputs):
+    """What a replay returns: copies, which are the caller's; the graph's buffers where the module `lends` them, to a
+    caller that has read them, on the same stream, before the next replay."""
+    if getattr(module, "lends", False):
+        return outputs
+    return pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, outputs)
+
+
 class _Captured:
     """One graph, the buffers it reads and the outputs it writes."""
 
     def __init__(self, call, args, before):
         """before: another graph of the same module, with whose memory pool this one is captured, or None."""
-        self.replays = 0
+        self.replays, self.call = 0, call
         self.order = _Order() if before is None else before.order
         self.order.begin()
         leaves, self.spec = pytree.tree_flatten(args)
-        self.inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        args, kwargs = pytree.tree_unflatten(self.inputs, self.spec)
+        self.inputs = Inputs(leaves)
+        args, kwargs = pytree.tree_unflatten(self.inputs.leaves, self.spec)
         warmup = torch.cuda.Stream()
         warmup.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warmup):
@@ -95,11 +129,9 @@ class _Captured:
     def replay(self, leaves):
         self.replays += 1
         self.order.begin()
-        for own, given in zip(self.inputs, leaves, strict=True):
-            if isinstance(own, torch.Tensor):
-                own.copy_(given)
+        self.inputs.take(leaves)
         self.graph.replay()
-        outputs = pytree.tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, self.outputs)
+        outputs = handed_out(self.call, self.outputs)
         self.order.end()
         return outputs
 
