@@ -214,11 +214,16 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             const char *const from = ring + stage * R::STAGE;
             if (next.tile >= of.tiles && !p.next_late) /* the last keys are under way */
                 pdl_launch_next();
+            direct_bias<S> bias;
+            if (p.mask_kind) {
+                direct_load_mask<T, S>(p, b, key, bias);
+                direct_prefetch_mask<S>(p, b, key + S::KEYS * S::ALONG);
+            }
             bulk_wait(barrier + (uint32_t)stage * 8, parity);
             boxes_keys<S>(from, keys);
             float score[S::UNITS][S::TILES][4];
             direct_scores<T, S>(keys, r, score);
-            direct_scale<T, S>(p, b, key, 0, plain && key + S::KEYS <= inner_high, p.scale, score);
+            direct_scale<T, S, true>(p, b, key, 0, plain && key + S::KEYS <= inner_high, p.scale, score, bias);
             direct_weigh<S>(r, score);
             boxes_values<S>(from, keys);
             __syncwarp(); /* all lanes have read the stage */

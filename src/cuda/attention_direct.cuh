@@ -323,10 +323,53 @@ __device__ __forceinline__ void direct_rare_scores(const direct_keys<S> &keys, f
         }
 }
 
-/* Softcap, the mask, and the keys that a row does not see; scores are in base 2 before and after. */
+/* Prefetches the mask of the step that begins with `key` into L2. A step reads its mask between its keys and its
+   values, when nothing else is under way. Rows that share a row of the mask prefetch it once. */
+template <class S>
+__device__ __forceinline__ void direct_prefetch_mask(const attention_params &p, const attention_block &b, int key)
+{
+    constexpr int SECTOR = 32;
+    const int size = p.mask_kind == MASK_HIDES ? 1 : p.mask_kind == MASK_F32 ? 4 : 2, wide = SECTOR / size;
+    const int each = (S::KEYS + wide - 1) / wide, rows = p.mask_stride[1] || p.mask_stride[2] ? b.rows : 1;
+    for (int at = (int)threadIdx.x % 32; at < rows * each; at += 32) {
+        const int row = at / each, column = key + at % each * wide;
+        const int64_t from = attention_mask_at(p, b.s.batch, b.kv_head * p.group + row % p.group, row / p.group);
+        if (column < b.high)
+            prefetch(p.mask + (from + column) * size);
+    }
+}
+
+/* The mask of a step, loaded while its keys are under way: elements n of rows e of tiles i. */
+template <class S>
+struct direct_bias {
+    float of[S::TILES][2][2 * S::UNITS];
+};
 template <typename T, class S>
+__device__ __forceinline__ void direct_load_mask(const attention_params &p, const attention_block &b, int key,
+                                                 direct_bias<S> &to)
+{
+    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < S::TILES; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int row = (int)opaque((uint32_t)(b.first + i * 8 + 2 * t + e)), query = row / p.group;
+            const int64_t head = b.kv_head * p.group + row % p.group;
+            const int64_t mask = attention_mask_at(p, b.s.batch, (int)head, query);
+#pragma unroll
+            for (int n = 0; n < 2 * S::UNITS; n++) {
+                const int at = key + n / 2 * 16 + n % 2 * 8 + g;
+                to.of[i][e][n] = row < b.rows && at < b.high ? attention_bias<T>(p, mask + at) : 0;
+            }
+        }
+}
+
+/* Softcap, the mask, and the keys that a row does not see; scores are in base 2 before and after. HELD: the mask is
+   in `bias`. */
+template <typename T, class S, bool HELD = false>
 __device__ __forceinline__ void direct_edge(const attention_params &p, const attention_block &b, int key,
-                                            unsigned missing, float scale, float (&score)[S::UNITS][S::TILES][4])
+                                            unsigned missing, float scale, float (&score)[S::UNITS][S::TILES][4],
+                                            const direct_bias<S> &bias = {})
 {
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
 #pragma unroll
@@ -335,16 +378,21 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
         for (int e = 0; e < 2; e++) {
             const int row = (int)opaque((uint32_t)(b.first + i * 8 + 2 * t + e)), query = row / p.group;
             const int low = attention_low(p, b.s, query), high = row < b.rows ? attention_high(p, b.s, query) : 0;
-            const int64_t head = b.kv_head * p.group + row % p.group;
-            const int64_t mask = b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
+            const int head = b.kv_head * p.group + row % p.group;
             const auto where = [&](int n) { return key + n / 2 * 16 + n % 2 * 8 + g; };
             const auto seen = [&](int n) { return where(n) >= low && where(n) < high && !(missing >> n / 2 & 1); };
             const auto its = [&](int n) -> float & { return score[n / 2][i][2 * (n % 2) + e]; };
 #pragma unroll
             for (int n = 0; n < 2 * S::UNITS; n++)
                 its(n) = attention_score(p, scale, its(n));
-            if (p.mask_kind)
+            if constexpr (HELD) {
+#pragma unroll
+                for (int n = 0; n < 2 * S::UNITS && p.mask_kind; n++)
+                    its(n) = attention_biased(p, its(n), bias.of[i][e][n]);
+            } else if (p.mask_kind) {
+                const int64_t mask = attention_mask_at(p, b.s.batch, head, query);
                 attention_mask<T, 2 * S::UNITS>(p, mask, where, seen, its);
+            }
 #pragma unroll
             for (int n = 0; n < 2 * S::UNITS; n++)
                 its(n) = seen(n) ? its(n) : -INFINITY;
@@ -352,13 +400,13 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
 }
 
 /* Scores in base 2. `inner`: every row sees all keys of the step, and nothing but the scale changes its scores. */
-template <typename T, class S>
+template <typename T, class S, bool HELD = false>
 __device__ __forceinline__ void direct_scale(const attention_params &p, const attention_block &b, int key,
                                              unsigned missing, bool inner, float scale,
-                                             float (&score)[S::UNITS][S::TILES][4])
+                                             float (&score)[S::UNITS][S::TILES][4], const direct_bias<S> &bias = {})
 {
     if (!inner || missing) {
-        direct_edge<T, S>(p, b, key, missing, scale, score);
+        direct_edge<T, S, HELD>(p, b, key, missing, scale, score, bias);
         return;
     }
 #pragma unroll

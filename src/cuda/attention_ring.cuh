@@ -120,6 +120,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         const char *const from = ring + stage * R::STAGE;
         if (later >= steps && !p.next_late) /* the last keys are under way */
             pdl_launch_next();
+        direct_bias<S> bias;
+        if (p.mask_kind)
+            direct_load_mask<T, S>(p, b, key, bias);
         bulk_wait(barrier + (uint32_t)stage * 8, parity);
 #    pragma unroll
         for (int h = 0; h < 2; h++)
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         float score[S::UNITS][S::TILES][4];
         direct_scores<T, S>(keys, r, score);
         keys.missing = missing >> stage & 1;
-        direct_scale<T, S>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score);
+        direct_scale<T, S, true>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score, bias);
         direct_weigh<S>(r, score);
 #    pragma unroll
         for (int i = 0; i < 4; i++)
@@ -145,6 +148,8 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         if (later < steps) {
             request(b, begin + later * S::KEYS, stage);
             requested++;
+            if (p.mask_kind)
+                direct_prefetch_mask<S>(p, b, begin + later * S::KEYS);
         }
         direct_values<T, S, false>(keys, score, r);
         next_stage();

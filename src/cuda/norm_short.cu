@@ -465,9 +465,11 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
        more instructions, where they fill it several times (H200, 2026-11-19). */
     const bool shares = !modulated || g.rows.size[inner] >= SHORT_SHARED;
     const int64_t at_once = short_at_once<T, VEC<T>, sizeof(T) < 4>(s, g.dim, modulated);
+    /* norm_any loads two inputs by single elements. */
+    const bool twice = width == 1 && d[RESIDUAL] && g.dim > SHORT_MOST / 2;
     const bool worth =
         sizeof(T) < 4 && shares &&
-        (width <= PAIR ? g.rows.count * 4 >= at_once * 3 : width == EIGHT && g.rows.count >= at_once * 8);
+        (width <= PAIR ? twice || g.rows.count * 4 >= at_once * 3 : width == EIGHT && g.rows.count >= at_once * 8);
     const bool loose = s.takes(loose_variant, stored_whole, worth);
     if (!loose && !s.takes(variant, true, short_faster<T>(s, g, modulated, width)))
         return ADZE_NO_KERNEL;
