@@ -7,12 +7,14 @@
 #define EXPECT_DETAIL adze_last_error()
 #include "expect.h"
 
-enum { M = 9, N = 37, K = 2240, GROUP = 128 };
+enum { M = 9, N = 37, K = 2240, GROUPS = K / 32 };
+enum { NO_ZEROS, ZEROS, LARGE_ZEROS }; /* of weights of 4 bits: up to 15, and up to 255 */
 static float x_floats[M][K], out[M][N];
 static uint16_t x[M][K];
 static int8_t weight[N][K];
-static uint8_t packed[N][K / 2];
-static float scale[N * (K / GROUP + 1)];
+static uint8_t packed[N][K / 2], zero[N * GROUPS];
+static int16_t number[N][K]; /* what packed weights are, less their zeros */
+static float scale[N * GROUPS];
 
 static uint32_t draw(void)
 {
@@ -25,7 +27,6 @@ static uint32_t draw(void)
    the others all but some are zero, with few. */
 static void fill(float large, int few)
 {
-    memset(packed, 0, sizeof packed);
     for (int i = 0; i < M * K; i++) {
         float *f = &x_floats[i / K][i % K];
         uint32_t bits;
@@ -37,30 +38,47 @@ static void fill(float large, int few)
     for (int i = 0; i < N * K; i++) {
         const int w = large != 1 && i % 16 == 0 ? 0 : draw() % 4 ? 0 : (int)(draw() % 3) - 1;
         weight[i / K][i % K] = (int8_t)w;
-        packed[i / K][i % K / 2] |= (uint8_t)((w + 8) << i % 2 * 4);
     }
 }
 
+/* The weights in 4 bits, in rows of `groups` groups. Those of a large zero are others. */
+static void pack(int k, int group, int groups, int zeros)
+{
+    memset(packed, 0, sizeof packed);
+    for (int i = 0; i < N * groups; i++)
+        zero[i] = (uint8_t)(zeros == NO_ZEROS ? 8 : zeros == LARGE_ZEROS && i % 5 == 0 ? 14 + i % 242 : 1 + i % 14);
+    for (int j = 0; j < N; j++)
+        for (int i = 0; i < k; i++) {
+            const int z = zero[j * groups + (group ? i / group : 0)], w = weight[j][i], q = z > 14 ? w + 8 : w + z;
+            packed[j][i / 2] |= (uint8_t)(q << i % 2 * 4);
+            number[j][i] = (int16_t)(q - z);
+        }
+}
+
 /* Whether the product of m rows is exact, with k elements of each row. */
-static int exact(int dtype, int m, int k)
+static int exact(int x_dtype, int dtype, int group, int zeros, int m, int k)
 {
     adze_gemm_args a = {.call = ADZE_CALL(gemm)};
-    const int groups = dtype == ADZE_U8 ? (k + GROUP - 1) / GROUP : 1;
-    a.x = (adze_tensor){x, {m, k}, {K, 1}, 2, ADZE_BF16};
+    const int groups = group ? (k + group - 1) / group : 1;
+    void *const of_x = x_dtype == ADZE_F32 ? (void *)x_floats : (void *)x;
+    a.x = (adze_tensor){of_x, {m, k}, {K, 1}, 2, x_dtype};
     a.out = (adze_tensor){out, {m, N}, {N, 1}, 2, ADZE_F32}, a.out_dtype = ADZE_F32;
     a.w = (adze_tensor){weight, {N, k}, {K, 1}, 2, ADZE_I8};
-    a.w_scale = (adze_tensor){scale, {N}, {1}, 1, ADZE_F32};
+    a.w_scale = (adze_tensor){scale, {N, groups}, {groups, 1}, group ? 2 : 1, ADZE_F32};
+    a.group = group;
     if (dtype == ADZE_U8) {
+        pack(k, group, groups, zeros);
         a.w = (adze_tensor){packed, {N, (k + 1) / 2}, {K / 2, 1}, 2, ADZE_U8};
-        a.w_scale = (adze_tensor){scale, {N, groups}, {groups, 1}, 2, ADZE_F32};
-        a.format = ADZE_FORMAT_U4, a.group = GROUP;
+        a.format = ADZE_FORMAT_U4;
+        if (zeros != NO_ZEROS)
+            a.w_zero = (adze_tensor){zero, {N, groups}, {groups, 1}, group ? 2 : 1, ADZE_U8};
     }
     int ok = adze_gemm((adze_stream){.device = ADZE_CPU}, &a) == ADZE_OK;
     for (int r = 0; r < m; r++)
         for (int j = 0; j < N; j++) {
             double sum = 0;
             for (int i = 0; i < k; i++)
-                sum += (double)x_floats[r][i] * weight[j][i];
+                sum += (double)x_floats[r][i] * (dtype == ADZE_U8 ? number[j][i] : weight[j][i]);
             ok = ok && out[r][j] == sum;
         }
     return ok;
@@ -68,16 +86,18 @@ static int exact(int dtype, int m, int k)
 
 int main(void)
 {
-    static const int lengths[] = {1, 63, 130, 1000, 1025, K};
+    static const int lengths[] = {1, 63, 130, 1000, 1025, K}, groups[] = {0, 32, 64, 128};
     for (size_t i = 0; i < sizeof scale / sizeof *scale; i++)
         scale[i] = 1;
     for (int t = 0; t < 4; t++) {
         fill(t == 0 ? 1 : t == 1 ? 0x1p17f : 0x1p21f, t == 3);
-        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
-            for (int m = 1; m <= M; m++) {
-                expect(exact(ADZE_I8, m, lengths[i]), "weights of i8");
-                expect(exact(ADZE_U8, m, lengths[i]), "weights of 4 bits");
-            }
+        for (int n = 0; n < 6 * 4 * M; n++) {
+            const int k = lengths[n % 6], group = groups[n / 6 % 4], m = n / 24 + 1;
+            const int dtype = n % 7 % 2 ? ADZE_F32 : ADZE_BF16;
+            expect(exact(dtype, ADZE_I8, group, NO_ZEROS, m, k), "weights of i8");
+            for (int zeros = NO_ZEROS; zeros < (t == 0 ? LARGE_ZEROS + 1 : LARGE_ZEROS); zeros++)
+                expect(exact(dtype, ADZE_U8, group, zeros, m, k), "weights of 4 bits");
+        }
     }
     return expect_report();
 }

@@ -68,7 +68,7 @@ static int part_digits(digits_call *v, int64_t row, int64_t part, const float *x
     for (int64_t i = 0; i < all; i += LANES) { /* also of a row of zeros, and to the end of a line */
         const int64_t at = part * PART + i, element = packed ? at - at % 32 + at % 32 / LANES : at;
         __m512i number;
-        if (!whole_numbers(v, row, element, packed ? 2 : 1, x + i, end - i, unit, inverse, &number))
+        if (!whole_numbers(v, row, element, packed ? 2 : 1, x + i, end - i, unit, inverse, 0, &number))
             return 0;
         /* Each byte with 128 more, carried to the next, and without these again; then of four elements, by digits. */
         number = _mm512_xor_si512(_mm512_add_epi32(number, high), high);

@@ -51,15 +51,16 @@ INLINE int power_above(const float *x, int64_t n)
     const int largest = _mm512_reduce_max_epi32(most) >> 23;
     return largest == 255 ? INT32_MAX : largest - 126 < LEAST_POWER ? LEAST_POWER : largest - 126;
 }
-/* LANES of n elements of a row as multiples of scale, a power of two; 0: there are too many rests. Those of lane l
-   are of element at + l * step. */
+/* LANES of n elements of a row as multiples of scale, a power of two; 0: there are too many rests, which are larger
+   than `least_rest` times their element. Those of lane l are of element at + l * step. */
 INLINE int whole_numbers(digits_call *v, int64_t row, int64_t at, int64_t step, const float *x, int64_t n,
-                         float scale, float inverse, __m512i *number)
+                         float scale, float inverse, float least_rest, __m512i *number)
 {
     const __m512 f = _mm512_maskz_loadu_ps(first_lanes(n), x);
     *number = _mm512_cvtps_epi32(_mm512_mul_ps(f, _mm512_set1_ps(inverse)));
     const __m512 left = _mm512_sub_ps(f, _mm512_mul_ps(_mm512_cvtepi32_ps(*number), _mm512_set1_ps(scale)));
-    unsigned some = _mm512_cmp_ps_mask(left, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    const __m512 most_left = _mm512_mul_ps(_mm512_abs_ps(f), _mm512_set1_ps(least_rest));
+    unsigned some = _mm512_cmp_ps_mask(_mm512_abs_ps(left), most_left, _CMP_GT_OQ);
     for (; some; some &= some - 1) {
         const int lane = __builtin_ctz(some);
         if (v->rest_count[row] == v->rests_most)

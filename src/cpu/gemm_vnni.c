@@ -1,76 +1,107 @@
 /* gemm of few rows of x with weights of i8 or of 4 bits in integers, on x86-64 processors that add products of bytes
-   (AVX-512 VNNI). Three digits of a row of x (gemm_digits.h) are multiplied with each row of w. Weights of 4 bits are
-   taken apart in registers; where a group ends, its sums become floats and are multiplied by its scale. */
+   (AVX-512 VNNI), one of them without a sign. Three digits of a row of x (gemm_digits.h), of f32 four, are multiplied
+   with each row of w. Where rows of i8 have one scale, w gets 128 more in registers, and sums begin with what that
+   adds to them. Otherwise the highest digit has 128 more, and what that adds is the same for all rows of x: an
+   offset. Weights of 4 bits become bytes with a sign, less their zero, in registers. Where a group ends, its sums
+   become floats and are multiplied by its scale. */
 enum {
     COLUMNS = 32, /* of out that a thread works on at a time */
-    DIGITS = 3,
-    UNIT = 64,        /* weights in a register */
-    PART = 16 * UNIT, /* elements of k whose sums of digits are put together */
-    BITS = 22,        /* of a whole number, besides its sign: three digits from -128 to 127 hold them */
-    LINE = 2 * UNIT,  /* weights of 4 bits in a line of the cache: of even elements of k, and of odd ones */
-    WINDOW = 16       /* groups whose scales are floats at a time */
+    UNIT = 64,    /* bytes in a register */
+    LINE = 128,   /* elements of k: two registers of weights, of which each lane adds those of one group */
+    PART = 1024,  /* elements of k whose digits have a power of two in common */
+    UNITS = PART / UNIT,
+    PASS_MOST = 4096,        /* elements of k at a time */
+    GROUPS = PASS_MOST / 32, /* of those, at most */
+    ZERO_MOST = 16           /* of 4 bits: less more than that, a weight may leave its byte */
 };
 #include "cpu/gemm_digits.h"
 
-/* Columns whose sums stay in the L1 cache with the digits of a PART. */
-#define NEAR(rows)     ((rows) == 8 ? 16 : COLUMNS)
-#define TOGETHER(rows) ((rows) == 8 ? 4 : (rows)) /* rows of x at a time: */
-#define WEIGHTS(rows)  (8 / TOGETHER(rows))       /* so many rows of w that all digits of all sums are in registers */
+/* Elements of k whose digits stay in the L1 cache, with the sums of so many columns. */
+#define PASS(rows) ((rows) == 8 ? PART : PASS_MOST / (rows))
+#define NEAR(rows) ((rows) == 8 ? 16 : COLUMNS)
 enum { SUMS_MOST = (COLUMNS + 8) * 4 };
+
+INLINE int digits_of(const gemm_call *c)
+{
+    return c->dtype == ADZE_F32 ? 4 : 3;
+}
+/* Whether sums become floats at the end of each line. */
+INLINE int is_grouped(const gemm_call *c)
+{
+    return c->kind == ADZE_U8 || c->a->group;
+}
+/* Of the digits of a line, those that are added apart from the others: with more, sums would not fit into a lane. */
+INLINE int low_digits(int kind, int digits)
+{
+    return digits == 4 ? 2 : kind == ADZE_I8;
+}
 
 /* ---- Digits of x ---- */
 
 /* [part][unit][row][digit][UNIT] */
 INLINE int8_t *digits_at(const digits_call *v, int64_t part, int64_t unit, int64_t row)
 {
-    return v->digits + ((part * (PART / UNIT) + unit) * v->rows + row) * DIGITS * UNIT;
+    return v->digits + ((part * UNITS + unit) * v->rows + row) * digits_of(&v->c) * UNIT;
 }
-/* For what w has more as a byte without a sign: of i8 128, -128 times the sum of a lane's digits,
-   [part][row][digit][LANES]; of 4 bits 8, -8 times the sum of a lane's elements, [part][line][row][LANES]. */
-INLINE void part_offsets(digits_call *v, int64_t row, int64_t part, int packed)
+/* Where sixteen elements from i on are in a line, in the order in which w is read: in the first register are the
+   first halves of groups, of 4 bits even elements. In the floats of x those alternate by sixteen. */
+INLINE int64_t place_of(const gemm_call *c, int64_t i)
 {
-    const int64_t lines = PART / LINE, units = packed ? 2 : PART / UNIT;
-    const __m512i more = _mm512_set1_epi8(packed ? 8 : -128);
-    for (int64_t line = 0; line < (packed ? lines : 1); line++) {
-        __m512i all = _mm512_setzero_si512();
-        for (int d = DIGITS - 1; d >= 0; d--) {
-            __m512i sum = _mm512_setzero_si512();
-            for (int64_t u = 0; u < units; u++)
-                sum = _mm512_dpbusd_epi32(sum, more,
-                                          _mm512_load_si512(digits_at(v, part, line * units + u, row) + d * UNIT));
-            sum = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
-            all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), sum);
-            if (!packed)
-                _mm512_store_si512(v->sums + ((part * v->rows + row) * DIGITS + d) * LANES, sum);
-        }
-        if (packed)
-            _mm512_store_si512(v->sums + ((part * lines + line) * v->rows + row) * LANES, all);
+    const int half = c->kind == ADZE_U8 || c->a->group == 32 ? 4 : c->a->group == 64 ? 5 : 6; /* bits of an index */
+    return (i >> half & 1) * UNIT + (i >> (half + 1) << half) + (i & ((1 << half) - 1));
+}
+/* Where the last line of a part ends. */
+INLINE int64_t end_of(const gemm_call *c, int64_t part)
+{
+    return (least(c->k - part * PART, PART) + LINE - 1) / LINE * LINE;
+}
+/* For 128 more of each weight of a part, -128 times the sum of a lane's digits: [part][row][digit][LANES] */
+INLINE int32_t *sums_at(const digits_call *v, int64_t part, int64_t row)
+{
+    return v->sums + (part * v->rows + row) * digits_of(&v->c) * LANES;
+}
+INLINE void part_sums(const digits_call *v, int64_t row, int64_t part)
+{
+    for (int d = 0; d < digits_of(&v->c); d++) {
+        __m512i sum = _mm512_setzero_si512();
+        for (int64_t i = 0; i < end_of(&v->c, part); i += UNIT)
+            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128),
+                                      _mm512_load_si512(digits_at(v, part, i / UNIT, row) + d * UNIT));
+        _mm512_store_si512(sums_at(v, part, row) + d * LANES, _mm512_sub_epi32(_mm512_setzero_si512(), sum));
     }
 }
 static int part_digits(digits_call *v, int64_t row, int64_t part, const float *x, int64_t n)
 {
-    const int packed = v->c.kind == ADZE_U8;
+    const gemm_call *c = &v->c;
+    const int packed = c->kind == ADZE_U8, grouped = is_grouped(c), digits = digits_of(c);
+    const int bits = digits == 4 ? 30 : grouped ? 23 : 22, low = low_digits(c->kind, digits);
     const int64_t end = (n + STEP - 1) / STEP * STEP;
     const int power = power_above(x, end);
     if (power == INT32_MAX)
         return 0;
-    const float unit = ldexpf(1, power - BITS), inverse = ldexpf(1, BITS - power);
+    const float unit = ldexpf(1, power - bits), inverse = ldexpf(1, bits - power);
+    /* What is a 2^26th of as many elements as are added one after the other is less than what adding them may lack.
+     */
+    const float least_rest = digits == 4 ? (float)least(c->k, CHAIN) * 0x1p-26f : 0;
+    /* A digit that has 128 more is one without a sign; without these again, its byte has a sign. */
+    const uint32_t signs = grouped ? 0 : 0x808080u >> (digits == 4 ? 0 : 8);
+    const uint32_t more = grouped ? 128u << 8 * (digits - 1) | (low ? 128u << 8 * (low - 1) : 0) : signs;
     v->scales[part * v->rows + row] = unit;
-    for (int64_t i = 0; i < PART; i += LANES) {
-        const int64_t at = part * PART + i, t = i % LINE / LANES;
+    for (int64_t i = 0; i < end_of(c, part); i += LANES) {
+        const int64_t at = part * PART + i;
         __m512i number;
         if (!whole_numbers(v, row, packed ? at - at % 32 + at % 32 / LANES : at, packed ? 2 : 1, x + i, end - i, unit,
-                           inverse, &number))
+                           inverse, least_rest, &number))
             return 0;
-        int8_t *to = packed ? digits_at(v, part, i / LINE * 2 + t % 2, row) + t / 2 * LANES
-                            : digits_at(v, part, i / UNIT, row) + i % UNIT;
-        for (int d = 0; d < DIGITS; d++) {
-            const __m128i digit = _mm512_cvtepi32_epi8(number); /* from -128 to 127; the rest is a multiple of 256 */
-            _mm_storeu_si128((__m128i *)(void *)(to + d * UNIT), digit);
-            number = _mm512_srai_epi32(_mm512_add_epi32(number, _mm512_set1_epi32(128)), 8);
-        }
+        number = _mm512_add_epi32(number, _mm512_set1_epi32((int)more));
+        number = _mm512_xor_si512(number, _mm512_set1_epi32((int)signs));
+        const int64_t place = i - i % LINE + place_of(c, i % LINE);
+        int8_t *to = digits_at(v, part, place / UNIT, row) + place % UNIT;
+        for (int d = 0; d < digits; d++, number = _mm512_srli_epi32(number, 8))
+            _mm_store_si128((__m128i *)(void *)(to + d * UNIT), _mm512_cvtepi32_epi8(number));
     }
-    part_offsets(v, row, part, packed);
+    if (!grouped)
+        part_sums(v, row, part);
     return 1;
 }
 static void row_digits(void *context, int64_t begin, int64_t end)
@@ -81,218 +112,363 @@ static void row_digits(void *context, int64_t begin, int64_t end)
 /* ---- Products ---- */
 
 /* A sum of products stays in its register: gcc would move it about. */
-INLINE void add_bytes(__m512i *sum, __m512i w, __m512i digits)
+INLINE void add_bytes(__m512i *sum, __m512i without_sign, __m512i with_sign)
 {
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(w), "v"(digits));
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(without_sign), "v"(with_sign));
 }
-/* A UNIT of `weights` rows of w, and of the digits of `rows` rows of x. */
-INLINE void add_unit(const char *const *at, const int8_t *digits, __m512i (*sum)[8][DIGITS], int rows, int weights)
+/* PASS elements of k, or fewer at the end, of the rows of w that are multiplied at a time. */
+typedef struct some_rows {
+    const char *at[8];
+    int64_t part, n, ahead; /* ahead: bytes from what is read to what is prefetched */
+    char end[8][LINE];
+} some_rows;
+/* The end of a row of w, n bytes, with zeros; x has zeros there. */
+INLINE const char *row_end(some_rows *some, int j, const char *at, int64_t n)
+{
+    memset(some->end[j], 0, LINE);
+    memcpy(some->end[j], at, (size_t)n);
+    return some->end[j];
+}
+
+/* A UNIT of `weights` rows of i8, and of the digits of `rows` rows of x. */
+INLINE void add_unit(const char *const *at, const int8_t *x, __m512i (*sum)[8][4], int rows, int weights, int digits)
 {
     __m512i w[8];
     UNROLLED
-    for (int j = 0; j < weights; j++) /* unsigned: 128 more */
+    for (int j = 0; j < weights; j++)
         w[j] = _mm512_xor_si512(_mm512_loadu_si512(at[j]), _mm512_set1_epi8(-128));
     UNROLLED
     for (int r = 0; r < rows; r++)
         UNROLLED
-    for (int d = 0; d < DIGITS; d++) {
-        __m512i x = _mm512_load_si512(digits + (r * DIGITS + d) * UNIT);
-        __asm__("" : "+v"(x)); /* loaded once */
+    for (int d = 0; d < digits; d++) {
+        __m512i of_x = _mm512_load_si512(x + (r * digits + d) * UNIT);
+        __asm__("" : "+v"(of_x)); /* loaded once */
         UNROLLED
         for (int j = 0; j < weights; j++)
-            add_bytes(&sum[r][j][d], w[j], x);
+            add_bytes(&sum[r][j][d], w[j], of_x);
     }
 }
-/* A part of `weights` rows of w, n elements, times the digits of `rows` rows of x from `first` on; there are `all`.
- */
-INLINE void add_part(const digits_call *v, const char *const *row, int64_t part, int64_t n, int64_t ahead, vf *sums,
-                     int all, int first, int rows, int weights)
+/* A part of `weights` rows of i8 times the digits of `rows` rows of x from `first` on; there are `all`. */
+INLINE void add_part(const digits_call *v, some_rows *some, int64_t part, vf *sums, int all, int first, int rows,
+                     int weights, int digits)
 {
-    const int32_t *offset = v->sums + (part * all + first) * DIGITS * LANES;
-    const float *scale = v->scales + part * all + first;
-    const int8_t *digits = digits_at(v, part, 0, first);
+    const float *unit = v->scales + part * all + first;
+    const int8_t *x = digits_at(v, part, 0, first);
     const char *at[8];
-    __m512i sum[8][8][DIGITS];
+    int64_t n = least(v->c.k - part * PART, PART);
+    __m512i sum[8][8][4];
     UNROLLED
     for (int j = 0; j < weights; j++) {
-        at[j] = row[j] + part * PART;
+        at[j] = some->at[j] + (part - some->part) * PART;
         UNROLLED
         for (int r = 0; r < rows; r++)
             UNROLLED
-        for (int d = 0; d < DIGITS; d++)
-            sum[r][j][d] = _mm512_load_si512(offset + (r * DIGITS + d) * LANES);
+        for (int d = 0; d < digits; d++)
+            sum[r][j][d] = _mm512_load_si512(sums_at(v, part, first) + (r * digits + d) * LANES);
     }
-    for (; n >= UNIT; n -= UNIT, digits += all * DIGITS * UNIT) {
+    for (; n >= UNIT; n -= UNIT) {
         UNROLLED
         for (int j = 0; j < weights && first == 0; j++)
-            __builtin_prefetch(at[j] + ahead, 0, 2);
-        add_unit(at, digits, sum, rows, weights);
+            __builtin_prefetch(at[j] + some->ahead, 0, 2);
+        add_unit(at, x, sum, rows, weights, digits);
         UNROLLED
         for (int j = 0; j < weights; j++) {
             at[j] += UNIT;
             __asm__("" : "+r"(at[j])); /* an address without an index takes one operation less in each load */
         }
+        x += all * digits * UNIT;
     }
-    if (n > 0) { /* the end of a row: x has zeros there */
-        char end[8][UNIT];
+    if (n > 0) {
         UNROLLED
-        for (int j = 0; j < weights; j++) {
-            _mm512_storeu_si512(end[j], _mm512_maskz_loadu_epi8(~0ull >> (UNIT - n), at[j]));
-            at[j] = end[j];
-        }
-        add_unit(at, digits, sum, rows, weights);
+        for (int j = 0; j < weights; j++)
+            at[j] = row_end(some, j, at[j], n);
+        add_unit(at, x, sum, rows, weights, digits);
     }
     UNROLLED
     for (int j = 0; j < weights; j++)
         UNROLLED
     for (int r = 0; r < rows; r++) {
-        vf total = vf_of_ints((vi)sum[r][j][DIGITS - 1]);
+        vf total = vf_of_ints((vi)sum[r][j][digits - 1]);
         UNROLLED
-        for (int d = DIGITS - 2; d >= 0; d--)
+        for (int d = digits - 2; d >= 0; d--)
             total = vf_fma(total, vf_all(256), vf_of_ints((vi)sum[r][j][d]));
         vf *to = &sums[j * all + first + r];
-        *to = vf_fma(total, vf_all(scale[r]), *to);
+        *to = vf_fma(total, vf_all(unit[r]), *to);
     }
 }
-/* The same of rows of 4 bits; `scale` has those of the groups of a part, or of a WINDOW of them. The digits of a line
-   are multiplied with both halves of bytes from the highest digit on, and put together as they are added: they have
-   30 bits at most. */
-INLINE void add_halves(const digits_call *v, const gemm_weight *w, const char *const *row, const int64_t *index,
-                       int64_t part, int64_t n, int64_t ahead, vf *sums, int all, int first, int rows, int weights)
+
+/* Scales of a row of w, and zeros of 4 bits as four bytes; from each of which a register is read. */
+typedef struct some_groups {
+    float scale[GROUPS + LANES];
+    int32_t zero[GROUPS + LANES];
+} some_groups;
+/* Those of `count` groups from `first` on. Whether a zero is large. */
+INLINE int fill_groups(some_groups *to, const scales *s, int64_t row, int64_t first, int64_t count)
 {
-    const scales *s = &w->scales;
-    const int64_t group = v->c.a->group, groups = group ? (v->c.k + group - 1) / group : 1;
-    const int64_t lines = group ? least(WINDOW * group / LINE, PART / LINE) : PART / LINE; /* of a window */
-    const __m512i low = _mm512_set1_epi8(15);
+    const __m512i each_four =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12));
+    int large = 0;
+    for (int64_t g = 0; g < count; g += LANES) {
+        const int64_t n = least(count - g, LANES);
+        const __m512i zero = _mm512_cvtps_epi32((__m512)some_zeros(s, row * s->zero_stride + first + g, n));
+        *(vf_loose *)(to->scale + g) = some_scales(s, row * s->row_stride + first + g, n);
+        _mm512_storeu_si512(to->zero + g, _mm512_shuffle_epi8(zero, each_four));
+        large |= s->zero && _mm512_cmpgt_epi32_mask(zero, _mm512_set1_epi32(ZERO_MOST));
+    }
+    return large;
+}
+
+/* In which lanes of a line which of its groups is, and of i8 where their halves are. */
+typedef struct line_order {
+    int64_t groups; /* 0: one for whole rows */
+    __m512i of_lane, first_half, second_half;
+} line_order;
+INLINE line_order line_order_of(int64_t group)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    line_order o = {.groups = group ? LINE / group : 0};
+    o.of_lane = _mm512_srli_epi32(lane, group == 32 ? 2 : 3);
+    o.first_half = group == 32   ? _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13)
+                   : group == 64 ? _mm512_setr_epi64(0, 1, 2, 3, 8, 9, 10, 11)
+                                 : _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    o.second_half = _mm512_add_epi64(o.first_half, _mm512_set1_epi64(group / 16));
+    return o;
+}
+/* A LINE of `weights` rows of w, whose groups begin with g. The digits of x are multiplied with both registers of w
+   from the highest digit on, and put together as they are added. */
+INLINE void add_line(const char *const *at, const some_groups *groups, int64_t g, const line_order *o,
+                     const int8_t *x, vf (*sum)[8], int kind, int rows, int weights, int digits)
+{
+    const int low = low_digits(kind, digits);
+    const __m512i all_128 = _mm512_set1_epi8(-128), all_15 = _mm512_set1_epi8(15);
     /* A shift would have to wait for the only port that shifts, which adds products too. */
     const __m512i times_256 =
         _mm512_broadcast_i32x4(_mm_setr_epi8(-1, 0, 1, 2, -1, 4, 5, 6, -1, 8, 9, 10, -1, 12, 13, 14));
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i of_lane = _mm512_srli_epi32(lane, group == 32 ? 2 : group == 64 ? 3 : 4);
-    const float *unit = v->scales + part * all + first;
-    float scale[8][WINDOW];
-    vf sum[8][8];
+    __m512i w[8][2], offset[8];
+    vf scale[8];
     UNROLLED
-    for (int j = 0; j < weights; j++)
-        UNROLLED
-    for (int r = 0; r < rows; r++)
-        sum[r][j] = vf_all(0);
-    for (int64_t l = 0; l * LINE < n; l++) {
-        const int64_t from = part * PART + l * LINE, bytes = least((n - l * LINE + 1) / 2, LINE_BYTES);
-        const __mmask64 there = ~0ull >> (LINE_BYTES - bytes);
-        const int8_t *digits = digits_at(v, part, 2 * l, first);
-        const int32_t *offset = v->sums + ((part * (PART / LINE) + l) * all + first) * LANES;
-        for (int j = 0; j < weights && l % lines == 0; j++) {
-            const int64_t g = group ? from / group : 0;
-            const vf some = some_scales(s, index[j] * s->row_stride + g, least(groups - g, WINDOW));
-            *(vf_loose *)scale[j] = group ? some : vf_all(some[0]);
+    for (int j = 0; j < weights; j++) {
+        const __m512i a = _mm512_loadu_si512(at[j]);
+        if (kind == ADZE_U8) {
+            const __m512i zero = o->groups <= 1
+                                     ? _mm512_set1_epi32(groups[j].zero[g])
+                                     : _mm512_permutexvar_epi32(o->of_lane, _mm512_loadu_si512(groups[j].zero + g));
+            w[j][0] = _mm512_sub_epi8(_mm512_and_si512(a, all_15), zero);
+            w[j][1] = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(a, 4), all_15), zero);
+        } else {
+            const __m512i b = _mm512_loadu_si512(at[j] + UNIT);
+            w[j][0] = _mm512_permutex2var_epi64(a, o->first_half, b);
+            w[j][1] = _mm512_permutex2var_epi64(a, o->second_half, b);
         }
-        const int64_t g = group ? l % lines * LINE / group : 0;
+        offset[j] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), all_128, w[j][0]);
+        offset[j] = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_dpbusd_epi32(offset[j], all_128, w[j][1]));
+        scale[j] = o->groups <= 1
+                       ? vf_all(groups[j].scale[g])
+                       : (vf)_mm512_permutexvar_ps(o->of_lane, (__m512) * (const vf_loose *)(groups[j].scale + g));
+    }
+    UNROLLED
+    for (int r = 0; r < rows; r++, x += digits * UNIT) {
+        __m512i total[8], above[8];
+        UNROLLED
+        for (int d = digits - 1; d >= 0; d--) {
+            __m512i a = _mm512_load_si512(x + d * UNIT), b = _mm512_load_si512(x + (rows * digits + d) * UNIT);
+            __asm__("" : "+v"(a), "+v"(b)); /* loaded once */
+            UNROLLED
+            for (int j = 0; j < weights; j++) {
+                if (d == low - 1)
+                    above[j] = total[j];
+                total[j] = d == digits - 1 || d == low - 1 ? offset[j] : _mm512_shuffle_epi8(total[j], times_256);
+                add_bytes(&total[j], a, w[j][0]);
+                add_bytes(&total[j], b, w[j][1]);
+            }
+        }
         UNROLLED
         for (int j = 0; j < weights; j++) {
-            const char *at = row[j] + from / 2;
-            const __m512i b = bytes == LINE_BYTES ? _mm512_loadu_si512(at) : _mm512_maskz_loadu_epi8(there, at);
-            const __m512i even = _mm512_and_si512(b, low), odd = _mm512_and_si512(_mm512_srli_epi16(b, 4), low);
-            const vf of_group = group == 128 || !group
-                                    ? vf_all(scale[j][g])
-                                    : (vf)_mm512_permutexvar_ps(_mm512_add_epi32(of_lane, _mm512_set1_epi32((int)g)),
-                                                                (__m512) * (const vf_loose *)scale[j]);
-            if (first == 0)
-                __builtin_prefetch(at + ahead, 0, 2);
-            UNROLLED
-            for (int r = 0; r < rows; r++) {
-                const int8_t *x = digits + r * DIGITS * UNIT;
-                __m512i total = _mm512_setzero_si512();
-                UNROLLED
-                for (int d = DIGITS - 1; d >= 0; d--) {
-                    if (d < DIGITS - 1)
-                        total = _mm512_shuffle_epi8(total, times_256);
-                    total = _mm512_dpbusd_epi32(total, even, _mm512_load_si512(x + d * UNIT));
-                    total = _mm512_dpbusd_epi32(total, odd, _mm512_load_si512(x + (all * DIGITS + d) * UNIT));
-                }
-                total = _mm512_add_epi32(total, _mm512_load_si512(offset + r * LANES));
-                sum[r][j] = vf_fma(vf_of_ints((vi)total), of_group, sum[r][j]);
-            }
+            vf of_group = vf_of_ints((vi)total[j]);
+            if (low)
+                of_group = vf_fma(vf_of_ints((vi)above[j]), vf_all(low == 1 ? 256 : 65536), of_group);
+            sum[r][j] = vf_fma(of_group, scale[j], sum[r][j]);
         }
     }
+}
+/* `weights` rows of w in groups times the digits of all rows of x. */
+INLINE void add_groups(const digits_call *v, const some_groups *groups, const line_order *order, some_rows *some,
+                       vf *sums, int kind, int rows, int weights, int digits)
+{
+    const int64_t bytes = kind == ADZE_U8 ? UNIT : LINE;
+    const line_order o = *order;
+    const char *at[8];
+    int64_t g = 0;
     UNROLLED
     for (int j = 0; j < weights; j++)
+        at[j] = some->at[j];
+    for (int64_t part = some->part, left = some->n; left > 0; left -= PART, part++) {
+        const float *unit = v->scales + part * rows;
+        const int8_t *x = digits_at(v, part, 0, 0);
+        int64_t n = least(left, PART);
+        vf sum[8][8];
         UNROLLED
-    for (int r = 0; r < rows; r++) {
-        vf *to = &sums[j * all + first + r];
-        *to = vf_fma(sum[r][j], vf_all(unit[r]), *to);
+        for (int j = 0; j < weights; j++)
+            UNROLLED
+        for (int r = 0; r < rows; r++)
+            sum[r][j] = vf_all(0);
+        for (; n >= LINE; n -= LINE, g += o.groups, x += rows * digits * LINE) {
+            UNROLLED
+            for (int j = 0; j < weights; j++) {
+                __builtin_prefetch(at[j] + some->ahead, 0, 2);
+                if (kind != ADZE_U8)
+                    __builtin_prefetch(at[j] + some->ahead + UNIT, 0, 2);
+            }
+            add_line(at, groups, g, &o, x, sum, kind, rows, weights, digits);
+            UNROLLED
+            for (int j = 0; j < weights; j++) {
+                at[j] += bytes;
+                __asm__("" : "+r"(at[j])); /* as in add_part */
+            }
+        }
+        if (n > 0) {
+            UNROLLED
+            for (int j = 0; j < weights; j++)
+                at[j] = row_end(some, j, at[j], kind == ADZE_U8 ? (n + 1) / 2 : n);
+            add_line(at, groups, g, &o, x, sum, kind, rows, weights, digits);
+        }
+        UNROLLED
+        for (int j = 0; j < weights; j++)
+            UNROLLED
+        for (int r = 0; r < rows; r++) {
+            vf *to = &sums[j * rows + r];
+            *to = vf_fma(sum[r][j], vf_all(unit[r]), *to);
+        }
     }
 }
+
+/* The product of a row of w whose zeros are large, which no weights have that were quantised. */
+NO_INLINE float alone(const digits_call *v, int r, const scales *s, const char *at, int64_t row)
+{
+    const float *x = v->c.floats + r * v->c.k_floats;
+    double sum = 0;
+    for (int64_t i = 0; i < v->c.k; i++) {
+        const int64_t group = i / s->group;
+        const int q = ((const uint8_t *)at)[i / 2] >> i % 2 * 4 & 15, zero = s->zero[row * s->zero_stride + group];
+        sum += (double)x[i - i % 32 + i % 2 * LANES + i % 32 / 2] * (q - zero) *
+               (double)float_at(s->scale, s->dtype, row * s->row_stride + group);
+    }
+    return (float)sum;
+}
+
 /* `count` <= NEAR columns of weight w. Rows of w that are missing at the end are the last one again. */
 INLINE void near_columns(const digits_call *v, const gemm_weight *w, int64_t column, int64_t count, float *y,
-                         vf *sums, int kind, int rows)
+                         vf *sums, int kind, int grouped, int rows, int together, int step, int digits)
 {
     const gemm_call *c = &v->c;
-    const int packed = kind == ADZE_U8, step = packed && rows == 1 ? 4 : WEIGHTS(rows);
+    const scales *s = &w->scales;
+    const int64_t pass = PASS(rows), in_byte = kind == ADZE_U8 ? 2 : 1;
+    const int64_t group = c->a->group, pass_groups = group ? pass / group : 0;
     const weight_rows w_rows = weight_rows_of(c, w);
-    const int64_t bytes = packed ? PART / 2 : PART;
+    const line_order order = line_order_of(group);
+    uint64_t large_zeros = 0;
     memset(sums, 0, sizeof *sums * SUMS_MOST);
-    for (int64_t part = 0; part < v->parts; part++) {
-        const int64_t n = least(c->k - part * PART, PART);
-        const int64_t ahead = part + 1 < v->parts ? bytes : NEAR(rows) * w_rows.stride - part * bytes;
+    for (int64_t begin = 0, first = 0; begin < c->k; begin += pass, first += pass_groups) {
+        some_rows some;
+        some.part = begin / PART, some.n = least(c->k - begin, pass);
+        some.ahead = begin + pass < c->k ? pass / in_byte : NEAR(rows) * w_rows.stride - begin / in_byte;
+        const int64_t count_groups = group ? (some.n + group - 1) / group : 1;
         for (int64_t j = 0; j < count; j += step) {
-            const char *row[8];
-            int64_t index[8];
+            some_groups groups[8];
             for (int t = 0; t < step; t++) {
-                index[t] = column + least(j + t, count - 1);
-                row[t] = w_rows.data + index[t] * w_rows.stride;
+                const int64_t index = column + least(j + t, count - 1);
+                some.at[t] = w_rows.data + index * w_rows.stride + begin / in_byte;
+                if (grouped && fill_groups(&groups[t], s, index, first, count_groups))
+                    large_zeros |= 1ull << (index - column);
             }
-            for (int r = 0; r < rows; r += TOGETHER(rows))
-                if (packed)
-                    add_halves(v, w, row, index, part, n, ahead, sums + j * rows, rows, r, TOGETHER(rows), step);
-                else
-                    add_part(v, row, part, n, ahead, sums + j * rows, rows, r, TOGETHER(rows), step);
+            if (grouped)
+                add_groups(v, groups, &order, &some, sums + j * rows, kind, rows, step, digits);
+            for (int64_t part = some.part; part < least(v->parts, some.part + pass / PART) && !grouped; part++) {
+                UNROLLED
+                for (int r = 0; r < rows; r += together)
+                    add_part(v, &some, part, sums + j * rows, rows, r, together, step, digits);
+            }
         }
     }
     for (int64_t j = 0; j < count; j++) {
-        const scales *s = &w->scales;
-        const float scale = packed ? 1 : float_at(s->scale, s->dtype, (column + j) * s->row_stride);
+        const char *at = w_rows.data + (column + j) * w_rows.stride;
+        const float scale = grouped ? 1 : float_at(s->scale, s->dtype, (column + j) * s->row_stride);
         for (int r = 0; r < rows; r++)
-            y[r * COLUMNS + j] = vf_sum(sums[j * rows + r]) * scale +
-                                 rests_times(v, r, s, w_rows.data + (column + j) * w_rows.stride, column + j, kind);
+            y[r * COLUMNS + j] =
+                large_zeros >> j & 1 && r < c->count
+                    ? alone(v, r, s, at, column + j)
+                    : vf_sum(sums[j * rows + r]) * scale + rests_times(v, r, s, at, column + j, kind);
     }
 }
-#define COLUMNS_OF(name, kind, rows)                                                                                 \
+/* `together` rows of x and `step` rows of w at a time: all digits of all sums are in registers. */
+#define COLUMNS_OF(name, kind, grouped, rows, together, step, digits)                                                \
     NO_INLINE void name(const digits_call *v, const gemm_weight *w, int64_t column, int64_t count, float *y)         \
     {                                                                                                                \
         vf sums[SUMS_MOST];                                                                                          \
         for (int64_t j = 0; j < count; j += NEAR(rows))                                                              \
-            near_columns(v, w, column + j, least(count - j, NEAR(rows)), y + j, sums, kind, rows);                   \
+            near_columns(v, w, column + j, least(count - j, NEAR(rows)), y + j, sums, kind, grouped, rows, together, \
+                         step, digits);                                                                              \
     }
-COLUMNS_OF(i8_columns_1, ADZE_I8, 1)
-COLUMNS_OF(i8_columns_2, ADZE_I8, 2)
-COLUMNS_OF(i8_columns_4, ADZE_I8, 4)
-COLUMNS_OF(i8_columns_8, ADZE_I8, 8)
-COLUMNS_OF(u4_columns_1, ADZE_U8, 1)
-COLUMNS_OF(u4_columns_2, ADZE_U8, 2)
-COLUMNS_OF(u4_columns_4, ADZE_U8, 4)
+COLUMNS_OF(i8_1, ADZE_I8, 0, 1, 1, 4, 3)
+COLUMNS_OF(i8_2, ADZE_I8, 0, 2, 2, 4, 3)
+COLUMNS_OF(i8_4, ADZE_I8, 0, 4, 4, 2, 3)
+COLUMNS_OF(i8_8, ADZE_I8, 0, 8, 4, 2, 3)
+COLUMNS_OF(i8_1_f32, ADZE_I8, 0, 1, 1, 4, 4)
+COLUMNS_OF(i8_2_f32, ADZE_I8, 0, 2, 2, 3, 4)
+COLUMNS_OF(i8_groups_1, ADZE_I8, 1, 1, 1, 4, 3)
+COLUMNS_OF(i8_groups_2, ADZE_I8, 1, 2, 2, 2, 3)
+COLUMNS_OF(i8_groups_4, ADZE_I8, 1, 4, 4, 2, 3)
+COLUMNS_OF(i8_groups_8, ADZE_I8, 1, 8, 8, 2, 3)
+COLUMNS_OF(i8_groups_1_f32, ADZE_I8, 1, 1, 1, 4, 4)
+COLUMNS_OF(i8_groups_2_f32, ADZE_I8, 1, 2, 2, 2, 4)
+COLUMNS_OF(i8_groups_4_f32, ADZE_I8, 1, 4, 4, 2, 4)
+COLUMNS_OF(i8_groups_8_f32, ADZE_I8, 1, 8, 8, 2, 4)
+COLUMNS_OF(u4_1, ADZE_U8, 1, 1, 1, 4, 3)
+COLUMNS_OF(u4_2, ADZE_U8, 1, 2, 2, 4, 3)
+COLUMNS_OF(u4_4, ADZE_U8, 1, 4, 4, 4, 3)
+COLUMNS_OF(u4_8, ADZE_U8, 1, 8, 8, 2, 3)
+COLUMNS_OF(u4_1_f32, ADZE_U8, 1, 1, 1, 4, 4)
+COLUMNS_OF(u4_2_f32, ADZE_U8, 1, 2, 2, 4, 4)
+COLUMNS_OF(u4_4_f32, ADZE_U8, 1, 4, 4, 4, 4)
+COLUMNS_OF(u4_8_f32, ADZE_U8, 1, 8, 8, 2, 4)
 
 static void body(void *context, int64_t begin, int64_t end)
 {
-    static const digits_columns by_rows[2][ROWS + 1] = {
-        {[1] = i8_columns_1, [2] = i8_columns_2, [4] = i8_columns_4, [8] = i8_columns_8},
-        {[1] = u4_columns_1, [2] = u4_columns_2, [4] = u4_columns_4}};
+    static const digits_columns by_rows[3][2][ROWS + 1] = {
+        {{[1] = i8_1, [2] = i8_2, [4] = i8_4, [8] = i8_8}, {[1] = i8_1_f32, [2] = i8_2_f32}},
+        {{[1] = i8_groups_1, [2] = i8_groups_2, [4] = i8_groups_4, [8] = i8_groups_8},
+         {[1] = i8_groups_1_f32, [2] = i8_groups_2_f32, [4] = i8_groups_4_f32, [8] = i8_groups_8_f32}},
+        {{[1] = u4_1, [2] = u4_2, [4] = u4_4, [8] = u4_8},
+         {[1] = u4_1_f32, [2] = u4_2_f32, [4] = u4_4_f32, [8] = u4_8_f32}}};
     const digits_call *v = context;
-    blocks_of(v, begin, end, by_rows[v->c.kind == ADZE_U8][v->rows]);
+    const int kind = v->c.kind == ADZE_U8 ? 2 : is_grouped(&v->c);
+    blocks_of(v, begin, end, by_rows[kind][digits_of(&v->c) == 4][v->rows]);
 }
 
 /* ---- The call ---- */
+
+/* Rows of x up to which cpu_avx512 is slower: it multiplies more of them in fewer operations, but each of small
+   groups costs it more. Of few elements the digits of x cost more than they save. */
+static int64_t rows_most(const adze_gemm_args *a)
+{
+    const int wide = a->x.dtype == ADZE_F32, bytes = a->w.dtype == ADZE_I8;
+    if (bytes && !a->group)
+        return wide ? 2 : ROWS;
+    if (bytes && a->x.shape[a->x.rank - 1] < PART / 2)
+        return 0;
+    if (a->group == 32 || (a->group == 64 && !bytes && !wide))
+        return ROWS;
+    return bytes ? 1 + (a->group == 64 && !wide) : 1 + (a->group == 64 || !wide);
+}
 
 int adze_gemm_cpu_vnni_accepts(adze_stream stream, const void *args);
 int adze_gemm_cpu_vnni_accepts(adze_stream stream, const void *args)
 {
     const adze_gemm_args *a = args;
-    const int packed = a->w.dtype == ADZE_U8 && !a->w_zero.dtype && !a->w2_zero.dtype && !a->w3_zero.dtype;
-    /* With more, cpu_avx512 multiplies weights of 4 bits in fewer operations. */
-    const int rows = !packed ? ROWS : a->group == 32 || a->group == 64 ? 4 : 2;
+    const int is_float = a->x.dtype == ADZE_BF16 || a->x.dtype == ADZE_F16 || a->x.dtype == ADZE_F32;
     (void)stream;
-    return (packed || (a->w.dtype == ADZE_I8 && !a->group)) && (a->x.dtype == ADZE_BF16 || a->x.dtype == ADZE_F16) &&
-           a->x.shape[a->x.rank - 1] > 0 && !(a->call.flags & ADZE_BATCH_INVARIANT) && !gemm_takes_panels(a, rows);
+    return (a->w.dtype == ADZE_I8 || a->w.dtype == ADZE_U8) && is_float && a->x.shape[a->x.rank - 1] > 0 &&
+           !(a->call.flags & ADZE_BATCH_INVARIANT) && !gemm_takes_panels(a, rows_most(a));
 }
 
 adze_status adze_gemm_cpu_avx512(adze_stream stream, const void *args);
@@ -301,12 +477,11 @@ ADZE_CPU_KERNEL(gemm)
 {
     digits_call v = {0};
     gemm_init(&v.c, args);
-    const int64_t most = least(v.c.per_batch, ROWS);
-    v.rows = most > 4 ? 8 : most > 2 ? 4 : most;
+    const int64_t rows = least(v.c.per_batch, ROWS);
+    v.rows = rows > 4 ? 8 : rows > 2 ? 4 : rows;
     v.parts = (v.c.k + PART - 1) / PART;
-    const int64_t each = v.parts * v.rows, sums = v.c.kind == ADZE_U8 ? PART / LINE : DIGITS;
-    if (v.rows == 0 || !digits_memory(&v, each * PART * DIGITS, each * sums * LANES * (int64_t)sizeof(int32_t),
-                                      each * (int64_t)sizeof(float)))
+    const int64_t each = v.parts * v.rows, sums = digits_of(&v.c) * LANES * (int64_t)sizeof(int32_t);
+    if (v.rows == 0 || !digits_memory(&v, each * PART * digits_of(&v.c), each * sums, each * (int64_t)sizeof(float)))
         return adze_gemm_cpu_avx512(stream, args);
     return digits_all(&v, row_digits, body) ? ADZE_OK : adze_gemm_cpu_avx512(stream, args);
 }
