@@ -168,20 +168,6 @@ __device__ __forceinline__ float attention_element<mixed>(const attention_params
                                    : to_float(((const bf16 *)data)[at]);
 }
 
-/* Element `at` of the mask; of one that hides keys 0, or -infinity. */
-template <typename T>
-__device__ __forceinline__ float attention_bias(const attention_params &p, int64_t at)
-{
-    if (p.mask_kind == MASK_HIDES)
-        return (uint8_t)p.mask[at] ? 0 : -INFINITY;
-    return p.mask_kind == MASK_F32 ? ((const float *)p.mask)[at] : attention_element<T>(p, p.mask, at);
-}
-/* A score in base 2 with that element. A hidden key has no say, whatever its score is. */
-__device__ __forceinline__ float attention_biased(const attention_params &p, float score, float bias)
-{
-    constexpr float LOG2_E = 1.4426950408889634f;
-    return p.mask_kind == MASK_HIDES && bias < 0 ? -INFINITY : score + bias * LOG2_E;
-}
 /* Applies the mask to N scores in base 2 of a row, which begins at `at`: score i, at element where(i) of the row, if
    seen(i). Scores of other keys may be anything afterwards. Loads of ROUND elements are in flight at once: one by one
    they took most of the time of a step. */

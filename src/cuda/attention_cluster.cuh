@@ -293,8 +293,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
                 for (int e = 0; e < 4 * S::TILES; e++)
                     score[u][e / 4][e % 4] *= keys.k_scale[u][e % 4 / 2];
         }
-        if (!S::QUANTISED && more && p.mask_kind)
-            direct_prefetch_mask<S>(p, b, next);
         direct_scale<T, S>(p, b, key, missing, plain && keys_of.inner(key), scale, score);
         if (more)
             direct_load_keys<S>(p, b, from, next, keys);

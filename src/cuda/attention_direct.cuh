@@ -323,30 +323,15 @@ __device__ __forceinline__ void direct_rare_scores(const direct_keys<S> &keys, f
         }
 }
 
-/* Prefetches the mask of the step that begins with `key` into L2. A step reads its mask between its keys and its
-   values, when nothing else is under way. Rows that share a row of the mask prefetch it once. */
+/* The mask of a step as it is stored, loaded a step before: elements n of rows e of tiles i. A load between the keys
+   and the values of a step would be waited for alone. */
 template <class S>
-__device__ __forceinline__ void direct_prefetch_mask(const attention_params &p, const attention_block &b, int key)
-{
-    constexpr int SECTOR = 32;
-    const int size = p.mask_kind == MASK_HIDES ? 1 : p.mask_kind == MASK_F32 ? 4 : 2, wide = SECTOR / size;
-    const int each = (S::KEYS + wide - 1) / wide, rows = p.mask_stride[1] || p.mask_stride[2] ? b.rows : 1;
-    for (int at = (int)threadIdx.x % 32; at < rows * each; at += 32) {
-        const int row = at / each, column = key + at % each * wide;
-        const int64_t from = attention_mask_at(p, b.s.batch, b.kv_head * p.group + row % p.group, row / p.group);
-        if (column < b.high)
-            prefetch(p.mask + (from + column) * size);
-    }
-}
-
-/* The mask of a step, loaded while its keys are under way: elements n of rows e of tiles i. */
-template <class S>
-struct direct_bias {
-    float of[S::TILES][2][2 * S::UNITS];
+struct direct_mask {
+    uint32_t of[S::TILES][2][2 * S::UNITS];
 };
-template <typename T, class S>
+template <class S>
 __device__ __forceinline__ void direct_load_mask(const attention_params &p, const attention_block &b, int key,
-                                                 direct_bias<S> &to)
+                                                 direct_mask<S> &to)
 {
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
 #pragma unroll
@@ -354,22 +339,34 @@ __device__ __forceinline__ void direct_load_mask(const attention_params &p, cons
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const int row = (int)opaque((uint32_t)(b.first + i * 8 + 2 * t + e)), query = row / p.group;
-            const int64_t head = b.kv_head * p.group + row % p.group;
-            const int64_t mask = attention_mask_at(p, b.s.batch, (int)head, query);
+            const int head = b.kv_head * p.group + row % p.group;
+            const int64_t from = attention_mask_at(p, b.s.batch, head, query) + key + g;
 #pragma unroll
             for (int n = 0; n < 2 * S::UNITS; n++) {
-                const int at = key + n / 2 * 16 + n % 2 * 8 + g;
-                to.of[i][e][n] = row < b.rows && at < b.high ? attention_bias<T>(p, mask + at) : 0;
+                const int64_t at = from + n * 8;
+                if (row < b.rows && key + g + n * 8 < b.high)
+                    to.of[i][e][n] = p.mask_kind == MASK_HIDES ? ((const uint8_t *)p.mask)[at]
+                                     : p.mask_kind == MASK_F32 ? ((const uint32_t *)p.mask)[at]
+                                                               : ((const uint16_t *)p.mask)[at];
             }
         }
 }
+template <typename T>
+__device__ __forceinline__ float direct_masked(const attention_params &p, float score, uint32_t of)
+{
+    constexpr float LOG2_E = 1.4426950408889634f;
+    if (p.mask_kind == MASK_HIDES)
+        return of ? score : -INFINITY;
+    const uint16_t bits = (uint16_t)of;
+    return score + (p.mask_kind == MASK_F32 ? __uint_as_float(of) : to_float(*(const T *)&bits)) * LOG2_E;
+}
 
 /* Softcap, the mask, and the keys that a row does not see; scores are in base 2 before and after. HELD: the mask is
-   in `bias`. */
+   loaded. */
 template <typename T, class S, bool HELD = false>
 __device__ __forceinline__ void direct_edge(const attention_params &p, const attention_block &b, int key,
                                             unsigned missing, float scale, float (&score)[S::UNITS][S::TILES][4],
-                                            const direct_bias<S> &bias = {})
+                                            const direct_mask<S> &mask = {})
 {
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
 #pragma unroll
@@ -388,10 +385,10 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
             if constexpr (HELD) {
 #pragma unroll
                 for (int n = 0; n < 2 * S::UNITS && p.mask_kind; n++)
-                    its(n) = attention_biased(p, its(n), bias.of[i][e][n]);
+                    its(n) = direct_masked<T>(p, its(n), mask.of[i][e][n]);
             } else if (p.mask_kind) {
-                const int64_t mask = attention_mask_at(p, b.s.batch, head, query);
-                attention_mask<T, 2 * S::UNITS>(p, mask, where, seen, its);
+                const int64_t at = attention_mask_at(p, b.s.batch, head, query);
+                attention_mask<T, 2 * S::UNITS>(p, at, where, seen, its);
             }
 #pragma unroll
             for (int n = 0; n < 2 * S::UNITS; n++)
@@ -403,10 +400,10 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
 template <typename T, class S, bool HELD = false>
 __device__ __forceinline__ void direct_scale(const attention_params &p, const attention_block &b, int key,
                                              unsigned missing, bool inner, float scale,
-                                             float (&score)[S::UNITS][S::TILES][4], const direct_bias<S> &bias = {})
+                                             float (&score)[S::UNITS][S::TILES][4], const direct_mask<S> &mask = {})
 {
     if (!inner || missing) {
-        direct_edge<T, S, HELD>(p, b, key, missing, scale, score, bias);
+        direct_edge<T, S, HELD>(p, b, key, missing, scale, score, mask);
         return;
     }
 #pragma unroll

@@ -108,6 +108,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
     const bool plain = p.softcap == 0 && !p.mask_kind;
     if (worker >= steps && !p.next_late)
         pdl_launch_next();
+    direct_mask<S> mask;
+    if (p.mask_kind && worker < steps)
+        direct_load_mask<S>(p, b, begin + worker * S::KEYS, mask);
     int stage = 0;
     uint32_t parity = 0;
     auto next_stage = [&] {
@@ -120,9 +123,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         const char *const from = ring + stage * R::STAGE;
         if (later >= steps && !p.next_late) /* the last keys are under way */
             pdl_launch_next();
-        direct_bias<S> bias;
-        if (p.mask_kind)
-            direct_load_mask<T, S>(p, b, key, bias);
         bulk_wait(barrier + (uint32_t)stage * 8, parity);
 #    pragma unroll
         for (int h = 0; h < 2; h++)
@@ -132,7 +132,9 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         float score[S::UNITS][S::TILES][4];
         direct_scores<T, S>(keys, r, score);
         keys.missing = missing >> stage & 1;
-        direct_scale<T, S, true>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score, bias);
+        direct_scale<T, S, true>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score, mask);
+        if (p.mask_kind && step + workers < steps)
+            direct_load_mask<S>(p, b, key + workers * S::KEYS, mask);
         direct_weigh<S>(r, score);
 #    pragma unroll
         for (int i = 0; i < 4; i++)
@@ -148,8 +150,6 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         if (later < steps) {
             request(b, begin + later * S::KEYS, stage);
             requested++;
-            if (p.mask_kind)
-                direct_prefetch_mask<S>(p, b, begin + later * S::KEYS);
         }
         direct_values<T, S, false>(keys, score, r);
         next_stage();
