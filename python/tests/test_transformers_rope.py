@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
+from packaging.version import Version  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding  # noqa: E402
 
@@ -243,11 +244,9 @@ def test_training_and_gradients_are_the_models():
 def test_other_calls_are_the_models():
     model = build("llama")
     module, x = rotary(model), states()
-    cases = [
-        (x, positions(0, 11).expand(3, 2, 7)),  # of several axes
-        (x, positions(0, 11).short()),
-        (x.double(), positions(0, 11)),
-    ]
+    cases = [(x, positions(0, 11).short()), (x.double(), positions(0, 11))]
+    if Version(hf.__version__) >= Version("5.19"):  # earlier ones refuse positions of several axes
+        cases.append((x, positions(0, 11).expand(3, 2, 7)))
     want = [tables(module, *case)[0] for case in cases]
     adze.patch(model, numerics="fast")
     for case, expected in zip(cases, want, strict=True):

@@ -435,7 +435,9 @@ static int act_choose(const cuda_limits &gpu, const act_sizes &c)
         return ACT_GENERAL;
     if (gated || c.dim < W)
         return ACT_NARROW;
-    return c.dense && c.rows * c.dim > ACT_DENSE_LEAST ? ACT_DENSE : ACT_SHIFTED;
+    /* A thread of act_dense with two inputs waits for twice as many loads: act_shifted took 0.6 to 0.9 times as long
+       in rows of 200 to 1500 (2026-11-19). */
+    return !TIMES && c.dense && c.rows * c.dim > ACT_DENSE_LEAST ? ACT_DENSE : ACT_SHIFTED;
 }
 
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight, and fewer where there is

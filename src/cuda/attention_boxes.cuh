@@ -207,11 +207,10 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         b.s = {b.sequence, 0, p.m, b.sequence, 0, p.n};
         b.high = p.n;
         const int inner_high = attention_high(p, b.s, 0);
+        if (p.mask_kind)
+            direct_prefetch_mask<S>(p, b, now.step * S::KEYS, S::ALONG * S::KEYS, min(now.end * S::KEYS, b.high));
         boxes_load_q<S>(p, b, r);
         r.clear();
-        direct_mask<S> mask;
-        if (p.mask_kind && now.step < now.end)
-            direct_load_mask<S>(p, b, now.step * S::KEYS, mask);
         for (; now.step < now.end; now.step += S::ALONG) {
             const int key = now.step * S::KEYS;
             const char *const from = ring + stage * R::STAGE;
@@ -221,9 +220,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             boxes_keys<S>(from, keys);
             float score[S::UNITS][S::TILES][4];
             direct_scores<T, S>(keys, r, score);
-            direct_scale<T, S, true>(p, b, key, 0, plain && key + S::KEYS <= inner_high, p.scale, score, mask);
-            if (p.mask_kind && now.step + S::ALONG < now.end)
-                direct_load_mask<S>(p, b, key + S::ALONG * S::KEYS, mask);
+            direct_scale<T, S>(p, b, key, 0, plain && key + S::KEYS <= inner_high, p.scale, score);
             direct_weigh<S>(r, score);
             boxes_values<S>(from, keys);
             __syncwarp(); /* all lanes have read the stage */

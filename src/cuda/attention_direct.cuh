@@ -323,50 +323,31 @@ __device__ __forceinline__ void direct_rare_scores(const direct_keys<S> &keys, f
         }
 }
 
-/* The mask of a step as it is stored, loaded a step before: elements n of rows e of tiles i. A load between the keys
-   and the values of a step would be waited for alone. */
+/* Prefetches the mask of a warp's steps into L2: those that begin with `key` and are `apart`, up to `end`. A step
+   reads its mask between its keys and its values, and would wait for memory once more. Rows that share a row of the
+   mask prefetch it once. */
 template <class S>
-struct direct_mask {
-    uint32_t of[S::TILES][2][2 * S::UNITS];
-};
-template <class S>
-__device__ __forceinline__ void direct_load_mask(const attention_params &p, const attention_block &b, int key,
-                                                 direct_mask<S> &to)
+__device__ __forceinline__ void direct_prefetch_mask(const attention_params &p, const attention_block &b, int key,
+                                                     int apart, int end)
 {
-    const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < S::TILES; i++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int row = (int)opaque((uint32_t)(b.first + i * 8 + 2 * t + e)), query = row / p.group;
-            const int head = b.kv_head * p.group + row % p.group;
-            const int64_t from = attention_mask_at(p, b.s.batch, head, query) + key + g;
-#pragma unroll
-            for (int n = 0; n < 2 * S::UNITS; n++) {
-                const int64_t at = from + n * 8;
-                if (row < b.rows && key + g + n * 8 < b.high)
-                    to.of[i][e][n] = p.mask_kind == MASK_HIDES ? ((const uint8_t *)p.mask)[at]
-                                     : p.mask_kind == MASK_F32 ? ((const uint32_t *)p.mask)[at]
-                                                               : ((const uint16_t *)p.mask)[at];
-            }
+    constexpr int SECTOR = 32;
+    const int size = p.mask_kind == MASK_HIDES ? 1 : p.mask_kind == MASK_F32 ? 4 : 2, wide = SECTOR / size;
+    const int each = (S::KEYS + wide - 1) / wide, rows = p.mask_stride[1] || p.mask_stride[2] ? b.rows : 1;
+    for (int row = 0; row < rows; row++) {
+        const int64_t from = attention_mask_at(p, b.s.batch, b.kv_head * p.group + row % p.group, row / p.group);
+        for (int at = (int)threadIdx.x % 32;; at += 32) {
+            const int column = key + at / each * apart + at % each * wide;
+            if (column >= end)
+                break;
+            prefetch(p.mask + (from + column) * size);
         }
-}
-template <typename T>
-__device__ __forceinline__ float direct_masked(const attention_params &p, float score, uint32_t of)
-{
-    constexpr float LOG2_E = 1.4426950408889634f;
-    if (p.mask_kind == MASK_HIDES)
-        return of ? score : -INFINITY;
-    const uint16_t bits = (uint16_t)of;
-    return score + (p.mask_kind == MASK_F32 ? __uint_as_float(of) : to_float(*(const T *)&bits)) * LOG2_E;
+    }
 }
 
-/* Softcap, the mask, and the keys that a row does not see; scores are in base 2 before and after. HELD: the mask is
-   loaded. */
-template <typename T, class S, bool HELD = false>
+/* Softcap, the mask, and the keys that a row does not see; scores are in base 2 before and after. */
+template <typename T, class S>
 __device__ __forceinline__ void direct_edge(const attention_params &p, const attention_block &b, int key,
-                                            unsigned missing, float scale, float (&score)[S::UNITS][S::TILES][4],
-                                            const direct_mask<S> &mask = {})
+                                            unsigned missing, float scale, float (&score)[S::UNITS][S::TILES][4])
 {
     const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
 #pragma unroll
@@ -375,21 +356,16 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
         for (int e = 0; e < 2; e++) {
             const int row = (int)opaque((uint32_t)(b.first + i * 8 + 2 * t + e)), query = row / p.group;
             const int low = attention_low(p, b.s, query), high = row < b.rows ? attention_high(p, b.s, query) : 0;
-            const int head = b.kv_head * p.group + row % p.group;
+            const int64_t head = b.kv_head * p.group + row % p.group;
+            const int64_t mask = b.s.batch * p.mask_stride[0] + head * p.mask_stride[1] + query * p.mask_stride[2];
             const auto where = [&](int n) { return key + n / 2 * 16 + n % 2 * 8 + g; };
             const auto seen = [&](int n) { return where(n) >= low && where(n) < high && !(missing >> n / 2 & 1); };
             const auto its = [&](int n) -> float & { return score[n / 2][i][2 * (n % 2) + e]; };
 #pragma unroll
             for (int n = 0; n < 2 * S::UNITS; n++)
                 its(n) = attention_score(p, scale, its(n));
-            if constexpr (HELD) {
-#pragma unroll
-                for (int n = 0; n < 2 * S::UNITS && p.mask_kind; n++)
-                    its(n) = direct_masked<T>(p, its(n), mask.of[i][e][n]);
-            } else if (p.mask_kind) {
-                const int64_t at = attention_mask_at(p, b.s.batch, head, query);
-                attention_mask<T, 2 * S::UNITS>(p, at, where, seen, its);
-            }
+            if (p.mask_kind)
+                attention_mask<T, 2 * S::UNITS>(p, mask, where, seen, its);
 #pragma unroll
             for (int n = 0; n < 2 * S::UNITS; n++)
                 its(n) = seen(n) ? its(n) : -INFINITY;
@@ -397,13 +373,13 @@ __device__ __forceinline__ void direct_edge(const attention_params &p, const att
 }
 
 /* Scores in base 2. `inner`: every row sees all keys of the step, and nothing but the scale changes its scores. */
-template <typename T, class S, bool HELD = false>
+template <typename T, class S>
 __device__ __forceinline__ void direct_scale(const attention_params &p, const attention_block &b, int key,
                                              unsigned missing, bool inner, float scale,
-                                             float (&score)[S::UNITS][S::TILES][4], const direct_mask<S> &mask = {})
+                                             float (&score)[S::UNITS][S::TILES][4])
 {
     if (!inner || missing) {
-        direct_edge<T, S, HELD>(p, b, key, missing, scale, score, mask);
+        direct_edge<T, S>(p, b, key, missing, scale, score);
         return;
     }
 #pragma unroll

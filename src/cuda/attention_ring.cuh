@@ -106,11 +106,10 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
     __syncthreads();
     r.clear();
     const bool plain = p.softcap == 0 && !p.mask_kind;
+    if (p.mask_kind)
+        direct_prefetch_mask<S>(p, b, begin + worker * S::KEYS, workers * S::KEYS, b.high);
     if (worker >= steps && !p.next_late)
         pdl_launch_next();
-    direct_mask<S> mask;
-    if (p.mask_kind && worker < steps)
-        direct_load_mask<S>(p, b, begin + worker * S::KEYS, mask);
     int stage = 0;
     uint32_t parity = 0;
     auto next_stage = [&] {
@@ -132,9 +131,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_ring(const __
         float score[S::UNITS][S::TILES][4];
         direct_scores<T, S>(keys, r, score);
         keys.missing = missing >> stage & 1;
-        direct_scale<T, S, true>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score, mask);
-        if (p.mask_kind && step + workers < steps)
-            direct_load_mask<S>(p, b, key + workers * S::KEYS, mask);
+        direct_scale<T, S>(p, b, key, keys.missing, plain && keys_of.inner(key), p.scale, score);
         direct_weigh<S>(r, score);
 #    pragma unroll
         for (int i = 0; i < 4; i++)

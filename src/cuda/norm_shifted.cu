@@ -454,7 +454,7 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
            take turns in its registers. */
         if (HALF && whole && g.dim <= ALIGNED_SHORT && few)
             return true;
-        if (whole && g.loose && (few || !g.data[RESIDUAL]))
+        if (whole && g.loose && (few || !HALF || !g.data[RESIDUAL]))
             return true;
         /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once: norm_any's narrow units
            take more instructions, and are as fast where there are more blocks. So it is in f32, except with weight
@@ -477,6 +477,8 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
     if (g.dim > ANY_CLUSTER * ANY_THREADS * any_many(SCALE_SHIFT, 1, sizeof(T), true)) /* it does not hold them */
         return true;
     if (!HALF)
+        return false;
+    if (g.is_f32 && !flat && is_long && !few) /* norm_any has more blocks at once */
         return false;
     if (g.is_f32 || flat)
         return (vectors >= 128 && !(very_long && !flat && rows <= sm_count)) ||

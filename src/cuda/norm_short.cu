@@ -433,13 +433,17 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
     if (modulated) {
         const bool mixed = g.is_f32 || g.weight || g.bias; /* norm_any takes longer for them */
         const bool shared = g.rows.size[g.rows.rank - 1] >= SHORT_SHARED;
-        if (sizeof(T) == 4)
-            return shared && rows >= SHORT_MANY && (g.data[RESIDUAL] || all >= LARGE_F32);
+        if (sizeof(T) == 4) /* norm_any's lanes all have work in rows of 64 (2026-11-19) */
+            return shared && rows >= SHORT_MANY &&
+                   (g.data[RESIDUAL] || (all >= LARGE_F32 && (g.dim > SHORT_TINY || g.dim <= SHORT_TINY / 2)));
         if (g.dim <= SHORT_TINY && (mixed || width == 1 || rows >= 4 * sm_count))
             return true;
         /* norm_any takes longest for weight and bias with a modulation; here they are loaded once, as vectors. */
         return shared && (several || ((g.weight || g.bias) && g.width == 16 && rows >= 8 * sm_count));
     }
+    /* norm_aligned has fewer loads in sequence where only parameters are off a border. */
+    if (sizeof(T) == 4 && width == VEC<T> && g.loose && g.data[RESIDUAL])
+        return g.dim <= SHORT_TINY && rows >= 2 * SHORT_MANY;
     if (sizeof(T) == 4)
         return width < VEC<T> ? (!g.data[RESIDUAL] || g.dim <= SHORT_TINY) && all >= LARGE_NARROW_F32 : several;
     if (g.dim <= SHORT_TINY || width == 4 || (width == 1 && g.dim <= SHORT_MOST / 2))
