@@ -447,7 +447,7 @@ static int gated_choose(const cuda_limits &gpu, int64_t rows, int64_t dim, int w
     }
     if (split_units(dim, 2, rows, THREADS).blocks <= 2 * gpu.sm_count)
         return NARROW_SMALL;
-    if (dim < 6 * W) /* in a row of few vectors most of them are its ends, which are stored one by one */
+    if (dim < 5 * W) /* in a row of few vectors most of them are its ends, which are stored one by one */
         return numbered ? SHORT : NARROW;
     return many && !table && dim <= 32 * W ? SHIFTED_SHORT : SHIFTED;
 }

@@ -456,6 +456,9 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
             return true;
         if (whole && g.loose && (few || !HALF || !g.data[RESIDUAL]))
             return true;
+        /* Two inputs of single elements. */
+        if (HALF && g.width == 1 && g.data[RESIDUAL] && !is_long && rows >= 64 * sm_count)
+            return true;
         /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once: norm_any's narrow units
            take more instructions, and are as fast where there are more blocks. So it is in f32, except with weight
            and bias, or a residual, from some rows on: loading and shifting both takes longer than norm_any's

@@ -445,7 +445,7 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
     if (sizeof(T) == 4 && width == VEC<T> && g.loose && g.data[RESIDUAL])
         return g.dim <= SHORT_TINY && rows >= 2 * SHORT_MANY;
     if (sizeof(T) == 4)
-        return width < VEC<T> ? (!g.data[RESIDUAL] || g.dim <= SHORT_TINY) && all >= LARGE_NARROW_F32 : several;
+        return width == VEC<T> ? several : g.data[RESIDUAL] ? g.dim <= SHORT_TINY : all >= LARGE_NARROW_F32;
     if (g.dim <= SHORT_TINY || width == 4 || (width == 1 && g.dim <= SHORT_MOST / 2))
         return true;
     return several || (width == 2 && (g.data[RESIDUAL] || (g.dim > SHORT_MOST / 2 && rows >= 4 * sm_count)));

@@ -385,6 +385,9 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
         return false;
     if (sizeof(T) == 4)
         return NORM && some;
+    /* Single elements of pairs are read twice as fast in pieces. */
+    if (!NORM && width == 1 && r.pairs == ADZE_ROPE_INTERLEAVED && some)
+        return true;
     const int pairs = NORM && (width > 1 || any.pairs > 32) ? 4 / width : 1; /* of a thread, P of rope_any */
     int64_t threads = NORM ? 1 : any.pairs, half = (int64_t)gpu.sm_threads / 2 * gpu.sm_count;
     while (NORM && threads * pairs < any.pairs)
