@@ -1,9 +1,9 @@
 /* gemm_digits.h - what products of few rows of x with quantised weights in integers share (AVX-512). The floats of a
-   PART of a row of x are multiples of one power of two: whole numbers of BITS bits, which are taken apart into digits
-   of 8 bits from -128 to 127, whose products with w are exact. What such a number lacks of x, as elements that are
-   far smaller than the largest one have more bits, is multiplied by itself: the rests. A row with many of these is
-   left to cpu_avx512, and so is one that is not finite. A file that includes this says what COLUMNS, PART and BITS
-   are. */
+   PART of a row of x are multiples of one power of two: whole numbers, which are taken apart into digits of 8 bits
+   from -128 to 127, whose products with w are exact. What such a number lacks of x, as elements that are far smaller
+   than the largest one have more bits, is multiplied by itself: the rests. A kernel says how small a rest it drops. A
+   row with many rests is left to cpu_avx512, and so is one that is not finite. A file that includes this says what
+   COLUMNS and PART are. */
 #ifndef ADZE_CPU_GEMM_DIGITS_H
 #define ADZE_CPU_GEMM_DIGITS_H
 
@@ -69,17 +69,21 @@ INLINE int whole_numbers(digits_call *v, int64_t row, int64_t at, int64_t step, 
     }
     return 1;
 }
-/* The rests of a row of x times row `row` of w, which begins at `at`. */
+/* Element i of row `row` of w, which begins at `at`: a whole number, less its zero. */
+INLINE int number_at(const scales *s, const char *at, int64_t row, int64_t i, int kind)
+{
+    if (kind != ADZE_U8)
+        return (int8_t)at[i];
+    const int zero = s->zero ? s->zero[row * s->zero_stride + i / s->group] : 8;
+    return (((uint8_t)at[i / 2] >> i % 2 * 4) & 15) - zero;
+}
+/* The rests of a row of x times that row of w. */
 INLINE float rests_times(const digits_call *v, int r, const scales *s, const char *at, int64_t row, int kind)
 {
-    const uint8_t *bytes = (const uint8_t *)at;
     float sum = 0;
     for (const rest *e = v->rests + r * v->rests_most, *end = e + v->rest_count[r]; e < end; e++) {
-        const int64_t group = e->at / s->group;
-        int q = kind == ADZE_U8 ? bytes[e->at / 2] >> e->at % 2 * 4 & 15 : (int8_t)bytes[e->at];
-        if (kind == ADZE_U8)
-            q -= s->zero ? s->zero[row * s->zero_stride + group] : 8;
-        sum += e->value * (float)q * float_at(s->scale, s->dtype, row * s->row_stride + group);
+        const float scale = float_at(s->scale, s->dtype, row * s->row_stride + e->at / s->group);
+        sum += e->value * (float)number_at(s, at, row, e->at, kind) * scale;
     }
     return sum;
 }

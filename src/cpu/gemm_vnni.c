@@ -342,16 +342,14 @@ INLINE void add_groups(const digits_call *v, const some_groups *groups, const li
     }
 }
 
-/* The product of a row of w whose zeros are large, which no weights have that were quantised. */
+/* The product of a row of w of which a zero is above ZERO_MOST. No quantizer makes such zeros. */
 NO_INLINE float alone(const digits_call *v, int r, const scales *s, const char *at, int64_t row)
 {
     const float *x = v->c.floats + r * v->c.k_floats;
     double sum = 0;
     for (int64_t i = 0; i < v->c.k; i++) {
-        const int64_t group = i / s->group;
-        const int q = ((const uint8_t *)at)[i / 2] >> i % 2 * 4 & 15, zero = s->zero[row * s->zero_stride + group];
-        sum += (double)x[i - i % 32 + i % 2 * LANES + i % 32 / 2] * (q - zero) *
-               (double)float_at(s->scale, s->dtype, row * s->row_stride + group);
+        const float scale = float_at(s->scale, s->dtype, row * s->row_stride + i / s->group);
+        sum += (double)x[i - i % 32 + i % 2 * LANES + i % 32 / 2] * number_at(s, at, row, i, ADZE_U8) * (double)scale;
     }
     return (float)sum;
 }
@@ -451,14 +449,14 @@ static void body(void *context, int64_t begin, int64_t end)
    groups costs it more. Of few elements the digits of x cost more than they save. */
 static int64_t rows_most(const adze_gemm_args *a)
 {
-    const int wide = a->x.dtype == ADZE_F32, bytes = a->w.dtype == ADZE_I8;
-    if (bytes && !a->group)
-        return wide ? 2 : ROWS;
-    if (bytes && a->x.shape[a->x.rank - 1] < PART / 2)
+    /* [w of 4 bits, of i8][x of 16 bits, of f32][groups of 32, 64 and 128, whole rows] */
+    static const int8_t most[2][2][4] = {{{ROWS, ROWS, 2, 2}, {ROWS, 2, 1, 1}},
+                                         {{ROWS, 2, 1, ROWS}, {ROWS, 1, 1, 2}}};
+    const int bytes = a->w.dtype == ADZE_I8;
+    if (bytes && a->group && a->x.shape[a->x.rank - 1] < PART / 2)
         return 0;
-    if (a->group == 32 || (a->group == 64 && !bytes && !wide))
-        return ROWS;
-    return bytes ? 1 + (a->group == 64 && !wide) : 1 + (a->group == 64 || !wide);
+    const int group = a->group == 32 ? 0 : a->group == 64 ? 1 : a->group == 128 ? 2 : 3;
+    return most[bytes][a->x.dtype == ADZE_F32][group];
 }
 
 int adze_gemm_cpu_vnni_accepts(adze_stream stream, const void *args);

@@ -435,8 +435,7 @@ static int act_choose(const cuda_limits &gpu, const act_sizes &c)
         return ACT_GENERAL;
     if (gated || c.dim < W)
         return ACT_NARROW;
-    /* A thread of act_dense with two inputs waits for twice as many loads: act_shifted took 0.6 to 0.9 times as long
-       in rows of 200 to 1500 (2026-11-19). */
+    /* With two inputs act_shifted took 0.7 to 0.9 times as long as act_dense, in rows of 200 to 1500 (2026-11-19). */
     return !TIMES && c.dense && c.rows * c.dim > ACT_DENSE_LEAST ? ACT_DENSE : ACT_SHIFTED;
 }
 

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) attention_cluster(const
         from = direct_source_of<S>(p, b);
     const float scale = S::QUANTISED && !p.k_scale_each ? p.scale * *p.k_scale : p.scale;
     const bool plain = p.softcap == 0 && !p.mask_kind;
-    if (!S::QUANTISED && p.mask_kind)
+    if (!S::QUANTISED && p.mask_kind) /* with quantised keys there are no registers for it */
         direct_prefetch_mask<S>(p, b, begin + worker * S::KEYS, workers * S::KEYS, b.high);
     if (!loaded && worker < steps) {
         direct_load_keys<S>(p, b, from, begin + worker * S::KEYS, keys);

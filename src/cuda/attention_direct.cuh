@@ -323,9 +323,9 @@ __device__ __forceinline__ void direct_rare_scores(const direct_keys<S> &keys, f
         }
 }
 
-/* Prefetches the mask of a warp's steps into L2: those that begin with `key` and are `apart`, up to `end`. A step
-   reads its mask between its keys and its values, and would wait for memory once more. Rows that share a row of the
-   mask prefetch it once. */
+/* Prefetches into L2 the mask of all steps of a warp, which begin at `key`, `key + apart` and so on, below `end`. A
+   step reads its mask after its keys have arrived, and without the prefetch waits for memory a second time. Rows that
+   share a row of the mask prefetch it once. */
 template <class S>
 __device__ __forceinline__ void direct_prefetch_mask(const attention_params &p, const attention_block &b, int key,
                                                      int apart, int end)

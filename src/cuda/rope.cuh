@@ -368,7 +368,8 @@ static adze_status rope_launch_pieces(const cuda_call &stream, rope_pieces_param
 /* Whether a call is faster in pieces than in rope_any's units of `width` elements, by the times of both on 173 random
    calls (H200, 2026-11-18) and 100 more (2026-11-19). It is not where units have 8 bytes or more. Narrow units are
    faster in small calls, whose time is latency, and in large ones, where a thread has several heads for the columns
-   that it loads; but not single 16-bit elements of a norm, which are read twice as fast in pieces. */
+   that it loads; but not single 16-bit elements of a norm, which are read twice as fast in pieces, or of neighbouring
+   pairs, which took 1.3 to 1.5 times as long. */
 template <typename T, bool NORM>
 static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
                                int width)
@@ -385,7 +386,6 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
         return false;
     if (sizeof(T) == 4)
         return NORM && some;
-    /* Single elements of pairs are read twice as fast in pieces. */
     if (!NORM && width == 1 && r.pairs == ADZE_ROPE_INTERLEAVED && some)
         return true;
     const int pairs = NORM && (width > 1 || any.pairs > 32) ? 4 / width : 1; /* of a thread, P of rope_any */

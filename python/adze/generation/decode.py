@@ -243,7 +243,7 @@ def _state(lengths):
 
 
 def _parts(state):
-    """The tokens and the lengths of a state, which are views of it."""
+    """The tokens and the lengths of a state, which are views of it: it has batch + ceil(batch / 2) words."""
     batch = state.shape[0] * 2 // 3
     return state[:batch], state[batch:].view(torch.int32)[:batch]
 

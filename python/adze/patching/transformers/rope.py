@@ -1,5 +1,5 @@
-"""Rules for rope in transformers: apply_rotary_pos_emb in any attention, attentions that also norm q and k, and the
-tables of a model."""
+"""Rules for rope in transformers: apply_rotary_pos_emb in any attention, attentions that also norm q and k, and
+rotary embeddings, which compute cos and sin of positions."""
 
 import sys
 
