@@ -204,6 +204,8 @@ static adze_status norm_run(const cuda_call &s, const adze_norm_args *a)
         if (status == ADZE_NO_KERNEL)
             status = adze_norm_short_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 3, NORM_ANY<CENTRED> + 6);
         if (status == ADZE_NO_KERNEL)
+            status = adze_norm_kept_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 7);
+        if (status == ADZE_NO_KERNEL)
             status = adze_norm_shifted_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED> + 2);
         return status == ADZE_NO_KERNEL ? adze_norm_any_cuda(s, p, a->x.dtype, NORM_ANY<CENTRED>) : status;
     });

@@ -325,14 +325,14 @@ static inline bool norm_prefers(const norm_rule &r, int64_t rows, int64_t vector
 }
 
 /* The variants of an op: its shapes, then norm_any, norm_loop, norm_shifted, norm_short, norm_bytes and
-   norm_bytes_held, and norm_short with vectors that are shifted.
+   norm_bytes_held, norm_short with vectors that are shifted, and norm_kept.
    512x2-full-b3: up to 512 threads of 2 vectors that a row fills exactly, 3 blocks per SM. */
 template <bool CENTRED>
 constexpr int NORM_ANY = NORM_SHAPES<CENTRED>.count;
 template <bool CENTRED>
 struct norm_variants {
     char name[NORM_ANY<CENTRED>][32], takes[NORM_ANY<CENTRED>][80];
-    adze_variant list[NORM_ANY<CENTRED> + 8];
+    adze_variant list[NORM_ANY<CENTRED> + 9];
     norm_variants() : name(), takes(), list()
     {
         for (int i = 0; i < NORM_ANY<CENTRED>; i++) {
@@ -363,6 +363,7 @@ struct norm_variants {
                                        "quantised rows of up to 2048 vectors of 16 bytes; no modulation"};
         list[NORM_ANY<CENTRED> + 6] = {"short_loose",
                                        "f16 or bf16 rows of up to 512 elements, x or residual off alignment alone"};
+        list[NORM_ANY<CENTRED> + 7] = {"kept", "rows at any address that share their parameters"};
     }
 };
 
