@@ -23,8 +23,10 @@ typedef boxes_attention<256, 256, 1, 4, 1, 2> SMALL_256;
 enum {
     BOXES_BYTES = 8 << 20,         /* of keys and values, from which on boxes are better than attention_cluster, */
     BOXES_FEW_BYTES = 2 << 20,     /* and where that would need a second launch, and boxes have none */
-    BOXES_MASKED_BYTES = 24 << 20, /* the same with a mask or a softcap: warps wait for the masks of their steps, and
-                                      attention_cluster has more of them */
+    BOXES_MASKED_BYTES = 12 << 20, /* the same with a mask: warps wait for the masks of their steps, and
+                                      attention_cluster has more of them; */
+    BOXES_WIDE_BYTES = 1 << 20,    /* but pads heads beyond 128 elements to 256; */
+    BOXES_CAPPED_BYTES = 24 << 20, /* and the same with a softcap */
     BOXES_ROW = 112,               /* bytes of a row of a box, at least, that are the keys': it takes as long with
                                       fewer, so that many keys of 40, 80 or 96 elements come slower in boxes, */
     BOXES_NARROW_BYTES = 48 << 20, /* but for so few in heads beyond 64 elements */
@@ -198,11 +200,12 @@ adze_status attention_boxes_run(const cuda_call &s, const attention_params &p, b
     const int widest = std::max(p.d, p.dv);
     const direct_plan direct = direct_plan_of(s, p, widest > 64 && widest <= 128 ? 3 : 2); /* as tile_run has it */
     const bool launches = direct.parts > 1 && !direct.clustered && (plan.parts == 1 || plan.clustered);
-    const double least = p.mask_kind || p.softcap != 0 ? BOXES_MASKED_BYTES
-                         : launches                    ? BOXES_FEW_BYTES
-                                                       : BOXES_BYTES;
-    const bool worth = p.n >= (widest > 128 ? BOXES_LEAST_WIDE : BOXES_LEAST) && bytes >= least &&
-                       !(boxes_narrow(p) && (widest <= 64 || bytes > BOXES_NARROW_BYTES));
+    const double least = p.softcap != 0 ? BOXES_CAPPED_BYTES
+                         : p.mask_kind  ? (widest > 128 ? BOXES_WIDE_BYTES : BOXES_MASKED_BYTES)
+                         : launches     ? BOXES_FEW_BYTES
+                                        : BOXES_BYTES;
+    const bool narrow = !p.mask_kind && boxes_narrow(p) && (widest <= 64 || bytes > BOXES_NARROW_BYTES);
+    const bool worth = p.n >= (widest > 128 ? BOXES_LEAST_WIDE : BOXES_LEAST) && bytes >= least && !narrow;
     if (!s.takes(BOXES_8, true, worth))
         return ADZE_NO_KERNEL;
     return is_bf16 ? boxes_run<bf16>(s, p, plan) : boxes_run<f16>(s, p, plan);

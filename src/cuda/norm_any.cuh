@@ -138,9 +138,7 @@ struct norm_piece {
                                  : FORM == SCALE_SHIFT ? (sizeof(T) < 4 && W > 1 ? 8 : 4) / W
                                                        : (FORM == ANY_OPTION || ELEMENTS > 16 ? 4 : 8) / W;
     static constexpr int ADD_CHUNK = any_added(FORM, W, sizeof(T), UNITS, CHUNK);
-    static constexpr bool FLAT_AHEAD =
-        FORM == UNMODULATED || (FORM == ANY_OPTION && ELEMENTS <= any_few(FORM, W, sizeof(T)) && CHUNK == UNITS);
-    static constexpr bool BIAS_AHEAD = FLAT_AHEAD && (FORM == UNMODULATED ? PACKED || ROOMY : W == 1);
+    static constexpr bool BIAS_AHEAD = FORM == UNMODULATED && (PACKED || ROOMY);
     static constexpr int MOST_GROUP = LANES < 32 && PACKED && CHUNK < ANY_GROUP ? CHUNK : ANY_GROUP;
     static constexpr int GROUP = UNITS < MOST_GROUP ? UNITS : MOST_GROUP;
     typedef param_unit<T, W> param;
@@ -153,7 +151,7 @@ struct norm_piece {
 
     /* Parameters that are loaded ahead of their use, as far as registers allow: those a call is likely to have. */
     struct params {
-        param weight[FLAT_AHEAD ? CHUNK : 1], bias[BIAS_AHEAD ? CHUNK : 1];
+        param weight[FORM == UNMODULATED ? CHUNK : 1], bias[BIAS_AHEAD ? CHUNK : 1];
         param scale[FORM == UNMODULATED ? 1 : CHUNK], shift[FORM == UNMODULATED ? 1 : CHUNK];
     };
 
@@ -389,13 +387,13 @@ struct norm_piece {
     template <int FROM>
     __device__ __forceinline__ void fetch_params(params &to) const
     {
-        if constexpr (FLAT_AHEAD)
+        if constexpr (FORM == UNMODULATED) {
             if (weight())
                 fetch_param<FROM>(start(weight(), p.g.weight_f32), p.g.weight_f32, to.weight);
-        if constexpr (BIAS_AHEAD)
-            if (bias())
-                fetch_param<FROM>(start(bias(), p.g.bias_f32), p.g.bias_f32, to.bias);
-        if constexpr (FORM != UNMODULATED) {
+            if constexpr (BIAS_AHEAD)
+                if (bias())
+                    fetch_param<FROM>(start(bias(), p.g.bias_f32), p.g.bias_f32, to.bias);
+        } else {
             if (has(SCALE))
                 fetch_param<FROM>(start(SCALE), is_f32(SCALE), to.scale);
             if (has(SHIFT))
@@ -431,7 +429,7 @@ struct norm_piece {
                     y[c][j] *= f[j] + p.g.weight_offset;
             };
             if (weight()) {
-                if constexpr (FLAT_AHEAD)
+                if constexpr (FORM == UNMODULATED)
                     with(given.weight, p.g.weight_f32, times_weight);
                 else
                     with_flat<FROM>(weight(), p.g.weight_f32, times_weight);

@@ -62,9 +62,6 @@ extern "C" adze_status adze_norm_short_cuda(const cuda_call &s, const norm_param
                                             int loose);
 /* norm_shifted.cu: x of a dtype at any address, as `variant`; ADZE_NO_KERNEL for any other call. */
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
-/* norm_kept.cu: x of a dtype at any address, where several rows share their parameters, as `variant`; ADZE_NO_KERNEL
-   for any other call. */
-extern "C" adze_status adze_norm_kept_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant);
 /* norm_any.cu: any call, of x of a dtype. Variant `any` is norm_any, the one after it norm_loop. */
 extern "C" adze_status adze_norm_any_cuda(const cuda_call &s, const norm_params &g, int dtype, int any);
 /* norm_bytes.cu: any call with quantised rows. Variant `variant` is norm_bytes, the one after it norm_bytes_held. */

@@ -21,7 +21,7 @@ constexpr bool operator==(const norm_shape &a, const norm_shape &b)
            a.most == b.most && a.blocks == b.blocks;
 }
 
-enum norm_rows { ANY, ABOUT_ONE, FEW, MANY }; /* rows per SM: any, 1/2 to 2, up to 8, more */
+enum norm_rows { ANY, ABOUT_ONE, FEW, MANY, SEVERAL }; /* rows per SM: any, 1/2 to 2, up to 8, more, up to 32 */
 
 /* A shape and the calls that it is for. */
 struct norm_rule {
@@ -106,6 +106,9 @@ constexpr norm_rule RMS[] = {
     threads(512, 8).late().vectors(1, 4096),
 };
 constexpr norm_rule LAYER[] = {
+    lanes(8, 2).rows(SEVERAL).vectors(5, 8),
+    lanes(16, 2).rows(SEVERAL).vectors(9, 16),
+    threads(512, 2).blocks(2).rows(FEW).vectors(17, 32),
     lanes(8, 1).full().vectors(8, 8),
     lanes(8, 2).full().vectors(16, 16),
     lanes(4, 1).vectors(1, 4),
@@ -126,6 +129,7 @@ constexpr norm_rule LAYER[] = {
     threads(512, 8).late().vectors(1, 4096),
 };
 constexpr norm_rule RMS_SUM[] = {
+    lanes(16, 2).rows(MANY).vectors(9, 16),
     lanes(4, 2).vectors(1, 4),
     lanes(8, 2).vectors(5, 16),
     lanes(16, 2).vectors(17, 32),
@@ -142,6 +146,8 @@ constexpr norm_rule RMS_ADDED[] = {
     threads(448, 4).late().blocks(2).vectors(1, 1792),
 };
 constexpr norm_rule LAYER_SUM[] = {
+    lanes(16, 2).rows(FEW).vectors(9, 16),
+    threads(512, 2).blocks(2).rows(SEVERAL).vectors(17, 32),
     lanes(4, 2).vectors(1, 8),
     lanes(8, 2).vectors(9, 16),
     lanes(16, 2).vectors(17, 32),
@@ -200,9 +206,8 @@ constexpr norm_rule SINGLE[] = {
     lanes(16, 2).vectors(23, 32),
     threads(512, 2).full().blocks(2).vectors(1, 512),
     threads(512, 4).full().late().blocks(2).vectors(1, 2048),
-    threads(448, 4).late().blocks(2).rows(FEW).vectors(1, 1792),
-    threads(448, 4).late().blocks(2).vectors(65, 1792), /* of fewer, norm_any has two for each lane of a warp */
-    threads(512, 8).late().vectors(65, 4096),
+    threads(448, 4).late().blocks(2).rows(SEVERAL).vectors(1, 176), /* norm_any is faster for longer rows */
+    threads(512, 8).late().vectors(1793, 4096),
 };
 constexpr norm_rule BARE_RMS[] = {
     lanes(8, 2).late().vectors(1, 16),
@@ -320,19 +325,20 @@ static inline bool norm_prefers(const norm_rule &r, int64_t rows, int64_t vector
     const bool as_many = r.per_sm == ABOUT_ONE ? rows * 2 >= sm_count && rows <= sm_count * 2
                          : r.per_sm == FEW     ? rows <= sm_count * 8
                          : r.per_sm == MANY    ? rows > sm_count * 8
+                         : r.per_sm == SEVERAL ? rows <= sm_count * 32
                                                : true;
     return as_many && vectors >= r.from && vectors <= r.to && (room - vectors) * 8 <= room * r.idle;
 }
 
 /* The variants of an op: its shapes, then norm_any, norm_loop, norm_shifted, norm_short, norm_bytes and
-   norm_bytes_held, norm_short with vectors that are shifted, and norm_kept.
+   norm_bytes_held, and norm_short with vectors that are shifted.
    512x2-full-b3: up to 512 threads of 2 vectors that a row fills exactly, 3 blocks per SM. */
 template <bool CENTRED>
 constexpr int NORM_ANY = NORM_SHAPES<CENTRED>.count;
 template <bool CENTRED>
 struct norm_variants {
     char name[NORM_ANY<CENTRED>][32], takes[NORM_ANY<CENTRED>][80];
-    adze_variant list[NORM_ANY<CENTRED> + 9];
+    adze_variant list[NORM_ANY<CENTRED> + 8];
     norm_variants() : name(), takes(), list()
     {
         for (int i = 0; i < NORM_ANY<CENTRED>; i++) {
@@ -363,7 +369,6 @@ struct norm_variants {
                                        "quantised rows of up to 2048 vectors of 16 bytes; no modulation"};
         list[NORM_ANY<CENTRED> + 6] = {"short_loose",
                                        "f16 or bf16 rows of up to 512 elements, x or residual off alignment alone"};
-        list[NORM_ANY<CENTRED> + 7] = {"kept", "rows at any address that share their parameters"};
     }
 };
 

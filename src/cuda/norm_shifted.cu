@@ -18,6 +18,10 @@ constexpr int SHIFTED_MANY = 32 * 1024 / 16;          /* vectors of a row, beyon
 constexpr int SHIFTED_RESIDENT = 3 * SHIFTED_THREADS; /* threads of an SM at once, on sm_90 */
 constexpr int ALIGNED_VECTORS = 2;                    /* that a thread of norm_aligned holds, at most */
 constexpr int ALIGNED_SHORT = 512; /* elements of a row, up to which it is faster with f32 parameters */
+/* Elements of a row, or of all rows, from which on it is faster than norm_any with weight or bias and a modulation.
+ */
+constexpr int SHIFTED_MIXED = 3840, SHIFTED_MIXED_ALL = 11 << 17;
+constexpr int SHIFTED_ALONE = 20; /* SMs for each row of f32, from which on clusters are faster than norm_any */
 
 struct norm_shifted_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -265,6 +269,18 @@ __device__ __forceinline__ void shifted_fetch(const norm_shifted_params &p, cons
         v[u] = two[u].template vector<T>(0);
 }
 
+/* Parameters at 16-byte borders, of T's dtype or f32: the vectors of aligned rows need no shift. */
+template <typename T>
+struct aligned_param {
+    param_unit<T, VEC<T>> held;
+    __device__ __forceinline__ void fetch(const void *data, bool is_f32, int64_t start, int at, int)
+    {
+        held.fetch(data, is_f32, start + at);
+    }
+    __device__ __forceinline__ void get(bool is_f32, float (&f)[VEC<T>]) const { held.get(is_f32, f); }
+};
+enum shifted_form { UNSCALED, SCALED, SCALED_ALIGNED }; /* no scale or shift; one of them; the same, all aligned */
+
 /* WIDE: a row on its own, in a wide cluster of blocks with an SM each. Their threads are more, and have registers for
    all parameters of the vectors that they write together. */
 constexpr int shifted_threads(bool wide)
@@ -275,12 +291,13 @@ constexpr int shifted_blocks(bool modulated, bool wide)
 {
     return wide ? 1 : modulated ? MODULATED_BLOCKS : SHIFTED_BLOCKS;
 }
-template <typename T, bool IN_CLUSTER, bool MODULATED, bool WIDE>
-__global__ void __launch_bounds__(shifted_threads(WIDE), shifted_blocks(MODULATED, WIDE))
+template <typename T, bool IN_CLUSTER, shifted_form FORM, bool WIDE>
+__global__ void __launch_bounds__(shifted_threads(WIDE), shifted_blocks(FORM != UNSCALED, WIDE))
     norm_shifted(const __grid_constant__ norm_shifted_params p)
 {
     constexpr int W = VEC<T>;
-    typedef shifted_param<T, sizeof(T) < 4> param;
+    constexpr bool MODULATED = FORM != UNSCALED;
+    typedef std::conditional_t<FORM == SCALED_ALIGNED, aligned_param<T>, shifted_param<T, sizeof(T) < 4>> param;
     extern __shared__ uint4 held[]; /* [p.part] */
     __shared__ norm_shared<IN_CLUSTER> shared;
     if constexpr (IN_CLUSTER)
@@ -353,35 +370,36 @@ __global__ void __launch_bounds__(shifted_threads(WIDE), shifted_blocks(MODULATE
         }
     }
     const float factor = rsqrtf(any_total<1, 32>(total, shared) * p.inverse_dim + p.eps);
-    constexpr int WRITE = MODULATED ? 1 : SHIFTED_WRITE;
+    constexpr int WRITE = FORM == SCALED ? 1 : SHIFTED_WRITE, AHEAD = WIDE || FORM == SCALED_ALIGNED ? WRITE : 1;
 #pragma unroll 1
     for (int i = thread; begin + i * W < end; i += WRITE * threads) {
         const auto at = [&](int u) { return begin + (i + u * threads) * W; };
-        param weight[WRITE], bias[WIDE ? WRITE : 1], scale, shift;
+        param weight[WRITE], bias[AHEAD], scale[WRITE], shift[WRITE];
 #pragma unroll
-        for (int u = 0; u < WRITE; u++) {
-            if (p.weight && at(u) < end)
-                weight[u].fetch(p.weight, p.weight_f32, 0, at(u), p.dim);
-            if (WIDE && p.bias && at(u) < end)
-                bias[WIDE ? u : 0].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
-        }
-        if (MODULATED && p.scale)
-            scale.fetch(p.scale, p.scale_f32, start[SCALE], at(0), p.dim);
-        if (MODULATED && p.shift)
-            shift.fetch(p.shift, p.shift_f32, start[SHIFT], at(0), p.dim);
+        for (int u = 0; u < WRITE; u++)
+            if (at(u) < end) {
+                if (p.weight)
+                    weight[u].fetch(p.weight, p.weight_f32, 0, at(u), p.dim);
+                if (AHEAD == WRITE && p.bias)
+                    bias[u % AHEAD].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
+                if (MODULATED && p.scale)
+                    scale[u].fetch(p.scale, p.scale_f32, start[SCALE], at(u), p.dim);
+                if (MODULATED && p.shift)
+                    shift[u].fetch(p.shift, p.shift_f32, start[SHIFT], at(u), p.dim);
+            }
 #pragma unroll
         for (int u = 0; u < WRITE; u++)
             if (at(u) < end) {
                 float f[W];
                 packed<T>{held[i + u * threads]}.get(f);
-                if (!WIDE && p.bias)
+                if (AHEAD < WRITE && p.bias)
                     bias[0].fetch(p.bias, p.bias_f32, 0, at(u), p.dim);
 #pragma unroll
                 for (int j = 0; j < W; j++)
                     f[j] = (f[j] - mean) * factor;
-                shifted_weigh<T>(p, f, weight[u], bias[WIDE ? u : 0]);
+                shifted_weigh<T>(p, f, weight[u], bias[u % AHEAD]);
                 if (MODULATED)
-                    shifted_modulate<T>(p, f, scale, shift);
+                    shifted_modulate<T>(p, f, scale[u], shift[u]);
                 store_shifted(out, at(u), p.dim, shifted_packed<T>(f));
             }
     }
@@ -423,75 +441,75 @@ static shifted_cut shifted_cut_for(const cuda_call &s, int64_t rows, int64_t vec
     return cut;
 }
 template <typename T>
-static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, const shifted_cut &cut)
+static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int64_t vectors, const shifted_cut &cut,
+                                  shifted_form form)
 {
     const int64_t rows = p.rows.count, cluster = cut.cluster;
     p.part = (int32_t)cut.part;
     p.prefetch_blocks = prefetch_blocks(s.gpu, rows * vectors / 2, cut.part, cut.threads, 32);
     const launch_shape shape((size_t)cut.part * 16, cluster);
-    const bool modulated = p.scale || p.shift;
-    const auto kernel =
-        cluster > ANY_CLUSTER ? (modulated ? norm_shifted<T, true, true, true> : norm_shifted<T, true, false, true>)
-        : cluster > 1         ? (modulated ? norm_shifted<T, true, true, false> : norm_shifted<T, true, false, false>)
-                      : (modulated ? norm_shifted<T, false, true, false> : norm_shifted<T, false, false, false>);
+    const auto kernel_of = [&](auto form) {
+        constexpr shifted_form FORM = decltype(form)::value;
+        return cluster > ANY_CLUSTER ? norm_shifted<T, true, FORM, true>
+               : cluster > 1         ? norm_shifted<T, true, FORM, false>
+                                     : norm_shifted<T, false, FORM, false>;
+    };
+    const auto kernel = form == UNSCALED ? kernel_of(std::integral_constant<shifted_form, UNSCALED>())
+                        : form == SCALED ? kernel_of(std::integral_constant<shifted_form, SCALED>())
+                                         : kernel_of(std::integral_constant<shifted_form, SCALED_ALIGNED>());
     return launch(s, kernel, rows * cluster, dim3((unsigned)cut.threads), shape, p);
 }
 
-/* Whether norm_shifted or norm_aligned is faster than norm_any, by the times of 206 random calls on an H200
-   (2026-11-18). */
+/* Whether norm_shifted or norm_aligned is faster than norm_any, by the times of 1297 random calls on an H200
+   (2026-11-19). norm_any has narrower units, which take more instructions, and more threads for them. */
+static bool shifted_faster_half(const cuda_call &s, const norm_params &g, int64_t vectors, const shifted_cut &cut)
+{
+    const int64_t sm_count = s.gpu.sm_count, rows = g.rows.count;
+    const bool is_long = vectors > ANY_THREADS, very_long = vectors > SHIFTED_MANY;
+    const bool whole = g.rows_width == 16, few = rows < 4 * sm_count;
+    /* norm_aligned has fewer loads in sequence where only parameters are off a border, or are f32. Many rows with a
+       residual take turns in its registers. */
+    if (whole && ((few && g.dim <= ALIGNED_SHORT) || (g.loose && (few || !g.data[RESIDUAL]))))
+        return true;
+    /* Of many short rows norm_any loads both inputs by single elements, and of long ones by few threads. */
+    if (g.data[RESIDUAL])
+        return is_long ? g.width == 1 || whole || rows <= 2 * sm_count : g.width == 1 && rows >= 64 * sm_count;
+    /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once. */
+    const int64_t at_once = SHIFTED_RESIDENT / cut.threads * sm_count;
+    if (!whole && is_long && (rows < 2 * sm_count || rows * cut.cluster <= at_once))
+        return true;
+    /* Of many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
+       have an SM for each block, take turns. */
+    return (vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count) || (very_long && rows >= sm_count);
+}
+static bool shifted_faster_f32(const cuda_call &s, const norm_params &g, int64_t vectors)
+{
+    const int64_t sm_count = s.gpu.sm_count, rows = g.rows.count;
+    const bool whole = g.rows_width == 16;
+    if (whole && (g.loose || vectors > 2 * SHIFTED_MANY))
+        return g.loose ? g.dim > ALIGNED_SHORT || rows <= 4 * sm_count : rows * 2 >= sm_count;
+    /* A cluster has one of few rows sooner. */
+    return g.dim > ALIGNED_SHORT && rows * SHIFTED_ALONE <= sm_count;
+}
 template <typename T>
 static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modulated, int64_t vectors,
                            const shifted_cut &cut)
 {
     constexpr bool HALF = sizeof(T) < 4;
-    const int64_t sm_count = s.gpu.sm_count, rows = g.rows.count;
-    const bool is_long = vectors > ANY_THREADS, very_long = vectors > SHIFTED_MANY;
-    const bool whole = g.rows_width == 16, few = rows < 4 * sm_count;
-    if (!modulated) {
-        if (norm_few_long(s, g, vectors))
-            return true;
-        /* norm_aligned has fewer loads in sequence where only parameters are off a border, or are f32. Many rows
-           of 16 bits with a residual take turns in its registers. */
-        if (HALF && whole && g.dim <= ALIGNED_SHORT && few)
-            return true;
-        if (whole && g.loose && (few || !HALF || !g.data[RESIDUAL]))
-            return true;
-        /* Of many short rows norm_any loads both inputs by single elements. */
-        if (HALF && g.width == 1 && g.data[RESIDUAL] && !is_long && rows >= 64 * sm_count)
-            return true;
-        /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once: norm_any's narrow units
-           take more instructions, and are as fast where there are more blocks. So it is in f32, except with weight
-           and bias, or a residual, from some rows on: loading and shifting both takes longer than norm_any's
-           elements (2026-11-19). */
-        const int64_t at_once = SHIFTED_RESIDENT / cut.threads * sm_count;
-        if (HALF && !whole && is_long && (rows < 2 * sm_count || rows * cut.cluster <= at_once))
-            return true;
-        const bool waits = (g.weight && g.bias) || g.data[RESIDUAL];
-        if (!HALF && g.width == 1 && very_long && few && !(waits && rows * 2 >= sm_count))
-            return true;
-        /* Of many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any,
-           which have an SM for each block, take turns. That is so in f32 beyond 128 KB, in units of 4 or 8 bytes. */
-        return (HALF && vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count) ||
-               (vectors > (HALF || whole ? SHIFTED_MANY : 4 * SHIFTED_MANY) && rows >= sm_count);
-    }
-    /* Of modulated rows norm_any holds fewer elements, and parameters of several dtypes, or weight and bias, take it
-       longer. */
-    const bool flat = g.weight || g.bias;
-    if (g.dim > ANY_CLUSTER * ANY_THREADS * any_many(SCALE_SHIFT, 1, sizeof(T), true)) /* it does not hold them */
+    if (!modulated)
+        return norm_few_long(s, g, vectors) ||
+               (HALF ? shifted_faster_half(s, g, vectors, cut) : shifted_faster_f32(s, g, vectors));
+    if (g.dim > ANY_CLUSTER * ANY_THREADS * any_many(SCALE_SHIFT, 1, sizeof(T), true)) /* norm_any does not hold it */
         return true;
-    if (!HALF)
-        return false;
-    if (g.is_f32 && !flat && is_long && !few) /* norm_any took 0.9 times as long (2026-11-19) */
-        return false;
-    if (g.is_f32 || flat)
-        return (vectors >= 128 && !(very_long && !flat && rows <= sm_count)) ||
-               (vectors >= 64 && rows >= 8 * sm_count) ||
-               (flat && whole && rows > sm_count / 3 && rows < 8 * sm_count);
-    /* A scale and a shift alone take it as few instructions, where its units have 8 bytes. Clusters of a few hundred
-       long rows take turns. */
-    if (rows <= sm_count / 3)
-        return is_long && !very_long && (g.data[RESIDUAL] || g.width < 4);
-    return is_long && (few ? !very_long : g.width == 1);
+    /* Parameters of several dtypes, or weight and bias, take norm_any longer: in aligned rows twice as long. */
+    const bool flat = g.weight || g.bias;
+    if (flat && g.width == 16 && g.dim > ALIGNED_SHORT)
+        return true;
+    if (HALF && (g.is_f32 || flat))
+        return g.dim > SHIFTED_MIXED || g.rows.count * g.dim > SHIFTED_MIXED_ALL;
+    /* A scale and a shift alone take it as few instructions, unless it loads few rows by single elements. */
+    return HALF && g.width == 1 && g.dim > 2 * ALIGNED_SHORT && vectors <= 2 * ANY_THREADS &&
+           g.rows.count <= 2 * (int64_t)s.gpu.sm_count;
 }
 template <typename T>
 static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int variant)
@@ -530,7 +548,8 @@ static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int
     p.rounds = sizeof(T) < 4 && g.rounding & ADZE_ROUND_NORM;
     p.float_sum = sizeof(T) < 4 && g.rounding & ADZE_FLOAT_SUM;
     p.rows = rows_simple(g.rows, {X, OUT, RESIDUAL, SUM, SCALE, SHIFT});
-    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, cut);
+    const shifted_form form = !modulated ? UNSCALED : g.width == 16 ? SCALED_ALIGNED : SCALED;
+    return in_registers ? aligned_launch<T>(s, p, vectors) : shifted_launch<T>(s, p, vectors, cut, form);
 }
 
 extern "C" adze_status adze_norm_shifted_cuda(const cuda_call &s, const norm_params &g, int dtype, int variant)

@@ -24,7 +24,8 @@ constexpr int SHORT_ROUNDS = 8;   /* rows that a group of lanes goes through, at
 constexpr int SHORT_MOST = 512;   /* elements of a row */
 constexpr int SHORT_SHARED = 256; /* rows with the same scale and shift, from which on a modulation is worth it, */
 constexpr int SHORT_MANY = 4096;  /* and of f32 all rows */
-constexpr int SHORT_TINY = 64;    /* elements of a row that norm_any has too many lanes for */
+constexpr int64_t SHORT_ALL = 1 << 20; /* elements of all rows, from which on it is for rows of single elements */
+constexpr int SHORT_TINY = 64;         /* elements of a row that norm_any has too many lanes for */
 
 struct norm_short_params {
     const void *x, *residual, *weight, *bias, *scale, *shift; /* NULL: absent */
@@ -420,35 +421,41 @@ static int64_t short_at_once(const cuda_call &s, int64_t dim, bool modulated, in
                             : short_at_once<T, 1>(s, dim, modulated);
 }
 
-/* Whether it is faster than norm_any and norm_aligned, by the times of 206 random calls on an H200 (2026-11-18).
+/* Whether it is faster than norm_any and norm_aligned, by the times of 1297 random calls on an H200 (2026-11-19).
    Parameters that are kept cost nothing after the first row: a group of lanes gains where it has nearly two rows, and
    with fewer, more threads for each row are faster. But norm_any takes longer for rows of 16 bits that it loads by
    single elements, for rows of up to SHORT_TINY elements and for those just beyond a warp's 256, whose lanes idle. */
 template <typename T>
 static bool short_faster(const cuda_call &s, const norm_params &g, bool modulated, int width)
 {
-    constexpr int64_t LARGE_F32 = 3 << 19, LARGE_NARROW_F32 = 4 << 20; /* elements of all rows */
     const int64_t rows = g.rows.count, all = rows * g.dim, sm_count = s.gpu.sm_count;
-    const bool several = rows * 5 >= short_at_once<T>(s, g.dim, modulated, width) * 9;
     if (modulated) {
-        const bool mixed = g.is_f32 || g.weight || g.bias; /* norm_any takes longer for them */
         const bool shared = g.rows.size[g.rows.rank - 1] >= SHORT_SHARED;
-        if (sizeof(T) == 4) /* rows of 64 took 1.1 times as long as in norm_any (2026-11-19) */
-            return shared && rows >= SHORT_MANY &&
-                   (g.data[RESIDUAL] || (all >= LARGE_F32 && (g.dim > SHORT_TINY || g.dim <= SHORT_TINY / 2)));
-        if (g.dim <= SHORT_TINY && (mixed || width == 1 || rows >= 4 * sm_count))
-            return true;
-        /* norm_any takes longest for weight and bias with a modulation; here they are loaded once, as vectors. */
-        return shared && (several || ((g.weight || g.bias) && g.width == 16 && rows >= 8 * sm_count));
+        if (sizeof(T) == 4)
+            return shared && rows >= SHORT_MANY && g.dim > SHORT_TINY && g.dim <= SHORT_MOST / 2;
+        if (g.is_f32 || g.weight || g.bias) /* norm_any takes longer for them */
+            return shared && (g.dim <= 2 * SHORT_TINY || rows >= SHORT_MANY);
+        return shared && (width == 1 ? all >= SHORT_ALL : all >= 3 * SHORT_ALL && g.dim > 2 * SHORT_TINY);
     }
-    /* norm_aligned has fewer loads in sequence where only parameters are off a border. */
-    if (sizeof(T) == 4 && width == VEC<T> && g.loose && g.data[RESIDUAL])
-        return g.dim <= SHORT_TINY && rows >= 2 * SHORT_MANY;
-    if (sizeof(T) == 4)
-        return width == VEC<T> ? several : g.data[RESIDUAL] ? g.dim <= SHORT_TINY : all >= LARGE_NARROW_F32;
+    if (sizeof(T) == 4) /* norm_any has more threads for the loads of longer rows, and of fewer */
+        return g.data[RESIDUAL] ? g.dim <= SHORT_TINY : g.dim <= 2 * SHORT_TINY && rows >= SHORT_MANY / 2;
+    const bool several = rows * 5 >= short_at_once<T>(s, g.dim, modulated, width) * 9;
     if (g.dim <= SHORT_TINY || width == 4 || (width == 1 && g.dim <= SHORT_MOST / 2))
         return true;
     return several || (width == 2 && (g.data[RESIDUAL] || (g.dim > SHORT_MOST / 2 && rows >= 4 * sm_count)));
+}
+/* The same of vectors that are shifted: two are loaded for one. That is worth it where the rows fill the GPU; instead
+   of units of 8 bytes, which need no more instructions, where they fill it several times. norm_any loads the rows of
+   `width` 1 by single elements. */
+template <typename T>
+static bool short_loose_faster(const cuda_call &s, const norm_params &g, bool modulated, int width)
+{
+    const int64_t rows = g.rows.count, at_once = short_at_once<T, VEC<T>, true>(s, g.dim, modulated);
+    if (modulated)
+        return width == 1 || (width == 2 && !(g.is_f32 || g.weight || g.bias) && short_faster<T>(s, g, true, width));
+    if (width > 2)
+        return width == 4 && rows >= at_once * 8;
+    return (width == 1 && g.data[RESIDUAL] && g.dim > SHORT_MOST / 2) || rows * 4 >= at_once * 3;
 }
 template <typename T>
 static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant, int loose_variant)
@@ -465,16 +472,9 @@ static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int v
         return ADZE_NO_KERNEL;
     const bool stored_whole = sizeof(T) < 4 && g.dim % VEC<T> == 0 && norm_alike(g, OUT, OUT, sizeof(T)) &&
                               norm_alike(g, SUM, SUM, sizeof(T));
-    /* Two vectors for one are worth it only where the rows fill the GPU; instead of units of 8 bytes, which need no
-       more instructions, where they fill it several times (H200, 2026-11-19). */
-    const bool shares = !modulated || g.rows.size[inner] >= SHORT_SHARED;
-    const int64_t at_once = short_at_once<T, VEC<T>, sizeof(T) < 4>(s, g.dim, modulated);
-    /* norm_any loads both inputs by single elements. */
-    const bool twice = width == 1 && d[RESIDUAL] && g.dim > SHORT_MOST / 2;
-    const bool worth =
-        sizeof(T) < 4 && shares &&
-        (width <= PAIR ? twice || g.rows.count * 4 >= at_once * 3 : width == EIGHT && g.rows.count >= at_once * 8);
-    const bool loose = s.takes(loose_variant, stored_whole, worth);
+    bool loose = false;
+    if constexpr (sizeof(T) < 4)
+        loose = s.takes(loose_variant, stored_whole, short_loose_faster<T>(s, g, modulated, width));
     if (!loose && !s.takes(variant, true, short_faster<T>(s, g, modulated, width)))
         return ADZE_NO_KERNEL;
     norm_short_params p = {};
