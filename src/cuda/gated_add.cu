@@ -3,7 +3,11 @@
    A block works on a piece of a row, or on several short rows: blockDim.x threads per row, blockDim.y rows. A thread
    has UNITS units of W elements, blockDim.x apart, and issues all loads before it uses the first. Units are 16-byte
    vectors where rows are aligned. Where they are not, vectors are shifted (shifted.cuh) or units are narrower
-   (unit.cuh). The rows of dense tensors are read as one long row, whose gate repeats. */
+   (unit.cuh). The rows of dense tensors are read as one long row, whose gate repeats.
+
+   An H200 starts a block every 1.2 ns, in which memory moves 5 KB: blocks that move less take as long whatever they
+   do. Those of gated_rows move 6 KB where all their threads have units, so a large call whose rows leave many threads
+   idle takes a kernel that numbers the units of all rows consecutively. */
 #include "launch.cuh"
 #include "rows.cuh"
 #include "shifted.cuh"
@@ -12,18 +16,18 @@
 
 enum { X, RESIDUAL, OUT, GATE, GATE_TABLE, TENSORS };
 constexpr int THREADS = 128;      /* of a block, at most */
-constexpr int64_t MANY = 7 << 18; /* elements: gated_dense and gated_shifted_short are for more, on an H200 */
+constexpr int64_t MANY = 7 << 18; /* elements: gated_dense and gated_shifted_flat are for more, on an H200 */
 
-enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE, SHIFTED_SHORT };
+enum { VECTORS, SHIFTED, NARROW_SMALL, NARROW, SHORT, GENERAL, DENSE, SHIFTED_FLAT };
 constexpr adze_variant VARIANTS[] = {
     {"vector", "aligned rows, a 16-byte vector per thread"},
     {"shifted", "rows at any address, a 16-byte vector of the output per thread"},
     {"narrow-small", "rows at any address, two units of one or two elements per thread"},
     {"narrow", "rows at any address, as many units per thread as make a vector"},
-    {"short", "rows at any address, no table, their units numbered through all rows"},
+    {"short", "rows at any address, no table, their units or vectors numbered through all rows"},
     {"general", "every call, one element at a time"},
     {"dense", "rows without gaps, at any address, in 16-byte vectors of the output that go across rows"},
-    {"shifted-short", "short rows at any address, no table, a 16-byte vector of two rows of the output per thread"},
+    {"shifted-flat", "rows at any address, no table, vectors of the output numbered through all rows, two per thread"},
     {NULL, NULL},
 };
 
@@ -39,7 +43,9 @@ struct gated_params {
 };
 typedef gated_params<simple_rows<TENSORS>> gated_simple;
 typedef gated_params<general_rows<TENSORS>> gated_general;
-typedef gated_params<flat_rows<TENSORS>> gated_flat;
+struct gated_flat : gated_params<flat_rows<TENSORS>> { /* the rows of one batch, and from it to the next */
+    int64_t outer[TENSORS];
+};
 
 /* The product is rounded to float before the sum, as on the CPU and in torch: it must not be contracted to an FMA.
  */
@@ -168,34 +174,39 @@ static adze_status gated_launch_shifted(const cuda_call &s, gated_simple p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* Short rows, of which a thread has a vector each of ROWS, blockDim.y apart. Nothing is prefetched: where calls are
-   large, nearly all blocks start after the wait. */
-constexpr int SHIFTED_ROWS = 2;
+/* The vectors of all rows are numbered consecutively, each row having as many as any may have, so that no thread idles
+   in rows of any length. Nothing is prefetched: where calls are large, nearly all blocks start after the wait. */
+struct gated_flat_params : gated_simple {
+    divisor by_vectors, by_inner; /* vectors of a row; rows of a batch */
+};
+constexpr int FLAT_UNITS = 2;
+
 template <typename T, bool WIDE>
-__global__ void __launch_bounds__(THREADS) gated_shifted_short(const __grid_constant__ gated_simple p)
+__global__ void __launch_bounds__(THREADS) gated_shifted_flat(const __grid_constant__ gated_flat_params p)
 {
-    constexpr int W = VEC<T>, ROWS = SHIFTED_ROWS;
-    const uint32_t first = blockIdx.x * (blockDim.y * ROWS) + threadIdx.y;
+    constexpr int W = VEC<T>, UNITS = FLAT_UNITS;
+    const uint32_t first = blockIdx.x * (uint32_t)(THREADS * UNITS) + threadIdx.x;
     const int dim = (int)p.dim;
-    T *out[ROWS];
-    int at[ROWS];
-    shifted<1> a[ROWS], b[ROWS];
-    shifted_param<T, WIDE> g[ROWS];
+    T *out[UNITS];
+    int at[UNITS];
+    shifted<1> a[UNITS], b[UNITS];
+    shifted_param<T, WIDE> g[UNITS];
     pdl_launch_next();
     pdl_wait();
 #pragma unroll
-    for (int u = 0; u < ROWS; u++) {
-        const uint32_t r = first + u * blockDim.y;
-        int64_t start[TENSORS];
-        p.rows.locate(r < p.rows.count ? r : 0, start);
-        out[u] = (T *)p.out + start[OUT];
-        at[u] = r < p.rows.count ? (int)threadIdx.x * W - shifted_head(out[u]) : dim;
-        a[u].fetch((const T *)p.x + start[X], at[u], dim);
-        b[u].fetch((const T *)p.residual + start[RESIDUAL], at[u], dim);
-        g[u].fetch(p.gate, WIDE && p.gate_f32, start[GATE], at[u], dim);
+    for (int u = 0; u < UNITS; u++) {
+        const uint32_t n = first + u * THREADS, r = divide(n, p.by_vectors), row = min(r, p.rows.count - 1);
+        const uint32_t batch = p.rows.size[1] ? divide(row, p.by_inner) : 0;
+        const simple_rows<TENSORS>::place place = {row - batch * p.rows.size[1], batch, 0};
+        out[u] = (T *)p.out + p.rows.offset(place, OUT);
+        at[u] = (int)(n - r * (uint32_t)p.by_vectors.by) * W - shifted_head(out[u]);
+        at[u] = r < p.rows.count ? at[u] : dim;
+        a[u].fetch((const T *)p.x + p.rows.offset(place, X), at[u], dim);
+        b[u].fetch((const T *)p.residual + p.rows.offset(place, RESIDUAL), at[u], dim);
+        g[u].fetch(p.gate, WIDE && p.gate_f32, p.rows.offset(place, GATE), at[u], dim);
     }
 #pragma unroll
-    for (int u = 0; u < ROWS; u++) {
+    for (int u = 0; u < UNITS; u++) {
         if (at[u] >= dim)
             continue;
         float xs[W], residuals[W], gates[W];
@@ -209,12 +220,22 @@ __global__ void __launch_bounds__(THREADS) gated_shifted_short(const __grid_cons
         store_shifted(out[u], at[u], dim, result);
     }
 }
-template <typename T, bool WIDE>
-static adze_status gated_launch_shifted_short(const cuda_call &s, const gated_simple &p)
+template <typename T>
+static bool gated_can_shift_flat(const gated_simple &p, int64_t dim)
 {
-    const unit_split split = split_units(shifted_most<T>(p.dim), 1, p.rows.count, THREADS);
-    return launch(s, gated_shifted_short<T, WIDE>, ceil_div(p.rows.count, split.rows * SHIFTED_ROWS), split.block, 0,
-                  p);
+    return !p.table && p.rows.size[0] == 0 && dim < (1 << 28) &&
+           shifted_most<T>(dim) * p.rows.count <= INT32_MAX - THREADS * FLAT_UNITS;
+}
+template <typename T, bool WIDE>
+static adze_status gated_launch_shifted_flat(const cuda_call &s, const gated_simple &simple)
+{
+    gated_flat_params p = {};
+    (gated_simple &)p = simple;
+    const int64_t vectors = shifted_most<T>(p.dim);
+    p.by_vectors = divisor_of(vectors);
+    p.by_inner = divisor_of(std::max<int64_t>(p.rows.size[1], 1));
+    return launch(s, gated_shifted_flat<T, WIDE>, ceil_div(vectors * p.rows.count, THREADS * FLAT_UNITS),
+                  dim3(THREADS), 0, p);
 }
 
 /* Rows without gaps between them are one long row, in which gate and table repeat. A vector of them that goes from
@@ -374,12 +395,16 @@ static adze_status gated_launch_dense(const cuda_call &s, const gated_dense_para
     return launch(s, gated_dense<T, TABLE, WIDE>, p.by_pieces.by * p.rows.count, dim3(THREADS), 0, p);
 }
 
-/* Short rows without a table: the units of all rows are numbered consecutively, so that no lane idles. */
+/* No table: the units of all rows of a batch, blockIdx.y, are numbered consecutively, so that no lane idles. */
 template <typename T, int W, int UNITS, bool WIDE>
 __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ gated_flat p)
 {
     const uint32_t first = blockIdx.x * (uint32_t)(THREADS * UNITS) + (uint32_t)unit_of<true, UNITS>(0);
     auto place = p.rows.template first<W>(first);
+    const T *const x = (const T *)p.x + blockIdx.y * p.outer[X];
+    const T *const residual = (const T *)p.residual + blockIdx.y * p.outer[RESIDUAL];
+    const int64_t gate = blockIdx.y * p.outer[GATE];
+    T *const to = (T *)p.out + blockIdx.y * p.outer[OUT];
     int64_t out[UNITS];
     unit<T, W> a[UNITS], b[UNITS];
     param_unit<T, W> g[UNITS];
@@ -388,9 +413,9 @@ __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ g
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         if (first + u * 32 < p.rows.count) {
-            a[u].fetch((const T *)p.x + p.rows.offset(place, X));
-            b[u].fetch((const T *)p.residual + p.rows.offset(place, RESIDUAL));
-            g[u].fetch(p.gate, WIDE, p.rows.offset(place, GATE));
+            a[u].fetch(x + p.rows.offset(place, X));
+            b[u].fetch(residual + p.rows.offset(place, RESIDUAL));
+            g[u].fetch(p.gate, WIDE, gate + p.rows.offset(place, GATE));
         }
         out[u] = p.rows.offset(place, OUT);
         p.rows.advance(place);
@@ -406,8 +431,33 @@ __global__ void __launch_bounds__(THREADS) gated_short(const __grid_constant__ g
             gated<T, W>(p.steps, false, xs, residuals, gates, none);
             unit<T, W> result;
             result.set(gates);
-            result.put((T *)p.out + out[u]);
+            result.put(to + out[u]);
         }
+}
+/* The rows of one batch; there may be another dimension of 65535. */
+static simple_rows<TENSORS> gated_batch(simple_rows<TENSORS> rows)
+{
+    rows.count = rows.size[1] ? rows.size[1] : rows.count;
+    rows.size[1] = 0;
+    return rows;
+}
+static bool gated_is_flat(const gated_simple &p, int64_t units, int width)
+{
+    const int64_t batches = p.rows.size[1] ? p.rows.count / p.rows.size[1] : 1;
+    return !p.table && p.rows.size[0] == 0 && batches <= 65535 && rows_are_flat(gated_batch(p.rows), units, width);
+}
+template <typename T, int W, int UNITS>
+static adze_status gated_launch_short(const cuda_call &s, const gated_simple &p)
+{
+    constexpr bool half = sizeof(T) < 4;
+    gated_flat flat = {};
+    flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
+    flat.rows = rows_flat(gated_batch(p.rows), p.units, W);
+    for (int t = 0; t < TENSORS; t++)
+        flat.outer[t] = p.rows.outer[1][t];
+    const auto kernel = p.gate_f32 ? gated_short<T, W, UNITS, half> : gated_short<T, W, UNITS, false>;
+    const int64_t batches = p.rows.size[1] ? p.rows.count / p.rows.size[1] : 1;
+    return launch(s, kernel, ceil_div(flat.rows.count, THREADS * UNITS), dim3(THREADS), {0, 1, batches}, flat);
 }
 
 template <typename T, int W, int UNITS, bool TABLE, bool WIDE, typename ROWS>
@@ -422,34 +472,51 @@ static adze_status gated_launch(const cuda_call &s, gated_params<ROWS> p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* The fastest variant of rows that are not aligned, by the times of all of them on 58 random calls (H200,
-   2026-11-18); where the choice is not the best, the loss is 0.4 % on average. Pairs of 16-bit elements are read in
-   units: a vector's shifts take longer than the loads that they save. dense, flat: whether these variants can take
-   the call. */
+/* Whether blocks of whole rows, or of equal pieces of one, have fewer than three quarters of their threads: 143 units
+   took 17.2 us in pieces of 72, where dense took 12.2 (H200, 2026-11-19). */
+static bool gated_idle(int64_t units)
+{
+    const int64_t pieces = ceil_div(units, THREADS), each = ceil_div(units, pieces);
+    return (pieces > 1 ? each : THREADS / units * units) * 4 < THREADS * 3;
+}
+
+/* What the choice of a variant sees of a call with simple rows. */
+struct gated_sizes {
+    int64_t rows, dim;
+    int width;                         /* elements of a load, 16 for vectors */
+    bool dense, flat, flat_vectors;    /* whether these variants can take it: DENSE, SHORT, SHORT of vectors */
+    bool shifted_flat;
+};
+
+/* The fastest variant, by the times of all of them on 58 random calls (H200, 2026-11-18) and 104 more (2026-11-19);
+   where the choice is not the best, the loss is 0.4 % on average. Pairs of 16-bit elements are read in units: a
+   vector's shifts take longer than the loads that they save. */
 template <typename T>
-static int gated_choose(const cuda_limits &gpu, int64_t rows, int64_t dim, int width, bool table, bool dense,
-                        bool flat)
+static int gated_choose(const cuda_limits &gpu, const gated_sizes &c)
 {
     constexpr int W = VEC<T>;
-    const int64_t each = rows * dim / gpu.sm_count;
-    const bool many = rows * dim > MANY, joined = dense && rows > 1 && many, numbered = flat && !table;
+    const int64_t each = c.rows * c.dim / gpu.sm_count;
+    const bool many = c.rows * c.dim > MANY, idle = many && gated_idle(ceil_div(c.dim, W));
+    const bool joined = c.dense && c.rows > 1 && many;
+    if (c.width == 16)
+        return !idle ? VECTORS : c.flat_vectors ? SHORT : joined ? DENSE : VECTORS;
     if (sizeof(T) == 4) {
-        if (joined && dim <= 16 * W)
+        if (joined && c.dim <= 16 * W)
             return DENSE;
-        return dim < W || (dim < 64 * W && each <= 4096) ? NARROW : SHIFTED;
+        return c.dim < W || (c.dim < 64 * W && each <= 4096) ? NARROW : SHIFTED;
     }
     if (joined)
         return DENSE;
-    if (width > 1) {
-        if (numbered && each > 2048 && dim < THREADS)
+    if (c.width > 1) {
+        if (c.flat && each > 2048 && (c.dim < THREADS || idle || each > 1 << 16))
             return SHORT;
         return each > 2048 && each <= 4096 ? NARROW_SMALL : NARROW;
     }
-    if (split_units(dim, 2, rows, THREADS).blocks <= 2 * gpu.sm_count)
+    if (split_units(c.dim, 2, c.rows, THREADS).blocks <= 2 * gpu.sm_count)
         return NARROW_SMALL;
-    if (dim < 5 * W) /* in a row of few vectors most of them are its ends, which are stored one by one */
-        return numbered ? SHORT : NARROW;
-    return many && !table && dim <= 32 * W ? SHIFTED_SHORT : SHIFTED;
+    if (c.dim < 5 * W) /* in a row of few vectors most of them are its ends, which are stored one by one */
+        return c.flat ? SHORT : NARROW;
+    return many && c.shifted_flat ? SHIFTED_FLAT : SHIFTED;
 }
 
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
@@ -460,26 +527,13 @@ static adze_status gated_launch_narrow(const cuda_call &s, const gated_simple &p
     constexpr int UNITS = VEC<T> / W;
     if (s.takes(NARROW_SMALL, true, choice == NARROW_SMALL))
         return gated_launch<T, W, 2, true, half>(s, p);
-    if (s.takes(SHORT, !p.table && rows_are_flat(p.rows, p.units, W), choice == SHORT)) {
-        gated_flat flat = {};
-        flat.x = p.x, flat.residual = p.residual, flat.gate = p.gate, flat.out = p.out, flat.steps = p.steps;
-        flat.rows = rows_flat(p.rows, p.units, W);
-        const auto kernel = p.gate_f32 ? gated_short<T, W, UNITS, half> : gated_short<T, W, UNITS, false>;
-        return launch(s, kernel, ceil_div(flat.rows.count, THREADS * UNITS), dim3(THREADS), 0, flat);
-    }
+    if (s.takes(SHORT, gated_is_flat(p, p.units, W), choice == SHORT))
+        return gated_launch_short<T, W, UNITS>(s, p);
     if (!s.takes(NARROW, true))
         return ADZE_NO_KERNEL;
     if (p.table)
         return gated_launch<T, W, UNITS, true, half>(s, p);
     return p.gate_f32 ? gated_launch<T, W, UNITS, false, half>(s, p) : gated_launch<T, W, UNITS, false, false>(s, p);
-}
-
-/* Whether blocks of whole rows, or of equal pieces of one, have fewer than three quarters of their threads: 143 units
-   took 17.2 us in pieces of 72, where dense took 12.2 (H200, 2026-11-19). */
-static bool gated_idle(int64_t units)
-{
-    const int64_t pieces = ceil_div(units, THREADS), each = ceil_div(units, pieces);
-    return (pieces > 1 ? each : THREADS / units * units) * 4 < THREADS * 3;
 }
 
 template <typename T>
@@ -497,28 +551,34 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
     p.gate_f32 = g.gate_f32, p.table_f32 = g.table_f32, p.steps = g.steps;
     p.rows = rows_simple(g.rows, {X, RESIDUAL, OUT, GATE, GATE_TABLE});
     gated_dense_params dense = {};
-    const bool can_dense = gated_make_dense<T>(g, dim, &dense);
-    const bool aligned = width == 16, joined = p.rows.count * dim > MANY && half && can_dense;
-    if (s.takes(VECTORS, aligned, aligned && !(joined && gated_idle(dim / VECTOR)))) {
-        p.units = dim / VECTOR;
+    const int pair = half && width > 1 ? 2 : 1;
+    const bool aligned = width == 16;
+    gated_sizes c = {};
+    c.rows = p.rows.count, c.dim = dim, c.width = width;
+    c.dense = gated_make_dense<T>(g, dim, &dense);
+    c.flat = gated_is_flat(p, dim / pair, pair);
+    c.flat_vectors = aligned && gated_is_flat(p, dim / VECTOR, VECTOR);
+    c.shifted_flat = gated_can_shift_flat<T>(p, dim);
+    const int choice = gated_choose<T>(s.gpu, c);
+    p.units = dim / VECTOR;
+    if (s.takes(VECTORS, aligned, choice == VECTORS)) {
         if (p.gate_f32 || p.table_f32)
             return p.table ? gated_launch<T, VECTOR, 1, true, half>(s, p)
                            : gated_launch<T, VECTOR, 1, false, half>(s, p);
         return p.table ? gated_launch<T, VECTOR, 1, true, false>(s, p)
                        : gated_launch<T, VECTOR, 1, false, false>(s, p);
     }
-    const int pair = half && width > 1 ? 2 : 1;
-    const int choice = gated_choose<T>(s.gpu, p.rows.count, dim, width, p.table != nullptr, can_dense,
-                                       rows_are_flat(p.rows, dim / pair, pair));
-    if (s.takes(DENSE, can_dense, choice == DENSE)) {
+    if (s.takes(SHORT, c.flat_vectors, choice == SHORT))
+        return gated_launch_short<T, VECTOR, 2>(s, p);
+    if (s.takes(DENSE, c.dense, choice == DENSE)) {
         if (g.gate_f32 || g.table_f32)
             return g.table ? gated_launch_dense<T, true, half>(s, dense)
                            : gated_launch_dense<T, false, half>(s, dense);
         return g.table ? gated_launch_dense<T, true, false>(s, dense) : gated_launch_dense<T, false, false>(s, dense);
     }
     p.dim = dim;
-    if (s.takes(SHIFTED_SHORT, !p.table && dim <= (THREADS / 2 - 1) * VECTOR, choice == SHIFTED_SHORT))
-        return p.gate_f32 ? gated_launch_shifted_short<T, half>(s, p) : gated_launch_shifted_short<T, false>(s, p);
+    if (s.takes(SHIFTED_FLAT, c.shifted_flat, choice == SHIFTED_FLAT))
+        return p.gate_f32 ? gated_launch_shifted_flat<T, half>(s, p) : gated_launch_shifted_flat<T, false>(s, p);
     if (s.takes(SHIFTED, dim < (1 << 28), choice == SHIFTED)) {
         if (p.gate_f32 || p.table_f32)
             return p.table ? gated_launch_shifted<T, true, half>(s, p) : gated_launch_shifted<T, false, half>(s, p);

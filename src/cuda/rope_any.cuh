@@ -56,11 +56,11 @@ struct rope_any_traits {
     static constexpr int SLOTS = row_slots(W);
 };
 
-/* Whether a token prefetches its columns of the tables. Where tokens share a row of them (batches of one position),
-   only the first does: L2 serves requests for one line one after another. */
+/* Whether a token prefetches its columns of the tables. Where batches or positions share a row of them, only the first
+   does: L2 serves requests for one line one after another. */
 __device__ __forceinline__ bool rope_has_own_columns(const adze_rotary &r, int64_t b, int64_t s)
 {
-    return b * r.cos_stride[0] + s * r.cos_stride[1] != 0 || (b == 0 && s == 0);
+    return (b == 0 || r.cos_stride[0] != 0) && (s == 0 || r.cos_stride[1] != 0);
 }
 
 struct rope_any_params {
@@ -360,6 +360,11 @@ struct rope_any_share {
         left = works ? (k ? p.r.qk[1].heads : p.r.qk[0].heads) - first : 0;
     }
     __device__ __forceinline__ bool has(int h) const { return h * groups < left; }
+    /* Whether the thread prefetches columns of the tables, for all heads of its token. */
+    __device__ __forceinline__ bool leads(const rope_any_params &p) const
+    {
+        return first == 0 && (!k || p.groups[0] == 0) && rope_has_own_columns(p.r, b, s);
+    }
 };
 
 template <typename TRAITS>
@@ -379,7 +384,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
             prefetch_bytes(at, (int)min(p.r.head_dim, (int64_t)4096) * (int)sizeof(T));
             at += share.groups * rows.from_head;
         }
-        if (share.lane == 0 && rope_has_own_columns(p.r, share.b, share.s))
+        if (share.lane == 0 && share.leads(p))
             rope_any_columns<TRAITS>::prefetch_rows(p, share.b, share.s);
     } else {
 #pragma unroll
@@ -391,7 +396,7 @@ __device__ __forceinline__ void rope_any_prefetch(const rope_any_params &p)
 #pragma unroll 1
             for (int h = 0; h < TRAITS::HEADS && share.has(h); h++, at += share.groups * rows.from_head)
                 prefetch(at), prefetch(at + (place.second ? place.apart : 0));
-            if (place.rotates && rope_has_own_columns(p.r, share.b, share.s))
+            if (place.rotates && share.leads(p))
                 rope_any_columns<TRAITS>::prefetch_columns(p, place, share.lane + q * p.width, share.b, share.s);
         }
     }

@@ -230,6 +230,12 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
     const bool few = rows <= some, clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     p.units = p.dim / W;
     /* short rows are bound by instructions, and idle elements take as many as others */
+    if (s.takes(ANY_LANES_8X6, dim <= 48, !few))
+        return softmax_launch_any_lanes<T, M, W, 8, 6>(s, p);
+    if (s.takes(ANY_LANES_8X8, dim <= 64, !few))
+        return softmax_launch_any_lanes<T, M, W, 8, 8>(s, p);
+    if (s.takes(ANY_LANES_8X12, dim <= 96, !few))
+        return softmax_launch_any_lanes<T, M, W, 8, 12>(s, p);
     if (s.takes(ANY_LANES_16X4, dim <= 64))
         return softmax_launch_any_lanes<T, M, W, 16, 4>(s, p);
     if (s.takes(ANY_LANES_16X6, dim <= 96))
