@@ -27,7 +27,8 @@ constexpr adze_variant VARIANTS[] = {
     {"short", "rows at any address, no table, their units or vectors numbered through all rows"},
     {"general", "every call, one element at a time"},
     {"dense", "rows without gaps, at any address, in 16-byte vectors of the output that go across rows"},
-    {"shifted-flat", "rows at any address, no table, vectors of the output numbered through all rows, two per thread"},
+    {"shifted-flat",
+     "rows at any address, no table, vectors of the output numbered through all rows, two per thread"},
     {NULL, NULL},
 };
 
@@ -174,8 +175,9 @@ static adze_status gated_launch_shifted(const cuda_call &s, gated_simple p)
     return launch(s, kernel, split.blocks, split.block, 0, p);
 }
 
-/* The vectors of all rows are numbered consecutively, each row having as many as any may have, so that no thread idles
-   in rows of any length. Nothing is prefetched: where calls are large, nearly all blocks start after the wait. */
+/* The vectors of all rows are numbered consecutively, each row having as many as any may have, so that no thread
+   idles in rows of any length. Nothing is prefetched: where calls are large, nearly all blocks start after the wait.
+ */
 struct gated_flat_params : gated_simple {
     divisor by_vectors, by_inner; /* vectors of a row; rows of a batch */
 };
@@ -483,8 +485,8 @@ static bool gated_idle(int64_t units)
 /* What the choice of a variant sees of a call with simple rows. */
 struct gated_sizes {
     int64_t rows, dim;
-    int width;                         /* elements of a load, 16 for vectors */
-    bool dense, flat, flat_vectors;    /* whether these variants can take it: DENSE, SHORT, SHORT of vectors */
+    int width;                      /* elements of a load, 16 for vectors */
+    bool dense, flat, flat_vectors; /* whether these variants can take it: DENSE, SHORT, SHORT of vectors */
     bool shifted_flat;
 };
 

@@ -457,8 +457,8 @@ static bool slow_alone(const cuda_call &s, const tile_params &p, int64_t entries
 }
 
 /* The same of other blocks, where the last of several waves is nearly empty: four entries of 960 channels last, 1056
-   positions each, took 17.5 us, and 13.7 us where x is read twice. With channels last also beyond two waves, or one of
-   narrow units: in the clusters of a wave all blocks load, and then all store. */
+   positions each, took 17.5 us, and 13.7 us where x is read twice. With channels last also beyond two waves, or one
+   of narrow units: in the clusters of a wave all blocks load, and then all store. */
 static bool slow_waves(const cuda_call &s, const held_cut &h, bool last, int64_t entries)
 {
     const int64_t clusters = entries * h.p.tiles, at_once = held_at_once(s, h.p, h.units, last);

@@ -56,8 +56,8 @@ struct rope_any_traits {
     static constexpr int SLOTS = row_slots(W);
 };
 
-/* Whether a token prefetches its columns of the tables. Where batches or positions share a row of them, only the first
-   does: L2 serves requests for one line one after another. */
+/* Whether a token prefetches its columns of the tables. Where batches or positions share a row of them, only the
+   first does: L2 serves requests for one line one after another. */
 __device__ __forceinline__ bool rope_has_own_columns(const adze_rotary &r, int64_t b, int64_t s)
 {
     return (b == 0 || r.cos_stride[0] != 0) && (s == 0 || r.cos_stride[1] != 0);
@@ -250,6 +250,46 @@ struct rope_any_weight {
     }
 };
 
+/* Both, as floats: unpacked where they are used, or once for all heads of a thread. */
+template <typename TRAITS>
+struct rope_any_packed {
+    const rope_any_columns<TRAITS> &columns;
+    const rope_any_weight<typename TRAITS::T, TRAITS::W> &weights;
+    __device__ __forceinline__ void tables(int i, float (&cos)[TRAITS::W], float (&sin)[TRAITS::W]) const
+    {
+        columns.get(columns.cos[i], cos), columns.get(columns.sin[i], sin);
+    }
+    __device__ __forceinline__ float weight(int i, int j) const { return weights.get(i, j); }
+};
+template <typename TRAITS>
+struct rope_any_held {
+    static constexpr int W = TRAITS::W;
+    float cos[2][W], sin[2][W], own[2][W];
+    __device__ __forceinline__ void unpack(const rope_any_packed<TRAITS> &from, bool rotates)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (rotates)
+                from.tables(i, cos[i], sin[i]);
+#pragma unroll
+            for (int j = 0; j < W; j++) {
+                own[i][j] = from.weight(i, j);
+                asm volatile("" : "+f"(own[i][j]), "+f"(cos[i][j]), "+f"(sin[i][j]));
+            }
+        }
+    }
+    __device__ __forceinline__ void tables(int i, float (&c)[W], float (&n)[W]) const
+    {
+#pragma unroll
+        for (int j = 0; j < W; j++)
+            c[j] = cos[i][j], n[j] = sin[i][j];
+    }
+    __device__ __forceinline__ float weight(int i, int j) const
+    {
+        return own[i][j];
+    }
+};
+
 template <typename T, int W>
 __device__ __forceinline__ float rope_unit_squares(const unit<T, W> (&x)[2])
 {
@@ -266,11 +306,10 @@ __device__ __forceinline__ float rope_unit_squares(const unit<T, W> (&x)[2])
 }
 
 /* Normalises, rotates and stores a pair of units. */
-template <typename TRAITS>
-__device__ __forceinline__ void
-rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_any_columns<TRAITS> &t,
-                const rope_any_weight<typename TRAITS::T, TRAITS::W> &weight, float scale,
-                unit<typename TRAITS::T, TRAITS::W> (&x)[2], typename TRAITS::T *head)
+template <typename TRAITS, typename FACTORS>
+__device__ __forceinline__ void rope_any_finish(const rope_any_params &p, const rope_place &place,
+                                                const FACTORS &factors, float scale,
+                                                unit<typename TRAITS::T, TRAITS::W> (&x)[2], typename TRAITS::T *head)
 {
     typedef typename TRAITS::T T;
     constexpr int W = TRAITS::W;
@@ -284,7 +323,7 @@ rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_an
 #pragma unroll
         for (int j = 0; j < W && TRAITS::NORM; j++) {
             f[i][j] = round_if(rounding & ADZE_ROUND_NORM, f[i][j] * scale);
-            f[i][j] = round_if(values, f[i][j] * weight.get(i, j));
+            f[i][j] = round_if(values, f[i][j] * factors.weight(i, j));
         }
     }
     /* Of a pair: a cos - b sin and b cos + a sin, each with its own column. */
@@ -297,7 +336,7 @@ rope_any_finish(const rope_any_params &p, const rope_place &place, const rope_an
         float cos[2][W], sin[2][W];
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            t.get(t.cos[i], cos[i]), t.get(t.sin[i], sin[i]);
+            factors.tables(i, cos[i], sin[i]);
         if constexpr (TRAITS::KIND == PAIR_OF_UNITS) {
 #pragma unroll
             for (int j = 0; j < W; j++)
@@ -441,6 +480,10 @@ __global__ void __launch_bounds__(ANY_THREADS, TRAITS::BLOCKS) rope_any(const __
             if (share.has(h) && place[q].there)
                 rope_fetch<T, W>(place[q], from + h * (share.groups * rows.from_head), x[h][q]);
 
+    rope_any_held<TRAITS> held[P];
+#pragma unroll
+    for (int q = 0; q < P && TRAITS::NORM; q++)
+        held[q].unpack({columns[q], weight[q]}, place[q].rotates);
     float scale[HEADS];
     if constexpr (TRAITS::NORM) {
 #pragma unroll
@@ -463,9 +506,14 @@ __global__ void __launch_bounds__(ANY_THREADS, TRAITS::BLOCKS) rope_any(const __
     for (int h = 0; h < HEADS; h++)
 #pragma unroll
         for (int q = 0; q < P; q++)
-            if (share.has(h) && place[q].there)
-                rope_any_finish<TRAITS>(p, place[q], columns[q], weight[q], TRAITS::NORM ? scale[h] : 1, x[h][q],
-                                        to + h * (share.groups * rows.to_head));
+            if (share.has(h) && place[q].there) {
+                T *const head = to + h * (share.groups * rows.to_head);
+                if constexpr (TRAITS::NORM) /* without it memory is the limit, and registers are not */
+                    rope_any_finish<TRAITS>(p, place[q], held[q], scale[h], x[h][q], head);
+                else
+                    rope_any_finish<TRAITS>(p, place[q], rope_any_packed<TRAITS>{columns[q], weight[q]}, 1, x[h][q],
+                                            head);
+            }
 }
 
 /* Iterates over a thread's pairs of units in a row. */
@@ -592,7 +640,8 @@ __global__ void __launch_bounds__(ROW_THREADS, rope_row_blocks(TRAITS::W * sizeo
             if (place.rotates)
                 columns.fetch(p, place, at.pair, opaque(row.b), opaque(row.s));
             weight.fetch(p, head.k, place, head.weight + place.at);
-            rope_any_finish<TRAITS>(p, place, columns, weight, head.k ? sum[1] : sum[0], x[0], head.to<T>(p, row));
+            rope_any_finish<TRAITS>(p, place, rope_any_packed<TRAITS>{columns, weight}, head.k ? sum[1] : sum[0],
+                                    x[0], head.to<T>(p, row));
 #pragma unroll
             for (int i = 0; i + 1 < SLOTS; i++) /* the next one's turn */
                 x[i][0] = x[i + 1][0], x[i][1] = x[i + 1][1];
