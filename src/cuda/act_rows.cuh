@@ -413,7 +413,7 @@ static int act_choose(const cuda_limits &gpu, const act_sizes &c)
         if (c.rows > 1 && few(1, 2, ACT_THREADS / 2))
             return ACT_NARROW_SMALL;
         if (few(1, W, ACT_THREADS))
-            return TIMES ? ACT_NARROW : ACT_GENERAL;
+            return !TIMES ? ACT_GENERAL : c.vector1 && c.rows > 1 ? ACT_VECTOR1 : ACT_NARROW;
         if (TIMES ? c.vector1 : c.vector2)
             return TIMES || (c.rows == 1 && !silu && each <= 4096) ? ACT_VECTOR1 : ACT_VECTOR2;
         return c.flat && c.dim < 4 * ACT_THREADS && each > 2048 ? ACT_SHORT : ACT_NARROW;
@@ -431,7 +431,7 @@ static int act_choose(const cuda_limits &gpu, const act_sizes &c)
     /* Rows of less than two units per thread of a block leave threads of it idle. */
     const bool part = c.flat && c.dim / c.pair < 2 * ACT_THREADS;
     if (c.pair == 2)
-        return part ? ACT_SHORT : ACT_NARROW;
+        return part || (!TIMES && c.flat && each <= 4096) ? ACT_SHORT : ACT_NARROW;
     if (c.flat && (c.dim < 8 * W || (TIMES && part && !large)))
         return ACT_SHORT; /* rows of fewer than 8 vectors are mostly the ends that act_shifted stores one by one */
     if (each <= (TIMES ? 2048 : 4096)) /* act_short finds its rows faster, and one row need not be found */

@@ -17,12 +17,12 @@ constexpr adze_variant VARIANTS[] = {
     {NULL, NULL},
 };
 
-/* Whether blocks of whole rows, or of equal pieces of one, have fewer than three quarters of their threads: 143 units
-   took 17.2 us in pieces of 72, where dense took 12.2 (H200, 2026-11-19). */
+/* Whether blocks of whole rows, or of equal pieces of one, have fewer than five sixths of their threads: they then
+   move less than 5 KB each, and starting them takes longer than that (H200, 2026-11-19). */
 static bool gated_idle(int64_t units)
 {
     const int64_t pieces = ceil_div(units, THREADS), each = ceil_div(units, pieces);
-    return (pieces > 1 ? each : THREADS / units * units) * 4 < THREADS * 3;
+    return (pieces > 1 ? each : THREADS / units * units) * 6 < THREADS * 5;
 }
 
 /* What the choice of a variant sees of a call with simple rows. */
@@ -30,7 +30,7 @@ struct gated_sizes {
     int64_t rows, dim;
     int width;                      /* elements of a load, 16 for vectors */
     bool dense, flat, flat_vectors; /* whether these variants can take it: DENSE, SHORT, SHORT of vectors */
-    bool shifted_flat;
+    bool shifted_flat, wide_gate;   /* wide_gate: it is f32, and x is not */
 };
 
 /* The fastest variant, by the times of all of them on 58 random calls (H200, 2026-11-18) and 104 more (2026-11-19);
@@ -48,7 +48,9 @@ static int gated_choose(const cuda_limits &gpu, const gated_sizes &c)
     if (sizeof(T) == 4) {
         if (joined && c.dim <= 16 * W)
             return DENSE;
-        return c.dim < W || (c.dim < 64 * W && each <= 4096) ? NARROW : SHIFTED;
+        if (c.dim < W || (c.dim < 64 * W && each <= 4096))
+            return NARROW;
+        return idle && c.shifted_flat ? SHIFTED_FLAT : SHIFTED;
     }
     if (joined)
         return DENSE;
@@ -61,7 +63,8 @@ static int gated_choose(const cuda_limits &gpu, const gated_sizes &c)
         return NARROW_SMALL;
     if (c.dim < 5 * W) /* in a row of few vectors most of them are its ends, which are stored one by one */
         return c.flat ? SHORT : NARROW;
-    return many && c.shifted_flat ? SHIFTED_FLAT : SHIFTED;
+    /* Two vectors of a thread beat one even where no thread idles, but for a gate that takes as many loads. */
+    return many && c.shifted_flat && (idle || !c.wide_gate) ? SHIFTED_FLAT : SHIFTED;
 }
 
 /* Units of less than 16 bytes: a thread has several, so that as many bytes are in flight. */
@@ -103,7 +106,7 @@ static adze_status gated_launch_as(const cuda_call &s, gated_general g, int64_t 
     c.dense = gated_make_dense<T>(g, dim, &dense);
     c.flat = gated_is_flat(p, dim / pair, pair);
     c.flat_vectors = aligned && gated_is_flat(p, dim / VECTOR, VECTOR);
-    c.shifted_flat = gated_can_shift_flat<T>(p, dim);
+    c.shifted_flat = gated_can_shift_flat<T>(p, dim), c.wide_gate = p.gate_f32;
     const int choice = gated_choose<T>(s.gpu, c);
     p.units = dim / VECTOR;
     if (s.takes(VECTORS, aligned, choice == VECTORS)) {
