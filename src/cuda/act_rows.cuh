@@ -408,31 +408,34 @@ static int act_choose(const cuda_limits &gpu, const act_sizes &c)
         return !act_late(gpu, split_units(c.dim / width, units, c.rows, threads).blocks);
     };
     const int64_t each = c.rows * c.dim / gpu.sm_count;
+    const bool silu = c.act == ADZE_ACT_SILU;
     if (sizeof(T) == 4) { /* four elements of a thread, or 8 */
+        if (c.rows > 1 && few(1, 2, ACT_THREADS / 2))
+            return ACT_NARROW_SMALL;
         if (few(1, W, ACT_THREADS))
-            return TIMES ? ACT_NARROW : ACT_GENERAL;
-        return TIMES && c.vector1 ? ACT_VECTOR1 : !TIMES && c.vector2 ? ACT_VECTOR2 : ACT_NARROW;
+            return !TIMES ? ACT_GENERAL : c.vector1 && c.rows > 1 ? ACT_VECTOR1 : ACT_NARROW;
+        if (TIMES ? c.vector1 : c.vector2)
+            return TIMES || (c.rows == 1 && !silu && each <= 4096) ? ACT_VECTOR1 : ACT_VECTOR2;
+        return c.flat && c.dim < 4 * ACT_THREADS && each > 2048 ? ACT_SHORT : ACT_NARROW;
     }
     if (few(c.pair, 2, ACT_THREADS / 2))
         return ACT_NARROW_SMALL;
-    const bool large = each > 8192, gated = TIMES && !large;
+    const bool large = each > (TIMES && silu ? 6144 : 8192), gated = TIMES && !large;
     if (c.vector1) {
         if (few(W, 1, ACT_THREADS / 2))
             return ACT_VECTOR1;
         if (!large)
             return gated ? ACT_NARROW : c.flat && c.pair == 2 ? ACT_SHORT : ACT_VECTOR1;
-        /* One vector of each input is enough where silu is all the work, and rows fill whole blocks. */
-        const bool enough = TIMES && c.act == ADZE_ACT_SILU && c.dim >= 4 * ACT_THREADS * W;
-        return c.vector2 && !enough ? ACT_VECTOR2 : ACT_VECTOR1;
+        return c.vector2 ? ACT_VECTOR2 : ACT_VECTOR1;
     }
     /* Rows of less than two units per thread of a block leave threads of it idle. */
     const bool part = c.flat && c.dim / c.pair < 2 * ACT_THREADS;
     if (c.pair == 2)
-        return part ? ACT_SHORT : ACT_NARROW;
-    if (c.flat && (c.dim < 8 * W || (TIMES ? part && !large : each <= 4096 && (part || each > 2048))))
+        return part || (!TIMES && c.flat && each <= 4096) ? ACT_SHORT : ACT_NARROW;
+    if (c.flat && (c.dim < 8 * W || (TIMES && part && !large)))
         return ACT_SHORT; /* rows of fewer than 8 vectors are mostly the ends that act_shifted stores one by one */
-    if (each <= 2048)
-        return ACT_GENERAL;
+    if (each <= (TIMES ? 2048 : 4096)) /* act_short finds its rows faster, and one row need not be found */
+        return c.flat && c.rows > 1 ? ACT_SHORT : ACT_GENERAL;
     if (gated || c.dim < W)
         return ACT_NARROW;
     /* With two inputs act_shifted took 0.7 to 0.9 times as long as act_dense, in rows of 200 to 1500 (2026-11-19). */

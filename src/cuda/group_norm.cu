@@ -382,7 +382,7 @@ static int64_t held_at_once(const cuda_call &s, const tile_params &p, int units,
    cluster, blocks that have an SM to themselves, and up to eight vectors in sequence in one thread have costs too;
    the weights select what was fastest on an H200. units: units of a thread, 0 when no cluster can hold a tile. A call
    that asks for a variant gets its units. */
-enum { WAVE_COST = 1000, CLUSTER_COST = 400, ALONE_COST = 500, VECTOR_COST = 100 };
+enum { WAVE_COST = 1000, CLUSTER_COST = 400, ALONE_COST = 1500, VECTOR_COST = 100 };
 struct held_cut {
     tile_params p;
     int units;
@@ -457,11 +457,14 @@ static bool slow_alone(const cuda_call &s, const tile_params &p, int64_t entries
 }
 
 /* The same of other blocks, where the last of several waves is nearly empty: four entries of 960 channels last, 1056
-   positions each, took 17.5 us, and 13.7 us where x is read twice. */
+   positions each, took 17.5 us, and 13.7 us where x is read twice. With channels last also beyond two waves, or one
+   of narrow units: in the clusters of a wave all blocks load, and then all store. */
 static bool slow_waves(const cuda_call &s, const held_cut &h, bool last, int64_t entries)
 {
     const int64_t clusters = entries * h.p.tiles, at_once = held_at_once(s, h.p, h.units, last);
     const int64_t waves = ceil_div(clusters, at_once);
+    if (last && waves > (h.units == HELD_NARROW ? 1 : 2))
+        return true;
     return waves > 1 && waves * at_once * 2 > clusters * 3;
 }
 

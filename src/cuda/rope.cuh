@@ -369,7 +369,8 @@ static adze_status rope_launch_pieces(const cuda_call &stream, rope_pieces_param
    calls (H200, 2026-11-18) and 100 more (2026-11-19). It is not where units have 8 bytes or more. Narrow units are
    faster in small calls, whose time is latency, and in large ones, where a thread has several heads for the columns
    that it loads; but not single 16-bit elements of a norm, which are read twice as fast in pieces, or of neighbouring
-   pairs, which took 1.3 to 1.5 times as long. */
+   pairs, which took 1.3 to 1.5 times as long. Single floats are the slower ones between 2048 and 8192 of them per
+   multiprocessor: 1.2 to 1.5 times, and 0.8 to 0.9 times beyond. */
 template <typename T, bool NORM>
 static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
                                int width)
@@ -385,7 +386,7 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
     if (!rope_pieces_stored_whole(p))
         return false;
     if (sizeof(T) == 4)
-        return NORM && some;
+        return some && (NORM || all * r.head_dim <= 8192 * gpu.sm_count);
     if (!NORM && width == 1 && r.pairs == ADZE_ROPE_INTERLEAVED && some)
         return true;
     const int pairs = NORM && (width > 1 || any.pairs > 32) ? 4 / width : 1; /* of a thread, P of rope_any */
@@ -395,8 +396,8 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
     threads *= all;
     return threads >= half && threads * width * pairs < 4 * half;
 }
-/* The same across heads, against rope_any_row, by the times of both on 27 calls: rope_any_row is faster where its
-   threads hold a row in units of 8 bytes or more, in calls of at most 14 KB per multiprocessor. */
+/* The same across heads, against rope_any_row, by the times of both on 40 calls: rope_any_row is faster where its
+   threads hold a row in units of 8 bytes or more, in calls of at most 36 KB per multiprocessor. */
 template <typename T>
 static bool rope_team_faster(const cuda_limits &gpu, const rope_any_params &any, int width)
 {
@@ -404,7 +405,7 @@ static bool rope_team_faster(const cuda_limits &gpu, const rope_any_params &any,
     const int64_t q = r.qk[0].heads, k = r.qk[1].heads;
     const int64_t row = rope_row_splits(any, width) ? std::max(q, k) : q + k;
     return width * (int)sizeof(T) < 8 || row * any.pairs > rope_row_held(width) ||
-           r.batch * r.seq * (q + k) * r.head_dim * (int64_t)sizeof(T) > (14 << 10) * gpu.sm_count;
+           r.batch * r.seq * (q + k) * r.head_dim * (int64_t)sizeof(T) > (36 << 10) * gpu.sm_count;
 }
 
 /* Launches a call in pieces, if it can be and should be; false if not. `width` is that of rope_any's units. */

@@ -48,7 +48,8 @@ constexpr rope_form f32_tables(int pairs)
     return {true, pairs, false, 0};
 }
 
-/* Models of Hugging Face round every step and have tables of the dtype of x; the others have f32 tables. */
+/* Models of Hugging Face round every step and have tables of the dtype of x; the others have f32 tables. Callers of
+   qk_norm_rope that ask for no rounding may have either. */
 constexpr rope_form ROPE_FORMS[] = {
     same_tables(ADZE_ROPE_HALF).no_norm(),
     same_tables(ADZE_ROPE_HALF).no_norm().rounding(ADZE_ROUND_STEPS),
@@ -60,6 +61,7 @@ constexpr rope_form ROPE_FORMS[] = {
     f32_tables(ADZE_ROPE_INTERLEAVED).no_norm(),
 };
 constexpr rope_form QK_NORM_ROPE_FORMS[] = {
+    same_tables(ADZE_ROPE_HALF),
     same_tables(ADZE_ROPE_HALF).rounding(ADZE_ROUND_STEPS),
     same_tables(ADZE_ROPE_HALF).rounding(ADZE_ROUND_NORM | ADZE_ROUND_STEPS),
     f32_tables(ADZE_ROPE_HALF).one_column(),

@@ -285,6 +285,8 @@ __device__ __forceinline__ void rope_pieces_prefetch(const rope_pieces_params &p
         (const char *)p.r.cos + (share.b * p.r.cos_stride[0] + share.s * p.r.cos_stride[1]) * size;
     const char *const sin =
         (const char *)p.r.sin + (share.b * p.r.sin_stride[0] + share.s * p.r.sin_stride[1]) * size;
+    const bool leads = share.first == 0 && (!share.k || p.shares[0] == 0) && /* as in rope_any */
+                       (share.b == 0 || p.r.cos_stride[0] != 0) && (share.s == 0 || p.r.cos_stride[1] != 0);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (share.n[i] == 0)
@@ -294,7 +296,7 @@ __device__ __forceinline__ void rope_pieces_prefetch(const rope_pieces_params &p
 #pragma unroll 1
         for (int h = 0; h < p.each && left > 0; h++, at += step, left -= p.groups)
             prefetch(at);
-        if (share.rotates)
+        if (share.rotates && leads)
             prefetch(cos + share.column(p, i) * size), prefetch(sin + share.column(p, i) * size);
     }
 }

@@ -335,7 +335,7 @@ static adze_status softmax_launch(const cuda_call &s, const softmax_params &g, i
     if (s.takes(IN_FLOATS, simple && softmax_held_fits<T>(s, g),
                 narrow || (MASKED && !any && !few && dim > most16 * CLUSTER)))
         return softmax_launch_held<T, MASKED>(s, g, p);
-    if (simple && softmax_any_holds(s, dim, rows, MASKED) && (any || s.choice->want >= ANY_LANES_16X4)) {
+    if (simple && softmax_any_holds(s, dim, rows, MASKED) && (any || s.choice->want >= ANY_LANES_8X6)) {
         typedef typename mask_type<T, MASKED>::type M;
         adze_status status = ADZE_NO_KERNEL;
         if constexpr (sizeof(T) == 2) {

@@ -229,7 +229,18 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
     const int64_t most8 = 8 * BLOCK_THREADS, most16 = 16 * BLOCK_THREADS, most32 = 32 * BLOCK_THREADS;
     const bool few = rows <= some, clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     p.units = p.dim / W;
-    /* short rows are bound by instructions, and idle elements take as many as others */
+    /* Short rows are bound by instructions, and idle elements take as many as others. Many are bound by the blocks
+       that start, one in 1.2 ns on an H200, and more of them share a block if each has fewer lanes; but stores of
+       less than a sector take longer: rows of 85 single 16-bit elements took 42 us with 8 lanes, and 22 with 16. */
+    const bool many = rows > 128 * sms;
+    if (s.takes(ANY_LANES_8X6, dim <= 48, many))
+        return softmax_launch_any_lanes<T, M, W, 8, 6>(s, p);
+    if constexpr (8 * W * sizeof(T) >= 32) {
+        if (s.takes(ANY_LANES_8X8, dim <= 64, many))
+            return softmax_launch_any_lanes<T, M, W, 8, 8>(s, p);
+        if (s.takes(ANY_LANES_8X12, dim <= 96, many))
+            return softmax_launch_any_lanes<T, M, W, 8, 12>(s, p);
+    }
     if (s.takes(ANY_LANES_16X4, dim <= 64))
         return softmax_launch_any_lanes<T, M, W, 16, 4>(s, p);
     if (s.takes(ANY_LANES_16X6, dim <= 96))
@@ -242,7 +253,8 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
         return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
     if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms))
         return softmax_launch_any_lanes<T, M, W, 32, 32>(s, p);
-    if (s.takes(ANY_BLOCK_8, dim <= most8, dim > 512 && (rows <= 2 * some || dim <= (MASKED ? 2048 : 1024))))
+    const bool short8 = dim <= (!MASKED ? 1024 : rows <= 8 * some ? 2048 : 768);
+    if (s.takes(ANY_BLOCK_8, dim <= most8, dim > 512 && (rows <= 2 * some || short8)))
         return softmax_launch_any_block<T, M, W, 8>(s, p);
     if (s.takes(ANY_BLOCK_16, dim <= most16, !(clusters && rows * CLUSTER <= some)))
         return softmax_launch_any_block<T, M, W, 16>(s, p);

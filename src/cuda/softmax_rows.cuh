@@ -35,7 +35,10 @@ enum {
     CLUSTER_32,
     IN_SHARED,
     LOOP,
-    ANY_LANES_16X4, /* from here on: rows at any address */
+    ANY_LANES_8X6, /* from here on: rows at any address */
+    ANY_LANES_8X8,
+    ANY_LANES_8X12,
+    ANY_LANES_16X4,
     ANY_LANES_16X6,
     ANY_LANES_16X8,
     ANY_LANES_32X8,
@@ -60,6 +63,9 @@ constexpr adze_variant SOFTMAX_VARIANTS[] = {
     {"cluster-32", "aligned rows of up to 262144 elements (f32 with a mask: 131072), on GPUs with clusters"},
     {"shared", "aligned rows of f16 or bf16 of up to 294912 elements, no mask, on GPUs with clusters"},
     {"loop", "every call"},
+    {"any-lanes-8x6", "rows of up to 48 elements"},
+    {"any-lanes-8x8", "rows of up to 64 elements, but for single ones of f16 or bf16"},
+    {"any-lanes-8x12", "rows of up to 96 elements, but for single ones of f16 or bf16"},
     {"any-lanes-16x4", "rows of up to 64 elements"},
     {"any-lanes-16x6", "rows of up to 96 elements"},
     {"any-lanes-16x8", "rows of up to 128 elements"},
