@@ -382,7 +382,7 @@ static int64_t held_at_once(const cuda_call &s, const tile_params &p, int units,
    cluster, blocks that have an SM to themselves, and up to eight vectors in sequence in one thread have costs too;
    the weights select what was fastest on an H200. units: units of a thread, 0 when no cluster can hold a tile. A call
    that asks for a variant gets its units. */
-enum { WAVE_COST = 1000, CLUSTER_COST = 400, ALONE_COST = 1500, VECTOR_COST = 100 };
+enum { WAVE_COST = 1000, CLUSTER_COST = 400, ALONE_COST = 500, VECTOR_COST = 100 };
 struct held_cut {
     tile_params p;
     int units;

@@ -396,8 +396,8 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
     threads *= all;
     return threads >= half && threads * width * pairs < 4 * half;
 }
-/* The same across heads, against rope_any_row, by the times of both on 40 calls: rope_any_row is faster where its
-   threads hold a row in units of 8 bytes or more, in calls of at most 36 KB per multiprocessor. */
+/* The same across heads, against rope_any_row, by the times of both on 50 calls: rope_any_row is faster where its
+   threads hold a row in units of 8 bytes or more, in calls of few tokens, and of at most 36 KB per multiprocessor. */
 template <typename T>
 static bool rope_team_faster(const cuda_limits &gpu, const rope_any_params &any, int width)
 {
@@ -405,6 +405,7 @@ static bool rope_team_faster(const cuda_limits &gpu, const rope_any_params &any,
     const int64_t q = r.qk[0].heads, k = r.qk[1].heads;
     const int64_t row = rope_row_splits(any, width) ? std::max(q, k) : q + k;
     return width * (int)sizeof(T) < 8 || row * any.pairs > rope_row_held(width) ||
+           r.batch * r.seq >= 4 * gpu.sm_count ||
            r.batch * r.seq * (q + k) * r.head_dim * (int64_t)sizeof(T) > (36 << 10) * gpu.sm_count;
 }
 

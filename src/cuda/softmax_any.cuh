@@ -229,16 +229,17 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
     const int64_t most8 = 8 * BLOCK_THREADS, most16 = 16 * BLOCK_THREADS, most32 = 32 * BLOCK_THREADS;
     const bool few = rows <= some, clusters = rows <= 0x7fffffff / CLUSTER && adze_cuda_clusters(s.device);
     p.units = p.dim / W;
-    /* Short rows are bound by instructions, and idle elements take as many as others. Many are bound by the blocks
-       that start, one in 1.2 ns on an H200, and more of them share a block if each has fewer lanes; but stores of
-       less than a sector take longer: rows of 85 single 16-bit elements took 42 us with 8 lanes, and 22 with 16. */
-    const bool many = rows > 128 * sms;
-    if (s.takes(ANY_LANES_8X6, dim <= 48, many))
+    /* Short rows are bound by instructions, and idle elements take as many as others. Where 16 of them move less than
+       5 KB, many are bound by the blocks that start, one in 1.2 ns on an H200: with 8 lanes each, twice as many share
+       a block. But stores of less than a sector take longer: rows of 63 single 16-bit elements took 13.7 us with 8
+       lanes, and 9.8 with 16. */
+    const bool start_bound = rows > 128 * sms && dim * (int64_t)sizeof(T) < 160;
+    if (s.takes(ANY_LANES_8X6, dim <= 48, start_bound))
         return softmax_launch_any_lanes<T, M, W, 8, 6>(s, p);
-    if constexpr (8 * W * sizeof(T) >= 32) {
-        if (s.takes(ANY_LANES_8X8, dim <= 64, many))
+    if constexpr (W > 1) {
+        if (s.takes(ANY_LANES_8X8, dim <= 64, start_bound))
             return softmax_launch_any_lanes<T, M, W, 8, 8>(s, p);
-        if (s.takes(ANY_LANES_8X12, dim <= 96, many))
+        if (s.takes(ANY_LANES_8X12, dim <= 96, start_bound))
             return softmax_launch_any_lanes<T, M, W, 8, 12>(s, p);
     }
     if (s.takes(ANY_LANES_16X4, dim <= 64))
@@ -251,9 +252,11 @@ static adze_status softmax_launch_any(const cuda_call &s, softmax_row_params p)
         return softmax_launch_any_lanes<T, M, W, 32, 8>(s, p);
     if (s.takes(ANY_LANES_32X16, dim <= 512, !few))
         return softmax_launch_any_lanes<T, M, W, 32, 16>(s, p);
-    if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms))
+    if (s.takes(ANY_LANES_32X32, dim <= 1024, rows > 32 * sms && !(MASKED && W == 1 && dim > 768)))
         return softmax_launch_any_lanes<T, M, W, 32, 32>(s, p);
-    const bool short8 = dim <= (!MASKED ? 1024 : rows <= 8 * some ? 2048 : 768);
+    /* Of many rows with a mask, 16 elements per thread where they do not leave more lanes idle than 8. */
+    const bool fits16 = rows > 8 * some && ceil_div(dim, 512) * 512 == ceil_div(dim, 256) * 256;
+    const bool short8 = MASKED ? dim <= 2048 && !fits16 : dim <= 1024;
     if (s.takes(ANY_BLOCK_8, dim <= most8, dim > 512 && (rows <= 2 * some || short8)))
         return softmax_launch_any_block<T, M, W, 8>(s, p);
     if (s.takes(ANY_BLOCK_16, dim <= most16, !(clusters && rows * CLUSTER <= some)))
