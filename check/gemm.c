@@ -381,6 +381,16 @@ static const char *const good[] = {
     "x=$[3,1001] w=i8[40,1001] w_scale=f32[40] values:special",
     "x=$[11,1001] w=u8[40,501] w_scale=f32[40,8] group=128 format=u4 values:special",
     "x=$[20,333] w=f8e4m3[40,333] w_scale=f32[40] flags=batch_invariant",
+    /* few rows and long k, which blocks share; short k and many rows, which warps share */
+    "x=$[3,4976] w=i8[24,4976] w_scale=f32[24] residual=$[3,24]",
+    "x=$[5,5656] w=$[12,5656] bias=$[12]",
+    "x=$[19:3340,3333:1]@+1 w=$[24,3333] bias=f32[24] rounding=2",
+    "x=$[12,6401] w=u8[20,3201] w2=u8[20,3201] w_scale=f16[20,51] w2_scale=f16[20,51] w_zero=u8[20,51] "
+    "w2_zero=u8[20,51] group=128 format=u4 glu=1",
+    "x=$[35,4161] w=f8e4m3[24,4161] w_scale=f32[24,33] group=128",
+    "x=$[5,100] w=i8[4500,100] w_scale=f32[4500] bias=$[4500]",
+    "x=$[21,70] w=$[2300,70] w2=$[2300,70] glu=1 residual=$[21,2300]",
+    "x=$[11,131] w=u8[3000,66] w_scale=f32[3000,2] w_zero=u8[3000,2] group=128 format=u4",
     QUANTISED_TILES("17"),
     QUANTISED_TILES_THEN("31"),
     QUANTISED_TILES("32"),

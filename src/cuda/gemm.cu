@@ -4,9 +4,10 @@
    gemm_swapped_sm90.cu) where cuBLASLt is absent or slower (gemm_lt.cu). Both need tensor cores and 16-byte rows.
    Quantised weights have kernels of their own: one token takes gemm_fixed.cu and up to 16 take gemm_compact.cu in the
    common calls, else gemm_ring.cu, gemm_direct.cu and gemm_stream.cuh, which stream them 8 or 16 at a time; more take
-   gemm_swapped_sm90.cu on Hopper, and gemm_quantised_tile.cu elsewhere. Those whose rows are at other addresses take
-   gemm_shifted.cu. All other calls take gemm_rows.cu where tokens are few, else gemm_any.cuh. Where x is quantised
-   too, gemm_bytes.cu has the kernels, and gemm_swapped_sm90.cu those of some tokens. */
+   gemm_swapped_sm90.cu on Hopper, and gemm_quantised_tile.cu elsewhere. Small calls, weights whose rows are at other
+   addresses, and quantised ones of f32 x take gemm_shifted.cu. All other calls take gemm_rows.cu where tokens are
+   few, else gemm_any.cuh. Where x is quantised too, gemm_bytes.cu has the kernels, and gemm_swapped_sm90.cu those of
+   some tokens. */
 #include "gemm_any.cuh"
 #include "gemm_lt.cuh"
 #include "gemm_stream.cuh"
@@ -116,12 +117,11 @@ constexpr adze_variant GEMM_VARIANTS[] = {
     {"tile128x128", "tiles of 128 tokens and 128 rows, without norm"},
     {"sliced32x64", "tiles of 32 tokens and 64 rows, of which 4 warps have a part of k each, without norm"},
     {"sliced64x64", "the same with tiles of 64 tokens"},
-    {"shifted8", "quantised weights at any address, groups of 64 or more (u4: 128), without norm, 8 tokens at a "
-                 "time, 32 rows and "
-                 "16 warps"},
-    {"shifted8-twice", "the same with 64 rows and 8 warps, two blocks on a multiprocessor"},
-    {"shifted16", "the same, 16 tokens at a time, 32 rows and 16 warps"},
-    {"shifted32", "the same, 32 tokens at a time, 64 rows and 8 warps"},
+    {"shifted8", "weights at any address, of x's dtype or in groups of 64 or more (u4: 128), without norm; of f32 x "
+                 "quantised weights alone; 8 tokens at a time, 32 rows or more, 8 warps"},
+    {"shifted8-twice", "the same of quantised weights and 16-bit x, with 64 rows, up to 8 tokens"},
+    {"shifted16", "the same, 16 tokens at a time, 32 rows or more (f32 x: 64)"},
+    {"shifted32", "the same, 32 tokens at a time, 64 rows or more (weights of x's dtype: 32), not of f32 x"},
     {"rows", "every call without norm, 8 tokens at a time, k among the lanes of a warp"},
     {"any", "every call without norm, tiles of 64 tokens and 64 rows"},
     {"bytes-direct16x16",
@@ -181,20 +181,26 @@ static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dty
     }
     return ADZE_NO_KERNEL;
 }
-/* Quantised weights in vectors that gemm_shifted takes in less time than kernels with more stages: few of them, those
-   of short rows, and a few long rows of u4, of which its 16 warps have a part each. From all variants on random calls
-   (H200, 2026-11-18). */
-static bool shifted_shorter(const cuda_call &s, const gemm_params &p)
+/* Operands in vectors that gemm_shifted takes in less time than kernels with more stages: small calls, as its blocks
+   leave room for those of the next kernel. Weights of x's dtype have such kernels for up to 16 tokens, but for many
+   short rows; more tokens have gemm_swapped, whose own plan is to take longer: that is short by a seventh and a
+   microsecond or so, and no call took less than 5.4 us. Of a few long rows of u4 it has a part of k in each of more
+   warps. From all variants on random calls (H200, 2026-11-19). */
+static bool shifted_sooner(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    constexpr int64_t FEW = 5 << 15, FEW_SHORT = 1 << 20, FEW_SHORTEST = 2 << 20;
-    const int64_t rows = p.n * (p.glu ? 2 : 1), each = ceil_div(rows, s.gpu.sm_count), all = rows * p.k;
-    if (p.format == OF_X || p.norm)
+    constexpr double SMALL = 8800, SWAPPED_LEAST = 9500, SWAPPED_MORE = 1750;
+    constexpr int64_t LARGE = 64 << 20; /* weights, whose choice need not take long */
+    const int64_t rows = p.n * (p.glu ? 2 : 1), each = ceil_div(rows, s.gpu.sm_count);
+    const bool short_rows = p.m > 2 && p.k <= 128 && each > 32;
+    double time, swapped;
+    if (p.norm || rows * p.k > LARGE || (p.format == OF_X && p.m <= 16 && !short_rows) ||
+        gemm_shifted_choice(s, p, dtype, &time) < 0)
         return false;
-    if (p.format == OF_U4 && p.m <= 8)
-        return (each <= 8 && p.k <= 2048) || (p.m > 2 && each <= 16 && p.k >= 3072);
-    if (p.format == OF_I8 && p.m <= 16 && (p.m <= 8 ? p.k <= 256 && all <= FEW_SHORTEST : each <= 32 && p.k <= 1024))
-        return true;
-    return all <= (p.m > 16 && p.m <= 32 && p.k <= 512 ? FEW_SHORT : FEW);
+    if (p.m > 16)
+        return time < SWAPPED_LEAST ||
+               (gemm_swapped_choice(s, p, dtype, &swapped) >= 0 && time < swapped * 8 / 7 + SWAPPED_MORE);
+    return p.format == OF_X || time <= SMALL ||
+           (p.format == OF_U4 && p.m > 2 && p.m <= 8 && each <= 16 && p.k >= 3072);
 }
 /* One or two tokens of up to 8 rows for each multiprocessor, so long that gemm_rows gains by splitting them among
    more warps; or one token of short rows, which it begins sooner. From the same calls. */
@@ -203,15 +209,14 @@ static bool rows_sooner(const cuda_call &s, const gemm_params &p)
     const int64_t rows = p.n * (p.glu ? 2 : 1);
     if ((p.format != OF_U4 && p.format != OF_I8) || p.norm || p.batch_invariant)
         return false;
-    const bool longest = p.format == OF_U4 && p.m <= 4 && p.k >= 8192 && rows <= 2 * (int64_t)s.gpu.sm_count;
-    return longest || (p.m <= 2 && p.k >= 4096 && rows <= 8 * (int64_t)s.gpu.sm_count) ||
+    return (p.m <= 2 && p.k >= 4096 && rows <= 8 * (int64_t)s.gpu.sm_count) ||
            (p.m == 1 && p.format == OF_I8 && p.k <= 256 && rows * p.k > 1 << 17);
 }
 /* The rings that are faster than other kernels of quantised weights but gemm_compact, from sweeps on an H200
    (2026-11-17) over the products of a layer and 8192 x 8192; -1: none is. */
-static int ring_choice(const cuda_call &s, const gemm_params &p)
+static int ring_choice(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    if (shifted_shorter(s, p) || rows_sooner(s, p))
+    if (rows_sooner(s, p) || shifted_sooner(s, p, dtype))
         return -1;
     if (p.format == OF_U4) {
         const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
@@ -223,16 +228,18 @@ static int ring_choice(const cuda_call &s, const gemm_params &p)
 }
 static adze_status ring_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
+    const int choice = ring_choice(s, p, dtype);
     for (int shape = 0; shape < GEMM_RING_SHAPES; shape++) {
         const bool can = gemm_ring_run(s, p, dtype, shape, 1) == ADZE_OK;
-        if (s.takes(RING + shape, can, shape == ring_choice(s, p)))
+        if (s.takes(RING + shape, can, shape == choice))
             return gemm_ring_run(s, p, dtype, shape, 0);
     }
     return ADZE_NO_KERNEL;
 }
 static adze_status swapped_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const int choice = gemm_swapped_choice(s, p, dtype);
+    double time;
+    const int choice = gemm_swapped_choice(s, p, dtype, &time);
     for (int shape = 0; shape < GEMM_SWAPPED_SHAPES; shape++) {
         const bool can = gemm_swapped_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(SWAPPED + shape, can, shape == choice))
@@ -381,10 +388,15 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
                                : quantised_run<T, OF_U4>(s, p);
 }
 
-/* Quantised weights at any address. */
+/* Weights at any address. One token, and two of weights that gemm_rows need not unpack into pairs, are faster by that
+   kernel. */
 static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const int choice = gemm_shifted_choice(s, p);
+    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    const bool floats = p.format == OF_X || dtype == ADZE_F32;
+    const bool split = p.m == 1 && rows <= 8 && p.k > 512; /* gemm_rows has a part of k in each of more warps */
+    double time;
+    const int choice = split || (floats && p.m <= 2) ? -1 : gemm_shifted_choice(s, p, dtype, &time);
     for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++) {
         const bool can = gemm_shifted_run(s, p, dtype, shape, 1) == ADZE_OK;
         if (s.takes(SHIFTED + shape, can, shape == choice))
@@ -404,14 +416,6 @@ static bool rows_faster(const cuda_call &s, const gemm_params &p)
     if (p.format == OF_X && p.k <= 128 && p.m > 32)
         return tiles * 3 < s.gpu.sm_count * 2;
     return p.m <= 48 || tiles < s.gpu.sm_count;
-}
-/* Operands in vectors that have too few products for tensor cores to be worth their stages in shared memory: rows
-   take half the time, on an H200 (2026-11-18). */
-static bool rows_shorter(const gemm_params &p)
-{
-    constexpr double FEW = 5e6;
-    return p.format == OF_X && p.m > 16 && p.k <= 384 && !p.batch_invariant &&
-           (double)(p.m * p.n) * (double)(p.k * (p.glu ? 2 : 1)) <= FEW;
 }
 template <typename T, weight_format F>
 static adze_status any_launch(const cuda_call &s, const gemm_params &p)
@@ -453,10 +457,8 @@ static adze_status gemm_launch(const cuda_call &s, const gemm_params &p, bool ve
             if (status != ADZE_NO_KERNEL)
                 return status;
         }
-        if (vectors && rows_shorter(p) && s.takes(ROWS, gemm_rows_run(s, p, dtype, 1) == ADZE_OK))
-            return gemm_rows_run(s, p, dtype, 0);
         if (vectors) {
-            adze_status status = shifted_shorter(s, p) ? shifted_run(s, p, dtype) : ADZE_NO_KERNEL;
+            adze_status status = shifted_sooner(s, p, dtype) ? shifted_run(s, p, dtype) : ADZE_NO_KERNEL;
             if (status == ADZE_NO_KERNEL)
                 status = swapped_run(s, p, dtype);
             if (status == ADZE_NO_KERNEL && p.format != OF_X)
@@ -506,7 +508,7 @@ static bool norm_first(const cuda_call &s, const gemm_params &p, int dtype)
     normed.norm = 0;
     if (gemm_compact_choice(s, normed, dtype) >= 0) /* in two launches it is faster than the other kernels */
         return true;
-    const int ring = ring_choice(s, p);
+    const int ring = ring_choice(s, p, dtype);
     return !(ring >= 0 && gemm_ring_run(s, p, dtype, ring, 1) == ADZE_OK) && !stream_whole_fits(s, p);
 }
 

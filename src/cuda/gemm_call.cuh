@@ -257,10 +257,11 @@ extern "C" adze_status gemm_fixed_run(const cuda_call &s, const gemm_params &p, 
 enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
 extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 
-/* gemm_shifted.cu: quantised weights at any address. `ask`: only whether the shape takes the call. */
+/* gemm_shifted.cu: weights at any address. `ask`: only whether the shape takes the call; `time`: about how many cycles
+   the choice takes. */
 enum { GEMM_SHIFTED_8, GEMM_SHIFTED_8_TWICE, GEMM_SHIFTED_16, GEMM_SHIFTED_32, GEMM_SHIFTED_SHAPES };
 extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
-extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p);
+extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time);
 
 /* gemm_rows.cu: few tokens of any call without norm, in float arithmetic. `ask`: only whether it takes the call. */
 extern "C" adze_status gemm_rows_run(const cuda_call &s, const gemm_params &p, int dtype, int ask);
@@ -280,7 +281,7 @@ extern "C" int gemm_quantised_tile_choice(const cuda_call &s, const gemm_params 
    tokens and rows of a tile. */
 enum { GEMM_SWAPPED_32X128, GEMM_SWAPPED_32X256, GEMM_SWAPPED_64X128, GEMM_SWAPPED_64X256, GEMM_SWAPPED_SHAPES };
 extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
-extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype);
+extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time);
 
 /* gemm_bytes.cu: quantised x. Some of its shapes take every such call. */
 enum {

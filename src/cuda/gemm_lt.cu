@@ -216,6 +216,26 @@ static bool lt_slower(const lt_gemm &g, bool bytes)
     return g.staged && !bytes && g.args.x.dtype != ADZE_F32 && g.p.m <= 32 && g.p.k <= 8192 && weights >= 8 << 20 &&
            weights <= 50 << 20;
 }
+/* Whether gemm_shifted is faster: it finishes its products itself, and needs no weights of floats. A product by
+   cuBLASLt is taken for 4 us and its weights at 3 TB/s, off 16-byte borders for 6 us and 1 TB/s, with 3 us more for
+   each that follows, in cycles of an H200 (random calls, 2026-11-19). */
+static bool lt_shifted(adze_stream stream, const lt_gemm &g)
+{
+    constexpr int64_t MOST_TOKENS = 64;
+    adze_choice choice = {};
+    choice.want = choice.ran = -1;
+    const cuda_call s(stream, adze_op_gemm, &choice);
+    gemm_params p = gemm_params_of(&g.args);
+    double time, lt = g.staged ? 5000 : 0;
+    if (p.m > MOST_TOKENS || gemm_shifted_choice(s, p, g.args.x.dtype, &time) < 0)
+        return false;
+    for (const gemm_part &part : p.part) {
+        const double bytes = (double)(part.n * p.k) * 2;
+        if (part.n)
+            lt += lt_on_borders(g, part) ? 7000 + bytes / 1700 : 11000 + bytes / 600;
+    }
+    return p.format != OF_X || time < lt;
+}
 /* Tokens from which on cuBLASLt takes a call. `dense`: of the norm of x, or a copy, which are aligned. `alone`: of up
    to 16 only if no kernel has to follow the product. */
 static int64_t lt_least(const adze_gemm_args *a, int64_t k, bool bytes, bool dense, bool *alone)
@@ -306,7 +326,8 @@ static bool lt_plan(adze_stream stream, const adze_gemm_args *a, bool bytes, lt_
         products <= (floats ? LT_SMALL_FLOATS : LT_SMALL) / k)
         return false;
     lt_stage(g, bytes);
-    if ((least == LT_TOKENS && lt_slower(*g, bytes)) || (alone && g->p.m < LT_TOKENS && g->staged))
+    if ((!bytes && lt_shifted(stream, *g)) || (least == LT_TOKENS && lt_slower(*g, bytes)) ||
+        (alone && g->p.m < LT_TOKENS && g->staged))
         return false;
     g->stage = scratch + g->x_bytes;
     g->weights = g->stage + g->stage_bytes;

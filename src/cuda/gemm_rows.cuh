@@ -12,6 +12,7 @@
 #ifndef ADZE_CUDA_GEMM_ROWS_CUH
 #define ADZE_CUDA_GEMM_ROWS_CUH
 
+#include "cluster.cuh"
 #include "gemm_call.cuh"
 #include "unit.cuh"
 
@@ -251,9 +252,11 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     __shared__ float sums[ROWS_WARPS][N];
     __shared__ rows_table tables[ROWS_WARPS];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, slices = 1 << slice_shift;
-    const int slice = warp & (slices - 1), groups = ROWS_WARPS >> slice_shift, tile_shift = p.glu ? 1 : 2;
-    const int64_t first_tile = (int64_t)(blockIdx.x / (unsigned)token_tiles) * groups, batch = blockIdx.y;
-    const int64_t first_token = (int64_t)(blockIdx.x % (unsigned)token_tiles) * TOKENS;
+    const int groups = ROWS_WARPS >> slice_shift, tile_shift = p.glu ? 1 : 2, rank = cluster_rank();
+    const int slice = (rank << slice_shift) + (warp & (slices - 1)), all_slices = slices * cluster_size();
+    const unsigned block = blockIdx.x / (unsigned)cluster_size();
+    const int64_t first_tile = (int64_t)(block / (unsigned)token_tiles) * groups, batch = blockIdx.y;
+    const int64_t first_token = (int64_t)(block % (unsigned)token_tiles) * TOKENS;
     const int64_t own_tile = first_tile + (warp >> slice_shift);
     rows_table &table = tables[warp];
     rows_tile<T, F> rows;
@@ -282,7 +285,7 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     };
     /* The elements behind the words: a lane has one. */
     const int last = words * COUNT + lane;
-    const bool has_last = slice == (steps & (slices - 1)) && last < p.k;
+    const bool has_last = slice == (steps & (all_slices - 1)) && last < p.k;
     float end[ROWS_TILE] = {};
     if (!p.const_weights)
         pdl_wait();
@@ -310,7 +313,7 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
                                          with(group, at, of, first_token + token);
                                      }
     };
-    if (p.residual || p.part[0].bias)
+    if ((p.residual || p.part[0].bias) && rank == 0)
         finished([&](int, int, const gemm_rows &of, int64_t its_token) {
             gemm_prefetch<T, false>(p, of.part, batch, its_token, of.at);
         });
@@ -379,7 +382,7 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
         }
     };
 #pragma unroll 1
-    for (; index - lane < words; index += STEP << slice_shift) {
+    for (; index - lane < words; index += STEP * all_slices) {
         uint32_t w[WORDS][ROWS_TILE];
 #pragma unroll
         for (int a = 0; a < WORDS; a++)
@@ -388,8 +391,8 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
                 w[a][r] = __funnelshift_r(raw[a][r][0], raw[a][r][1], rows.shift[r]);
 #pragma unroll
         for (int r = 0; r < ROWS_TILE; r++)
-            rows.at[r] += STEP * 4 << slice_shift;
-        fetch(index + (STEP << slice_shift));
+            rows.at[r] += STEP * 4 * all_slices;
+        fetch(index + STEP * all_slices);
 #pragma unroll 1
         for (int a = 0; a < WORDS && index + a * 32 < words; a++) {
             const int at = (index + a * 32) * COUNT;
@@ -411,9 +414,32 @@ __global__ void __launch_bounds__(32 * ROWS_WARPS, GEMM_ONE_BLOCK ? 1 : rows_blo
     if (lane % (32 / N) == 0)
         sums[warp][lane / (32 / N)] = total;
     __syncthreads();
+    const int parts = cluster_size();
+    if (parts > 1) { /* whose warps have one tile: the sums of all take the place of the first one's */
+        if (threadIdx.x < N) {
+            float all = 0;
+#pragma unroll
+            for (int v = 0; v < ROWS_WARPS; v++)
+                all += sums[v][threadIdx.x];
+            sums[0][threadIdx.x] = all;
+        }
+        cluster_arrive();
+        cluster_wait();
+        if (rank == 0 && threadIdx.x < N) {
+            float all = sums[0][threadIdx.x];
+            for (int part = 1; part < parts; part++)
+                all += cluster_load(&sums[0][threadIdx.x], part);
+            sums[0][threadIdx.x] = all;
+        }
+        cluster_arrive(); /* other blocks' sums are read */
+        cluster_wait();
+        if (rank > 0)
+            return;
+    }
     finished([&](int group, int at, const gemm_rows &of, int64_t its_token) {
         float y = 0, y2 = 0;
-        for (int v = group << slice_shift; v < (group + 1) << slice_shift; v++) {
+        const int last_warp = parts > 1 ? 1 : (group + 1) << slice_shift;
+        for (int v = group << slice_shift; v < last_warp; v++) {
             y += sums[v][at];
             y2 += p.glu ? sums[v][at + half] : 0;
         }

@@ -2,90 +2,187 @@
  */
 #include "gemm_shifted.cuh"
 
-/* Tiles of rows and tokens, warps, blocks of a multiprocessor. */
-template <weight_format F>
-using SHIFTED_8 = shifted_shape<2, 1, 16, 1, F>;
-template <weight_format F>
-using SHIFTED_8_TWICE = shifted_shape<4, 1, 8, 2, F>;
-template <weight_format F>
-using SHIFTED_16 = shifted_shape<2, 2, 16, 1, F>;
-template <weight_format F>
-using SHIFTED_32 = shifted_shape<4, 4, 8, 1, F>;
+#include <algorithm>
 
-/* Tokens of one launch: as many as the shape has and shared memory takes, so that all launches have about as many. */
-template <class S>
-static int64_t shifted_tokens(const cuda_call &s, const gemm_params &p)
-{
-    int64_t most = S::TOKENS;
-    while (most > 0 && direct_layout_of<S>(most, p.k, p.group, gemm_has_zero(p)).bytes > (size_t)s.gpu.block_shared)
-        most--;
-    return most ? ceil_div(p.m, ceil_div(p.m, most)) : 0;
-}
+/* Tiles of rows and tokens, warps, blocks of a multiprocessor, whether k is shared. Blocks that leave room for those
+   of the next kernel hide its start. */
+template <weight_format F>
+using SHIFTED_8 = shifted_shape<2, 1, 8, 2, true, F>;
+template <weight_format F>
+using SHIFTED_8_TWICE = shifted_shape<4, 1, 8, 2, false, F>;
+template <weight_format F>
+using SHIFTED_16 = shifted_shape<2, 2, 8, F == OF_F8 ? 1 : 2, true, F>; /* or registers are too few */
+template <weight_format F>
+using SHIFTED_16_F32 = shifted_shape<4, 2, 8, 1, true, F>; /* its x takes more registers */
+template <weight_format F>
+using SHIFTED_32 = shifted_shape<4, 4, 8, 1, true, F>;
+using SHIFTED_32_X = shifted_shape<2, 4, 8, 2, true, OF_X>;
 
-/* Runs a shape, or with `ask` says only whether it can: ADZE_NO_KERNEL. */
+/* How a call is divided: tokens of a block, warps that share k, blocks that do, and blocks of rows; and about how
+   many cycles it takes. */
+struct shifted_plan {
+    int tokens, slices, parts;
+    int64_t blocks;
+    size_t bytes; /* of shared memory */
+    double time;
+};
+/* Cycles of an H200, fitted to 42 calls with 15 divisions each (2026-11-19). */
+enum {
+    SHIFTED_ROUND = 2900,   /* of a round of blocks */
+    SHIFTED_ALONE = 2100,   /* of blocks that leave no room for those of the next kernel */
+    SHIFTED_CLUSTER = 2400, /* of clusters, for each block of a multiprocessor */
+    SHIFTED_LATENCY = 1600, /* of a step, at least */
+    SHIFTED_ROWS = 17,
+    SHIFTED_X = 12,  /* of a warp's step: of 16 rows, of 64 bytes of 8 tokens, */
+    SHIFTED_END = 4, /* of an output */
+};
+/* and of 16 rows that are unpacked and multiplied with 8 tokens. */
+template <typename T, weight_format F>
+constexpr int shifted_unpack = sizeof(T) == 4 ? (F == OF_U4 ? 275 : 105)
+                               : F == OF_X    ? 8
+                               : F == OF_U4   ? 105
+                                              : 70;
+
 template <typename T, class S>
-static adze_status shifted_shape_run(const cuda_call &s, const gemm_params &all, bool ask)
+static shifted_plan shifted_division(const cuda_call &s, const gemm_params &p, int slices, int parts)
+{
+    const int64_t tile = p.glu ? 8 : 16, groups = S::WARPS / slices, most_rows = groups * S::ROWS,
+                  steps = ceil_div(p.k, S::STEP), sm_count = s.gpu.sm_count;
+    auto bytes_of = [&](int64_t tokens) {
+        return shifted_layout_of<S>((int)most_rows, tokens, p.k, p.group, gemm_has_zero(p)).bytes;
+    };
+    shifted_plan plan = {};
+    int64_t most = S::TOKENS;
+    while (most > 0 && bytes_of(most) > (size_t)s.gpu.block_shared)
+        most--;
+    if (most == 0 || (!S::SPLITS && p.m > most) || parts > steps)
+        return plan;
+    const int64_t token_tiles = ceil_div(p.m, most), shared = token_tiles * parts; /* blocks with the same rows */
+    /* As many blocks on each multiprocessor, in whole rounds of those that are there at once, unless that leaves them
+       less than a tile for each group of warps. */
+    const int64_t rows = p.glu ? most_rows / 2 : most_rows;
+    const int64_t clustered = parts > 1 ? (int64_t)adze_cuda_clustered(s.device, parts) * parts : sm_count;
+    const int64_t at_once =
+        clustered * (ceil_div(p.n, groups * tile) * shared >= clustered * S::BLOCKS ? S::BLOCKS : 1);
+    if (at_once == 0)
+        return plan;
+    const int64_t full = ceil_div(ceil_div(p.n, rows) * shared, at_once) * at_once / shared;
+    plan.blocks = std::min(p.n, std::max(ceil_div(p.n, rows), full));
+    plan.tokens = (int)ceil_div(p.m, token_tiles), plan.slices = slices, plan.parts = parts;
+    plan.bytes = bytes_of(plan.tokens);
+
+    const int64_t all = plan.blocks * shared, each = std::min<int64_t>(S::BLOCKS, ceil_div(all, sm_count));
+    const int64_t of_block = ceil_div(p.n, plan.blocks),
+                  tiles = std::min<int64_t>(S::ROW_TILES, ceil_div(ceil_div(of_block, tile), groups));
+    const double x = (double)SHIFTED_X * S::TOKEN_TILES * S::PIECES * (int)(sizeof(T) / 2);
+    const double unpack = shifted_unpack<T, S::FORMAT>;
+    const double warp_step = (double)tiles * (SHIFTED_ROWS + S::TOKEN_TILES * unpack) + x;
+    const double step = std::max((double)SHIFTED_LATENCY, (double)(each * S::WARPS) * warp_step);
+    const double ends = (double)(each * of_block * plan.tokens) / parts * SHIFTED_END;
+    plan.time = (S::BLOCKS == 1 ? SHIFTED_ALONE : 0) +
+                (parts > 1 ? (double)SHIFTED_CLUSTER * (double)all / (double)sm_count : 0) +
+                (double)ceil_div(all, sm_count * each) *
+                    (SHIFTED_ROUND + (double)ceil_div(ceil_div(steps, parts), slices) * step + ends);
+    return plan;
+}
+/* The division that takes least time; tokens 0: the shape does not take the call. */
+template <typename T, class S>
+static shifted_plan shifted_plan_of(const cuda_call &s, const gemm_params &p)
 {
     const int64_t most = 1 << 28;
-    /* The order of a sum depends on the warps of a shape, and so on the number of tokens. */
-    bool can = adze_cuda_tensor_cores(s.device) && all.k > 0 && all.k < most && all.n < most && all.rows.rank == 1 &&
-               all.batches == 1 && !all.norm && !all.batch_invariant;
-    can = can && (all.group == 0 || all.group % S::STEP == 0);
-    for (const gemm_part &part : all.part)
-        can =
-            can && (part.n == 0 || (part.scale_dtype == all.part[0].scale_dtype && !part.zero == !all.part[0].zero));
-    const int64_t tokens = can ? shifted_tokens<S>(s, all) : 0, rows = all.glu ? S::ROWS / 2 : S::ROWS;
-    if (tokens == 0)
+    /* The order of a sum depends on how a call is divided, and so on the number of tokens. */
+    bool can = adze_cuda_tensor_cores(s.device) && p.k > 0 && p.k < most && p.n < most && p.rows.rank == 1 &&
+               p.batches == 1 && !p.norm && !p.batch_invariant && p.m <= 1 << 16;
+    can = can && (p.group == 0 || p.group % S::STEP == 0);
+    for (const gemm_part &part : p.part)
+        can = can && (part.n == 0 || (part.scale_dtype == p.part[0].scale_dtype && !part.zero == !p.part[0].zero));
+    shifted_plan best = {};
+    auto take = [&](int slices, int parts) {
+        const shifted_plan plan = shifted_division<T, S>(s, p, slices, parts);
+        if (plan.tokens && (best.tokens == 0 || plan.time < best.time))
+            best = plan;
+    };
+    for (int slices = S::WARPS; can && slices >= (S::SPLITS ? 1 : S::WARPS); slices /= 2)
+        take(slices, 1);
+    for (int parts = 4; can && S::SPLITS && adze_cuda_clusters(s.device) && parts <= 8; parts *= 2)
+        take(S::WARPS, parts);
+    return best;
+}
+
+/* Runs a shape, or with `ask` says only whether it can: ADZE_NO_KERNEL. `time`: the cycles of its plan. */
+template <typename T, class S>
+static adze_status shifted_shape_run(const cuda_call &s, const gemm_params &p, bool ask, double *time)
+{
+    const shifted_plan plan = shifted_plan_of<T, S>(s, p);
+    if (plan.tokens == 0)
         return ADZE_NO_KERNEL;
-    /* As many blocks on each multiprocessor, in whole rounds of those that are there at once, unless that leaves them
-       less than a tile. */
-    int64_t each = ceil_div(all.n, s.gpu.sm_count * rows);
-    if (all.n >= s.gpu.sm_count * S::BLOCKS * (all.glu ? 8 : 16))
-        each = ceil_div(each, S::BLOCKS) * S::BLOCKS;
-    const int64_t blocks = s.gpu.sm_count * each < all.n ? s.gpu.sm_count * each : all.n;
-    for (int64_t at = 0; at < all.m && !ask; at += tokens) {
-        const gemm_params p = gemm_tokens<T>(all, at, tokens);
-        const size_t bytes = direct_layout_of<S>(p.m, p.k, p.group, gemm_has_zero(p)).bytes;
-        ADZE_CHECK(launch(s, gemm_shifted<T, S>, blocks, dim3(S::THREADS), launch_shape(bytes), p));
-    }
-    return ADZE_OK;
+    if (time)
+        *time = plan.time;
+    if (ask)
+        return ADZE_OK;
+    return launch(s, gemm_shifted<T, S>, plan.blocks * plan.parts, dim3(S::THREADS),
+                  launch_shape(plan.bytes, plan.parts, ceil_div(p.m, plan.tokens)), p, plan.tokens, plan.slices);
 }
 template <typename T, weight_format F>
-static adze_status shifted_format_run(const cuda_call &s, const gemm_params &p, int shape, bool ask)
+static adze_status shifted_format_run(const cuda_call &s, const gemm_params &p, int shape, bool ask, double *time)
 {
-    switch (shape) {
-    case GEMM_SHIFTED_8: return shifted_shape_run<T, SHIFTED_8<F>>(s, p, ask);
-    case GEMM_SHIFTED_8_TWICE: return shifted_shape_run<T, SHIFTED_8_TWICE<F>>(s, p, ask);
-    case GEMM_SHIFTED_16: return shifted_shape_run<T, SHIFTED_16<F>>(s, p, ask);
-    default: return shifted_shape_run<T, SHIFTED_32<F>>(s, p, ask);
+    if constexpr (sizeof(T) == 4) {
+        switch (shape) {
+        case GEMM_SHIFTED_8: return shifted_shape_run<T, SHIFTED_8<F>>(s, p, ask, time);
+        case GEMM_SHIFTED_16: return shifted_shape_run<T, SHIFTED_16_F32<F>>(s, p, ask, time);
+        default: return ADZE_NO_KERNEL;
+        }
+    } else {
+        switch (shape) {
+        case GEMM_SHIFTED_8: return shifted_shape_run<T, SHIFTED_8<F>>(s, p, ask, time);
+        case GEMM_SHIFTED_8_TWICE: /* quantised weights go with more of x, which it loads for more rows */
+            if constexpr (F != OF_X)
+                return shifted_shape_run<T, SHIFTED_8_TWICE<F>>(s, p, ask, time);
+            return ADZE_NO_KERNEL;
+        case GEMM_SHIFTED_16: return shifted_shape_run<T, SHIFTED_16<F>>(s, p, ask, time);
+        default:
+            if constexpr (F == OF_X)
+                return shifted_shape_run<T, SHIFTED_32_X>(s, p, ask, time);
+            else
+                return shifted_shape_run<T, SHIFTED_32<F>>(s, p, ask, time);
+        }
     }
 }
 template <typename T>
-static adze_status shifted_dtype_run(const cuda_call &s, const gemm_params &p, int shape, bool ask)
+static adze_status shifted_dtype_run(const cuda_call &s, const gemm_params &p, int shape, bool ask, double *time)
 {
-    return p.format == OF_I8   ? shifted_format_run<T, OF_I8>(s, p, shape, ask)
-           : p.format == OF_F8 ? shifted_format_run<T, OF_F8>(s, p, shape, ask)
-                               : shifted_format_run<T, OF_U4>(s, p, shape, ask);
+    switch (p.format) {
+    case OF_X:
+        if constexpr (sizeof(T) == 2)
+            return shifted_format_run<T, OF_X>(s, p, shape, ask, time);
+        return ADZE_NO_KERNEL;
+    case OF_I8: return shifted_format_run<T, OF_I8>(s, p, shape, ask, time);
+    case OF_F8: return shifted_format_run<T, OF_F8>(s, p, shape, ask, time);
+    default: return shifted_format_run<T, OF_U4>(s, p, shape, ask, time);
+    }
+}
+static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, bool ask, double *time)
+{
+    if (p.x_scale)
+        return ADZE_NO_KERNEL;
+    switch (dtype) {
+    case ADZE_F32: return shifted_dtype_run<float>(s, p, shape, ask, time);
+    case ADZE_F16: return shifted_dtype_run<f16>(s, p, shape, ask, time);
+    default: return shifted_dtype_run<bf16>(s, p, shape, ask, time);
+    }
 }
 extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask)
 {
-    if (p.format == OF_X || p.x_scale || dtype == ADZE_F32)
-        return ADZE_NO_KERNEL;
-    return dtype == ADZE_BF16 ? shifted_dtype_run<bf16>(s, p, shape, ask) : shifted_dtype_run<f16>(s, p, shape, ask);
+    return shifted_run(s, p, dtype, shape, ask, NULL);
 }
 
-/* Where a multiprocessor has more than 32 rows, two blocks on it hide each other's start and end. Their 8 warps are
-   enough where each has two steps at most. */
-extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p)
+/* The shape that takes least time, -1: none takes the call. */
+extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time)
 {
-    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    if (p.m == 1 && rows <= 8 && p.k > 512) /* gemm_rows splits k among more warps */
-        return -1;
-    if (p.m > 16 && rows <= 1) /* so does it here, and of a few short rows of u4 (H200, 2026-11-19) */
-        return -1;
-    if (p.m > 16 && p.format == OF_U4 && rows <= 8 && p.k <= 1024)
-        return -1;
-    return p.m <= 8 ? (rows > 32 || p.k <= (p.format == OF_U4 ? 2048 : 1024) ? GEMM_SHIFTED_8_TWICE : GEMM_SHIFTED_8)
-           : p.m <= 16 ? GEMM_SHIFTED_16
-                       : GEMM_SHIFTED_32;
+    int best = -1;
+    double its;
+    for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++)
+        if (shifted_run(s, p, dtype, shape, true, &its) == ADZE_OK && (best < 0 || its < *time))
+            *time = its, best = shape;
+    return best;
 }

@@ -85,8 +85,8 @@ extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p
     return swapped_run(s, p, dtype, shape, ask, NULL);
 }
 
-/* The shape that takes a call, -1: none. */
-extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype)
+/* The shape that takes a call, and how many cycles its plan says; -1: none. */
+extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time)
 {
     /* Many tokens have other kernels. So have up to 16, but for rows of u4 that gemm_shifted would take in more than
        two tiles of a multiprocessor, for short rows of gate and up, and for those below. */
@@ -100,9 +100,10 @@ extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int
                      ((p.format == OF_U4 && rows > 32) || (p.format == OF_X && (gated || plain)));
     const bool some = few || (p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)));
     int best = -1;
-    double least = 1e30, time;
+    double its;
+    *time = 1e30;
     for (int shape = 0; some && shape < GEMM_SWAPPED_SHAPES; shape++)
-        if (swapped_run(s, p, dtype, shape, true, &time) == ADZE_OK && time < least)
-            least = time, best = shape;
+        if (swapped_run(s, p, dtype, shape, true, &its) == ADZE_OK && its < *time)
+            *time = its, best = shape;
     return best;
 }
