@@ -90,9 +90,9 @@ static int rows_are_independent(const adze_line *line, const adze_line *probe)
     return same;
 }
 
-/* Whether the memory of each tensor that was cut repeats as a whole: what is left of it lies within a period, and all
-   that lies in it has the same period. */
-static int repeats(adze_job *whole, adze_line *reduced, const size_t *period)
+/* Whether the memory of each tensor that was cut repeats as a whole: what is left of it lies within a period, all
+   that lies in it has the same period, and what was cut before begins with one. */
+static int repeats(adze_job *whole, adze_line *reduced, const size_t *before, const size_t *period)
 {
     const adze_op *op = whole->line.op;
     for (int f = 0; op->fields[f].name; f++) {
@@ -103,7 +103,7 @@ static int repeats(adze_job *whole, adze_line *reduced, const size_t *period)
                 return 0;
             span += (x->shape[d] - 1) * x->stride[d];
         }
-        if (period[f] && (size_t)span * adze_dtype_size(x->dtype) > period[f])
+        if (period[f] && ((size_t)span * adze_dtype_size(x->dtype) > period[f] || before[f] % period[f] != 0))
             return 0;
         for (int g = 0; op->fields[g].name; g++)
             if (whole->memory_of[f] >= 0 && whole->memory_of[f] == whole->memory_of[g] && period[f] != period[g])
@@ -155,7 +155,7 @@ int adze_smaller_make(adze_job *small, adze_job *whole, size_t *period, int many
         }
         if (n > SMALL_MOST) /* the next cut is judged with this one */
             continue;
-        if (repeats(whole, &reduced, period) && op->validate(reduced.args) == ADZE_OK &&
+        if (repeats(whole, &reduced, period_before, period) && op->validate(reduced.args) == ADZE_OK &&
             rows_are_independent(&reduced, &probe))
             continue;
         if (n_before > SMALL_MOST) {

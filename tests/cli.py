@@ -134,6 +134,10 @@ def lines(adze):
         line = last
     status, _, trace = adze("run", "rms_norm x=bf16[4,8]", "--device=cpu", ADZE_TRACE="1")
     expect(status == 0 and "flags" not in trace, f"flags nobody gave: {trace}")
+    # A large call is filled with the memory of fewer rows, also where a batch does not follow the rows before it.
+    line = "rms_norm x=f32[4:1050000,2049:512,512:1]"
+    status, text, _ = adze("run", line, "--device=cpu")
+    expect(status == 0 and "fewer rows" in text and "right" in text, f"{line} is verified as {text}")
 
 
 def memory(adze):
