@@ -108,7 +108,8 @@ constexpr norm_rule RMS[] = {
 constexpr norm_rule LAYER[] = {
     lanes(8, 2).rows(SEVERAL).vectors(5, 8),
     lanes(16, 2).rows(SEVERAL).vectors(9, 16),
-    threads(512, 2).blocks(2).rows(FEW).vectors(17, 32),
+    threads(512, 2).blocks(2).rows(SEVERAL).vectors(17, 22),
+    threads(512, 2).blocks(2).rows(ABOUT_ONE).vectors(23, 32),
     lanes(8, 1).full().vectors(8, 8),
     lanes(8, 2).full().vectors(16, 16),
     lanes(4, 1).vectors(1, 4),

@@ -460,7 +460,7 @@ static adze_status shifted_launch(const cuda_call &s, norm_shifted_params p, int
     return launch(s, kernel, rows * cluster, dim3((unsigned)cut.threads), shape, p);
 }
 
-/* Whether norm_shifted or norm_aligned is faster than norm_any, by the times of 1297 random calls on an H200
+/* Whether norm_shifted or norm_aligned is faster than norm_any, by the times of 2191 random calls on an H200
    (2026-11-19). norm_any has narrower units, which take more instructions, and more threads for them. */
 static bool shifted_faster_half(const cuda_call &s, const norm_params &g, int64_t vectors, const shifted_cut &cut)
 {
@@ -474,13 +474,14 @@ static bool shifted_faster_half(const cuda_call &s, const norm_params &g, int64_
     /* Of many short rows norm_any loads both inputs by single elements, and of long ones by few threads. */
     if (g.data[RESIDUAL])
         return is_long ? g.width == 1 || whole || rows <= 2 * sm_count : g.width == 1 && rows >= 64 * sm_count;
-    /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once. */
+    /* Few long rows, whose clusters fill the GPU, and as many blocks as it has at once. Of longer ones norm_any's
+       pairs take no more instructions than shifting does. */
     const int64_t at_once = SHIFTED_RESIDENT / cut.threads * sm_count;
     if (!whole && is_long && (rows < 2 * sm_count || rows * cut.cluster <= at_once))
-        return true;
+        return g.width == 1 || vectors <= 2 * SHIFTED_MANY;
     /* Of many longer rows the registers of a cluster hold too few bytes, and of fewer the clusters of norm_any, which
        have an SM for each block, take turns. */
-    return (vectors > 2 * SHIFTED_MANY && rows * ANY_CLUSTER > sm_count) || (very_long && rows >= sm_count);
+    return (vectors > 2 * SHIFTED_MANY && rows * 2 > sm_count) || (very_long && rows >= sm_count);
 }
 static bool shifted_faster_f32(const cuda_call &s, const norm_params &g, int64_t vectors)
 {
@@ -507,9 +508,12 @@ static bool shifted_faster(const cuda_call &s, const norm_params &g, bool modula
         return true;
     if (HALF && (g.is_f32 || flat))
         return g.dim > SHIFTED_MIXED || g.rows.count * g.dim > SHIFTED_MIXED_ALL;
-    /* A scale and a shift alone take it as few instructions, unless it loads few rows by single elements. */
+    /* A scale and a shift alone take it as few instructions, unless it loads few rows by single elements, or vectors
+       in parts because of parameters off a border. */
+    if (HALF && g.rows_width == 16 && g.width < 4)
+        return vectors > ANY_THREADS;
     return HALF && g.width == 1 && g.dim > 2 * ALIGNED_SHORT && vectors <= 2 * ANY_THREADS &&
-           g.rows.count <= 2 * (int64_t)s.gpu.sm_count;
+           g.rows.count <= 3 * (int64_t)s.gpu.sm_count;
 }
 template <typename T>
 static adze_status norm_shifted_as(const cuda_call &s, const norm_params &g, int variant)

@@ -421,7 +421,7 @@ static int64_t short_at_once(const cuda_call &s, int64_t dim, bool modulated, in
                             : short_at_once<T, 1>(s, dim, modulated);
 }
 
-/* Whether it is faster than norm_any and norm_aligned, by the times of 1297 random calls on an H200 (2026-11-19).
+/* Whether it is faster than norm_any and norm_aligned, by the times of 2191 random calls on an H200 (2026-11-19).
    Parameters that are kept cost nothing after the first row: a group of lanes gains where it has nearly two rows, and
    with fewer, more threads for each row are faster. But norm_any takes longer for rows of 16 bits that it loads by
    single elements, for rows of up to SHORT_TINY elements and for those just beyond a warp's 256, whose lanes idle. */
@@ -442,20 +442,20 @@ static bool short_faster(const cuda_call &s, const norm_params &g, bool modulate
     const bool several = rows * 5 >= short_at_once<T>(s, g.dim, modulated, width) * 9;
     if (g.dim <= SHORT_TINY || width == 4 || (width == 1 && g.dim <= SHORT_MOST / 2))
         return true;
+    if (width == VEC<T> && rows >= SHORT_MANY) /* parameters of f32, which norm_any loads again for each row */
+        return true;
     return several || (width == 2 && (g.data[RESIDUAL] || (g.dim > SHORT_MOST / 2 && rows >= 4 * sm_count)));
 }
-/* The same of vectors that are shifted: two are loaded for one. That is worth it where the rows fill the GPU; instead
-   of units of 8 bytes, which need no more instructions, where they fill it several times. norm_any loads the rows of
-   `width` 1 by single elements. */
+/* The same of vectors that are shifted: two are loaded for one. That is worth it instead of single elements; instead
+   of pairs, where the rows fill the GPU; instead of units of 8 bytes, which need no more instructions, where they
+   fill it several times. */
 template <typename T>
 static bool short_loose_faster(const cuda_call &s, const norm_params &g, bool modulated, int width)
 {
     const int64_t rows = g.rows.count, at_once = short_at_once<T, VEC<T>, true>(s, g.dim, modulated);
     if (modulated)
         return width == 1 || (width == 2 && !(g.is_f32 || g.weight || g.bias) && short_faster<T>(s, g, true, width));
-    if (width > 2)
-        return width == 4 && rows >= at_once * 8;
-    return (width == 1 && g.data[RESIDUAL] && g.dim > SHORT_MOST / 2) || rows * 4 >= at_once * 3;
+    return width == 1 || (width == 2 && rows * 4 >= at_once * 3) || (width == 4 && rows >= at_once * 8);
 }
 template <typename T>
 static adze_status norm_short_as(const cuda_call &s, const norm_params &g, int variant, int loose_variant)
