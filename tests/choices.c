@@ -1,8 +1,13 @@
 /* choices.c - which variant the CUDA kernels choose on GPUs that are not here: for every case of the checks, aligned
-   as its line says, with and without scratch. Nothing is launched. What device.cu says of a GPU is this file's. */
+   as its line says, with and without scratch. Nothing is launched. What device.cu says of a GPU is this file's.
+
+   With files of `adze tune --record`, of an H200: what the choices of this build cost against the fastest variants.
+ */
 #include "kernel.h"
 
+#include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -121,22 +126,31 @@ static void choose(const adze_op *op, const void *args)
         adze_gemm_cuda_lt_accepts(stream, args);
 }
 
+/* The args of a line, placed; NULL, and why in `error`, if it is not one. */
+static void *args_of(const adze_op *op, const char *text, adze_line *line, char *error, size_t error_size)
+{
+    static adze_job job;
+    static _Alignas(16) char args[ADZE_ARGS_MAX];
+    memset(&job, 0, sizeof job);
+    if (!adze_line_parse(line, op, text, error, error_size) ||
+        !adze_job_layout(&job, line, (adze_stream){ADZE_CPU, NULL}, error, error_size))
+        return NULL;
+    memcpy(args, job.line.args, sizeof args);
+    place(&job.line, args);
+    return args;
+}
+
 static void try_line(const adze_op *op, const char *text)
 {
     static adze_line line;
-    static adze_job job;
-    static _Alignas(16) char args[ADZE_ARGS_MAX];
     char error[512];
     snprintf(now, sizeof now, "%s %s", op->name, text);
-    memset(&job, 0, sizeof job);
-    if (!adze_line_parse(&line, op, text, error, sizeof error) ||
-        !adze_job_layout(&job, &line, (adze_stream){ADZE_CPU, NULL}, error, sizeof error)) {
+    void *const args = args_of(op, text, &line, error, sizeof error);
+    if (!args) {
         expect(0, error);
         return;
     }
-    memcpy(args, job.line.args, sizeof args);
-    place(&job.line, args);
-    adze_call *const call = (adze_call *)(void *)args;
+    adze_call *const call = args;
     for (int with = 0; with < 2; with++) {
         call->scratch = (void *)(uintptr_t)4096;
         call->scratch_size = with ? (size_t)1 << 34 : 0;
@@ -144,7 +158,65 @@ static void try_line(const adze_op *op, const char *text)
     }
 }
 
-int main(void)
+/* ---- Times of variants ---- */
+
+/* The variant that a call takes, with as much scratch as it wants; NULL: none, or none that can be told here. */
+static const char *chosen(const char *text)
+{
+    static adze_line line;
+    char error[512];
+    void *const args = args_of(NULL, text, &line, error, sizeof error);
+    for (const adze_kernel *k = args ? line.op->kernels : NULL; k && k->name; k++) {
+        if (!k->on_cuda || !k->variants)
+            continue;
+        adze_choice choice = {.want = -1, .dry = 1, .untuned = 1, .ran = -1};
+        adze_call *const call = args;
+        call->scratch = (void *)(uintptr_t)4096, call->scratch_size = (size_t)1 << 34;
+        if (k->variants->run((adze_stream){0, NULL}, args, &choice) == ADZE_OK && choice.ran >= 0)
+            return k->variants->list[choice.ran].name;
+    }
+    return NULL;
+}
+
+static void weigh(const char *path)
+{
+    static char text[8192], call[8192];
+    FILE *const file = fopen(path, "r");
+    char name[64], best[64] = "", own[64] = "";
+    double us, least = 0, taken = 0, loss = 0;
+    int calls = 0, unknown = 0;
+    for (int more = file != NULL; more;) {
+        more = fgets(text, sizeof text, file) != NULL;
+        text[strcspn(text, "\n")] = '\0';
+        if (more && sscanf(text, "time %63s %lf", name, &us) == 2) {
+            if (!least || us < least)
+                least = us, snprintf(best, sizeof best, "%s", name);
+            if (strcmp(name, own) == 0)
+                taken = us;
+            continue;
+        }
+        if (least && taken) {
+            calls++, loss += log(taken / least);
+            if (taken > 1.1 * least)
+                printf("%.2f  %s %.2f us, %s %.2f us  %s\n", taken / least, own, taken, best, least, call);
+        }
+        unknown += least && !taken;
+        least = taken = 0;
+        int at = 0;
+        if (more && sscanf(text, "call %*s %*s %*s %*s %*s %*s %n", &at) == 0 && at) {
+            snprintf(call, sizeof call, "%s", text + at);
+            const char *const variant = chosen(call);
+            snprintf(own, sizeof own, "%s", variant ? variant : "");
+        }
+    }
+    if (file)
+        fclose(file);
+    expect(calls > 0, path);
+    printf("%s: %d calls, mean of log(chosen / fastest) %.4f; %d whose choice was not timed\n", path, calls,
+           calls ? loss / calls : 0, unknown);
+}
+
+int main(int argc, char **argv)
 {
     int cuda = 0;
     for (const adze_kernel *k = adze_suites[0]->op->kernels; k->name; k++)
@@ -154,7 +226,10 @@ int main(void)
         return expect_report();
     }
     signal(SIGFPE, crashed), signal(SIGSEGV, crashed), signal(SIGABRT, crashed);
-    for (size_t g = 0; g < sizeof gpus / sizeof *gpus; g++) {
+    gpu = gpus[0];
+    for (int i = 1; i < argc; i++)
+        weigh(argv[i]);
+    for (size_t g = 0; g < sizeof gpus / sizeof *gpus && argc == 1; g++) {
         gpu = gpus[g], choices = none = 0;
         for (int i = 0; adze_suites[i]; i++) {
             const adze_suite *const suite = adze_suites[i];
