@@ -257,8 +257,8 @@ extern "C" adze_status gemm_fixed_run(const cuda_call &s, const gemm_params &p, 
 enum { GEMM_RING_8, GEMM_RING_8_TWICE, GEMM_RING_16, GEMM_RING_SHAPES };
 extern "C" adze_status gemm_ring_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 
-/* gemm_shifted.cu: weights at any address. `ask`: only whether the shape takes the call; `time`: about how many cycles
-   the choice takes. */
+/* gemm_shifted.cu: weights at any address. `ask`: only whether the shape takes the call; `time`: about how many
+   cycles the choice takes. */
 enum { GEMM_SHIFTED_8, GEMM_SHIFTED_8_TWICE, GEMM_SHIFTED_16, GEMM_SHIFTED_32, GEMM_SHIFTED_SHAPES };
 extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p, int dtype, int shape, int ask);
 extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time);
