@@ -1,8 +1,8 @@
-/* gemm with quantised weights at any address on CUDA: the shapes of gemm_shifted.cuh, and which of them a call takes.
- */
+/* gemm with weights at any address on CUDA: the shapes of gemm_shifted.cuh, and which of them a call takes. */
 #include "gemm_shifted.cuh"
 
 #include <algorithm>
+#include <string.h>
 
 /* Tiles of rows and tokens, warps, blocks of a multiprocessor, whether k is shared. Blocks that leave room for those
    of the next kernel hide its start. */
@@ -43,11 +43,16 @@ constexpr int shifted_unpack = sizeof(T) == 4 ? (F == OF_U4 ? 275 : 105)
                                : F == OF_U4   ? 105
                                               : 70;
 
+/* As ceil_div, of numbers below 2^52: a plan has many, and divisions of doubles take a fraction of the time. */
+static int64_t ceil_ratio(int64_t a, int64_t b)
+{
+    return (int64_t)((double)(a + b - 1) / (double)b);
+}
 template <typename T, class S>
 static shifted_plan shifted_division(const cuda_call &s, const gemm_params &p, int slices, int parts)
 {
     const int64_t tile = p.glu ? 8 : 16, groups = S::WARPS / slices, most_rows = groups * S::ROWS,
-                  steps = ceil_div(p.k, S::STEP), sm_count = s.gpu.sm_count;
+                  steps = ceil_ratio(p.k, S::STEP), sm_count = s.gpu.sm_count;
     auto bytes_of = [&](int64_t tokens) {
         return shifted_layout_of<S>((int)most_rows, tokens, p.k, p.group, gemm_has_zero(p)).bytes;
     };
@@ -57,23 +62,23 @@ static shifted_plan shifted_division(const cuda_call &s, const gemm_params &p, i
         most--;
     if (most == 0 || (!S::SPLITS && p.m > most) || parts > steps)
         return plan;
-    const int64_t token_tiles = ceil_div(p.m, most), shared = token_tiles * parts; /* blocks with the same rows */
+    const int64_t token_tiles = ceil_ratio(p.m, most), shared = token_tiles * parts; /* blocks with the same rows */
     /* As many blocks on each multiprocessor, in whole rounds of those that are there at once, unless that leaves them
        less than a tile for each group of warps. */
     const int64_t rows = p.glu ? most_rows / 2 : most_rows;
     const int64_t clustered = parts > 1 ? (int64_t)adze_cuda_clustered(s.device, parts) * parts : sm_count;
     const int64_t at_once =
-        clustered * (ceil_div(p.n, groups * tile) * shared >= clustered * S::BLOCKS ? S::BLOCKS : 1);
+        clustered * (ceil_ratio(p.n, groups * tile) * shared >= clustered * S::BLOCKS ? S::BLOCKS : 1);
     if (at_once == 0)
         return plan;
-    const int64_t full = ceil_div(ceil_div(p.n, rows) * shared, at_once) * at_once / shared;
-    plan.blocks = std::min(p.n, std::max(ceil_div(p.n, rows), full));
-    plan.tokens = (int)ceil_div(p.m, token_tiles), plan.slices = slices, plan.parts = parts;
+    const int64_t full = ceil_ratio(ceil_ratio(p.n, rows) * shared, at_once) * at_once / shared;
+    plan.blocks = std::min(p.n, std::max(ceil_ratio(p.n, rows), full));
+    plan.tokens = (int)ceil_ratio(p.m, token_tiles), plan.slices = slices, plan.parts = parts;
     plan.bytes = bytes_of(plan.tokens);
 
-    const int64_t all = plan.blocks * shared, each = std::min<int64_t>(S::BLOCKS, ceil_div(all, sm_count));
-    const int64_t of_block = ceil_div(p.n, plan.blocks),
-                  tiles = std::min<int64_t>(S::ROW_TILES, ceil_div(ceil_div(of_block, tile), groups));
+    const int64_t all = plan.blocks * shared, each = std::min<int64_t>(S::BLOCKS, ceil_ratio(all, sm_count));
+    const int64_t of_block = ceil_ratio(p.n, plan.blocks),
+                  tiles = std::min<int64_t>(S::ROW_TILES, ceil_ratio(ceil_ratio(of_block, tile), groups));
     const double x = (double)SHIFTED_X * S::TOKEN_TILES * S::PIECES * (int)(sizeof(T) / 2);
     const double unpack = shifted_unpack<T, S::FORMAT>;
     const double warp_step = (double)tiles * (SHIFTED_ROWS + S::TOKEN_TILES * unpack) + x;
@@ -81,8 +86,8 @@ static shifted_plan shifted_division(const cuda_call &s, const gemm_params &p, i
     const double ends = (double)(each * of_block * plan.tokens) / parts * SHIFTED_END;
     plan.time = (S::BLOCKS == 1 ? SHIFTED_ALONE : 0) +
                 (parts > 1 ? (double)SHIFTED_CLUSTER * (double)all / (double)sm_count : 0) +
-                (double)ceil_div(all, sm_count * each) *
-                    (SHIFTED_ROUND + (double)ceil_div(ceil_div(steps, parts), slices) * step + ends);
+                (double)ceil_ratio(all, sm_count * each) *
+                    (SHIFTED_ROUND + (double)ceil_ratio(ceil_ratio(steps, parts), slices) * step + ends);
     return plan;
 }
 /* The division that takes least time; tokens 0: the shape does not take the call. */
@@ -176,13 +181,27 @@ extern "C" adze_status gemm_shifted_run(const cuda_call &s, const gemm_params &p
     return shifted_run(s, p, dtype, shape, ask, NULL);
 }
 
-/* The shape that takes least time, -1: none takes the call. */
+/* The shape that takes least time, -1: none takes the call. Shapes of twice as many tokens as the call has, or more,
+   do not. Plans take microseconds of the host, and a call asks up to three times: the thread keeps its last answer.
+ */
 extern "C" int gemm_shifted_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time)
 {
-    int best = -1;
-    double its;
-    for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++)
-        if (shifted_run(s, p, dtype, shape, true, &its) == ADZE_OK && (best < 0 || its < *time))
-            *time = its, best = shape;
-    return best;
+    static thread_local struct {
+        gemm_params p;
+        int device, dtype, best;
+        double time;
+        bool known;
+    } last;
+    if (!last.known || last.device != s.device || last.dtype != dtype || memcmp(&last.p, &p, sizeof p) != 0) {
+        last.best = -1;
+        const int shapes = p.m <= 8 ? GEMM_SHIFTED_16 : p.m <= 16 ? GEMM_SHIFTED_32 : GEMM_SHIFTED_SHAPES;
+        double its;
+        for (int shape = 0; shape < shapes; shape++)
+            if (shifted_run(s, p, dtype, shape, true, &its) == ADZE_OK && (last.best < 0 || its < last.time))
+                last.time = its, last.best = shape;
+        memcpy(&last.p, &p, sizeof p);
+        last.device = s.device, last.dtype = dtype, last.known = true;
+    }
+    *time = last.time;
+    return last.best;
 }
