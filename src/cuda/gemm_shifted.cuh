@@ -80,8 +80,8 @@ __device__ __forceinline__ void shifted_x(const char *from, int shift, int rest,
         to[i * 4] = v.x, to[i * 4 + 1] = v.y, to[i * 4 + 2] = v.z, to[i * 4 + 3] = v.w;
     }
 }
-/* Eight elements of f32, as sums of three numbers of bf16, which have 8 bits of each; an infinity is the first of
- * them. */
+/* Eight elements of f32, each as the sum of three numbers of bf16, which have 8 of its bits each. An infinity is the
+   first of them, and the others are 0. */
 template <weight_format F>
 __device__ __forceinline__ void shifted_floats(const char *from, int shift, int rest, uint32_t (&to)[3][4])
 {
@@ -214,13 +214,13 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
 #pragma unroll
     for (int i = 0; i < TILES; i++)
         fetch(w[i], i, first);
-    /* The outputs that this block finishes. */
+    /* The outputs that this block finishes: with(token, its place among the sums, its row) for output i. */
     const int count = end - begin, first_output = count * m * rank / parts,
               last_output = count * m * (rank + 1) / parts;
-    auto finished = [&](int i, auto with) { /* output i of the block: its token, its place among the sums, its row */
-                                            const int token = i / count, of_block = i - token * count;
-                                            const int r = p.glu ? of_block / 8 * 16 + of_block % 8 : of_block;
-                                            with(token, r, direct_row<S>(p, begin, end, r));
+    auto finished = [&](int i, auto with) {
+        const int token = i / count, of_block = i - token * count;
+        const int r = p.glu ? of_block / 8 * 16 + of_block % 8 : of_block;
+        with(token, r, direct_row<S>(p, begin, end, r));
     };
     if (p.residual || p.part[0].bias)
         for (int i = first_output + (int)threadIdx.x; i < last_output; i += S::THREADS)
@@ -262,18 +262,16 @@ __global__ void __launch_bounds__(S::THREADS, GEMM_ONE_BLOCK ? 1 : S::BLOCKS)
     auto zeros_of = [&](int tile, uint32_t(&zero)[2]) {
         zero[0] = zeros[group + tile * 16 * at.pitch], zero[1] = zeros[group + (tile * 16 + 8) * at.pitch];
     };
-    auto add = [&](int tile,
-                   const float(&part)[COLUMNS][4]) { /* the products of a step, scaled */
-                                                     float scale[2] = {1, 1};
-                                                     if (grouped)
-                                                         scale[0] = scales[group + tile * 16 * at.pitch],
-                                                         scale[1] = scales[group + (tile * 16 + 8) * at.pitch];
+    /* Adds the products of a step, scaled. */
+    auto add = [&](int tile, const float(&part)[COLUMNS][4]) {
+        float scale[2] = {1, 1};
+        if (grouped)
+            scale[0] = scales[group + tile * 16 * at.pitch], scale[1] = scales[group + (tile * 16 + 8) * at.pitch];
 #pragma unroll
-                                                     for (int c = 0; c < COLUMNS; c++)
+        for (int c = 0; c < COLUMNS; c++)
 #pragma unroll
-                                                         for (int e = 0; e < 4; e++)
-                                                             sum[tile][c][e] =
-                                                                 fmaf(part[c][e], scale[e / 2], sum[tile][c][e]);
+            for (int e = 0; e < 4; e++)
+                sum[tile][c][e] = fmaf(part[c][e], scale[e / 2], sum[tile][c][e]);
     };
 #pragma unroll 1
     for (int step = first; step < last; step++) {

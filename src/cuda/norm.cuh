@@ -104,16 +104,18 @@ static bool norm_flat(const norm_params &g, int t)
     return flat;
 }
 
-/* A scale and a shift alone, in float, that have one shape (RARE). norm_any takes less time for them, but for short
-   rows that are few: 2.6 for 4.0 us of 44 rows of 8064, 16.3 for 18.7 us of 8292 rows of 912 (H200, 2026-11-19). */
+/* Whether norm_any is faster for a call that norm_registers has. That is so for a scale and a shift alone, in float,
+   where they have one shape (RARE), but for a few short rows: 2.6 for 4.0 us of 44 rows of 8064, 16.3 for 18.7 us of
+   8292 rows of 912 (H200, 2026-11-19). */
 template <typename T, bool CENTRED>
-static bool norm_rarely(const cuda_call &s, const norm_params &g)
+static bool norm_any_faster(const cuda_call &s, const norm_params &g)
 {
+    constexpr int64_t SHORT_VECTORS = 54, FEW_ROWS = 32; /* of a row; of a multiprocessor */
     const void *const *d = g.data;
     const bool simple = d[SCALE] && d[SHIFT] && !d[GATE] && !(g.is_f32 & ~(1u << OUT));
-    const bool table = CENTRED && !d[RESIDUAL] && sizeof(T) < 4; /* of shapes: MODULATION */
-    const int64_t vectors = g.dim / VEC<T>;
-    return s.choice->want < 0 && simple && !table && (vectors > 54 || g.rows.count > 32 * (int64_t)s.gpu.sm_count);
+    const bool has_shapes = CENTRED && !d[RESIDUAL] && sizeof(T) < 4; /* MODULATION */
+    const bool few_short = g.dim / VEC<T> <= SHORT_VECTORS && g.rows.count <= FEW_ROWS * s.gpu.sm_count;
+    return s.choice->want < 0 && simple && !has_shapes && !few_short;
 }
 
 /* Runs norm_registers, if it has this fusion; else ADZE_NO_KERNEL. */
@@ -135,7 +137,7 @@ static adze_status norm_in_registers(const cuda_call &s, const norm_params &g)
         for (int t = SCALE; t <= GATE; t++)
             fits = fits && (!d[t] || (g.is_f32 >> t & 1) == f32_params) && norm_flat(g, t + TABLE) &&
                    (!d[t + TABLE] || (g.is_f32 >> (t + TABLE) & 1) == f32_params);
-        if (!fits || (no_table && !steps && norm_rarely<T, CENTRED>(s, g)))
+        if (!fits || (no_table && !steps && norm_any_faster<T, CENTRED>(s, g)))
             return ADZE_NO_KERNEL;
         return half && f32_params ? norm_modulated<T, float, CENTRED, false>(s, g)
                : steps            ? norm_modulated<T, T, CENTRED, half>(s, g)

@@ -21,7 +21,8 @@ constexpr bool operator==(const norm_shape &a, const norm_shape &b)
            a.most == b.most && a.blocks == b.blocks;
 }
 
-enum norm_rows { ANY, ABOUT_ONE, FEW, MANY, SEVERAL }; /* rows per SM: any, 1/2 to 2, up to 8, more, up to 32 */
+/* Rows per SM: any, 1/2 to 2, up to 8, up to 32, more than 8. */
+enum norm_rows { ANY, ABOUT_ONE, FEW, SEVERAL, MANY };
 
 /* A shape and the calls that it is for. */
 struct norm_rule {
@@ -325,8 +326,8 @@ static inline bool norm_prefers(const norm_rule &r, int64_t rows, int64_t vector
     const int64_t room = norm_threads(r.shape, vectors) * r.shape.vectors;
     const bool as_many = r.per_sm == ABOUT_ONE ? rows * 2 >= sm_count && rows <= sm_count * 2
                          : r.per_sm == FEW     ? rows <= sm_count * 8
-                         : r.per_sm == MANY    ? rows > sm_count * 8
                          : r.per_sm == SEVERAL ? rows <= sm_count * 32
+                         : r.per_sm == MANY    ? rows > sm_count * 8
                                                : true;
     return as_many && vectors >= r.from && vectors <= r.to && (room - vectors) * 8 <= room * r.idle;
 }

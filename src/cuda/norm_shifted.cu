@@ -18,8 +18,7 @@ constexpr int SHIFTED_MANY = 32 * 1024 / 16;          /* vectors of a row, beyon
 constexpr int SHIFTED_RESIDENT = 3 * SHIFTED_THREADS; /* threads of an SM at once, on sm_90 */
 constexpr int ALIGNED_VECTORS = 2;                    /* that a thread of norm_aligned holds, at most */
 constexpr int ALIGNED_SHORT = 512; /* elements of a row, up to which it is faster with f32 parameters */
-/* Elements of a row, or of all rows, from which on it is faster than norm_any with weight or bias and a modulation.
- */
+/* Elements of a row, and of all rows, beyond which mixed parameters of a modulation take norm_any longer. */
 constexpr int SHIFTED_MIXED = 3840, SHIFTED_MIXED_ALL = 11 << 17;
 constexpr int SHIFTED_ALONE = 20; /* SMs for each row of f32, from which on clusters are faster than norm_any */
 
@@ -489,7 +488,7 @@ static bool shifted_faster_f32(const cuda_call &s, const norm_params &g, int64_t
     const bool whole = g.rows_width == 16;
     if (whole && (g.loose || vectors > 2 * SHIFTED_MANY))
         return g.loose ? g.dim > ALIGNED_SHORT || rows <= 4 * sm_count : rows * 2 >= sm_count;
-    /* A cluster has one of few rows sooner. */
+    /* Few rows are spread over clusters. */
     return g.dim > ALIGNED_SHORT && rows * SHIFTED_ALONE <= sm_count;
 }
 template <typename T>
