@@ -160,6 +160,15 @@ static inline int64_t adze_row_offset(const adze_rows *rows, int tensor, int64_t
     }
     return offset + row * rows->stride[tensor][0];
 }
+/* How many rows from `row` on are one stride of the last of these dimensions apart, in each tensor. */
+static inline int64_t adze_rows_run(const adze_rows *rows, int64_t row)
+{
+    return rows->size[rows->rank - 1] - row % rows->size[rows->rank - 1];
+}
+static inline int64_t adze_row_stride(const adze_rows *rows, int tensor)
+{
+    return rows->stride[tensor][rows->rank - 1];
+}
 
 /* ops/act.c: the two inputs of a glu, which lie in one tensor when it is packed. */
 void adze_glu_halves(const adze_glu_args *args, adze_tensor *gate, adze_tensor *value);

@@ -52,12 +52,15 @@ INLINE void act_piece(const act_call *c, char *const *data, int64_t n, int dtype
 INLINE void act_pieces(const act_call *c, int64_t begin, int64_t end, int dtype, int act, int times)
 {
     const int64_t size = adze_float_size(dtype);
-    for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
+    char *data[ACT_TENSORS] = {NULL};
+    for (int64_t unit = begin, run = 0; unit < end; unit++, run--) {
+        const int64_t row = c->pieces == 1 ? unit : unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
         const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
-        char *data[ACT_TENSORS] = {NULL};
         for (int t = 0; t < (times ? ACT_TENSORS : VALUE); t++)
-            data[t] = (char *)c->tensors[t].data + (adze_row_offset(&c->rows, t, row) + at) * size;
+            data[t] = run > 0 ? data[t] + adze_row_stride(&c->rows, t) * size
+                              : (char *)c->tensors[t].data + (adze_row_offset(&c->rows, t, row) + at) * size;
+        if (run == 0)
+            run = c->pieces == 1 ? adze_rows_run(&c->rows, row) : 1;
         act_piece(c, data, n, dtype, act, times);
     }
     if (c->stream)

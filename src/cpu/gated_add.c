@@ -52,10 +52,11 @@ INLINE void gated_make(const gated_call *c, gated_sum *sum, const char *gate, co
 }
 
 /* n <= 16 elements from i on. */
-INLINE void gated_lanes(const gated_call *c, char *const *data, int64_t i, int64_t n, int dtype, int gate_dtype)
+INLINE void gated_lanes(const gated_call *c, char *const *data, const char *gate, int64_t i, int64_t n, int dtype,
+                        int gate_dtype)
 {
     const vf16 x = row_load_part(data[X], dtype, i, n), residual = row_load_part(data[RESIDUAL], dtype, i, n);
-    vf16 y = row_load_part(data[GATE], gate_dtype, i, n);
+    vf16 y = row_load_part(gate, gate_dtype, i, n);
     for (int p = 0; p < VF_PARTS; p++)
         y.part[p] *= x.part[p];
     y = c->steps ? row_round(dtype, y) : uncontracted(y);
@@ -63,13 +64,14 @@ INLINE void gated_lanes(const gated_call *c, char *const *data, int64_t i, int64
         y.part[p] += residual.part[p];
     row_store_part(data[OUT], dtype, i, y, n, c->stream);
 }
-INLINE void gated_piece(const gated_call *c, char *const *data, int64_t n, int dtype, int gate_dtype)
+INLINE void gated_piece(const gated_call *c, char *const *data, const char *gate, int64_t n, int dtype,
+                        int gate_dtype)
 {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        gated_lanes(c, data, i, LANES, dtype, gate_dtype);
+        gated_lanes(c, data, gate, i, LANES, dtype, gate_dtype);
     if (i < n)
-        gated_lanes(c, data, i, n - i, dtype, gate_dtype);
+        gated_lanes(c, data, gate, i, n - i, dtype, gate_dtype);
 }
 
 INLINE void gated_range(const gated_call *c, int64_t begin, int64_t end, int dtype)
@@ -77,21 +79,29 @@ INLINE void gated_range(const gated_call *c, int64_t begin, int64_t end, int dty
     const int table = c->tensors[GATE_TABLE]->dtype != ADZE_NONE;
     gated_sum sum;
     sum.gate = sum.table = NULL;
-    for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t row = unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
+    char *data[TENSORS] = {NULL};
+    int64_t stride[TENSORS];
+    for (int t = 0; t < TENSORS; t++)
+        stride[t] = adze_row_stride(&c->rows, t) * adze_float_size(c->tensors[t]->dtype);
+    for (int64_t unit = begin, run = 0; unit < end; unit++, run--) {
+        const int64_t row = c->pieces == 1 ? unit : unit / c->pieces, at = (unit - row * c->pieces) * PIECE;
         const int64_t n = c->dim - at < PIECE ? c->dim - at : PIECE;
-        char *data[TENSORS] = {NULL};
-        for (int t = 0; t < (table ? TENSORS : GATE_TABLE); t++)
+        for (int t = 0; t < (table ? TENSORS : GATE_TABLE) && run == 0; t++)
             data[t] = (char *)c->tensors[t]->data +
                       (adze_row_offset(&c->rows, t, row) + at) * adze_float_size(c->tensors[t]->dtype);
-        if (table) {
+        if (run == 0)
+            run = c->pieces == 1 ? adze_rows_run(&c->rows, row) : 1;
+        if (table)
             gated_make(c, &sum, data[GATE], data[GATE_TABLE], n, dtype);
-            data[GATE] = (char *)sum.floats;
-        }
+        const char *gate = table ? (const char *)sum.floats : data[GATE];
         if (table || c->tensors[GATE]->dtype == ADZE_F32)
-            gated_piece(c, data, n, dtype, ADZE_F32);
+            gated_piece(c, data, gate, n, dtype, ADZE_F32);
         else
-            gated_piece(c, data, n, dtype, dtype);
+            gated_piece(c, data, gate, n, dtype, dtype);
+        UNROLLED
+        for (int t = 0; t < TENSORS; t++)
+            if (run > 1 && (t != GATE_TABLE || table))
+                data[t] += stride[t];
     }
     if (c->stream)
         row_stream_end();

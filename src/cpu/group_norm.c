@@ -10,7 +10,7 @@
 
 enum {
     CHUNK = 4096,       /* elements of a chunk, channels first */
-    BLOCK = 32,         /* positions of a chunk, channels last */
+    BLOCK = 64,         /* positions of a chunk, channels last: terms that a lane adds */
     TILE = 512,         /* channels of a chunk, channels last */
     PIECE = 32768,      /* elements of a part, while there are few parts */
     PARTS = 64,         /* of a group */
@@ -62,9 +62,9 @@ INLINE char *group_out_row(const group_call *c, int dtype, int64_t row, int64_t 
 /* Chan: the squared deviations of two sets from their common mean. */
 INLINE void share_add(share *s, double n, double mean, double square)
 {
-    const double all = s->n + n, away = mean - s->mean;
-    s->mean += away * n / all;
-    s->square += square + away * away * s->n * n / all;
+    const double all = s->n + n, away = mean - s->mean, rate = n / all;
+    s->mean += away * rate;
+    s->square += square + away * away * s->n * rate;
     s->n = all;
 }
 
@@ -148,33 +148,53 @@ INLINE void first_write(const group_call *c, int dtype, int act, int64_t group, 
 
 /* ---- Channels last: rows of one position each ---- */
 
-/* Adds `rows` positions, 4 or 1, to the sums per channel of v, or of (v - mean)^2. */
-INLINE void last_add(const group_call *c, int dtype, int64_t row, int rows, int64_t channel, int64_t n,
-                     const float *mean, float *sum)
+/* Adds `rows` positions, 4 or 1, which are `stride` bytes apart, to the sums per channel of v, or of (v - mean)^2. */
+INLINE void last_add_part(const char *from, int64_t stride, int dtype, int rows, int64_t i, int64_t n,
+                          const float *mean, float *sum)
 {
-    const char *from[4];
-    for (int r = 0; r < rows; r++)
-        from[r] = group_row(c, &c->rows, dtype, row + r, channel);
-    for (int64_t i = 0; i < n; i += LANES) {
-        vf16 lane = row_load(sum, ADZE_F32, i);
-        const vf16 m = mean ? row_load(mean, ADZE_F32, i) : vf16_all(0);
-        for (int r = 0; r < rows; r++) {
-            const vf16 v = vf16_sub(group_load(from[r], dtype, i, n - i), m);
-            for (int p = 0; p < VF_PARTS; p++)
-                lane.part[p] += mean ? v.part[p] * v.part[p] : v.part[p];
-        }
-        row_store(sum, ADZE_F32, i, lane);
+    vf16 lane = row_load(sum, ADZE_F32, i);
+    const vf16 m = mean ? row_load(mean, ADZE_F32, i) : vf16_all(0);
+    for (int r = 0; r < rows; r++) {
+        const vf16 v = vf16_sub(row_load_part(from + r * stride, dtype, i, n), m);
+        for (int p = 0; p < VF_PARTS; p++)
+            lane.part[p] += mean ? v.part[p] * v.part[p] : v.part[p];
     }
+    row_store(sum, ADZE_F32, i, lane);
+}
+INLINE void last_add(const char *from, int64_t stride, int dtype, int rows, int64_t n, const float *mean, float *sum)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        last_add_part(from, stride, dtype, rows, i, LANES, mean, sum);
+    if (i < n)
+        last_add_part(from, stride, dtype, rows, i, n - i, mean, sum);
 }
 INLINE void last_reduce(const group_call *c, int dtype, int64_t row, int64_t rows, int64_t channel, int64_t n,
                         const float *mean, float *sum)
 {
-    memset(sum, 0, TILE * sizeof *sum);
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        last_add(c, dtype, row + r, 4, channel, n, mean, sum);
-    for (; r < rows; r++)
-        last_add(c, dtype, row + r, 1, channel, n, mean, sum);
+    const int64_t stride = adze_row_stride(&c->rows, 0) * adze_float_size(dtype);
+    memset(sum, 0, (size_t)((n + LANES - 1) / LANES * LANES) * sizeof *sum);
+    for (int64_t run; rows > 0; row += run, rows -= run) {
+        const char *from = group_row(c, &c->rows, dtype, row, channel);
+        int64_t r = 0;
+        run = min_of(rows, adze_rows_run(&c->rows, row));
+        for (; r + 4 <= run; r += 4)
+            last_add(from + r * stride, stride, dtype, 4, n, mean, sum);
+        for (; r < run; r++)
+            last_add(from + r * stride, stride, dtype, 1, n, mean, sum);
+    }
+}
+/* Four sums, so that additions need not wait for each other. */
+INLINE double sum_of(const float *v, int64_t n)
+{
+    double sum[4] = {0};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int k = 0; k < 4; k++)
+            sum[k] += (double)v[i + k];
+    for (; i < n; i++)
+        sum[0] += (double)v[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 /* One chunk: `n` channels of `rows` positions; each group in it gives a share. */
@@ -186,10 +206,7 @@ INLINE void last_chunk(const group_call *c, int dtype, int64_t batch, int64_t ro
     last_reduce(c, dtype, row, rows, channel, n, NULL, sum);
     for (int64_t i = 0, next; i < n; i = next) {
         next = min_of(n, ((channel + i) / c->per_group + 1) * c->per_group - channel);
-        double all = 0;
-        for (int64_t k = i; k < next; k++)
-            all += (double)sum[k];
-        means[i] = all / (double)((next - i) * rows);
+        means[i] = sum_of(sum + i, next - i) / (double)((next - i) * rows);
         for (int64_t k = i; k < next; k++)
             mean[k] = (float)means[i];
     }
@@ -197,33 +214,48 @@ INLINE void last_chunk(const group_call *c, int dtype, int64_t batch, int64_t ro
     for (int64_t i = 0, next; i < n; i = next) {
         const int64_t group = (channel + i) / c->per_group;
         next = min_of(n, (group + 1) * c->per_group - channel);
-        double all = 0;
-        for (int64_t k = i; k < next; k++)
-            all += (double)sum[k];
         share_add(&c->shares[(batch * c->a->groups + group - c->first) * c->parts + part],
-                  (double)((next - i) * rows), means[i], all);
+                  (double)((next - i) * rows), means[i], sum_of(sum + i, next - i));
     }
 }
 
+INLINE void last_put(const group_call *c, int dtype, int act, const char *from, char *to, int64_t i, int64_t n,
+                     const float *mean, const float *scale, const float *bias)
+{
+    vf16 y = vf16_sub(row_load_part(from, dtype, i, n), row_load(mean, ADZE_F32, i));
+    const vf16 s = row_load(scale, ADZE_F32, i), b = row_load(bias, ADZE_F32, i);
+    for (int p = 0; p < VF_PARTS; p++)
+        y.part[p] = y.part[p] * s.part[p] + b.part[p];
+    group_store(c, dtype, act, to, i, n, y);
+}
 INLINE void last_write(const group_call *c, int dtype, int act, int64_t batch, int64_t row, int64_t rows,
                        int64_t channel, int64_t n)
 {
     float mean[TILE] = {0}, scale[TILE] = {0}, bias[TILE] = {0};
-    for (int64_t i = 0; i < n; i++) {
-        const share *s = &c->shares[(batch * c->a->groups + (channel + i) / c->per_group - c->first) * c->parts];
-        mean[i] = (float)s->mean;
-        scale[i] = group_param(&c->a->weight, dtype, channel + i, 1) / sqrtf((float)(s->square / s->n) + c->a->eps);
-        bias[i] = group_param(&c->a->bias, dtype, channel + i, 0);
+    for (int64_t i = 0, next; i < n; i = next) {
+        const int64_t group = (channel + i) / c->per_group;
+        const share *s = &c->shares[(batch * c->a->groups + group - c->first) * c->parts];
+        const float rstd = 1 / sqrtf((float)(s->square / s->n) + c->a->eps);
+        next = min_of(n, (group + 1) * c->per_group - channel);
+        for (int64_t k = i; k < next; k++) {
+            mean[k] = (float)s->mean;
+            scale[k] = group_param(&c->a->weight, dtype, channel + k, 1) * rstd;
+            bias[k] = group_param(&c->a->bias, dtype, channel + k, 0);
+        }
     }
-    for (int64_t r = 0; r < rows; r++) {
-        const char *from = group_row(c, &c->rows, dtype, row + r, channel);
-        char *to = group_out_row(c, dtype, row + r, channel);
-        for (int64_t i = 0; i < n; i += LANES) {
-            vf16 y = vf16_sub(group_load(from, dtype, i, n - i), row_load(mean, ADZE_F32, i));
-            const vf16 s = row_load(scale, ADZE_F32, i), b = row_load(bias, ADZE_F32, i);
-            for (int p = 0; p < VF_PARTS; p++)
-                y.part[p] = y.part[p] * s.part[p] + b.part[p];
-            group_store(c, dtype, act, to, i, n - i, y);
+    const int64_t size = adze_float_size(dtype);
+    for (int64_t run; rows > 0; row += run, rows -= run) {
+        const char *from = group_row(c, &c->rows, dtype, row, channel);
+        char *to = group_out_row(c, dtype, row, channel);
+        run = min_of(rows, adze_rows_run(&c->rows, row));
+        for (int64_t r = 0; r < run; r++) {
+            int64_t i = 0;
+            for (; i + LANES <= n; i += LANES)
+                last_put(c, dtype, act, from, to, i, LANES, mean, scale, bias);
+            if (i < n)
+                last_put(c, dtype, act, from, to, i, n - i, mean, scale, bias);
+            from += adze_row_stride(&c->rows, 0) * size;
+            to += adze_row_stride(&c->rows, 1) * size;
         }
     }
 }

@@ -25,6 +25,14 @@
 #    define VF_PARTS 4
 #endif
 enum { LANES = 16, VF_WIDTH = LANES / VF_PARTS };
+/* The number of each lane of a register. */
+#if VF_PARTS == 1
+#    define VF_LANES 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#elif VF_PARTS == 2
+#    define VF_LANES 0, 1, 2, 3, 4, 5, 6, 7
+#else
+#    define VF_LANES 0, 1, 2, 3
+#endif
 typedef float vf __attribute__((vector_size(64 / VF_PARTS)));
 typedef int32_t vi __attribute__((vector_size(64 / VF_PARTS)));
 typedef uint32_t vu __attribute__((vector_size(64 / VF_PARTS)));
@@ -152,11 +160,9 @@ INLINE float vf16_sum(vf16 v)
 /* Lanes from n on become `rest`. */
 INLINE vf16 vf16_cut(vf16 v, int64_t n, float rest)
 {
-    float lane[LANES];
-    memcpy(lane, &v, sizeof lane);
-    for (int64_t i = n; i < LANES; i++)
-        lane[i] = rest;
-    memcpy(&v, lane, sizeof lane);
+    const vi lane = {VF_LANES};
+    for (int p = 0; p < VF_PARTS; p++)
+        v.part[p] = vf_select(lane < (int)n - p * VF_WIDTH, v.part[p], vf_all(rest));
     return v;
 }
 /* Each of the first or last eight lanes twice. */
@@ -187,11 +193,23 @@ INLINE float vf_total_sum(const vf_total *t)
 }
 INLINE float vf16_max_lane(vf16 v)
 {
-    float lane[LANES];
-    memcpy(lane, &v, sizeof lane);
-    for (int i = 1; i < LANES; i++)
-        lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
-    return lane[0];
+    vf most = v.part[0];
+    for (int p = 1; p < VF_PARTS; p++)
+        most = vf_max(v.part[p], most);
+#if defined(__AVX512F__)
+    const __m256 eight =
+        _mm256_max_ps(_mm512_castps512_ps256((__m512)most), (__m256)_mm512_extractf64x4_pd((__m512d)most, 1));
+#elif defined(__AVX2__)
+    const __m256 eight = (__m256)most;
+#endif
+#if defined(__AVX2__)
+    vf4 four = (vf4)_mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+#else
+    vf4 four = (vf4)most;
+#endif
+    for (int i = 1; i < 4; i++)
+        four[0] = four[i] > four[0] ? four[i] : four[0];
+    return four[0];
 }
 
 /* Four rows of four, from rows to columns. */
@@ -378,15 +396,53 @@ INLINE vf16 row_load(const void *row, int dtype, int64_t i)
 #endif
     return half_to_f32(dtype, h);
 }
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+/* A mask of the first n words; n <= 0: of none, n >= 8: of all. */
+INLINE __m256i first_words(int64_t n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(VF_LANES));
+}
+/* The first n <= 16 elements of two bytes, and zeros. An odd one at the end has half a word. */
+INLINE __m256i load_first(const uint16_t *row, int64_t n)
+{
+    const __m256i pairs = _mm256_maskload_epi32((const int *)(const void *)row, first_words(n / 2));
+    if (n % 2 == 0)
+        return pairs;
+    return _mm256_or_si256(pairs, _mm256_and_si256(_mm256_set1_epi32(row[n - 1]),
+                                                   _mm256_xor_si256(first_words(n / 2), first_words(n / 2 + 1))));
+}
+INLINE void store_first(uint16_t *row, __m256i v, int64_t n)
+{
+    _mm256_maskstore_epi32((int *)(void *)row, first_words(n / 2), v);
+    if (n % 2) {
+        uint16_t all[16];
+        _mm256_storeu_si256((__m256i *)(void *)all, v);
+        row[n - 1] = all[n - 1];
+    }
+}
+#endif
 /* The n <= 16 last elements; the other lanes are zero. */
 INLINE vf16 row_load_part(const void *row, int dtype, int64_t i, int64_t n)
 {
-    const size_t size = adze_float_size(dtype);
-    char part[64] = {0};
     if (n == LANES)
         return row_load(row, dtype, i);
-    memcpy(part, (const char *)row + (size_t)i * size, (size_t)n * size);
+    const char *at = (const char *)row + i * adze_float_size(dtype);
+#if defined(__AVX512BW__)
+    const __mmask16 first = (__mmask16)((1u << n) - 1);
+    if (dtype == ADZE_F32)
+        return (vf16){{(vf)_mm512_maskz_loadu_ps(first, at)}};
+    return half_to_f32(dtype, (half16){_mm256_maskz_loadu_epi16(first, at)});
+#elif defined(__AVX2__)
+    vf16 v;
+    for (int p = 0; p < VF_PARTS && dtype == ADZE_F32; p++)
+        v.part[p] =
+            (vf)_mm256_maskload_ps((const float *)(const void *)at + p * VF_WIDTH, first_words(n - p * VF_WIDTH));
+    return dtype == ADZE_F32 ? v : half_to_f32(dtype, (half16){load_first((const uint16_t *)(const void *)at, n)});
+#else
+    char part[64] = {0};
+    memcpy(part, at, (size_t)(n * adze_float_size(dtype)));
     return row_load(part, dtype, 0);
+#endif
 }
 INLINE float row_load_one(const void *row, int dtype, int64_t i)
 {
@@ -452,16 +508,31 @@ INLINE void row_stream_end(void)
 /* The n <= 16 last elements; a whole sixteen may be streamed. */
 INLINE void row_store_part(void *row, int dtype, int64_t i, vf16 f, int64_t n, int stream)
 {
-    const size_t size = adze_float_size(dtype);
-    char part[64];
-    if (n < LANES) {
-        row_store(part, dtype, 0, f);
-        memcpy((char *)row + (size_t)i * size, part, (size_t)n * size);
-    } else if (stream) {
+    if (n == LANES && stream) {
         row_stream(row, dtype, i, f);
-    } else {
-        row_store(row, dtype, i, f);
+        return;
     }
+    if (n == LANES) {
+        row_store(row, dtype, i, f);
+        return;
+    }
+    char *at = (char *)row + i * adze_float_size(dtype);
+#if defined(__AVX512BW__)
+    const __mmask16 first = (__mmask16)((1u << n) - 1);
+    if (dtype == ADZE_F32)
+        _mm512_mask_storeu_ps(at, first, (__m512)f.part[0]);
+    else
+        _mm256_mask_storeu_epi16(at, first, f32_to_half(dtype, f).all);
+#elif defined(__AVX2__)
+    for (int p = 0; p < VF_PARTS && dtype == ADZE_F32; p++)
+        _mm256_maskstore_ps((float *)(void *)at + p * VF_WIDTH, first_words(n - p * VF_WIDTH), (__m256)f.part[p]);
+    if (dtype != ADZE_F32)
+        store_first((uint16_t *)(void *)at, f32_to_half(dtype, f).all, n);
+#else
+    char part[64];
+    row_store(part, dtype, 0, f);
+    memcpy(at, part, (size_t)(n * adze_float_size(dtype)));
+#endif
 }
 /* f rounded to the dtype and back. */
 INLINE vf16 row_round(int dtype, vf16 f)

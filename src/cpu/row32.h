@@ -11,6 +11,12 @@ typedef struct vf32 {
 } vf32;
 typedef uint32_t vu_loose __attribute__((vector_size(64 / VF_PARTS), aligned(2), may_alias));
 
+/* A register of pairs of bf16 as floats: even elements, then odd ones. */
+INLINE void pairs_to_f32(vf *to, vu pairs)
+{
+    to[0] = (vf)(pairs << 16);
+    to[1] = (vf)(pairs & 0xffff0000u);
+}
 /* The bits of f, rounded to bf16 in the upper half; the lower half is undefined. A NaN must have a zero lower half,
    as those converted from bf16 do. */
 INLINE vu bf16_upper(vf f)
@@ -47,11 +53,8 @@ INLINE vu bf16_pair(vf even, vf odd)
 INLINE vf32 row_load32(const void *row, int dtype, int64_t i)
 {
     vf32 f;
-    for (int p = 0; p < VF_PARTS && dtype == ADZE_BF16; p++) {
-        const vu pair = *(const vu_loose *)((const uint16_t *)row + i + 2 * p * VF_WIDTH);
-        f.part[2 * p] = (vf)(pair << 16);
-        f.part[2 * p + 1] = (vf)(pair & 0xffff0000u);
-    }
+    for (int p = 0; p < VF_PARTS && dtype == ADZE_BF16; p++)
+        pairs_to_f32(&f.part[2 * p], *(const vu_loose *)((const uint16_t *)row + i + 2 * p * VF_WIDTH));
     for (int k = 0; k < 2 && dtype != ADZE_BF16; k++) {
         const vf16 half = row_load(row, dtype, i + k * LANES);
         for (int p = 0; p < VF_PARTS; p++)
@@ -99,26 +102,66 @@ INLINE void row_prefetch(const char *row, int dtype, int64_t i)
     if (dtype == ADZE_F32)
         __builtin_prefetch(at + 64);
 }
+/* Of n elements, those that are among sixteen from `first` on. */
+INLINE int64_t lanes_from(int64_t n, int64_t first)
+{
+    return n <= first ? 0 : n - first < LANES ? n - first : LANES;
+}
 /* The n <= 32 last elements; the other lanes are zero. */
 INLINE vf32 row_load32_part(const void *row, int dtype, int64_t i, int64_t n)
 {
-    const size_t size = adze_float_size(dtype);
-    char part[128] = {0};
     if (n == 2 * LANES)
         return row_load32(row, dtype, i);
+#if defined(__AVX2__)
+    vf32 f;
+#    if defined(__AVX512BW__)
+    if (dtype == ADZE_BF16)
+        pairs_to_f32(f.part, (vu)_mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), (const uint16_t *)row + i));
+#    else
+    for (int p = 0; p < VF_PARTS && dtype == ADZE_BF16; p++)
+        pairs_to_f32(&f.part[2 * p], (vu)load_first((const uint16_t *)row + i + p * LANES, lanes_from(n, p * LANES)));
+#    endif
+    for (int k = 0; k < 2 && dtype != ADZE_BF16; k++) {
+        const vf16 half = row_load_part(row, dtype, i + k * LANES, lanes_from(n, k * LANES));
+        for (int p = 0; p < VF_PARTS; p++)
+            f.part[k * VF_PARTS + p] = half.part[p];
+    }
+    return f;
+#else
+    const size_t size = adze_float_size(dtype);
+    char part[128] = {0};
     memcpy(part, (const char *)row + (size_t)i * size, (size_t)n * size);
     return row_load32(part, dtype, 0);
+#endif
 }
 INLINE void row_store32_part(void *row, int dtype, int64_t i, vf32 f, int64_t n, int stream)
 {
-    const size_t size = adze_float_size(dtype);
-    char part[128];
     if (n == 2 * LANES) {
         row_store32(row, dtype, i, f, stream);
         return;
     }
+#if defined(__AVX2__)
+#    if defined(__AVX512BW__)
+    if (dtype == ADZE_BF16)
+        _mm512_mask_storeu_epi16((uint16_t *)row + i, (__mmask32)((1ull << n) - 1),
+                                 (__m512i)bf16_pair(f.part[0], f.part[1]));
+#    else
+    for (int p = 0; p < VF_PARTS && dtype == ADZE_BF16; p++)
+        store_first((uint16_t *)row + i + p * LANES, (__m256i)bf16_pair(f.part[2 * p], f.part[2 * p + 1]),
+                    lanes_from(n, p * LANES));
+#    endif
+    for (int k = 0; k < 2 && dtype != ADZE_BF16; k++) {
+        vf16 half;
+        for (int p = 0; p < VF_PARTS; p++)
+            half.part[p] = f.part[k * VF_PARTS + p];
+        row_store_part(row, dtype, i + k * LANES, half, lanes_from(n, k * LANES), 0);
+    }
+#else
+    const size_t size = adze_float_size(dtype);
+    char part[128];
     row_store32(part, dtype, 0, f, 0);
     memcpy((char *)row + (size_t)i * size, part, (size_t)n * size);
+#endif
 }
 /* f rounded to the dtype and back. */
 INLINE vf32 row_round32(int dtype, vf32 f)
@@ -171,10 +214,13 @@ INLINE vf32 vf32_order(vf32 v, int from, int to)
 /* f in the lanes of the first n elements, elsewhere zero. */
 INLINE vf32 vf32_first(int dtype, float f, int64_t n)
 {
-    float lane[2 * LANES];
-    for (int64_t i = 0; i < 2 * LANES; i++)
-        lane[i] = i < n ? f : 0;
-    return vf32_order(row_load32(lane, ADZE_F32, 0), ADZE_F32, dtype);
+    vf32 v;
+    for (int p = 0; p < 2 * VF_PARTS; p++) {
+        const vi lane = {VF_LANES};
+        const vi element = dtype == ADZE_BF16 ? 2 * lane + p / 2 * 2 * VF_WIDTH + p % 2 : lane + p * VF_WIDTH;
+        v.part[p] = vf_select(element < (int)n, vf_all(f), vf_all(0));
+    }
+    return v;
 }
 
 /* To the first or the second half of the sets. */

@@ -95,7 +95,8 @@ INLINE void softmax_write(const softmax_call *c, const softmax_row *row, int dty
         softmax_put(c, row, dtype, i, LANES, row_load(kept, ADZE_F32, i), inverse);
     for (; i < c->dim; i += LANES) {
         const int64_t n = c->dim - i < LANES ? c->dim - i : LANES;
-        softmax_put(c, row, dtype, i, n, softmax_terms(c, row, dtype, mask, max, i, n), inverse);
+        const vf16 y = kept ? row_load(kept, ADZE_F32, i) : softmax_terms(c, row, dtype, mask, max, i, n);
+        softmax_put(c, row, dtype, i, n, y, inverse);
     }
 }
 
@@ -106,14 +107,20 @@ INLINE void softmax_rows(const softmax_call *c, int64_t begin, int64_t end, int 
         heap = malloc((size_t)((c->dim + LANES - 1) / LANES * LANES) * sizeof *heap); /* whole vectors are stored */
     float *const kept = c->dim <= STACK_FLOATS ? on_stack : heap;
     const int64_t size = adze_float_size(dtype), mask_size = adze_float_size(mask);
-    for (int64_t r = begin; r < end; r++) {
-        const softmax_row row = {(const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size,
-                                 mask ? (const char *)c->a->mask.data + adze_row_offset(&c->rows, MASK, r) * mask_size
-                                      : NULL,
-                                 (char *)c->a->out.data + adze_row_offset(&c->rows, OUT, r) * size};
+    softmax_row row = {NULL, NULL, NULL};
+    for (int64_t r = begin, run = 0; r < end; r++, run--) {
+        if (run == 0) {
+            run = adze_rows_run(&c->rows, r);
+            row.x = (const char *)c->a->x.data + adze_row_offset(&c->rows, X, r) * size;
+            row.out = (char *)c->a->out.data + adze_row_offset(&c->rows, OUT, r) * size;
+            row.mask = mask ? (const char *)c->a->mask.data + adze_row_offset(&c->rows, MASK, r) * mask_size : NULL;
+        }
         const float max = softmax_max(c, &row, dtype, mask);
         const float sum = softmax_sum(c, &row, dtype, mask, max, kept);
         softmax_write(c, &row, dtype, mask, max, 1 / sum, kept);
+        row.x += adze_row_stride(&c->rows, X) * size;
+        row.out += adze_row_stride(&c->rows, OUT) * size;
+        row.mask = mask ? row.mask + adze_row_stride(&c->rows, MASK) * mask_size : NULL;
     }
     if (c->stream)
         row_stream_end();
