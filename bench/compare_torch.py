@@ -255,7 +255,7 @@ def main():
     sweep_options.add_argument("--count", type=int, default=60, help="number of calls (60)")
     sweep_options.add_argument("--seconds", type=float, default=150, help="time limit for starting calls (150)")
     sweep_options.add_argument("--plain", action="store_true", help="torch.compile without max_autotune")
-    sweep_options.add_argument("--tiny", action="store_true", help="small calls, as on the CPU")
+    sweep_options.add_argument("--tiny", action="store_true", help="small calls, which test the code alone")
     sweep_options.add_argument("--verbose", action="store_true", help="show every call")
     options = parser.parse_args()
     known = (*sweep_draw.OPS, *sweep_draw.PRODUCTS) if options.sweep else OPS

@@ -1,6 +1,8 @@
 """`compare_torch.py --sweep`: random calls of every op, verified against its definition and timed with its peers.
 
-What torch.compile makes is compiled before, by several processes at once (warming.py).
+What torch.compile makes is compiled before, by several processes at once (warming.py). On the CPU, calls are
+smaller and not cold, outputs get memory that was used before, and adze is the Python package (`make python`), whose
+operators run in torch's threads.
 """
 
 import json
@@ -20,7 +22,7 @@ PRODUCT_UNITS = 256  # of sums of many floats, in another order
 CALLS = (20, 256)  # least and most in a graph; other memory is read before each graph, so 256 are enough to be cold
 ROUNDS = 9
 WARM_SHARE = 0.5  # of the time, for compiling
-TINY_SECONDS = 0.005  # per call on the CPU, where only the code is tested
+CPU_SECONDS, TINY_SECONDS = 0.05, 0.005  # of a turn on the CPU; where only the code is tested
 GRAPH_SECONDS = 0.01  # of products: a graph has as many calls as take so long
 DTYPES = compare_torch.DTYPES | {"i8": torch.int8, "u8": torch.uint8, "bool": torch.bool}
 
@@ -60,6 +62,21 @@ def adze_way(adze, call, device):
         return list(outputs.values())
 
     return way
+
+
+class Operators:
+    """adze's operators of torch, called as Adze is."""
+
+    def __init__(self):
+        from adze.operators import _ops  # registers them
+
+        self.ops = _ops.ops
+
+    def __call__(self, op, flags=0, **fields):
+        """Flags are hints for a GPU, which operators do not take."""
+        packet = getattr(self.ops, op)
+        absent = [argument.name for argument in packet.out._schema.arguments if not argument.has_default_value()]
+        packet.out(**dict.fromkeys(absent) | fields)
 
 
 def compiled_way(call, tuned):
@@ -128,7 +145,7 @@ def calls_of(call):
     return min(max(round(GRAPH_SECONDS / max(5e-6, *least_seconds(call))), 1), CALLS[1])
 
 
-def measure(call, adze, device, tuned, ceiling):
+def measure(call, adze, device, tuned, ceiling, seconds):
     first = tensors(call, device)
     ways, worst, left_out = proven(call, adze, tuned, first)
     row = {"op": call.op, "line": call.line, "dtype": call.main.dtype, "bytes": call.bytes, "aligned": call.aligned}
@@ -144,7 +161,7 @@ def measure(call, adze, device, tuned, ceiling):
         sets = [(first,)] + [(tensors(call, device),) for _ in range(count - 1)]
         us = compare_torch.time_on_gpu(ways, sets, calls, ROUNDS)
     else:
-        us = compare_torch.time_on_cpu(ways, (first,), TINY_SECONDS)
+        us = compare_torch.time_on_cpu(ways, (first,), seconds)
     row["us"] = us
     others = {name: value for name, value in us.items() if name != "adze"}
     if others:
@@ -166,20 +183,26 @@ def show(row):
 
 def run(options, adze):
     """Returns the exit status: 1 where a call is wrong."""
-    begin, device, tiny = time.monotonic(), options.device, options.tiny or options.device == "cpu"
+    begin, device, tiny = time.monotonic(), options.device, options.tiny
+    seconds = TINY_SECONDS if tiny else CPU_SECONDS
     ops = (options.op,) if options.op else sweep_draw.OPS
-    calls = sweep_draw.draws(options.seed, options.count, ops, tiny)
+    limits = sweep_draw.TINY if tiny else sweep_draw.GPU if device == "cuda" else sweep_draw.CPU
+    calls = sweep_draw.draws(options.seed, options.count, ops, limits)
+    if device == "cpu" and not tiny:
+        adze = Operators()
+        if not compare_torch.keep_freed_memory():
+            raise SystemExit("mallopt refused the setting for reused memory")
     jobs = [(call, device, not options.plain) for call in calls if call.op not in sweep_draw.PRODUCTS]
     warming.compile_before(warm, jobs, warming.workers(options), WARM_SHARE * options.seconds)
     rows, left = [], 0
     with torch.inference_mode():
-        ceiling = compare_torch.copy_gbps(device, tiny, ROUNDS, TINY_SECONDS)
+        ceiling = compare_torch.copy_gbps(device, tiny, ROUNDS, seconds)
         print(f"copy {ceiling:.5g} GB/s", flush=True)
         for call in calls:
             if time.monotonic() - begin > options.seconds:
                 left += 1
                 continue
-            rows.append(measure(call, adze, device, not options.plain, ceiling))
+            rows.append(measure(call, adze, device, not options.plain, ceiling, seconds))
             if options.verbose:
                 show(rows[-1])
             torch._dynamo.reset()

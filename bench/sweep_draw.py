@@ -13,14 +13,29 @@ import random
 
 SIZES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1, "u8": 1, "bool": 1}
 EPS = 1e-6
-DIM = (32, 131072)
-BYTES = (64 << 10, 600 << 20)
-TINY_DIM, TINY_BYTES = (32, 2000), (4 << 10, 64 << 10)
 GROUP_SHAPES = [  # channels and positions (height, width) of U-Nets and VAEs; a draw changes the size and the batch
     (128, 512, 512), (128, 256, 256), (256, 256, 256), (256, 128, 128), (320, 128, 128), (320, 64, 64),
     (512, 128, 128), (512, 64, 64), (640, 64, 64), (640, 32, 32), (960, 32, 32), (1280, 32, 32), (1280, 16, 16),
     (2560, 16, 16),
 ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The least and most of what is drawn: elements of a row and bytes of a call; the most elements of a side of a
+    weight; keys; and of a prompt the most products and bytes of q."""
+
+    dim: tuple
+    bytes: tuple
+    side: int
+    keys: tuple  # least, most of a step of decoding, and of a prompt
+    products: int
+    q_bytes: int
+
+
+GPU = Limits((32, 131072), (64 << 10, 600 << 20), 16384, (16, 65536, 8192), 1 << 38, 1 << 27)
+CPU = Limits((32, 32768), (256 << 10, 64 << 20), 8192, (16, 16384, 4096), 1 << 33, 1 << 24)
+TINY = Limits((32, 2000), (4 << 10, 64 << 10), 500, (8, 300, 300), 1 << 25, 1 << 19)  # where only the code is tested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +107,8 @@ class Call:
 class Draw:
     """One random call. A change in the order of its draws changes the calls of every seed."""
 
-    def __init__(self, rng, tiny=False):
-        self.rng = rng
-        self.dims, self.total = (TINY_DIM, TINY_BYTES) if tiny else (DIM, BYTES)
+    def __init__(self, rng, limits=GPU):
+        self.rng, self.limits = rng, limits
         self.dtype = rng.choice(["bf16", "bf16", "f16", "f32"])
 
     def chance(self, share):
@@ -106,14 +120,14 @@ class Draw:
 
     def length(self):
         """The length of a row: half are multiples of 8, a quarter even, a quarter odd."""
-        n, kind = self.between(*self.dims), self.rng.random()
+        n, kind = self.between(*self.limits.dim), self.rng.random()
         if kind < 0.5:
-            return max(n // 8 * 8, self.dims[0])
+            return max(n // 8 * 8, self.limits.dim[0])
         return n // 2 * 2 + (2 if n // 2 % 4 == 0 else 0) if kind < 0.75 else n | 1
 
     def count(self, bytes_each):
         """The number of rows of bytes_each that gives the call the drawn size."""
-        return max(1, round(self.between(*self.total) / bytes_each))
+        return max(1, round(self.between(*self.limits.bytes) / bytes_each))
 
     def offset(self, share):
         """A misalignment in elements, for a share of the draws; else 0."""
@@ -177,7 +191,7 @@ class Draw:
     def group_norm(self):
         channels, height, width = self.rng.choice(GROUP_SHAPES)
         groups = self.rng.choice([32, 32, 32, 16])
-        most = self.total[1] // (2 * channels * SIZES[self.dtype])
+        most = self.limits.bytes[1] // (2 * channels * SIZES[self.dtype])
         height, width = (max(4, round(n * self.rng.choice([0.5, 0.75, 1, 1, 1.03, 1.25]))) for n in (height, width))
         while height * width > most:
             height, width = max(1, height // 2), max(1, width // 2)
@@ -287,8 +301,7 @@ class Draw:
 
     def gemm(self):
         """Products of a layer at 1 to 64 tokens, of x's dtype or with quantised weights."""
-        tiny = self.dims == TINY_DIM
-        m, n, k = self.between(1, 64), *(self.side(64, 500 if tiny else 16384) for _ in range(2))
+        m, n, k = self.between(1, 64), *(self.side(64, self.limits.side) for _ in range(2))
         kind = self.rng.choice(["x", "x", "x", "i8", "u4"])
         glu, act = self.chance(0.2), 3 if self.chance(0.15) else 0
         x = self.rows(m, k) if self.chance(0.3) else self.new((m, k))
@@ -306,18 +319,18 @@ class Draw:
 
     def attention(self):
         """A step of decoding, which has one query or a few, or a prompt: all its tokens, or the last of them."""
-        tiny, decode = self.dims == TINY_DIM, self.chance(0.5)
+        decode = self.chance(0.5)
         dim = self.rng.choice([40, 64, 64, 80, 96, 128, 128, 128, 160, 256])
         heads = self.rng.choice([4, 8, 12, 16, 24, 32, 32, 40])
         kv_heads = self.rng.choice([heads, heads, *(heads // n for n in (2, 4, 8) if heads % n == 0)])
         batch = self.rng.choice([1, 1, 1, 2, 4, 8, 16, 32] if decode else [1, 1, 2, 4])
-        least, most = (8, 300) if tiny else (16, 65536 if decode else 8192)
-        n = self.between(least, most)
+        least, most_decode, most_prompt = self.limits.keys
+        n = self.between(least, most_decode if decode else most_prompt)
         if decode:
-            n = max(1, min(n, self.total[1] // (2 * batch * kv_heads * dim * SIZES[self.dtype])))
+            n = max(1, min(n, self.limits.bytes[1] // (2 * batch * kv_heads * dim * SIZES[self.dtype])))
             m = 1 if self.chance(0.75) else self.rng.randrange(2, 17)
         else:
-            most, each = (1 << 25, 1 << 19) if tiny else (1 << 38, 1 << 27)  # products, and bytes of q
+            most, each = self.limits.products, self.limits.q_bytes
             while batch * heads * n * n * dim > most or batch * heads * n * dim * SIZES[self.dtype] > each:
                 n = max(1, n // 2)
             m = n if self.chance(0.8) else max(1, n // self.rng.randrange(2, 5))
@@ -348,12 +361,12 @@ OPS = ("rms_norm", "layer_norm", "group_norm", "softmax", "activation", "glu", "
 PRODUCTS = ("gemm", "attention")  # which have other peers, and other limits than memory
 
 
-def draws(seed, count, ops=OPS, tiny=False):
+def draws(seed, count, ops=OPS, limits=GPU):
     """Calls of all ops in turn. A call depends on the seed and its number, not on the count."""
     made = []
     for number in range(count):
         op = ops[number % len(ops)]
-        made.append(getattr(Draw(random.Random(f"{seed} {number} {op}"), tiny), op)())
+        made.append(getattr(Draw(random.Random(f"{seed} {number} {op}"), limits), op)())
     return made
 
 

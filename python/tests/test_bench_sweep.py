@@ -48,7 +48,18 @@ def quick(bench, monkeypatch):
 def run(bench, monkeypatch, tmp_path):
     def run(*arguments):
         out = tmp_path / "out.json"
-        argv = ["compare_torch", "--sweep", "--device", "cpu", *arguments, "--commit", "abc", "--json", str(out)]
+        argv = [
+            "compare_torch",
+            "--sweep",
+            "--device",
+            "cpu",
+            "--tiny",
+            *arguments,
+            "--commit",
+            "abc",
+            "--json",
+            str(out),
+        ]
         monkeypatch.setattr(sys, "argv", argv)
         return bench["compare_torch"].main(), json.loads(out.read_text())
 
@@ -138,7 +149,7 @@ def test_draws_of_products(bench):
 
 
 def test_a_tensor_lies_where_its_description_says(bench):
-    for call in bench["sweep_draw"].draws(3, 60, tiny=True):
+    for call in bench["sweep_draw"].draws(3, 60, limits=bench["sweep_draw"].TINY):
         for spec in call.tensors.values():
             made = bench["sweep"].tensor(spec, "cpu")
             assert tuple(made.shape) == spec.shape and made.stride() == spec.stride
@@ -156,7 +167,7 @@ def test_lines_are_those_that_the_library_traces(bench, ops):
     code = (
         "import sys, torch, adze_ctypes, sweep, sweep_draw\n"
         "adze = adze_ctypes.Adze(torch)\n"
-        f"for call in sweep_draw.draws(2, 45, sweep_draw.{ops}, tiny=True):\n"
+        f"for call in sweep_draw.draws(2, 45, sweep_draw.{ops}, sweep_draw.TINY):\n"
         "    print('#', call.line, file=sys.stderr, flush=True)\n"
         "    sweep.adze_way(adze, call, 'cpu')(sweep.tensors(call, 'cpu'))\n"
     )
@@ -174,7 +185,7 @@ def test_lines_are_those_that_the_library_traces(bench, ops):
         numbers = {k: float(acts.get(v, v)) for k, v in words.items() if "[" not in v}
         return {k: v for k, v in words.items() if "[" in v}, {k: v for k, v in numbers.items() if v}
 
-    calls = bench["sweep_draw"].draws(2, 45, getattr(bench["sweep_draw"], ops), tiny=True)
+    calls = bench["sweep_draw"].draws(2, 45, getattr(bench["sweep_draw"], ops), limits=bench["sweep_draw"].TINY)
     for call, drawn, traced in zip(calls, lines[::2], lines[1::2], strict=True):
         tensors, numbers = fields_of(traced)
         assert {k: v for k, v in tensors.items() if k not in call.outputs} == fields_of(drawn[2:])[0], traced
@@ -187,7 +198,9 @@ def test_every_op_on_the_cpu(bench, run, quick, capsys):
     assert result["settings"] == {"seed": 5, "count": 18, "tuned": True} and result["copy_gbps"] > 0
     assert {"driver", "clocks"} <= set(result) and result["machine"]["torch"] == torch.__version__
     rows = result["rows"]
-    assert [row["line"] for row in rows] == [call.line for call in bench["sweep_draw"].draws(5, 18, tiny=True)]
+    assert [row["line"] for row in rows] == [
+        call.line for call in bench["sweep_draw"].draws(5, 18, limits=bench["sweep_draw"].TINY)
+    ]
     assert [row["op"] for row in rows] == 2 * list(bench["sweep_draw"].OPS)
     for row in rows:
         assert 0 <= row["error"] <= 1 and not set(row["left_out"]) - {"eager"}
@@ -222,7 +235,7 @@ def test_products_on_the_cpu(bench, run, capsys, op, peer):
 @pytest.mark.parametrize("op", ["gemm", "attention"])
 def test_the_bound_of_products(bench, adze, op):
     """An element that is off by some units of what is summed is wrong."""
-    for call in bench["sweep_draw"].draws(11, 40, (op,), tiny=True):
+    for call in bench["sweep_draw"].draws(11, 40, (op,), limits=bench["sweep_draw"].TINY):
         given = bench["sweep"].tensors(call, "cpu")
         outputs = bench["sweep"].adze_way(adze, call, "cpu")(given)
         worst, (exact,) = bench["product_formulas"].error_of(call, outputs, given)
@@ -271,7 +284,7 @@ def test_a_call_that_is_refused_is_wrong(bench, run, quick, monkeypatch, capsys)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_the_bound_takes_the_rounded_truth_and_nothing_else(bench, adze, dtype):
     held, found = bench["formulas"].error_of, set()
-    for call in bench["sweep_draw"].draws(11, 120, tiny=True):
+    for call in bench["sweep_draw"].draws(11, 120, limits=bench["sweep_draw"].TINY):
         if call.main.dtype != dtype:
             continue
         given = bench["sweep"].tensors(call, "cpu")
@@ -299,7 +312,7 @@ def test_peers_that_fail_are_left_out(bench, adze, quick, monkeypatch):
     def fails(**given):
         raise RuntimeError("not this call\nand more")
 
-    call = bench["sweep_draw"].draws(1, 1, ("glu",), tiny=True)[0]
+    call = bench["sweep_draw"].draws(1, 1, ("glu",), limits=bench["sweep_draw"].TINY)[0]
     given = bench["sweep"].tensors(call, "cpu")
     monkeypatch.setitem(bench["formulas"].EAGER, "glu", fails)
     ways, worst, left_out = bench["sweep"].proven(call, adze, False, given)
@@ -380,3 +393,24 @@ def test_summary_counts(bench):
     assert "5 of 9 calls timed, 1 wrong; best peer / adze: least 0.90, median 0.98; 2 below" in bench[
         "sweep"
     ].summary_text(found)
+
+
+@pytest.mark.parametrize("ops", ["OPS", "PRODUCTS"])
+def test_operators_take_calls_as_the_library_does(bench, adze, ops):
+    """On the CPU a sweep times the operators of the Python package."""
+    draw, sweep = bench["sweep_draw"], bench["sweep"]
+    operators = sweep.Operators()
+    for call in draw.draws(3, 40, getattr(draw, ops), draw.TINY):
+        given = sweep.tensors(call, "cpu")
+        found, expected = (sweep.adze_way(way, call, "cpu")(given) for way in (operators, adze))
+        assert all(map(torch.equal, found, expected)), call.line
+
+
+def test_sizes_are_those_of_the_device(bench):
+    draw = bench["sweep_draw"]
+    for limits in (draw.GPU, draw.CPU, draw.TINY):
+        calls = draw.draws(1, 1000, draw.OPS, limits)
+        lengths = [call.main.shape[-1] for call in calls if call.op == "activation"]
+        assert limits.dim[0] <= min(lengths) and max(lengths) <= limits.dim[1] + 8
+        largest = max(call.bytes for call in calls if call.op != "group_norm")  # which has whole channels
+        assert limits.bytes[1] / 2 < largest < 1.1 * limits.bytes[1]

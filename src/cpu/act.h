@@ -70,14 +70,11 @@ INLINE vf vf_exp(vf x)
     const __mmask16 above = _mm512_cmp_ps_mask((__m512)x, (__m512)vf_all(-104), _CMP_NLE_UQ);
     const vf whole = exp_whole(x), power = exp_power(exp_rest(x, whole), 1);
     return (vf)_mm512_maskz_scalef_ps(above, (__m512)power, (__m512)(whole - EXP_BIAS));
+#elif defined(__x86_64__)
+    const vf whole = exp_whole(x), y = exp_parts(whole, exp_rest(x, whole), 1);
+    return (vf)((vi)y & ~(x <= vf_all(-104))) * EXP_UNIT;
 #else
-    const vf least = vf_max(vf_all(-104), x), whole = exp_whole(least); /* in this order NaN stays */
-    const vf y = exp_parts(whole, exp_rest(least, whole), 1);
-#    if defined(__x86_64__)
-    return (vf)((vi)y & (least != vf_all(-104))) * EXP_UNIT;
-#    else
-    return y * EXP_UNIT;
-#    endif
+    return exp_within(vf_max(vf_all(-104), x)); /* in this order NaN stays */
 #endif
 }
 
