@@ -11,6 +11,7 @@
 enum {
     CHUNK = 4096,       /* elements of a chunk, channels first */
     BLOCK = 64,         /* positions of a chunk, channels last: terms that a lane adds */
+    FEW = 1024,         /* positions, below which chunks have fewer of them: threads have equal shares */
     TILE = 512,         /* channels of a chunk, channels last */
     PIECE = 32768,      /* elements of a part, while there are few parts */
     PARTS = 64,         /* of a group */
@@ -271,8 +272,8 @@ INLINE void last_part(const group_call *c, int dtype, int act, int64_t batch, in
         const int64_t n = min_of(TILE, to * c->per_group - channel), row = batch * c->positions;
         if (write)
             last_write(c, dtype, act, batch, row + begin, end - begin, channel, n);
-        for (int64_t p = begin; p < end && !write; p += BLOCK)
-            last_chunk(c, dtype, batch, row + p, min_of(BLOCK, end - p), channel, n, part);
+        for (int64_t p = begin; p < end && !write; p += c->chunk)
+            last_chunk(c, dtype, batch, row + p, min_of(c->chunk, end - p), channel, n, part);
     }
 }
 
@@ -355,8 +356,8 @@ static void group_shape(group_call *c)
     adze_rows_init(&c->rows, &c->x, 2, (const adze_tensor *[]){&c->x, &c->out});
     c->len = c->x.shape[c->x.rank - 1];
     if (c->last_layout) {
-        c->chunk = BLOCK;
-        c->parts = min_of(c->count * a->groups / PIECE, (c->positions + BLOCK - 1) / BLOCK);
+        c->chunk = c->positions < FEW ? BLOCK / 4 : BLOCK;
+        c->parts = min_of(c->count * a->groups / PIECE, (c->positions + c->chunk - 1) / c->chunk);
     } else {
         adze_tensor x = a->x;
         adze_merge(1, (adze_tensor *[]){&x}, 2);

@@ -150,16 +150,25 @@ INLINE void norm_rows(const norm_call *c, norm_space *space, int64_t begin, int6
     }
 }
 
-/* Where row r of the given tensors is. */
+/* Where a few rows of each tensor are, NULL when absent, and the bytes from one to the next. */
 typedef struct norm_places {
     const char *at[NORM_TENSORS];
     int64_t stride[NORM_TENSORS];
-    int given[NORM_TENSORS], count;
 } norm_places;
-INLINE void norm_move(norm_places *rows, int64_t n)
+INLINE const char *norm_place(const norm_places *rows, int t, int64_t i)
 {
-    for (int k = 0; k < rows->count; k++)
-        rows->at[rows->given[k]] += n * rows->stride[rows->given[k]];
+    return rows->at[t] ? rows->at[t] + i * rows->stride[t] : NULL;
+}
+/* Row i of `first` and its table. */
+INLINE norm_term norm_short_pair(const norm_call *c, const norm_places *rows, norm_cached *cached, int first,
+                                 int64_t i, float plus)
+{
+    const char *row[NORM_TENSORS];
+    if (!rows->at[first])
+        return (norm_term){NULL, 0};
+    row[first] = norm_place(rows, first, i);
+    row[first + 1] = norm_place(rows, first + 1, i);
+    return norm_pair(c, row, cached, first, 0, c->dim, plus);
 }
 
 /* Short rows, a few in each pass: while one waits for its sum, others are read. */
@@ -167,30 +176,25 @@ INLINE void norm_short_as(const norm_call *c, norm_space *space, int64_t begin, 
                           int centred)
 {
     norm_part t = norm_part_new(c);
-    norm_places rows = {.count = 0};
+    norm_places rows;
     float h[TOGETHER * SHORT_ROW] __attribute__((aligned(64))), mean[TOGETHER], rstd[TOGETHER];
     const int64_t whole = c->dim / STEP * STEP, rest = c->dim - whole;
-    rows.count = norm_given(c, rows.given);
-    for (int k = 0; k < rows.count; k++)
-        rows.stride[rows.given[k]] =
-            adze_row_stride(&c->rows, rows.given[k]) * adze_float_size(c->tensors[rows.given[k]]->dtype);
+    for (int k = 0; k < NORM_TENSORS; k++)
+        rows.stride[k] = adze_row_stride(&c->rows, k) * adze_float_size(c->tensors[k]->dtype);
     t.weight = norm_shared(c, &c->a->weight, &space->weight, 0, c->dim, c->a->weight_offset);
     t.bias = norm_shared(c, &c->a->bias, &space->bias, 0, c->dim, 0);
-    for (int64_t r = begin, run = 0, n; r < end; r += n, run -= n) {
-        if (run == 0) {
-            run = adze_rows_run(&c->rows, r);
-            for (int k = 0; k < rows.count; k++)
-                rows.at[rows.given[k]] = norm_row_at(c, rows.given[k], r);
-        }
+    for (int64_t r = begin, run = 0, n = 0; r < end; r += n, run -= n) {
+        for (int k = 0; k < NORM_TENSORS; k++)
+            rows.at[k] = !c->tensors[k]->dtype ? NULL : run ? rows.at[k] + n * rows.stride[k] : norm_row_at(c, k, r);
+        run = run ? run : adze_rows_run(&c->rows, r);
         n = run < TOGETHER ? run : TOGETHER;
         n = end - r < n ? end - r : n;
-        norm_places row = rows;
-        for (int64_t i = 0; i < n; i++, norm_move(&row, 1)) {
+        for (int64_t i = 0; i < n; i++) {
             vf_total total = {0};
-            t.x = row.at[X];
-            t.sum = (char *)row.at[SUM];
-            t.residual = row.at[RESIDUAL];
-            t.gate = norm_pair(c, row.at, &space->gate, GATE, 0, c->dim, 0);
+            t.x = rows.at[X] + i * rows.stride[X];
+            t.sum = (char *)norm_place(&rows, SUM, i);
+            t.residual = norm_place(&rows, RESIDUAL, i);
+            t.gate = norm_short_pair(c, &rows, &space->gate, GATE, i, 0);
             t.converted = space->row ? &h[i * SHORT_ROW] : NULL;
             for (int64_t j = 0; j < whole; j += STEP)
                 norm_make_step(&t, dtype, !centred, j, STEP, &total, 0);
@@ -198,10 +202,9 @@ INLINE void norm_short_as(const norm_call *c, norm_space *space, int64_t begin, 
                 norm_make_step(&t, dtype, !centred, whole, rest, &total, 1);
             mean[i] = vf_total_sum(&total) / (float)c->dim; /* of squares, unless centred */
         }
-        row = rows;
-        for (int64_t i = 0; i < n; i++, norm_move(&row, 1)) {
+        for (int64_t i = 0; i < n; i++) {
             vf_total total = {0};
-            t.x = row.at[X];
+            t.x = rows.at[X] + i * rows.stride[X];
             t.converted = space->row ? &h[i * SHORT_ROW] : NULL;
             t.mean = mean[i];
             for (int64_t j = 0; j < whole && centred; j += STEP)
@@ -211,11 +214,11 @@ INLINE void norm_short_as(const norm_call *c, norm_space *space, int64_t begin, 
             const float square = centred ? vf_total_sum(&total) / (float)c->dim : mean[i];
             rstd[i] = 1 / sqrtf(square + c->a->eps);
         }
-        for (int64_t i = 0; i < n; i++, norm_move(&rows, 1)) {
-            t.x = rows.at[X];
-            t.out = (char *)rows.at[OUT];
-            t.scale = norm_pair(c, rows.at, &space->scale, SCALE, 0, c->dim, 1);
-            t.shift = norm_pair(c, rows.at, &space->shift, SHIFT, 0, c->dim, 0);
+        for (int64_t i = 0; i < n; i++) {
+            t.x = rows.at[X] + i * rows.stride[X];
+            t.out = (char *)rows.at[OUT] + i * rows.stride[OUT];
+            t.scale = norm_short_pair(c, &rows, &space->scale, SCALE, i, 1);
+            t.shift = norm_short_pair(c, &rows, &space->shift, SHIFT, i, 0);
             t.converted = space->row ? &h[i * SHORT_ROW] : NULL;
             t.mean = mean[i], t.rstd = rstd[i];
             for (int64_t j = 0; j < whole; j += STEP)
