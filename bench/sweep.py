@@ -70,13 +70,16 @@ class Operators:
     def __init__(self):
         from adze.operators import _ops  # registers them
 
-        self.ops = _ops.ops
+        self.ops, self.known = _ops.ops, {}
 
     def __call__(self, op, flags=0, **fields):
         """Flags are hints for a GPU, which operators do not take."""
-        packet = getattr(self.ops, op)
-        absent = [argument.name for argument in packet.out._schema.arguments if not argument.has_default_value()]
-        packet.out(**dict.fromkeys(absent) | fields)
+        if op not in self.known:  # a small call takes less time than looking it up
+            into = getattr(self.ops, op).out
+            absent = [argument.name for argument in into._schema.arguments if not argument.has_default_value()]
+            self.known[op] = into, dict.fromkeys(absent)
+        into, absent = self.known[op]
+        into(**absent | fields)
 
 
 def compiled_way(call, tuned):
