@@ -24,7 +24,7 @@ enum {
     STACK_FLOATS = 6144, /* floats on a thread's stack, for a part of a row and of each converted operand */
     SPACE = 65536,       /* floats at most, from the heap */
     SHARED_ROWS = 4,     /* rows from which on a bf16 weight is converted once, on NEON */
-    SHORT_ROW = 256,     /* elements, up to which calls and prefetches would take longer than they save */
+    SHORT_ROW = 512,     /* elements, up to which calls and prefetches would take longer than they save */
     TOGETHER = 4,        /* short rows */
     STEP = 2 * LANES,    /* elements at a time */
     LINE = 64            /* a part is a multiple of it */
