@@ -23,15 +23,20 @@ static uint32_t draw(void)
     return state >> 16;
 }
 
-/* Whole numbers from -15 to 15. Where `large` is not 1, every 16th is multiplied by it and has weights of zero. Of
-   the others all but some are zero, with few. */
-static void fill(float large, int few)
+enum { SMALL, LARGE, LARGER, FEW, ALL_BITS, FILLS };
+/* Whole numbers from -15 to 15. Of LARGE and so on every 16th is multiplied by a power of two and has weights of
+   zero; of FEW all others but some are zero. Of ALL_BITS each is 255 or -255, the largest bf16 below a power of two.
+ */
+static void fill(int kind)
 {
+    const float large = kind == LARGE ? 0x1p17f : kind == LARGER || kind == FEW ? 0x1p21f : 1;
     for (int i = 0; i < M * K; i++) {
         float *f = &x_floats[i / K][i % K];
         uint32_t bits;
         *f = (float)(draw() % 31) - 15;
-        *f *= i % 16 == 0 ? large : !few || i % 256 == 8;
+        *f *= i % 16 == 0 ? large : kind != FEW || i % 256 == 8;
+        if (kind == ALL_BITS)
+            *f = draw() % 2 ? 255 : -255;
         memcpy(&bits, f, sizeof bits);
         x[i / K][i % K] = (uint16_t)(bits >> 16);
     }
@@ -89,13 +94,13 @@ int main(void)
     static const int lengths[] = {1, 63, 130, 1000, 1025, K}, groups[] = {0, 32, 64, 128};
     for (size_t i = 0; i < sizeof scale / sizeof *scale; i++)
         scale[i] = 1;
-    for (int t = 0; t < 4; t++) {
-        fill(t == 0 ? 1 : t == 1 ? 0x1p17f : 0x1p21f, t == 3);
+    for (int t = 0; t < FILLS; t++) {
+        fill(t);
         for (int n = 0; n < 6 * 4 * M; n++) {
             const int k = lengths[n % 6], group = groups[n / 6 % 4], m = n / 24 + 1;
             const int dtype = n % 7 % 2 ? ADZE_F32 : ADZE_BF16;
             expect(exact(dtype, ADZE_I8, group, NO_ZEROS, m, k), "weights of i8");
-            for (int zeros = NO_ZEROS; zeros < (t == 0 ? LARGE_ZEROS + 1 : LARGE_ZEROS); zeros++)
+            for (int zeros = NO_ZEROS; zeros < (t == SMALL ? LARGE_ZEROS + 1 : LARGE_ZEROS); zeros++)
                 expect(exact(dtype, ADZE_U8, group, zeros, m, k), "weights of 4 bits");
         }
     }

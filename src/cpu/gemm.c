@@ -8,13 +8,15 @@
 #include "cpu/gemm_panels.h"
 
 enum {
-    ROWS = 8,       /* of x at a time */
-    COLUMNS = 32,   /* of out that a thread works on at a time */
-    ROWS_MOST = 64, /* of x that are converted at a time */
-    CUT = 512       /* elements of k whose sum is scaled at least */
+    ROWS = 8,        /* of x at a time */
+    COLUMNS = 32,    /* of out that a thread works on at a time */
+    ROWS_MOST = 64,  /* of x that are converted at a time */
+    CUT = 512,       /* elements of k whose sum is scaled at least */
+    ROW_AHEAD = 1024 /* bytes from what is read to what is prefetched, where rows of w are read whole */
 };
-/* Elements of k and columns at a time: those of x and the sums stay in the L1 cache. */
-#define DEPTH(rows) ((rows) == 8 ? 512 : 1024)
+/* Elements of k and columns at a time: those of x and the sums stay in the L1 cache. With one row of x, w is read in
+   its order in memory, for less time is lost to x than to that. */
+#define DEPTH(rows) ((rows) == 8 ? 512 : (rows) == 1 ? BLOCK : 1024)
 #define NEAR(rows)  ((rows) == 8 ? 18 : COLUMNS)
 enum { SUMS_MOST = (NEAR(8) + 8) * 8 }; /* with columns that are missing */
 
@@ -25,12 +27,13 @@ enum { SUMS_MOST = (NEAR(8) + 8) * 8 }; /* with columns that are missing */
 #    define WEIGHTS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 4 : (rows) == 4 ? 2 : 1)
 #endif
 #define LINE_WEIGHTS(rows) ((rows) == 1 ? 8 : (rows) <= 4 ? 4 : 3) /* of 4 bits, in lines */
+#define LINES_MOST         1024                                    /* elements of k of those at a time */
 
 /* The rows of w that are multiplied at a time, and where their scales are. */
 typedef struct some_rows {
     const char *at[8];
     int64_t scale[8], zero[8];
-    int64_t ahead; /* bytes from what is read to what is prefetched */
+    int64_t ahead, ahead_end; /* bytes from what is read to what is prefetched; where less than `ahead` is left */
 } some_rows;
 
 /* Bytes of n elements of a row of w. */
@@ -86,7 +89,10 @@ INLINE void add_steps(const char **at, const dequantise *d, const float **x, int
     UNROLLED
     for (int j = 0; j < weights; j++)
         for (int64_t b = 0; b < bytes_of(kind, count); b += LINE_BYTES)
-            __builtin_prefetch(at[j] + ahead + b, 0, 2);
+            if (rows == 1)
+                __builtin_prefetch(at[j] + ahead + b);
+            else
+                __builtin_prefetch(at[j] + ahead + b, 0, 2);
     UNROLLED
     for (int64_t t = 0; t < count; t += STEP)
         add_step(at, bytes_of(kind, t), d, *x + t, k_floats, sum, kind, rows, weights);
@@ -99,7 +105,7 @@ INLINE void add_steps(const char **at, const dequantise *d, const float **x, int
 }
 /* Elements from i to `to`, a line of the cache at a time. */
 INLINE void add_products(const some_rows *w, const dequantise *d, const float *x, int64_t k_floats, int64_t i,
-                         int64_t to, vf (*sum)[8], int kind, int rows, int weights)
+                         int64_t to, int64_t ahead, vf (*sum)[8], int kind, int rows, int weights)
 {
     const int64_t line = most(LINE_BYTES / bytes_of(kind, STEP), 1) * STEP;
     const char *at[8];
@@ -108,9 +114,9 @@ INLINE void add_products(const some_rows *w, const dequantise *d, const float *x
         at[j] = w->at[j] + bytes_of(kind, i);
     x += i;
     for (; to - i >= line; i += line)
-        add_steps(at, d, &x, k_floats, w->ahead, line, sum, kind, rows, weights);
+        add_steps(at, d, &x, k_floats, ahead, line, sum, kind, rows, weights);
     for (; to - i >= STEP && line > STEP; i += STEP)
-        add_steps(at, d, &x, k_floats, w->ahead, STEP, sum, kind, rows, weights);
+        add_steps(at, d, &x, k_floats, ahead, STEP, sum, kind, rows, weights);
     if (i < to) {
         char end[8][STEP * sizeof(float)] = {0};
         UNROLLED
@@ -124,20 +130,23 @@ INLINE void add_products(const some_rows *w, const dequantise *d, const float *x
 
 /* Adds the products of elements from i to `to` of `weights` rows of w and `rows` rows of x to sums[weight][row].
    Those of quantised weights are multiplied by the scale of a group when they are added, and of a long group every
-   CUT: at the same elements for any number of rows. */
+   CUT: at the same elements for any number of rows. Sums of the next row of w are `apart` columns further. */
 INLINE void add_part(const some_rows *w, const scales *s, const float *x, int64_t k_floats, int64_t i, int64_t to,
-                     vf *sums, int kind, int rows, int weights)
+                     vf *sums, int64_t apart, int kind, int rows, int weights)
 {
     const int scaled = is_scaled_later(kind), grouped = is_quantised(kind);
+    /* Whole steps up to where less than `ahead` is left. */
+    const int64_t body = rows > 1 ? to : (to - w->ahead * STEP / bytes_of(kind, STEP)) / STEP * STEP;
     int64_t group = grouped ? i / s->group : 0, group_end = grouped ? (group + 1) * s->group : 0;
     vf sum[8][8];
     UNROLLED
     for (int r = 0; r < rows; r++)
         UNROLLED
     for (int j = 0; j < weights; j++)
-        sum[r][j] = scaled ? vf_all(0) : sums[j * rows + r];
+        sum[r][j] = scaled ? vf_all(0) : sums[j * apart * rows + r];
     for (int64_t end = to; i < to; i = end) {
         dequantise d[8];
+        end = i < body ? body : to;
         if (grouped) {
             end = least(least(to, group_end), i - i % CUT + CUT);
             for (int j = 0; j < weights; j++)
@@ -145,12 +154,13 @@ INLINE void add_part(const some_rows *w, const scales *s, const float *x, int64_
             if (end == group_end)
                 group++, group_end += s->group;
         }
-        add_products(w, d, x, k_floats, i, end, sum, kind, rows, weights);
+        const int64_t ahead = rows > 1 || i < body ? w->ahead : w->ahead_end;
+        add_products(w, d, x, k_floats, i, end, ahead, sum, kind, rows, weights);
         UNROLLED
         for (int r = 0; r < rows; r++)
             UNROLLED
         for (int j = 0; j < weights && scaled; j++) {
-            sums[j * rows + r] = vf_fma(sum[r][j], vf_all(d[j].scale), sums[j * rows + r]);
+            sums[j * apart * rows + r] = vf_fma(sum[r][j], vf_all(d[j].scale), sums[j * apart * rows + r]);
             sum[r][j] = vf_all(0);
         }
     }
@@ -158,7 +168,7 @@ INLINE void add_part(const some_rows *w, const scales *s, const float *x, int64_
     for (int r = 0; r < rows; r++)
         UNROLLED
     for (int j = 0; j < weights && !scaled; j++)
-        sums[j * rows + r] = sum[r][j];
+        sums[j * apart * rows + r] = sum[r][j];
 }
 
 #if defined(__AVX512F__)
@@ -217,7 +227,7 @@ INLINE void add_line(const char *const *at, const __m512i *last, const vf *table
 }
 /* As add_part, of rows of k elements. */
 INLINE void add_lines(const some_rows *w, const scales *s, const float *x, int64_t k_floats, int64_t i, int64_t to,
-                      int64_t k, vf *sums, int rows, int weights)
+                      int64_t k, vf *sums, int64_t apart, int rows, int weights)
 {
     const vf each = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int whole = s->group > LINE;
@@ -232,7 +242,7 @@ INLINE void add_lines(const some_rows *w, const scales *s, const float *x, int64
         at[j] = w->at[j] + i / 2;
         UNROLLED
         for (int r = 0; r < rows; r++)
-            sum[r][j] = sums[j * rows + r];
+            sum[r][j] = sums[j * apart * rows + r];
     }
     x += i;
     for (int64_t g = 0; i < to; i += LINE, x += LINE, g += !whole) {
@@ -260,17 +270,30 @@ INLINE void add_lines(const some_rows *w, const scales *s, const float *x, int64
     for (int r = 0; r < rows; r++)
         UNROLLED
     for (int j = 0; j < weights; j++)
-        sums[j * rows + r] = sum[r][j];
+        sums[j * apart * rows + r] = sum[r][j];
 }
 #endif
 
-/* `count` <= NEAR columns of weight w for `rows` rows of x. Rows of w that are missing at the end are the last one
-   again. */
+/* Prefetches what follows in memory, and at the end of row j of `apart` what is read after it: of the next row, of
+   the next part of all rows, or of the next block. The part of a row is that from byte `from` to byte `to`. */
+INLINE void prefetch_in_order(some_rows *some, int64_t stride, int64_t j, int64_t apart, int64_t from, int64_t to,
+                              int last)
+{
+    const int64_t next_row = j + 1 < apart ? 1 : last ? COLUMNS - apart + 1 : 1 - apart;
+    const int64_t next = next_row * stride + (j + 1 < apart ? from : last ? 0 : to);
+    some->ahead = least(ROW_AHEAD, to - from) / LINE_BYTES * LINE_BYTES;
+    some->ahead_end = next - to + some->ahead;
+}
+
+/* `count` <= NEAR columns of weight w for `rows` rows of x. The rows of w that are multiplied at a time are `apart`
+   from each other: of two that share a page of memory, a processor does not see that each is read in order. Rows that
+   are missing at the end are the last one again. */
 INLINE void near_columns(const gemm_call *c, const gemm_weight *w, const float *x, int64_t column, int64_t count,
                          float *y, vf *sums, int kind, int lines, int rows)
 {
     const int step = lines ? LINE_WEIGHTS(rows) : WEIGHTS(rows);
-    const int64_t depth = DEPTH(rows);
+    const int64_t depth = lines ? least(DEPTH(rows), LINES_MOST) : DEPTH(rows);
+    const int64_t turns = (count + step - 1) / step, apart = lines ? 1 : turns;
     const weight_rows w_rows = weight_rows_of(c, w);
     for (int r = 0; r < rows; r++)
         memset(y + r * COLUMNS, 0, (size_t)count * sizeof *y);
@@ -278,11 +301,15 @@ INLINE void near_columns(const gemm_call *c, const gemm_weight *w, const float *
         const int64_t to = least(c->k, i + depth);
         if (i % BLOCK == 0)
             memset(sums, 0, sizeof *sums * SUMS_MOST);
-        for (int64_t j = 0; j < count; j += step) {
-            some_rows some = {.ahead =
-                                  to < c->k ? bytes_of(kind, depth) : NEAR(rows) * w_rows.stride - bytes_of(kind, i)};
+        for (int64_t turn = 0; turn < turns; turn++) {
+            const int64_t j = lines ? turn * step : turn;
+            some_rows some;
+            some.ahead = to < c->k ? bytes_of(kind, depth) : NEAR(rows) * w_rows.stride - bytes_of(kind, i);
+            some.ahead_end = some.ahead;
+            if (rows == 1 && !lines)
+                prefetch_in_order(&some, w_rows.stride, j, apart, bytes_of(kind, i), bytes_of(kind, to), to == c->k);
             for (int t = 0; t < step; t++) {
-                const int64_t row = column + least(j + t, count - 1);
+                const int64_t row = column + least(j + t * apart, count - 1);
                 some.at[t] = w_rows.data + row * w_rows.stride;
                 if (is_quantised(kind)) {
                     const int64_t at = w->scales.group_rows == 1 ? row : row / w->scales.group_rows;
@@ -292,10 +319,10 @@ INLINE void near_columns(const gemm_call *c, const gemm_weight *w, const float *
             }
 #if defined(__AVX512F__)
             if (lines)
-                add_lines(&some, &w->scales, x, c->k_floats, i, to, c->k, sums + j * rows, rows, step);
+                add_lines(&some, &w->scales, x, c->k_floats, i, to, c->k, sums + j * rows, apart, rows, step);
             else
 #endif
-                add_part(&some, &w->scales, x, c->k_floats, i, to, sums + j * rows, kind, rows, step);
+                add_part(&some, &w->scales, x, c->k_floats, i, to, sums + j * rows, apart, kind, rows, step);
         }
         for (int64_t j = 0; j < count && (to == c->k || to % BLOCK == 0); j++)
             for (int r = 0; r < rows; r++)

@@ -56,7 +56,7 @@ static int part_digits(digits_call *v, int64_t row, int64_t part, const float *x
     const int packed = c->kind == ADZE_U8;
     const int64_t span = least(span_of(c), LINE), tiles = tiles_of(v), end = (n + STEP - 1) / STEP * STEP;
     const int64_t all = lines_of(v, part) * LINE;
-    const int power = power_above(x, end);
+    const int power = power_above(x, end, 0);
     if (power == INT32_MAX)
         return 0;
     const float unit = ldexpf(1, power - BITS), inverse = ldexpf(1, BITS - power);

@@ -40,16 +40,17 @@ INLINE __mmask16 first_lanes(int64_t n)
 {
     return n >= LANES ? 0xffff : n > 0 ? (__mmask16)((1u << n) - 1) : 0;
 }
-/* The power of two that all of n floats are less than; INT32_MAX: one is not finite. */
-INLINE int power_above(const float *x, int64_t n)
+/* The power of two that all of n floats are less than; INT32_MAX: one is not finite, or above any power. `room` is
+   added to the bits of the largest: those of its mantissa that it must not have. */
+INLINE int power_above(const float *x, int64_t n, uint32_t room)
 {
     __m512i most = _mm512_setzero_si512();
     for (int64_t i = 0; i < n; i += LANES) {
         const __m512i bits = _mm512_maskz_loadu_epi32(first_lanes(n - i), x + i);
         most = _mm512_max_epi32(most, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
     }
-    const int largest = _mm512_reduce_max_epi32(most) >> 23;
-    return largest == 255 ? INT32_MAX : largest - 126 < LEAST_POWER ? LEAST_POWER : largest - 126;
+    const int largest = (int)(((uint32_t)_mm512_reduce_max_epi32(most) + room) >> 23);
+    return largest >= 255 ? INT32_MAX : largest - 126 < LEAST_POWER ? LEAST_POWER : largest - 126;
 }
 /* LANES of n elements of a row as multiples of scale, a power of two; 0: there are too many rests, which are larger
    than `least_rest` times their element. Those of lane l are of element at + l * step. */
