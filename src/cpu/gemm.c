@@ -430,7 +430,7 @@ ADZE_CPU_KERNEL(gemm)
             adze_parallel_for(c.count, row_grain(c.k), order_lines, &c);
 #endif
         memset(c.floats + c.count * c.k_floats, 0, (size_t)c.k_floats * sizeof *c.floats);
-        adze_parallel_for(blocks, 1, body, &c);
+        adze_parallel_for(blocks, gemm_grain(&c, COLUMNS), body, &c);
     }
     free(c.floats);
     return ADZE_OK;

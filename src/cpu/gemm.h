@@ -306,6 +306,12 @@ INLINE gemm_block gemm_block_of(const gemm_call *c, int64_t block, int64_t size)
     return (gemm_block){w, block * size, least(w->n - block * size, size)};
 }
 
+/* Blocks of `size` columns per piece of parallel work, enough products of these rows to pay for waking a thread. */
+INLINE int64_t gemm_grain(const gemm_call *c, int64_t size)
+{
+    return (int64_t)((1 << 17) / ((double)size * (double)c->k * (double)c->count + 1)) + 1;
+}
+
 /* `count` columns of a row from `column` of weight w on: y holds their sums, y2 those of glu's value. */
 NO_INLINE void gemm_finish(const gemm_call *c, const gemm_weight *w, const float *y, const float *y2, int64_t row,
                            int64_t column, int64_t count)

@@ -156,7 +156,7 @@ static inline int digits_all(digits_call *v, void (*row_digits)(void *, int64_t,
         for (int64_t r = 0; r < v->rows; r++)
             refused |= v->refused[r];
         if (!refused)
-            adze_parallel_for(blocks, 1, body, v);
+            adze_parallel_for(blocks, gemm_grain(c, COLUMNS), body, v);
     }
     free(c->floats);
     return !refused;

@@ -208,7 +208,7 @@ static adze_status i8_all(gemm_call *c)
     ADZE_REQUIRE(c->floats, ADZE_NO_KERNEL, NO_MEMORY, (long long)rows, (long long)c->k);
     while (gemm_next_rows(c, rows)) {
         adze_parallel_for(c->count, row_grain(c->k), i8_rows, c);
-        adze_parallel_for(blocks, 1, i8_body, c);
+        adze_parallel_for(blocks, gemm_grain(c, I8_COLUMNS), i8_body, c);
     }
     free(c->floats);
     return ADZE_OK;

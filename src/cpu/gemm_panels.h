@@ -167,7 +167,7 @@ static adze_status panels_all(gemm_call *c)
         if (c->a->norm)
             adze_parallel_for(c->count, row_grain(c->k), norm_rows, c);
         adze_parallel_for(panels_of(c) * ((c->k + CHAIN - 1) / CHAIN), 2, pack_panels, c);
-        adze_parallel_for(gemm_blocks(c, c->span), 1, panels_body, c);
+        adze_parallel_for(gemm_blocks(c, c->span), gemm_grain(c, c->span), panels_body, c);
     }
     free(c->floats);
     return ADZE_OK;
