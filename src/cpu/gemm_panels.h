@@ -150,6 +150,22 @@ static int panels_memory(gemm_call *c, int64_t rows)
     return c->floats != NULL;
 }
 
+/* Columns of a piece, whole tiles: of four pieces for each thread, or fewer where their last ones would leave threads
+   idle for longer. */
+static int64_t span_of(const gemm_call *c, int64_t columns)
+{
+    const int64_t threads = adze_thread_count(), most = c->a->glu ? SPAN_MOST / 2 : SPAN_MOST;
+    int64_t span = 0, least_time = 0;
+    for (int each = 4; each > 0; each--) {
+        const int64_t share = (columns + each * threads - 1) / (each * threads);
+        const int64_t some = least((share + TILE - 1) / TILE * TILE, most);
+        const int64_t pieces = (columns + some - 1) / some, time = (pieces + threads - 1) / threads * some;
+        if (span == 0 || time < least_time)
+            span = some, least_time = time;
+    }
+    return span;
+}
+
 /* All rows of x, some at a time. */
 static adze_status panels_all(gemm_call *c)
 {
@@ -158,8 +174,7 @@ static adze_status panels_all(gemm_call *c)
         columns += c->weight[i].n;
     if (columns == 0 || c->rows.count == 0)
         return ADZE_OK;
-    const int64_t share = columns / (4 * adze_thread_count()) + 1, most = c->a->glu ? SPAN_MOST / 2 : SPAN_MOST;
-    c->span = least((share + TILE - 1) / TILE * TILE, most);
+    c->span = span_of(c, columns);
     while (!panels_memory(c, rows) && rows > 1)
         rows /= 2;
     ADZE_REQUIRE(c->floats, ADZE_NO_KERNEL, NO_MEMORY, (long long)rows, (long long)c->k);
