@@ -3,6 +3,7 @@
 python3 tests/cli.py build/adze FOLDER
 """
 
+import json
 import os
 import pathlib
 import re
@@ -182,6 +183,24 @@ def files(adze, folder):
         expect(good, f"a full disk: {run.returncode}, {run.stderr}")
 
 
+def calls(adze, folder):
+    """The line of an option, or those of a file, are calls whatever is between their words and after an arrow."""
+    record, file = folder / "calls.json", folder / "calls.txt"
+    line = "rms_norm x=f32[4,8] eps=1e-06 rounding=1"
+    bench = ["bench", "--quick", "--device=cpu", "--json", str(record), "--line"]
+    for text in (line.replace(" ", " " * 200), " \t" + line.replace(" ", "\t"), line + ' -> "cpu" \\'):
+        file.write_text(f"# comment\n\n \n{text}\r\n")
+        for option in (text, f"@{file}"):
+            status, _, error = adze(*bench, option)
+            rows = json.loads(record.read_text())["rows"]
+            expect(status == 0 and [row["line"] for row in rows] == [line], f"{text}: {rows} {error}")
+    many = line + "".join(f" x{i}=f32[1]" for i in range(100))
+    adze.says(2, r"^adze bench: a line has at most 1023 characters", "bench", "--line", many)
+    for text in (many + "\n", "a" * 100000, "\0" * 100000, line + "\0\n" + line):
+        file.write_text(text)
+        adze.says(2, rf"^adze bench: line 1 of '{file}': a line has at most 1023 ch", "bench", "--line", f"@{file}")
+
+
 def markdown(adze, folder):
     """The table of an op's fields: a note that names one field of a declaration stands at that field only."""
     header = pathlib.Path(folder, "include/adze.h")
@@ -210,6 +229,7 @@ def main(path, folder):
     lines(adze)
     memory(adze)
     files(adze, folder)
+    calls(adze, folder)
     markdown(adze, folder)
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1
