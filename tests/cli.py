@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -183,6 +184,23 @@ def files(adze, folder):
         expect(good, f"a full disk: {run.returncode}, {run.stderr}")
 
 
+def folders(adze, folder):
+    """A project with all ops, under the longest names; folders whose names are too long."""
+    ops = "rms_norm layer_norm glu activation softmax gated_add rope gemm attention quantize".split()
+    names = [f"{'own' * 13}"[: 39 - len(op)] + "_" + op for op in ops]
+    for k, words in enumerate((ops, [f"{name}={op}" for name, op in zip(names, ops, strict=True)])):
+        made = folder / f"project{k}"
+        shutil.rmtree(made, ignore_errors=True)
+        new = ["new", "project", "all-ops", "--model=llama", "--op", ",".join(words), "--dir"]
+        adze.says(0, r"all-ops, kernels for llama, in ", *new, str(made))
+        readme = made / "README.md"
+        shown = [readme.exists() and name in readme.read_text() for name in (ops, names)[k]]
+        expect(all(shown), f"README.md of a project names of its ops {shown}")
+    adze.says(2, r"^adze new project: --dir is longer than 1024\n$", *new, "d/" * 600)
+    adze.says(2, r"^adze new op: --dir is longer than 1024\n$", "new", "op", "my_op", "--dir", "d/" * 600)
+    adze.says(2, r"^adze skills: --dest is longer than 4096\n$", "skills", "add", "--dest", "d/" * 3000)
+
+
 def calls(adze, folder):
     """The line of an option, or those of a file, are calls whatever is between their words and after an arrow."""
     record, file = folder / "calls.json", folder / "calls.txt"
@@ -230,6 +248,7 @@ def main(path, folder):
     memory(adze)
     files(adze, folder)
     calls(adze, folder)
+    folders(adze, folder)
     markdown(adze, folder)
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1
