@@ -9,6 +9,7 @@
 #include <string.h>
 
 static const int64_t ELEMENTS_MOST = (int64_t)1 << 40; /* of a tensor, and between its first and last */
+static const int64_t EMPTY_MOST = (int64_t)1 << 26;    /* of an empty tensor, the product of its other sizes */
 
 static uint64_t random_bits(uint64_t *state)
 {
@@ -93,14 +94,16 @@ static void fill_inputs(adze_job *job, uint64_t seed)
 }
 
 /* Whether a tensor has so few elements that sums of sizes and products of two fit 64 bits; a view that is broadcast
-   may have any number. */
+   may have any number. The definition walks over the rows of an empty one too. */
 static int is_countable(const adze_tensor *t)
 {
-    int64_t count = 1;
-    for (int d = 0; d < t->rank; d++)
+    int64_t count = 1, is_empty = 0;
+    for (int d = 0; d < t->rank; d++) {
+        is_empty |= t->shape[d] == 0;
         if (t->shape[d] > 0 && (__builtin_mul_overflow(count, t->shape[d], &count) || count > ELEMENTS_MOST))
             return 0;
-    return 1;
+    }
+    return !is_empty || count <= EMPTY_MOST;
 }
 
 /* Widens [low, high], in bytes from the root's data, by a view that starts `start` bytes after it. */
@@ -206,8 +209,8 @@ int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, ch
     const adze_op *op = line->op;
     for (int f = 0; op->fields[f].name; f++)
         if (adze_is_tensor(&op->fields[f]) && !is_countable(adze_line_tensor(&job->line, f))) {
-            snprintf(error, error_size, "%s has more than %lld elements", op->fields[f].name,
-                     (long long)ELEMENTS_MOST);
+            snprintf(error, error_size, "%s has more than %lld elements, or is empty and has more than %lld rows",
+                     op->fields[f].name, (long long)ELEMENTS_MOST, (long long)EMPTY_MOST);
             return 0;
         }
     complete_outputs(&job->line);
