@@ -207,12 +207,19 @@ int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, ch
     job->line = *line;
     job->stream = stream;
     const adze_op *op = line->op;
-    for (int f = 0; op->fields[f].name; f++)
-        if (adze_is_tensor(&op->fields[f]) && !is_countable(adze_line_tensor(&job->line, f))) {
+    for (int f = 0; op->fields[f].name; f++) { /* before any size is multiplied */
+        const adze_tensor *t = adze_is_tensor(&op->fields[f]) ? adze_line_tensor(&job->line, f) : NULL;
+        for (int d = 0; t && d < t->rank; d++)
+            if (t->shape[d] < 0) {
+                snprintf(error, error_size, "%s has a negative size", op->fields[f].name);
+                return 0;
+            }
+        if (t && !is_countable(t)) {
             snprintf(error, error_size, "%s has more than %lld elements, or is empty and has more than %lld rows",
                      op->fields[f].name, (long long)ELEMENTS_MOST, (long long)EMPTY_MOST);
             return 0;
         }
+    }
     complete_outputs(&job->line);
     int64_t low[ADZE_FIELDS_MAX] = {0}, high[ADZE_FIELDS_MAX] = {0}, start[ADZE_FIELDS_MAX] = {0};
     for (int f = 0; op->fields[f].name; f++) {
