@@ -14,6 +14,7 @@ static const char *const good[] = {
     PARTS("7,0", "7"),
     PARTS("70,300", "70"),
     PARTS("9,40", "9") " values:special",
+    PARTS("33,48", "33") " values:special", /* also in parts without keys */
     "out=$[2:700,3:41,40:1]@+1 lse=f32[2:9,3:1]@+3 x=$[2:-400,3:130,40:1]@+3 x_lse=f32[2:5,3:1]@+1 y=$[2,3,40]@+5 "
     "y_lse=f32[2:0,3:1]",
     NULL,

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const int64_t ELEMENTS_MOST = (int64_t)1 << 40; /* of a tensor, and between its first and last */
+static const int64_t EMPTY_MOST = (int64_t)1 << 26;    /* of an empty tensor, the product of its other sizes */
+
 static uint64_t random_bits(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
@@ -90,6 +93,19 @@ static void fill_inputs(adze_job *job, uint64_t seed)
             (*s)->fill(job->line.args);
 }
 
+/* Whether a tensor has so few elements that sums of sizes and products of two fit 64 bits; a view that is broadcast
+   may have any number. The definition walks over the rows of an empty one too. */
+static int is_countable(const adze_tensor *t)
+{
+    int64_t count = 1, is_empty = 0;
+    for (int d = 0; d < t->rank; d++) {
+        is_empty |= t->shape[d] == 0;
+        if (t->shape[d] > 0 && (__builtin_mul_overflow(count, t->shape[d], &count) || count > ELEMENTS_MOST))
+            return 0;
+    }
+    return !is_empty || count <= EMPTY_MOST;
+}
+
 /* Widens [low, high], in bytes from the root's data, by a view that starts `start` bytes after it. */
 static int cover(const adze_tensor *t, int64_t start, int64_t *low, int64_t *high)
 {
@@ -103,8 +119,7 @@ static int cover(const adze_tensor *t, int64_t start, int64_t *low, int64_t *hig
             __builtin_add_overflow(reach < 0 ? first : last, reach, reach < 0 ? &first : &last))
             return 0;
     }
-    const int64_t limit = (int64_t)1 << 40;
-    if (first < -limit || last > limit || start < -limit || start > limit)
+    if (first < -ELEMENTS_MOST || last > ELEMENTS_MOST || start < -ELEMENTS_MOST || start > ELEMENTS_MOST)
         return 0;
     if (start + first * size < *low)
         *low = start + first * size;
@@ -159,7 +174,8 @@ static void complete_outputs(adze_line *line)
         int64_t stride = 1;
         for (int d = t->rank - 1; d >= 0; d--) {
             t->stride[d] = stride;
-            stride *= t->shape[d] > 0 ? t->shape[d] : 1;
+            if (__builtin_mul_overflow(stride, t->shape[d] > 0 ? t->shape[d] : 1, &stride))
+                stride = INT64_MAX; /* cover() refuses it */
         }
     }
 }
@@ -190,8 +206,21 @@ int adze_job_layout(adze_job *job, const adze_line *line, adze_stream stream, ch
     memset(job, 0, sizeof *job);
     job->line = *line;
     job->stream = stream;
-    complete_outputs(&job->line);
     const adze_op *op = line->op;
+    for (int f = 0; op->fields[f].name; f++) { /* before any size is multiplied */
+        const adze_tensor *t = adze_is_tensor(&op->fields[f]) ? adze_line_tensor(&job->line, f) : NULL;
+        for (int d = 0; t && d < t->rank; d++)
+            if (t->shape[d] < 0) {
+                snprintf(error, error_size, "%s has a negative size", op->fields[f].name);
+                return 0;
+            }
+        if (t && !is_countable(t)) {
+            snprintf(error, error_size, "%s has more than %lld elements, or is empty and has more than %lld rows",
+                     op->fields[f].name, (long long)ELEMENTS_MOST, (long long)EMPTY_MOST);
+            return 0;
+        }
+    }
+    complete_outputs(&job->line);
     int64_t low[ADZE_FIELDS_MAX] = {0}, high[ADZE_FIELDS_MAX] = {0}, start[ADZE_FIELDS_MAX] = {0};
     for (int f = 0; op->fields[f].name; f++) {
         job->memory_of[f] = -1;

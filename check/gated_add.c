@@ -73,6 +73,10 @@ static const char *const good[] = {
     "out=$[5,255] x=$[5,255] residual=$[5,255]@out gate=$[5,255] gate_table=$[255] rounding=2",
     "out=$[5,2056] x=$[5,2056] residual=$[5,2056] gate=$[5,2056]@out",
     "out=$[5:4100,2051:1] x=$[5,2051] residual=$[5:4100,2051:1]@out gate=$[2051]",
+    /* strides that no index is multiplied by may be any numbers */
+    "out=$[1:-9223372036854775808,3:8,8:1] x=$[1:9223372036854775807,3:9,8:1] residual=$[1,3,8] "
+    "gate=$[1:9223372036854775807,3:9,8:1]",
+    "x=$[0:7,6:9223372036854775807,8:1] residual=$[0,6,8] gate=$[8]",
     NULL,
 };
 

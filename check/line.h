@@ -52,10 +52,11 @@ static inline void adze_walk_next(adze_walk *w, const adze_tensor *t)
 {
     w->i++;
     for (int d = t->rank - 1; d >= 0; d--) {
-        w->at += t->stride[d];
-        if (++w->index[d] < t->shape[d])
+        if (++w->index[d] < t->shape[d]) {
+            w->at += t->stride[d];
             return;
-        w->at -= t->stride[d] * t->shape[d];
+        }
+        w->at -= t->stride[d] * (t->shape[d] - 1); /* of one index the stride may be any number */
         w->index[d] = 0;
     }
 }

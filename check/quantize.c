@@ -45,6 +45,8 @@ static const adze_bad_case bad[] = {
     {"x=f32[3,8] dtype=5 group=32 group_rows=-1 out=i8[3,8] scale=f32[1]", ADZE_BAD_ARG, "group is 32, it must be 0"},
     {"x=f32[2,3,8] dtype=4 group=128 group_rows=128 out=f8e4m3[2,3,8] scale=f32[1,1]", ADZE_BAD_ARG, "rank 3"},
     {"x=f32[3,8] dtype=5 zero_points=1 out=i8[3,8] scale=f32[3] zero=u8[3]", ADZE_BAD_ARG, "only 4 bits have them"},
+    {"x=f32[3,8] dtype=11 format=u4 group_rows=-1 zero_points=1 out=u8[3,4] scale=f32[1] zero=u8[1]", ADZE_BAD_ARG,
+     "zero_points is 1, it must be 0 when group_rows is -1"},
     {"x=f32[3,8] dtype=5 zero_points=2 out=i8[3,8] scale=f32[3]", ADZE_BAD_ARG, "zero_points is 2"},
     {"x=f32[3,8] dtype=5 scale_dtype=7 out=i8[3,8] scale=i32[3]", ADZE_BAD_DTYPE, "scale_dtype is i32"},
     {"x=f32[3,8] dtype=5 out=i8[3,8] scale=f32[3,1]", ADZE_BAD_ARG, "scale has rank 2, it must have 1"},

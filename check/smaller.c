@@ -10,6 +10,7 @@ enum {
     SMALL_ELEMENTS = 1 << 20, /* of all tensors: the definition of more would take too long */
     SMALL_VARIANTS = 1 << 17, /* the same where many variants are verified */
     SMALL_MOST = 1 << 26,     /* but rows that depend on each other are verified together up to this */
+    CUT_MOST = 1 << 30,       /* the inputs of an op with samples, after its own cut, are made up to this */
 };
 
 /* Gives the outermost dimension of the first input `size` indices, in every tensor that shares it. */
@@ -28,12 +29,13 @@ static void resize(adze_line *line, int64_t size, size_t *period)
     }
 }
 
-static int64_t elements(const adze_job *job)
+/* Of all tensors of a line, which is that of the job, or was made of it. */
+static int64_t elements(const adze_job *job, const adze_line *line)
 {
     int64_t n = 0;
-    for (int f = 0; job->line.op->fields[f].name; f++)
+    for (int f = 0; line->op->fields[f].name; f++)
         if (job->memory_of[f] >= 0)
-            n += adze_count((const void *)(job->line.args + job->line.op->fields[f].offset));
+            n += adze_count((const void *)(line->args + line->op->fields[f].offset));
     return n;
 }
 
@@ -130,12 +132,17 @@ int adze_smaller_make(adze_job *small, adze_job *whole, size_t *period, int many
 {
     const int64_t most = many ? SMALL_VARIANTS : SMALL_ELEMENTS;
     const adze_op *op = whole->line.op;
-    int64_t n = elements(whole);
+    int64_t n = elements(whole, &whole->line);
     const adze_suite *suite = adze_suite_of(op);
     if (suite->cut) {
         adze_line reduced = whole->line;
         if (n > SMALL_ELEMENTS / 4)
             cut_by_op(suite, &reduced);
+        if (elements(whole, &reduced) > CUT_MOST) {
+            snprintf(error, error_size, "the call is too large to be verified: it has %lld elements",
+                     (long long)elements(whole, &reduced));
+            return 0;
+        }
         return adze_job_make(small, &reduced, whole->stream, 1, error, error_size);
     }
     adze_line reduced = whole->line, probe;

@@ -148,7 +148,7 @@ static void add_row(const adze_trial *t, const adze_attempt *a, const char *line
 
 static void bench_line(const adze_op *op, adze_stream stream, const char *text)
 {
-    char full[512], error[512];
+    char full[ADZE_LINE_TEXT], error[512];
     adze_line line;
     const adze_which which = options.variants          ? ADZE_VARIANTS_ALL
                              : state.report.one_kernel ? ADZE_CHOSEN
@@ -251,7 +251,7 @@ static void walk(adze_stream stream)
         while ((*s)->bench && (*s)->bench[lines])
             lines++;
         for (int i = 0; i < lines; i++) {
-            char text[512];
+            char text[ADZE_LINE_TEXT];
             progress((*s)->op->name, i, lines);
             adze_line_expand(text, sizeof text, (*s)->bench[i], options.dtype);
             bench_call((*s)->op, stream, text);
@@ -349,7 +349,7 @@ static int has_common_line(const adze_record *record)
             return 1;
     for (const adze_suite *const *s = adze_suites; *s && !options.line; s++)
         for (const char *const *line = (*s)->bench; line && *line; line++) {
-            char text[512], full[600];
+            char text[ADZE_LINE_TEXT], full[ADZE_LINE_TEXT + 64];
             adze_line_expand(text, sizeof text, *line, options.dtype);
             snprintf(full, sizeof full, "%s %s", (*s)->op->name, text);
             if ((!options.op || strcmp(options.op, (*s)->op->name) == 0) && adze_record_has(record, full))

@@ -32,7 +32,9 @@ void adze_cli_version(void);
 /* file.c: the text of a file, at most 16 MiB of it, which the caller frees; NULL when it cannot be read. */
 char *adze_cli_read(const char *path);
 /* file.c: the calls of an option --line, a list that ends with NULL: the text itself, or each line of @FILE but for
-   empty ones and those that begin with #. NULL: one of them is no call, and error has a sentence. */
+   empty ones and those that begin with #. They have one space between words, and no kernel after an arrow. NULL: one
+   of them is no call, or has no place in ADZE_LINE_TEXT, and error has a sentence. */
+enum { ADZE_LINE_TEXT = 1024 };
 char **adze_cli_lines(const char *option, char *error, size_t error_size);
 void adze_cli_lines_free(char **lines);
 

@@ -25,6 +25,25 @@ void adze_cli_lines_free(char **lines)
     free(lines);
 }
 
+#define BLANKS " \t\r\n"
+
+/* The words of a line up to an arrow, with one space between them; 0 when they are too many. */
+static int tidy(char *to, const char *from)
+{
+    size_t n = 0;
+    for (from += strspn(from, BLANKS); *from && strncmp(from, "->", 2) != 0; from += strspn(from, BLANKS)) {
+        const size_t word = strcspn(from, BLANKS);
+        if (n + word + 2 > ADZE_LINE_TEXT)
+            return 0;
+        if (n)
+            to[n++] = ' ';
+        memcpy(to + n, from, word);
+        n += word, from += word;
+    }
+    to[n] = '\0';
+    return 1;
+}
+
 char **adze_cli_lines(const char *option, char *error, size_t size)
 {
     const int from_file = option[0] == '@';
@@ -33,17 +52,19 @@ char **adze_cli_lines(const char *option, char *error, size_t size)
         snprintf(error, size, "'%s' cannot be read", option + 1);
         return NULL;
     }
-    char text[1024], **lines = NULL;
+    char raw[4 * ADZE_LINE_TEXT], text[ADZE_LINE_TEXT], **lines = NULL;
     int count = 0, ok = 1;
-    for (int at = 1; ok && (f ? fgets(text, sizeof text, f) != NULL : at == 1); at++) {
-        if (!f)
-            snprintf(text, sizeof text, "%s", option);
-        text[strcspn(text, "\r\n")] = '\0';
-        if (f && (!text[0] || text[0] == '#'))
+    for (int at = 1; ok && (f ? fgets(raw, sizeof raw, f) != NULL : at == 1); at++) {
+        const int whole = !f || strchr(raw, '\n') || feof(f);
+        if (f && whole && (raw[0] == '#' || !raw[strspn(raw, BLANKS)]))
             continue;
         char why[400];
         adze_line line;
-        ok = adze_line_parse(&line, NULL, text, why, sizeof why);
+        ok = whole && tidy(text, f ? raw : option);
+        if (!ok)
+            snprintf(why, sizeof why, "a line has at most %d characters, and none that is zero", ADZE_LINE_TEXT - 1);
+        else
+            ok = adze_line_parse(&line, NULL, text, why, sizeof why);
         if (!ok && f)
             snprintf(error, size, "line %d of '%.60s': %s", at, option + 1, why);
         else if (!ok)

@@ -6,7 +6,7 @@
 #include "bundle.h"
 #include "text.h"
 
-enum { NEW_FILES = 64, NEW_PATH = 1024 };
+enum { NEW_FILES = 96, NEW_PATH = 1024 };
 
 typedef struct new_file {
     char path[NEW_PATH]; /* below the root */

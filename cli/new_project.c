@@ -60,8 +60,8 @@ static const struct {
 
 typedef struct names {
     char module[64];         /* of the Python package */
-    char list[400];          /* "a", "b" */
-    char plain[400];         /* a, b */
+    char list[600];          /* "a", "b" */
+    char plain[600];         /* a, b */
     char calls[2000];        /* a call of each, as Python */
     char own[OPS_KNOWN][64]; /* OWN=OP: the name, of each op of ops_known */
     int taken[OPS_KNOWN];    /* whether the project has it */
@@ -225,13 +225,14 @@ static int name_holds(new_files *files, const char *name)
 static int make(new_files *files, const char *name, const char *model, const char *ops, const char *dir)
 {
     names n = {.module = ""};
-    snprintf(files->root, sizeof files->root, "%s", dir ? dir : name);
+    if (snprintf(files->root, sizeof files->root, "%s", dir ? dir : name) >= (int)sizeof files->root)
+        new_fail(files, "%s is longer than %d", dir ? "--dir" : "the name", (int)sizeof files->root);
     snprintf(n.module, sizeof n.module, "%s", name);
     for (char *at = n.module; *at; at++)
         *at = *at == '-' ? '_' : *at;
     snprintf(n.of_model, sizeof n.of_model, "templates/model/%s.py", model);
     new_prefix(n.prefix, sizeof n.prefix);
-    if (!name_holds(files, name) || !add_ops(files, ops, &n) || !add_calls(files, model, &n) ||
+    if (files->failed || !name_holds(files, name) || !add_ops(files, ops, &n) || !add_calls(files, model, &n) ||
         !add_files(files, name, model, &n))
         return 2;
     printf("%s, kernels for %s, in %s:\n", name, model, files->root);

@@ -7,7 +7,7 @@
 
 /* One row of the record: what was called, and how long each implementation took. */
 typedef struct recorded {
-    char op[64], dtype[8], line[512];
+    char op[64], dtype[8], line[ADZE_LINE_TEXT];
     double bytes;
     adze_peer peers[ADZE_PEERS_MAX];
     int count;

@@ -5,7 +5,7 @@
 #include "report.h"
 
 typedef struct adze_recorded { /* one kernel on one line */
-    char line[512], kernel[32];
+    char line[ADZE_LINE_TEXT], kernel[32];
     double us, spread;
 } adze_recorded;
 

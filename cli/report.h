@@ -15,8 +15,8 @@ typedef struct adze_peer { /* another implementation, on the same call */
 
 typedef struct adze_bench_row { /* one kernel on one line */
     char op[32], kernel[32], dtype[8];
-    char shape[96]; /* of the first input, and what else the call has */
-    char line[512]; /* `adze run` takes it */
+    char shape[96];            /* of the first input, and what else the call has */
+    char line[ADZE_LINE_TEXT]; /* `adze run` takes it */
     int64_t rows, dim, read, written;
     double us, us_alone, spread; /* us_alone 0: there is no such thing on the CPU */
     double gbps, gflops;         /* gflops 0: its arithmetic does not count */
@@ -29,7 +29,7 @@ typedef struct adze_bench_row { /* one kernel on one line */
 } adze_bench_row;
 
 typedef struct adze_left_out { /* a call that has no row, or lacks a kernel's */
-    char line[512], why[256];
+    char line[ADZE_LINE_TEXT], why[256];
 } adze_left_out;
 
 typedef struct adze_report {

@@ -292,8 +292,12 @@ static int each(const request *r, int (*act)(const char *folder, const request *
         if (a < AGENTS ? !r->agent[a] : !r->dest)
             continue;
         places++;
-        if (a == AGENTS ? snprintf(place, PATH, "%s", r->dest) >= PATH : !folder_of(a, r->global, place)) {
-            fprintf(stderr, "adze skills: there is no home folder, HOME is not set\n");
+        if (a == AGENTS && snprintf(place, PATH, "%s", r->dest) >= PATH) {
+            fprintf(stderr, "adze skills: --dest is longer than %d\n", (int)PATH);
+            return 2;
+        }
+        if (a < AGENTS && !folder_of(a, r->global, place)) {
+            fprintf(stderr, "adze skills: there is no home folder: HOME is not set, or too long\n");
             return 2;
         }
         snprintf(folder, sizeof folder, "%s/%s", place, r->name);

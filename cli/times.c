@@ -3,6 +3,7 @@
 #include "tune.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +74,15 @@ static const char *value_of(const char *line, const char *name)
     return strncmp(line, name, n) == 0 && line[n] == ' ' ? line + n + 1 : NULL;
 }
 
-/* One line of the file; 0 when it is none. */
+static int sizes_hold(const adze_timed_call *c)
+{
+    int hold = 1;
+    for (int i = 0; i < ADZE_SIZES; i++)
+        hold = hold && c->size[i] >= 0 && c->size[i] <= (int64_t)1 << 40;
+    return hold;
+}
+
+/* One line of the file; 0 when it is none, or would end a text or a comment of the table. */
 static int read_line(adze_times *t, const char *line)
 {
     const struct {
@@ -85,6 +94,8 @@ static int read_line(adze_times *t, const char *line)
                  {"date", t->date, sizeof t->date},
                  {"driver", t->driver, sizeof t->driver},
                  {"commit", t->commit, sizeof t->commit}};
+    if (strpbrk(line, "\"\\") || strstr(line, "*/"))
+        return 0;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (value_of(line, texts[i].name)) {
             snprintf(texts[i].to, texts[i].size, "%s", value_of(line, texts[i].name));
@@ -94,8 +105,10 @@ static int read_line(adze_times *t, const char *line)
         return sscanf(line, "SMs %d", &t->sm_count) == 1;
     if (value_of(line, "call")) {
         adze_timed_call *c = adze_times_add(t);
-        return c && sscanf(line, "call %d %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %31s %511[^\n]", &c->form,
-                           &c->size[0], &c->size[1], &c->size[2], &c->size[3], c->before, c->line) == 7;
+        return c &&
+               sscanf(line, "call %d %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %31s %1023[^\n]", &c->form,
+                      &c->size[0], &c->size[1], &c->size[2], &c->size[3], c->before, c->line) == 7 &&
+               sizes_hold(c);
     }
     adze_timed_call *c = t->count ? &t->calls[t->count - 1] : NULL;
     if (!c || c->count == ADZE_TIMES_VARIANTS)
@@ -165,9 +178,12 @@ static int64_t reach(const adze_times *t, const adze_timed_call *c)
             next = o->size[0];
     if (!next)
         return 2 * c->size[0];
-    int64_t most = c->size[0];
-    while ((double)(most + 1) * (double)(most + 1) <= (double)c->size[0] * (double)next)
+    const double both = (double)c->size[0] * (double)next;
+    int64_t most = (int64_t)sqrt(both);
+    while ((double)(most + 1) * (double)(most + 1) <= both)
         most++;
+    while (most > c->size[0] && (double)most * (double)most > both)
+        most--;
     return most;
 }
 

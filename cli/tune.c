@@ -59,8 +59,9 @@ static int resized(char *to, size_t room, adze_line *line, const char *text, int
     if (adze_outer(x) < 0)
         return 0;
     const int64_t old = x->shape[adze_outer(x)];
+    const char *at = text;
     size_t n = 0;
-    for (const char *at = text; *at && n + 24 < room;) {
+    while (*at && n + 24 < room) {
         to[n++] = *at;
         if (*at++ != '[')
             continue;
@@ -68,6 +69,8 @@ static int resized(char *to, size_t room, adze_line *line, const char *text, int
             char *end;
             const int64_t its = strtoll(dim, &end, 10);
             const char *next = end + strcspn(end, ",]");
+            if (n + (size_t)(dim - at) + 24 >= room)
+                return 0;
             if (its > 1 || *next == ']') {
                 memcpy(to + n, at, (size_t)(dim - at));
                 n += (size_t)(dim - at);
@@ -82,7 +85,7 @@ static int resized(char *to, size_t room, adze_line *line, const char *text, int
         }
     }
     to[n] = '\0';
-    return 1;
+    return !*at;
 }
 
 /* ---- Measuring ---- */
@@ -106,6 +109,10 @@ static int time_line(adze_times *times, const adze_kernel *kernel, adze_stream s
     int good = trial && adze_line_parse(&line, NULL, text, error, sizeof error) &&
                adze_trial_make(trial, &line, stream, ADZE_VARIANTS_ALL, error, sizeof error) &&
                adze_trial_time(trial, effort, error, sizeof error);
+    if (good && !trial->sets) {
+        snprintf(error, sizeof error, "it moves no bytes: nothing is timed");
+        good = 0;
+    }
     if (progress)
         fprintf(stderr, "\r\033[K");
     if (trial && !good)
@@ -157,13 +164,14 @@ static int time_once(adze_times *times, const adze_kernel *kernel, adze_stream s
 /* A line with other numbers of rows: from one to 32 for each SM. */
 static int time_grid(adze_times *times, const adze_kernel *kernel, adze_stream stream, const char *text)
 {
-    char other[512], error[256];
+    char other[ADZE_LINE_TEXT], error[256];
     adze_line line;
     if (!adze_line_parse(&line, NULL, text, error, sizeof error))
         return 0;
     const adze_tensor *x = adze_line_tensor(&line, adze_first_input(line.op));
     const int d = adze_outer(x);
-    const int64_t old = d < 0 ? 1 : x->shape[d], inner = adze_count(x) / old / (x->rank ? x->shape[x->rank - 1] : 1);
+    const int64_t old = d < 0 ? 1 : x->shape[d], dim = x->rank ? x->shape[x->rank - 1] : 1;
+    const int64_t inner = dim > 0 ? adze_count(x) / old / dim : 1;
     const int64_t per_sm[] = {0, 1, 2, 8, 64}; /* halves of the SMs; 0: one row */
     int wrong = 0;
     int64_t last = old;
@@ -188,7 +196,7 @@ static int measure_all(adze_times *times, const adze_suite *suite, const adze_ke
     for (int i = 0; !lines && suite->bench && suite->bench[i]; i++)
         for (int d = 0; d < adze_line_variants(suite->bench[i]); d++) {
             const char *dtype = options.dtype ? options.dtype : adze_line_dtypes[d];
-            char text[400], full[512];
+            char text[ADZE_LINE_TEXT - 64], full[ADZE_LINE_TEXT];
             if (options.dtype && d > 0)
                 break;
             adze_line_expand(text, sizeof text, suite->bench[i], dtype);
@@ -279,6 +287,13 @@ static char **calls_of(const adze_op *op, char *error, size_t error_size)
     return all;
 }
 
+static int is_time(const char *seconds)
+{
+    char *end;
+    const double value = strtod(seconds, &end);
+    return end > seconds && !*end && value > 0;
+}
+
 int adze_cli_tune(int argc, char **argv)
 {
     const adze_option list[] = {
@@ -304,7 +319,7 @@ int adze_cli_tune(int argc, char **argv)
     }
     adze_times times = {.count = 0};
     char error[512];
-    if (options.seconds && atof(options.seconds) <= 0)
+    if (options.seconds && !is_time(options.seconds))
         return fail("--seconds must be a number above 0");
     if (options.line && options.times)
         return fail("--line is timed, but with --times nothing is");

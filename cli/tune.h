@@ -2,11 +2,12 @@
 #ifndef ADZE_CLI_TUNE_H
 #define ADZE_CLI_TUNE_H
 
+#include "cli.h"
 #include "kernel.h"
 
 enum { ADZE_TIMES_VARIANTS = 96 };
 typedef struct adze_timed_call {
-    char line[512];
+    char line[ADZE_LINE_TEXT];
     int form;
     int64_t size[ADZE_SIZES];
     char before[32]; /* the variant that the kernel chooses by itself */

@@ -297,7 +297,7 @@ typedef struct adze_quantize_args {
     int32_t format;      /* ADZE_FORMAT_DTYPE or ADZE_FORMAT_U4 */
     int32_t group;       /* 0: a scale is for whole rows; or 32, 64, 128 columns */
     int32_t group_rows;  /* 0 means 1; f8e4m3: 128, with group 128; -1: one scale for all, without group */
-    int32_t zero_points; /* 1: with ADZE_FORMAT_U4 */
+    int32_t zero_points; /* 1: with ADZE_FORMAT_U4, not with one scale for all */
     int32_t scale_dtype; /* 0 means f32; or f16, bf16 */
 } adze_quantize_args;
 ADZE_API adze_status adze_quantize(adze_stream stream, const adze_quantize_args *args);

@@ -185,7 +185,13 @@ static int folds(const adze_tensor *t)
 {
     int64_t reach = 1;
     unsigned used = 0;
-    for (int round = 0; round < t->rank; round++) {
+    int left = 0;
+    for (int d = 0; d < t->rank; d++) /* of one index the stride may be any number */
+        if (t->shape[d] == 1)
+            used |= 1u << d;
+        else
+            left++;
+    for (; left > 0; left--) {
         int at = 0;
         while (used >> at & 1)
             at++;
@@ -193,8 +199,6 @@ static int folds(const adze_tensor *t)
             if (!(used >> d & 1) && llabs(t->stride[d]) < llabs(t->stride[at]))
                 at = d;
         used |= 1u << at;
-        if (t->shape[at] == 1)
-            continue;
         if (llabs(t->stride[at]) < reach)
             return 1;
         reach = llabs(t->stride[at]) * t->shape[at];

@@ -176,6 +176,13 @@ void adze_like(adze_tensor *out, const adze_tensor *in)
     memcpy(out->shape, in->shape, sizeof out->shape);
 }
 
+/* Whether indices of a dimension and of the next inner one are evenly spaced. Strides of an empty view may be any
+   numbers: their product may wrap. */
+static inline int follows(int64_t stride, int64_t inner_size, int64_t inner_stride)
+{
+    return (uint64_t)stride == (uint64_t)inner_size * (uint64_t)inner_stride;
+}
+
 void adze_merge(int n, adze_tensor *const *tensors, int first)
 {
     const int last = tensors[0]->rank - 1;
@@ -186,7 +193,7 @@ void adze_merge(int n, adze_tensor *const *tensors, int first)
         int merges = 1;
         for (int i = 0; i < n; i++) {
             const adze_tensor *t = tensors[i];
-            merges = merges && (t->shape[d] == 1 || t->stride[d] == t->shape[d + 1] * t->stride[d + 1]);
+            merges = merges && (t->shape[d] == 1 || follows(t->stride[d], t->shape[d + 1], t->stride[d + 1]));
         }
         for (int i = 0; i < n && merges; i++) {
             adze_tensor *t = tensors[i];
@@ -218,7 +225,8 @@ void adze_rows_init(adze_rows *rows, const adze_tensor *x, int n, const adze_ten
             continue;
         int merges = rank > 0;
         for (int i = 0; i < n && merges; i++)
-            merges = rows->stride[i][rank - 1] == broadcast_stride(tensors[i], x_rank - tensors[i]->rank, d) * size;
+            merges =
+                follows(rows->stride[i][rank - 1], size, broadcast_stride(tensors[i], x_rank - tensors[i]->rank, d));
         if (merges)
             rows->size[rank - 1] *= size;
         else

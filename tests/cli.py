@@ -3,9 +3,11 @@
 python3 tests/cli.py build/adze FOLDER
 """
 
+import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -109,6 +111,14 @@ def lines(adze):
         "rms_norm x=bf16[4,8]@weight": "a tensor is placed in one that is not given",
         "rms_norm x=bf16[4,8]@nosuch": "no other tensor has this name",
         "rms_norm x=bf16[1000000000]": "too large to be verified",
+        # Views that are broadcast have little memory, whatever their sizes.
+        "embed table=f32[1099511627776:0,8:1] ids=i64[4]": "table has more than 1099511627776 elements",
+        "embed table=f32[4294967296:0,4294967296:1] ids=i64[4]": "table has more than 1099511627776 elements",
+        "quantize x=bf16[1099511627776,0] dtype=5 group=32": "or is empty and has more than 67108864 rows",
+        "embed table=f32[109951162777:0,8:1] ids=i64[4]": "too large to be verified: it has 8796093022",
+        "attention q=f32[1,1,1,8] k=f32[1:0,1:0,9999999999:0,8:1] v=f32[1:0,1:0,9999999999:0,8:1]": (
+            "too large to be verified"
+        ),
         "rms_norm x=bf16[1048576,1048576]": "larger than half the memory",
         "rms_norm x=bf16[4,8] values:nosuch": "values: is 'nosuch', it must be one of tiny, .*special",
         "rms_norm x=bf16[4,8] values:": "values: is ''",
@@ -175,6 +185,41 @@ def files(adze, folder):
         expect(good, f"a full disk: {run.returncode}, {run.stderr}")
 
 
+def folders(adze, folder):
+    """A project with all ops, under the longest names; folders whose names are too long."""
+    ops = "rms_norm layer_norm glu activation softmax gated_add rope gemm attention quantize".split()
+    names = [f"{'own' * 13}"[: 39 - len(op)] + "_" + op for op in ops]
+    for k, words in enumerate((ops, [f"{name}={op}" for name, op in zip(names, ops, strict=True)])):
+        made = folder / f"project{k}"
+        shutil.rmtree(made, ignore_errors=True)
+        new = ["new", "project", "all-ops", "--model=llama", "--op", ",".join(words), "--dir"]
+        adze.says(0, r"all-ops, kernels for llama, in ", *new, str(made))
+        readme = made / "README.md"
+        shown = [readme.exists() and name in readme.read_text() for name in (ops, names)[k]]
+        expect(all(shown), f"README.md of a project names of its ops {shown}")
+    adze.says(2, r"^adze new project: --dir is longer than 1024\n$", *new, "d/" * 600)
+    adze.says(2, r"^adze new op: --dir is longer than 1024\n$", "new", "op", "my_op", "--dir", "d/" * 600)
+    adze.says(2, r"^adze skills: --dest is longer than 4096\n$", "skills", "add", "--dest", "d/" * 3000)
+
+
+def calls(adze, folder):
+    """The line of an option, or those of a file, are calls whatever is between their words and after an arrow."""
+    record, file = folder / "calls.json", folder / "calls.txt"
+    line = "rms_norm x=f32[4,8] eps=1e-06 rounding=1"
+    bench = ["bench", "--quick", "--device=cpu", "--json", str(record), "--line"]
+    for text in (line.replace(" ", " " * 200), " \t" + line.replace(" ", "\t"), line + ' -> "cpu" \\'):
+        file.write_text(f"# comment\n\n \n{text}\r\n")
+        for option in (text, f"@{file}"):
+            status, _, error = adze(*bench, option)
+            rows = json.loads(record.read_text())["rows"]
+            expect(status == 0 and [row["line"] for row in rows] == [line], f"{text}: {rows} {error}")
+    many = line + "".join(f" x{i}=f32[1]" for i in range(100))
+    adze.says(2, r"^adze bench: a line has at most 1023 characters", "bench", "--line", many)
+    for text in (many + "\n", "a" * 100000, "\0" * 100000, line + "\0\n" + line):
+        file.write_text(text)
+        adze.says(2, rf"^adze bench: line 1 of '{file}': a line has at most 1023 ch", "bench", "--line", f"@{file}")
+
+
 def markdown(adze, folder):
     """The table of an op's fields: a note that names one field of a declaration stands at that field only."""
     header = pathlib.Path(folder, "include/adze.h")
@@ -203,6 +248,8 @@ def main(path, folder):
     lines(adze)
     memory(adze)
     files(adze, folder)
+    calls(adze, folder)
+    folders(adze, folder)
     markdown(adze, folder)
     print(f"{sum(verdicts)} passed, {len(verdicts) - sum(verdicts)} failed")
     return 0 if all(verdicts) else 1

@@ -103,7 +103,14 @@ def table(adze, folder):
     again = path.read_text()
     expect(sorted(again.splitlines()) == sorted(both.splitlines()) and again != both, again)
     adze.says(2, "has times of rms_norm, not of glu", "tune", "glu", "--times", str(times))
-    for damaged in ("", "adze tune rms_norm\n", text.replace("time", "tame"), text + "time 8x1 -1 0\n", "\0\1" * 99):
+    first_call = text[text.index("call") :].split("\n")[0]
+    sizes = [re.sub(r"^(call \d+) \d+", rf"\1 {size}", first_call) + "\n" for size in (-1, 1 << 41, (1 << 63) - 1)]
+    ends = [text.replace("Card A", 'Card "A'), text.replace("8x1", "8\\x1"), text + first_call + " */ #error\n"]
+    tails = ["time 8x1 -1 0\n", *sizes]
+    for damaged in (
+        *("", "adze tune rms_norm\n", text.replace("time", "tame"), "\0\1" * 99, *ends),
+        *(text + tail for tail in tails),
+    ):
         times.write_text(damaged)
         adze.says(2, "was not written by adze tune --record", "tune", "rms_norm", "--times", str(times))
     other = folder / "other.h"
@@ -125,7 +132,10 @@ def tune(adze, program, folder):
     adze.says(2, "tune needs a CUDA device", "tune", "rms_norm", "--device=cpu")
     adze.says(2, "a call of another op", "tune", "glu", "--line", EVEN)
     adze.says(2, "with --times nothing is", "tune", "activation", "--line", EVEN, "--times", "x")
-    adze.says(2, "--seconds must be a number above 0", "tune", "activation", "--seconds", "soon")
+    for seconds in ("soon", "0", "-1", "5x", "nan"):
+        adze.says(2, "--seconds must be a number above 0", "tune", "activation", "--seconds", seconds)
+    empty = ["tune", "activation", "--line", "activation x=f32[4,0] act=silu", "--quick", "--device=cpu"]
+    program.says(0, r"^-- activation x=f32\[4,0\] act=silu: it moves no bytes", *empty)
     # A grid of calls, each with the variants that take it; the record of it is read again.
     record = folder / "record.txt"
     status, out, error = program(

@@ -66,6 +66,6 @@ ADZE_CPU_KERNEL(dequantize)
                          .scales = scales_of(&a->scale, &a->zero, a->group, a->group_rows, k),
                          .k = k,
                          .stream = row_streams32(&a->out, n * k)};
-    adze_parallel_for(n, row_grain(k), body, &c);
+    adze_parallel_for(k ? n : 0, row_grain(k), body, &c);
     return ADZE_OK;
 }

@@ -204,7 +204,7 @@ NO_INLINE void order_lines(void *context, int64_t begin, int64_t end)
         }
 }
 
-/* A line of each row and of x. The last one of rows of w is in `last`, ended by zeros. */
+/* A line of each row and of x. Near the end of rows of w it is in `last`, where need be ended by zeros. */
 INLINE void add_line(const char *const *at, const __m512i *last, const vf *table, const float *x, int64_t k_floats,
                      vf (*sum)[8], int rows, int weights)
 {
@@ -252,12 +252,12 @@ INLINE void add_lines(const some_rows *w, const scales *s, const float *x, int64
             __builtin_prefetch(at[j] + w->ahead, 0, 2);
             table[j] = (each - zero[j][g]) * scale[j][g];
         }
-        if (i + LINE < k) { /* there are bytes after the line */
+        if ((k - i + 1) / 2 >= LINE_BYTES + 3) { /* it is read from each of the first four bytes on */
             add_line(at, NULL, table, x, k_floats, sum, rows, weights);
         } else {
             __m512i last[8];
             for (int j = 0; j < weights; j++)
-                last[j] = _mm512_maskz_loadu_epi8(~0ull >> (LINE_BYTES - (k - i + 1) / 2), at[j]);
+                last[j] = _mm512_maskz_loadu_epi8(~0ull >> (LINE_BYTES - least((k - i + 1) / 2, LINE_BYTES)), at[j]);
             add_line(at, last, table, x, k_floats, sum, rows, weights);
         }
         UNROLLED

@@ -406,6 +406,7 @@ ADZE_CPU_KERNEL(group_norm)
     c.shares = heap ? heap : on_stack;
     c.most = heap ? SHARES : STACK_SHARES;
     const int64_t wave = group_wave(&c);
+    c.stream = c.stream && (!c.last_layout || wave * c.per_group % LANES == 0); /* the first channel of a wave */
     for (c.first = 0; c.first < all; c.first = c.last) {
         c.last = min_of(c.first + wave, all);
         const int64_t entries = c.last_layout ? (c.last - 1) / groups - c.first / groups + 1 : c.last - c.first;

@@ -191,6 +191,6 @@ ADZE_CPU_KERNEL(quantize)
         put_scale(&c, 0, c.whole, 0);
     }
     const int64_t rows = a->group_rows == GROUP_ROWS ? GROUP_ROWS : 1;
-    adze_parallel_for((c.rows.count + rows - 1) / rows, row_grain(c.k * rows), body, &c);
+    adze_parallel_for(c.columns ? (c.rows.count + rows - 1) / rows : 0, row_grain(c.k * rows), body, &c);
     return ADZE_OK;
 }

@@ -65,9 +65,9 @@ static adze_value settled(adze_value v)
 }
 
 /* A part whose sum is 0 has no share, whatever it holds. */
-static adze_value share(adze_value weight, double v)
+static adze_value share(adze_value weight, adze_value sum, double v)
 {
-    return weight.v == 0 && weight.e == 0 ? adze_exact(0) : settled(adze_mul(weight, adze_exact(v)));
+    return weight.v == 0 && weight.e == 0 ? adze_exact(0) : settled(adze_mul(adze_div(weight, sum), adze_exact(v)));
 }
 
 static void reference(const void *args, adze_value *const *out)
@@ -86,9 +86,8 @@ static void reference(const void *args, adze_value *const *out)
         for (int64_t i = 0; i < dim; i++) {
             const double x = adze_get(&a->x, adze_row_offset(&rows, 0, r) + i);
             const double y = adze_get(&a->y, adze_row_offset(&rows, 1, r) + i);
-            out[0][r * dim + i] = sum.v == 0
-                                      ? adze_exact(0)
-                                      : settled(adze_add(share(adze_div(wx, sum), x), share(adze_div(wy, sum), y)));
+            out[0][r * dim + i] =
+                sum.v == 0 ? adze_exact(0) : settled(adze_add(share(wx, sum, x), share(wy, sum, y)));
         }
         if (out[1])
             out[1][r] = sum.v == 0

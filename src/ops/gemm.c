@@ -257,7 +257,7 @@ typedef struct definition {
     int64_t k, per_batch; /* rows that share a w */
     adze_value **p;       /* by row: p(x), made when it is asked for */
     double *w[3];         /* by weight: the row that was read last, */
-    int64_t w_at[3];      /* and where it is */
+    int64_t w_row[3];     /* and its number */
 } definition;
 
 /* In a project that was made from this op (`adze new op`), the list of ops does not declare them. */
@@ -292,16 +292,17 @@ static const adze_value *prologue(definition *d, int64_t row)
 
 static const double *weight_row(definition *d, int i, const adze_tensor *w, int64_t row, int64_t column)
 {
-    const int64_t at = (w->rank == 3 ? row / d->per_batch * w->stride[0] : 0) + column * w->stride[w->rank - 2];
+    const int64_t batch = w->rank == 3 ? row / d->per_batch : 0, of_all = batch * w->shape[w->rank - 2] + column;
+    const int64_t at = batch * w->stride[0] + column * w->stride[w->rank - 2];
     if (!d->w[i])
         d->w[i] = calloc((size_t)d->k + 1, sizeof **d->w);
-    else if (d->w_at[i] == at)
+    else if (d->w_row[i] == of_all)
         return d->w[i];
     const quantised q = quantised_of(d->a, i);
     const int scaled = is_quantised(w->dtype) && !is_quantised(d->a->x.dtype);
     for (int64_t j = 0; j < d->k; j++)
         d->w[i][j] = scaled ? weight_at(&q, column, j) : adze_get(w, at + j);
-    d->w_at[i] = at;
+    d->w_row[i] = of_all;
     return d->w[i];
 }
 

@@ -99,10 +99,11 @@ static void group_pass(const adze_group_norm_args *a, group_sums *sums, adze_val
                 out[i] = act_value(a->act, adze_rounded_if(a->rounding & ADZE_ROUND_STEPS, a->x.dtype, out[i]));
         }
         for (int d = a->x.rank - 1; d >= 0; d--) {
-            at += a->x.stride[d];
-            if (++index[d] < a->x.shape[d])
+            if (++index[d] < a->x.shape[d]) {
+                at += a->x.stride[d];
                 break;
-            at -= a->x.stride[d] * a->x.shape[d];
+            }
+            at -= a->x.stride[d] * (a->x.shape[d] - 1); /* of one index the stride may be any number */
             index[d] = 0;
         }
     }

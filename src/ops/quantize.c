@@ -34,6 +34,8 @@ static adze_status validate(const void *args)
     ADZE_CHECK(adze_check_range("quantize", "zero_points", a->zero_points, 0, 1));
     ADZE_REQUIRE(!a->zero_points || a->format == ADZE_FORMAT_U4, ADZE_BAD_ARG,
                  "quantize: zero_points is 1, only 4 bits have them");
+    ADZE_REQUIRE(!a->zero_points || a->group_rows != -1, ADZE_BAD_ARG,
+                 "quantize: zero_points is 1, it must be 0 when group_rows is -1");
     ADZE_REQUIRE(a->scale_dtype == 0 || a->scale_dtype == ADZE_F32 || a->scale_dtype == ADZE_F16 ||
                      a->scale_dtype == ADZE_BF16,
                  ADZE_BAD_DTYPE, "quantize: scale_dtype is %s, it must be f32, f16 or bf16",
