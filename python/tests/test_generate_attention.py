@@ -71,6 +71,33 @@ def test_masks_of_their_own(name):
             assert torch.equal(models.generate(model, prompt(batch), 12), want)
 
 
+@pytest.mark.parametrize("name", ["BigBirdPegasus", "Git"])
+def test_models_that_sdpa_does_not_serve(name):
+    """BigBird-Pegasus does not say that its attention is causal, and GIT adds the mask to the scores itself."""
+    if name == "Git":
+        sizes = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4)
+        vision = dict(sizes, num_hidden_layers=1, image_size=16, patch_size=8)
+        config = transformers.GitConfig(**sizes, vocab_size=128, num_hidden_layers=2, vision_config=vision)
+    else:
+        config = transformers.BigBirdPegasusConfig(
+            vocab_size=128, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=128,
+            is_decoder=True, is_encoder_decoder=False, max_position_embeddings=64, attention_type="original_full",
+        )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(here()).eval()
+    for path, parameter in model.named_parameters():
+        parameter.data.mul_(6 if parameter.dim() > 1 and "embed" not in path else 1)
+    want, tokens = models.output(model, prompt()), models.generate(model, prompt(), 12)
+    handle = adze.patch(model, numerics="fast")
+    for chosen in ("patched", "adze"):
+        if chosen == "adze":
+            handle.remove()
+            model.set_attn_implementation("adze")
+        torch.testing.assert_close(models.output(model, prompt()), want)
+        assert torch.equal(models.generate(model, prompt(), 12), tokens)
+    assert 'attention "adze"' not in handle.report()
+
+
 def test_a_longer_text():
     model = lively("llama", attention="sdpa")
     model.config.max_position_embeddings = 512

@@ -4,17 +4,45 @@ It follows sdpa's rules for masks. A call that the op does not take (a gradient,
 a kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks. So does one token in a compiled graph,
 as in patched modules (patching/frame.py), and float32 on a GPU."""
 
+import functools
+import sys
+
 import torch
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..graphs import constant
 from ..operators import ops
+from ..operators.fake import needs_tangents
 from . import in_torch
 from .cache import Stored, lengths_decide, slots_seen
 from .register import NAME, chosen
 
-_ADDED = ("deepseek_v4",)  # models that append columns to the mask: numbers that are added to scores
+# Models that transformers does not run with sdpa only because of softcap, sinks or the like. They take its masks.
+_AS_SDPA = (
+    "flint", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "inkling2_text", "mimo_v2_flash",
+    "vaultgemma",
+)  # fmt: skip
+
+
+@functools.cache
+def _has_sdpa(cls):
+    """Whether transformers runs the models of a class of configs with sdpa."""
+    home = sys.modules.get(cls.__module__.replace("configuration_", "modeling_"))
+    models = [found for found in vars(home).values() if isinstance(found, type)] if home is not None else []
+    models = [found for found in models if issubclass(found, PreTrainedModel) and found.config_class is cls]
+    return all(found._supports_sdpa for found in models)
+
+
+def takes_sdpas_masks(config):
+    """Whether sdpa's masks are those of a model. Other models append columns to a mask, add it to scores themselves,
+    or do not say in their attention that it is causal: they get eager's, which are there in each call."""
+    return _has_sdpa(type(config)) or config.model_type in _AS_SDPA
+
+
+def attends_by_name(config):
+    """Whether the layers of a model are known to run the attention that its config names."""
+    return takes_sdpas_masks(config) or config.model_type == "deepseek_v4"
 
 
 def make_mask(*args, **kwargs):
@@ -25,7 +53,7 @@ def make_mask(*args, **kwargs):
         theirs = NAME if config is None or torch.compiler.is_compiling() else chosen(config)
         if theirs != NAME:
             return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[theirs](*args, **kwargs)
-        if getattr(config, "model_type", None) in _ADDED:
+        if config is not None and not takes_sdpas_masks(config):
             return masking_utils.eager_mask(*args, **kwargs)
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):
@@ -48,7 +76,7 @@ def _takes(query, key, value, mask, sinks):
     given = [x for x in (query, key, value, mask, sinks) if x is not None]
     if not all(_plain(x) and x.device == device for x in given):
         return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    if needs_tangents() or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         return False
     if any(x is not None and x.dtype != dtype for x in (key, value)):
         return False
@@ -92,7 +120,7 @@ def _attend(query, key, value, mask, scale, op=ops.attention, **options):
 def _attend_in_torch(module, query, key, value, mask, softcap, sinks, dropout, scaling, causal, kwargs):
     """(the result, the weights where output_attentions asks for them)"""
     wanted = _wants_weights(kwargs)
-    if not softcap and sinks is None and not wanted:
+    if not softcap and sinks is None and not wanted and not needs_tangents():  # sdpa has no tangents
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
         )[0], None
