@@ -5,6 +5,8 @@ a kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks. 
 as in patched modules (patching/frame.py), and float32 on a GPU."""
 
 import functools
+import inspect
+import re
 import sys
 
 import torch
@@ -19,10 +21,7 @@ from .cache import Stored, lengths_decide, slots_seen
 from .register import NAME, chosen
 
 # Models that transformers does not run with sdpa only because of softcap, sinks or the like. They take its masks.
-_AS_SDPA = (
-    "flint", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4", "inkling2_text", "mimo_v2_flash",
-    "vaultgemma",
-)  # fmt: skip
+_AS_SDPA = ("flint", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma")
 
 
 @functools.cache
@@ -40,9 +39,35 @@ def takes_sdpas_masks(config):
     return _has_sdpa(type(config)) or config.model_type in _AS_SDPA
 
 
+# What some models leave to the attention that their config names, where it is neither eager nor sdpa: which keys are
+# hidden, or sinks of each query.
+_LEFT = ("indices", "block_indices", "sinks")
+_LEAVES = re.compile(rf"attention_interface\((?:[^()]|\([^()]*\))*?\b({'|'.join(_LEFT)})=")
+
+
+@functools.cache
+def _leaves_something(cls):
+    home = sys.modules.get(cls.__module__.replace("configuration_", "modeling_"))
+    try:
+        return home is not None and _LEAVES.search(inspect.getsource(home)) is not None
+    except OSError:  # a module without a file
+        return False
+
+
 def attends_by_name(config):
-    """Whether the layers of a model are known to run the attention that its config names."""
-    return takes_sdpas_masks(config) or config.model_type == "deepseek_v4"
+    """Whether the layers of a model are known to run the attention that its config names, and to leave nothing to it
+    that "adze" has not."""
+    known = takes_sdpas_masks(config) or config.model_type == "deepseek_v4"
+    return known and not _leaves_something(type(config))
+
+
+def _refuse_what_is_left(module, kwargs):
+    left = next((name for name in _LEFT if kwargs.get(name) is not None), None)
+    if left is not None:
+        raise ValueError(
+            f'attention "adze" has no {left}, which a {type(module).__name__} leaves to it: call '
+            'model.set_attn_implementation("eager")'
+        )
 
 
 def make_mask(*args, **kwargs):
@@ -55,6 +80,8 @@ def make_mask(*args, **kwargs):
             return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[theirs](*args, **kwargs)
         if config is not None and not takes_sdpas_masks(config):
             return masking_utils.eager_mask(*args, **kwargs)
+        if getattr(config, "num_kv_shared_layers", 0):  # Gemma 4 may run some layers for the last queries alone
+            kwargs["allow_is_causal_skip"] = False
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):
         raise ValueError("adze.generate: this model masks more than later tokens; use its own generate()")
@@ -137,6 +164,9 @@ def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling,
     """Keys and values that an adze.Cache has. A mask has the window, and says which keys are later, but for that of
     Cache.at()."""
     m, n = query.shape[2], layer.width
+    if mask is not None and mask.shape[-1] < n:  # a model's own, which ends with the last token: a page may not
+        hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        mask = torch.nn.functional.pad(mask, (0, n - mask.shape[-1]), value=hidden)
     window = layer.window if mask is None or lengths_decide() else 0
     own = dropout == 0 and not _wants_weights(kwargs) and query.dtype == layer.dtype
     if own and _takes(query, None, None, mask, sinks):
@@ -163,6 +193,7 @@ def attention_forward(
     **kwargs,
 ):  # fmt: skip
     """What transformers calls: ([batch, m, heads, dv], weights or None)."""
+    _refuse_what_is_left(module, kwargs)
     if isinstance(key, Stored) != isinstance(value, Stored):  # the model has made one of the two anew
         key, value = (x.clone() if isinstance(x, Stored) else x for x in (key, value))
     if isinstance(key, Stored):
