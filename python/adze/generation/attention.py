@@ -24,13 +24,18 @@ from .register import NAME, chosen
 _AS_SDPA = ("flint", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma")
 
 
-@functools.cache
+_with_sdpa = {}  # by class of configs; Dynamo would trace what functools.cache wraps
+
+
+@torch.compiler.assume_constant_result
 def _has_sdpa(cls):
     """Whether transformers runs the models of a class of configs with sdpa."""
-    home = sys.modules.get(cls.__module__.replace("configuration_", "modeling_"))
-    models = [found for found in vars(home).values() if isinstance(found, type)] if home is not None else []
-    models = [found for found in models if issubclass(found, PreTrainedModel) and found.config_class is cls]
-    return all(found._supports_sdpa for found in models)
+    if cls not in _with_sdpa:
+        home = sys.modules.get(cls.__module__.replace("configuration_", "modeling_"))
+        models = [found for found in vars(home).values() if isinstance(found, type)] if home is not None else []
+        models = [found for found in models if issubclass(found, PreTrainedModel) and found.config_class is cls]
+        _with_sdpa[cls] = all(found._supports_sdpa for found in models)
+    return _with_sdpa[cls]
 
 
 def takes_sdpas_masks(config):
