@@ -71,6 +71,92 @@ def test_masks_of_their_own(name):
             assert torch.equal(models.generate(model, prompt(batch), 12), want)
 
 
+@pytest.mark.parametrize("name", ["BigBirdPegasus", "Git"])
+def test_models_that_sdpa_does_not_serve(name):
+    """BigBird-Pegasus does not say that its attention is causal, and GIT adds the mask to the scores itself."""
+    if name == "Git":
+        sizes = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4)
+        vision = dict(sizes, num_hidden_layers=1, image_size=16, patch_size=8)
+        config = transformers.GitConfig(**sizes, vocab_size=128, num_hidden_layers=2, vision_config=vision)
+    else:
+        config = transformers.BigBirdPegasusConfig(
+            vocab_size=128, d_model=64, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=128,
+            is_decoder=True, is_encoder_decoder=False, max_position_embeddings=64, attention_type="original_full",
+        )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(here()).eval()
+    for path, parameter in model.named_parameters():
+        parameter.data.mul_(6 if parameter.dim() > 1 and "embed" not in path else 1)
+    want, tokens = models.output(model, prompt()), models.generate(model, prompt(), 12)
+    handle = adze.patch(model, numerics="fast")
+    for chosen in ("patched", "adze"):
+        if chosen == "adze":
+            handle.remove()
+            model.set_attn_implementation("adze")
+        torch.testing.assert_close(models.output(model, prompt()), want)
+        assert torch.equal(models.generate(model, prompt(), 12), tokens)
+    assert 'attention "adze"' not in handle.report()
+
+
+def _lively_of(config):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(here()).eval()
+    for path, parameter in model.named_parameters():
+        parameter.data.mul_(4 if parameter.dim() > 1 and "embed" not in path else 1)
+    return model
+
+
+_TINY = dict(
+    vocab_size=128, hidden_size=64, intermediate_size=128, num_attention_heads=4, max_position_embeddings=128,
+    pad_token_id=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa", "Inkling2Text"])
+def test_what_a_model_leaves_to_its_attention(name):
+    """DeepSeek-V3.2 hides keys itself for eager and sdpa alone, and Inkling 2 has sinks of each query."""
+    config = getattr(transformers, f"{name}Config", None)
+    if config is None:
+        pytest.skip(f"this version of transformers has no {name}")
+    more = dict(
+        num_hidden_layers=2, num_key_value_heads=4, moe_intermediate_size=32, n_routed_experts=4, kv_lora_rank=32,
+        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=32, qk_rope_head_dim=16,
+        qk_nope_head_dim=16, v_head_dim=16, index_topk=4, index_n_heads=2, index_head_dim=32,
+    )  # fmt: skip
+    if name == "Inkling2Text":
+        more = dict(
+            num_hidden_layers=2, num_key_value_heads=2, head_dim=16, moe_intermediate_size=32, n_routed_experts=4,
+            num_experts_per_tok=2, layer_types=["hybrid_sliding", "hybrid"],
+        )  # fmt: skip
+    model = _lively_of(config(**_TINY, **more))
+    want = models.output(model, prompt(1))
+    with adze.patched(model, numerics="fast") as handle:
+        torch.testing.assert_close(models.output(model, prompt(1)), want, rtol=1e-4, atol=1e-5)
+        assert 'attention "adze"' not in handle.report()
+    model.set_attn_implementation("adze")
+    with pytest.raises(ValueError, match='attention "adze" has no (indices|sinks), which a .* leaves to it'):
+        models.output(model, prompt(1))
+
+
+def test_layers_that_run_for_the_last_queries_alone():
+    """Those of Gemma 4 that share keys, where not all logits are asked for."""
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("this version of transformers has no Gemma 4")
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config = transformers.Gemma4TextConfig(
+        **_TINY, num_hidden_layers=4, num_key_value_heads=2, head_dim=16, global_head_dim=16, sliding_window=8,
+        num_kv_shared_layers=2, hidden_size_per_layer_input=16, vocab_size_per_layer_input=128, layer_types=kinds,
+    )  # fmt: skip
+    model, ids = _lively_of(config), prompt(1)["input_ids"]
+    for keep in (0, 1, 3):
+        found = []
+        for chosen in ("eager", "adze"):
+            model.set_attn_implementation(chosen)
+            with torch.no_grad():
+                found.append(model(input_ids=ids, logits_to_keep=keep).logits)
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 def test_a_longer_text():
     model = lively("llama", attention="sdpa")
     model.config.max_position_embeddings = 512

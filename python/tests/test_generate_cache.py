@@ -308,6 +308,30 @@ def test_latents():
     handle.remove()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@pytest.mark.parametrize("page", [0, 16])
+def test_a_mask_of_the_callers_own(page, dtype):
+    """It ends with the last token, which may be in the middle of a page."""
+    model, ids = lively("llama"), prompt(1)["input_ids"]
+    seen = torch.ones(24, 24, dtype=torch.bool).tril()
+    seen[5:, 2] = False
+    mask = seen if dtype == torch.bool else torch.zeros(24, 24).masked_fill(~seen, torch.finfo(dtype).min)
+    found = []
+    for chosen in ("eager", "sdpa", "adze"):
+        model.set_attn_implementation("eager" if dtype != torch.bool and chosen == "sdpa" else chosen)
+        if chosen == "eager":
+            mask_of_eager = torch.zeros(24, 24).masked_fill(~seen, torch.finfo(torch.float32).min)
+        cache, parts = adze.Cache(model, 64, page=page), []
+        for first, last in ((0, 9), (9, 24)):
+            own = (mask_of_eager if chosen == "eager" else mask)[None, None, first:last, :last]
+            with torch.no_grad():
+                made = model(input_ids=ids[:, first:last], attention_mask=own, past_key_values=cache)
+            parts.append(made.logits)
+        found.append(torch.cat(parts, 1))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
 def test_operators_on_what_the_cache_returns():
     """DiffLlama splits its values before attention: they become a tensor, where their number is known."""
     config = transformers.DiffLlamaConfig(

@@ -121,3 +121,28 @@ def test_wrapped_models():
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     with pytest.raises(ValueError, match="virtual tokens of peft .PROMPT_TUNING.; use its own generate"):
         adze.generate(peft.get_peft_model(lively("llama", layers=1), config), [1, 2], 4)
+
+
+def test_models_that_keep_more_than_the_cache():
+    """BLT puts the cache beside another one, and Mllama has layers that keep the keys of an image."""
+    sizes = dict(hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4)
+    part = dict(sizes, num_hidden_layers=1, hidden_size_global=64, cross_attn_k=1)
+    blt = transformers.BltConfig(
+        vocab_size=128, max_position_embeddings=64, patch_in_forward=False, patching_mode="", patch_size=4,
+        max_patch_length=4, encoder_hash_byte_group_size=[3], encoder_hash_byte_group_vocab=64, cross_attn_k=1,
+        patcher_config=dict(sizes, num_hidden_layers=1, dim=64), encoder_config=part, decoder_config=part,
+        global_config=dict(sizes, num_hidden_layers=1), num_hidden_layers=1,
+    )  # fmt: skip
+    mllama = transformers.models.mllama.MllamaTextConfig(
+        **sizes, vocab_size=128, num_hidden_layers=3, cross_attention_layers=[1], pad_token_id=0
+    )
+    for cls, config, sentence in (
+        (transformers.BltForCausalLM, blt, "returns a EncoderDecoderCache in place of the cache"),
+        (transformers.MllamaForCausalLM, mllama, "has layers for images"),
+    ):
+        model = cls(config).to(here()).eval()
+        with pytest.raises(ValueError, match=f"adze.generate: .*{sentence}.*; use its own generate()"):
+            list(adze.generate(model, [5, 6, 7], 4))
+    del blt.num_hidden_layers
+    with pytest.raises(ValueError, match="adze.Cache: the config of a blt does not say how many layers it has"):
+        adze.Cache(blt, 8)

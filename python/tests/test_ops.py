@@ -494,6 +494,16 @@ def test_no_silent_gradients():
         torch.compile(lambda y: _ops.ops.rms_norm(y), backend="aot_eager", fullgraph=True)(x)
 
 
+def test_no_silent_tangents():
+    """Those of torch.func.jvp, which come with the values; a tensor without one is taken."""
+    x, other = randn(2, 8), randn(2, 8)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), pytest.raises(RuntimeError, match="adze has no gradients"):
+            torch.func.jvp(adze.rms_norm, (x,), (other,))
+    _, tangent = torch.func.jvp(lambda y: y * adze.activation(other, "silu"), (x,), (other,))
+    torch.testing.assert_close(tangent, other * torch.nn.functional.silu(other))
+
+
 def test_compile_fullgraph_dynamic():
     graphs = []
 

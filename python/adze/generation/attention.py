@@ -4,17 +4,75 @@ It follows sdpa's rules for masks. A call that the op does not take (a gradient,
 a kernel) does what sdpa does, or eager where sdpa has no softcap and no sinks. So does one token in a compiled graph,
 as in patched modules (patching/frame.py), and float32 on a GPU."""
 
+import functools
+import inspect
+import re
+import sys
+
 import torch
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ..graphs import constant
 from ..operators import ops
+from ..operators.fake import needs_tangents
 from . import in_torch
 from .cache import Stored, lengths_decide, slots_seen
 from .register import NAME, chosen
 
-_ADDED = ("deepseek_v4",)  # models that append columns to the mask: numbers that are added to scores
+# Models that transformers does not run with sdpa only because of softcap, sinks or the like. They take its masks.
+_AS_SDPA = ("flint", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "vaultgemma")
+
+
+_with_sdpa = {}  # by class of configs; Dynamo would trace what functools.cache wraps
+
+
+@torch.compiler.assume_constant_result
+def _has_sdpa(cls):
+    """Whether transformers runs the models of a class of configs with sdpa."""
+    if cls not in _with_sdpa:
+        home = sys.modules.get(cls.__module__.replace("configuration_", "modeling_"))
+        models = [found for found in vars(home).values() if isinstance(found, type)] if home is not None else []
+        models = [found for found in models if issubclass(found, PreTrainedModel) and found.config_class is cls]
+        _with_sdpa[cls] = all(found._supports_sdpa for found in models)
+    return _with_sdpa[cls]
+
+
+def takes_sdpas_masks(config):
+    """Whether sdpa's masks are those of a model. Other models append columns to a mask, add it to scores themselves,
+    or do not say in their attention that it is causal: they get eager's, which are there in each call."""
+    return _has_sdpa(type(config)) or config.model_type in _AS_SDPA
+
+
+# What some models leave to the attention that their config names, where it is neither eager nor sdpa: which keys are
+# hidden, or sinks of each query.
+_LEFT = ("indices", "block_indices", "sinks")
+_LEAVES = re.compile(rf"attention_interface\((?:[^()]|\([^()]*\))*?\b({'|'.join(_LEFT)})=")
+
+
+@functools.cache
+def _leaves_something(cls):
+    home = sys.modules.get(cls.__module__.replace("configuration_", "modeling_"))
+    try:
+        return home is not None and _LEAVES.search(inspect.getsource(home)) is not None
+    except OSError:  # a module without a file
+        return False
+
+
+def attends_by_name(config):
+    """Whether the layers of a model are known to run the attention that its config names, and to leave nothing to it
+    that "adze" has not."""
+    known = takes_sdpas_masks(config) or config.model_type == "deepseek_v4"
+    return known and not _leaves_something(type(config))
+
+
+def _refuse_what_is_left(module, kwargs):
+    left = next((name for name in _LEFT if kwargs.get(name) is not None), None)
+    if left is not None:
+        raise ValueError(
+            f'attention "adze" has no {left}, which a {type(module).__name__} leaves to it: call '
+            'model.set_attn_implementation("eager")'
+        )
 
 
 def make_mask(*args, **kwargs):
@@ -25,8 +83,10 @@ def make_mask(*args, **kwargs):
         theirs = NAME if config is None or torch.compiler.is_compiling() else chosen(config)
         if theirs != NAME:
             return masking_utils.ALL_MASK_ATTENTION_FUNCTIONS[theirs](*args, **kwargs)
-        if getattr(config, "model_type", None) in _ADDED:
+        if config is not None and not takes_sdpas_masks(config):
             return masking_utils.eager_mask(*args, **kwargs)
+        if getattr(config, "num_kv_shared_layers", 0):  # Gemma 4 may run some layers for the last queries alone
+            kwargs["allow_is_causal_skip"] = False
         return masking_utils.sdpa_mask(*args, **kwargs)
     if not kwargs.get("allow_is_causal_skip", True):
         raise ValueError("adze.generate: this model masks more than later tokens; use its own generate()")
@@ -48,7 +108,7 @@ def _takes(query, key, value, mask, sinks):
     given = [x for x in (query, key, value, mask, sinks) if x is not None]
     if not all(_plain(x) and x.device == device for x in given):
         return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    if needs_tangents() or (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         return False
     if any(x is not None and x.dtype != dtype for x in (key, value)):
         return False
@@ -92,7 +152,7 @@ def _attend(query, key, value, mask, scale, op=ops.attention, **options):
 def _attend_in_torch(module, query, key, value, mask, softcap, sinks, dropout, scaling, causal, kwargs):
     """(the result, the weights where output_attentions asks for them)"""
     wanted = _wants_weights(kwargs)
-    if not softcap and sinks is None and not wanted:
+    if not softcap and sinks is None and not wanted and not needs_tangents():  # sdpa has no tangents
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
         )[0], None
@@ -109,6 +169,9 @@ def _attend_stored(module, query, layer, mask, softcap, sinks, dropout, scaling,
     """Keys and values that an adze.Cache has. A mask has the window, and says which keys are later, but for that of
     Cache.at()."""
     m, n = query.shape[2], layer.width
+    if mask is not None and mask.shape[-1] < n:  # a model's own, which ends with the last token: a page may not
+        hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+        mask = torch.nn.functional.pad(mask, (0, n - mask.shape[-1]), value=hidden)
     window = layer.window if mask is None or lengths_decide() else 0
     own = dropout == 0 and not _wants_weights(kwargs) and query.dtype == layer.dtype
     if own and _takes(query, None, None, mask, sinks):
@@ -135,6 +198,7 @@ def attention_forward(
     **kwargs,
 ):  # fmt: skip
     """What transformers calls: ([batch, m, heads, dv], weights or None)."""
+    _refuse_what_is_left(module, kwargs)
     if isinstance(key, Stored) != isinstance(value, Stored):  # the model has made one of the two anew
         key, value = (x.clone() if isinstance(x, Stored) else x for x in (key, value))
     if isinstance(key, Stored):

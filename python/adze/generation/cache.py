@@ -183,6 +183,8 @@ def _windows(config):
     window = getattr(config, "sliding_window", None) or 0
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if types is None:
+        if getattr(config, "num_hidden_layers", None) is None:  # as of BLT, which is several models
+            raise ValueError(f"adze.Cache: the config of a {config.model_type} does not say how many layers it has")
         types = [_SLIDING[0] if window else _FULL[0]] * config.num_hidden_layers
     other = [kind for kind in types if kind not in (*_SLIDING, *_FULL)]
     if other or getattr(config, "num_kv_shared_layers", 0):

@@ -135,6 +135,8 @@ def _check(model, cache, rows, new, chunk):
         )
     if keeps_latents(cache.config):
         raise ValueError(f"adze.generate: a {config.model_type} keeps latents in its cache; use its own generate()")
+    if getattr(cache.config, "cross_attention_layers", None):
+        raise ValueError(f"adze.generate: a {config.model_type} has layers for images; use its own generate()")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"adze.generate: a {config.model_type} takes no position_ids; use its own generate()")
     windows = [layer.window for layer in cache.layers]
@@ -213,10 +215,17 @@ def _forward(model, cache):
             positions = positions.minimum(last[:, None])
         mask = None if by_name else _added_mask(model.dtype, lengths, m, cache.capacity)
         with torch.no_grad(), cache.at(lengths, after=after, in_place=by_name), attention_of(configs):
-            return model(
+            made = model(
                 input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True,
                 logits_to_keep=keep,
-            ).logits  # fmt: skip
+            )  # fmt: skip
+        if made.past_key_values is not cache:  # BLT puts it beside another one, which the next call must have too
+            theirs = type(made.past_key_values).__name__
+            raise ValueError(
+                f"adze.generate: a {type(model).__name__} returns a {theirs} in place of the cache that it was "
+                "given; use its own generate()"
+            )
+        return made.logits
 
     return logits
 

@@ -4,6 +4,7 @@ their inputs that Inductor applies."""
 import sys
 
 import torch
+from torch.autograd import forward_ad
 
 from . import functions
 from ._ops import add_op_namespace_prefix, ops
@@ -20,9 +21,19 @@ def dense(like, shape=None, dtype=None):
     return like.new_empty(like.shape if shape is None else shape, dtype=dtype or like.dtype)
 
 
+def needs_tangents():
+    """Whether torch computes derivatives along with values, as torch.func.jvp does: adze would return none."""
+    return forward_ad._current_level >= 0
+
+
+def _has_tangent(x):
+    return needs_tangents() and forward_ad.unpack_dual(x).tangent is not None
+
+
 def refuse_gradients(*tensors):
     """There are no backward kernels: an error now, instead of gradients that are silently missing."""
-    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
+    found = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if (torch.is_grad_enabled() and any(t.requires_grad for t in found)) or any(map(_has_tangent, found)):
         raise RuntimeError(
             "adze has no gradients: call under torch.no_grad() or torch.inference_mode(), or detach the inputs"
         )

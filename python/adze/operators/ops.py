@@ -20,7 +20,7 @@ def _call(op):
     forms = (default, *(getattr(packet, name) for name in op.optional))
 
     def call(args, out=None, second=None, more=0, third=None):
-        if is_grad_enabled():
+        if is_grad_enabled() or fake.needs_tangents():
             fake.refuse_gradients(*args)
         if out is None and second is None and third is None:
             return forms[int(more)](*args)  # Dynamo of torch 2.11 takes no bool for an index

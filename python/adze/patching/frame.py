@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules import module as _every_module
 
 from ..operators._ops import add_op_namespace_prefix
+from ..operators.fake import needs_tangents
 from .fingerprint import decorated_like, described, fingerprint, undecorated, unwrapped
 from .forwards import is_adze, is_of, own_forward, site_of
 from .known_sources import hashes, outside
@@ -166,7 +167,7 @@ def usable(x, *others):
     device, dtype = x.device, x.dtype
     if dtype not in _DTYPES or device.type not in DEVICES or torch.is_autocast_enabled(device.type):
         return False
-    if not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x):
+    if x.is_nested or not 1 <= x.dim() <= 5 or x.stride(-1) != 1 or left_to_compiler(x) or needs_tangents():
         return False
     grad = torch.is_grad_enabled()
     if grad and _needs_gradient(x):

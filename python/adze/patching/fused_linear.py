@@ -116,7 +116,7 @@ def pack_weights(*linears):
 def _usable(x, weights, biases):
     if type(x) is not torch.Tensor or x.dtype != weights[0].dtype or x.device.type not in DEVICES:
         return False
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) or fake.needs_tangents():
         return False
     return not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *weights, *biases))
 

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..operators import ops
+from ..operators.fake import needs_tangents
 from .weight import NAMES, Weight, dequantized, groups_of
 
 # Up to this many rows, gemm reads the weight in fewer bits. With more it would read it many times, and torch has the
@@ -60,6 +61,8 @@ class QuantizedLinear(nn.Module):
         """Whether gemm has the product with x: few rows, unless they are quantised too, a dtype that it has, and no
         gradient is needed."""
         if x.dtype not in ops.DTYPES or x.device.type not in ("cpu", "cuda") or not 1 <= x.dim() <= 5:
+            return False
+        if needs_tangents():
             return False
         if torch.is_grad_enabled() and (x.requires_grad or (self.bias is not None and self.bias.requires_grad)):
             return False

@@ -148,19 +148,21 @@ def _attend(dispatch, processor, q, k, v, mask):
     return out.flatten(2, 3).to(q.dtype)
 
 
-def _made_once(name, make, of, *key):
+def _made_once(name, make, of, *key, layer=None):
     """make(), cached on the first of the tensors `of`, which a model passes to each of its layers. A captured graph
-    makes its own: a result from before the capture would not follow the graph's inputs."""
+    makes its own: a result from before the capture would not follow the graph's inputs. A tensor of inference mode
+    does not say whether it has changed: where the layer that has made the result asks again, it makes another."""
     if torch.compiler.is_compiling() or any(t.requires_grad for t in of):
         return make()
     capture = cuda_graph.capture() if of[0].is_cuda else None
     if capture is False:
         return make()
     key = (*key, *((t.data_ptr(), None if t.is_inference() else t._version) for t in of))
-    kept_in, kept_key, kept = getattr(of[0], name, (None, None, None))
-    if kept_key != key or kept_in is not capture:
+    kept_in, kept_key, maker, kept = getattr(of[0], name, (None, None, None, None))
+    again = of[0].is_inference() and layer is not None and maker == id(layer)
+    if kept_key != key or kept_in is not capture or again:
         kept = make()
-        setattr(of[0], name, (capture, key, kept))
+        setattr(of[0], name, (capture, key, id(layer), kept))
     return kept
 
 
@@ -171,7 +173,7 @@ def _mask_of_heads(module, mask, length, batch):
         made = module.prepare_attention_mask(mask, length, batch)
         return made.view(batch, module.heads, -1, made.shape[-1])
 
-    return _made_once("adze_of_heads", make, [mask], module.heads, length, batch)
+    return _made_once("adze_of_heads", make, [mask], module.heads, length, batch, layer=module)
 
 
 def _pairs(tables):

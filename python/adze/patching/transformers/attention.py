@@ -43,10 +43,14 @@ def has_kernel(module):
 
 
 def _can_be_adzes(root, config):
+    from ...generation.attention import attends_by_name
+
     current = config._attn_implementation
     if current not in _REPLACED and not (current == NAME and config in _known):
         return False
-    return type(root)._can_set_attn_implementation() and not config.output_attentions and has_kernel(root)
+    if not type(root)._can_set_attn_implementation() or not attends_by_name(config):
+        return False
+    return not config.output_attentions and has_kernel(root)
 
 
 def attentions(handle, plan, modules, over):
