@@ -103,6 +103,23 @@ INLINE void add_steps(const char **at, const dequantise *d, const float **x, int
     }
     *x += count;
 }
+/* The n < STEP elements at the end of these rows; x has zeros after them. */
+INLINE void add_end(const char *const *at, const dequantise *d, const float *x, int64_t k_floats, int64_t n,
+                    vf (*sum)[8], int kind, int rows, int weights)
+{
+    vf32 v[8];
+    UNROLLED
+    for (int j = 0; j < weights; j++)
+        v[j] = is_quantised(kind) ? quantised_numbers(at[j], kind, 0, n, &d[j]) : row_load32_part(at[j], kind, 0, n);
+    UNROLLED
+    for (int p = 0; p < 2 * VF_PARTS; p++) {
+        vf part[8];
+        UNROLLED
+        for (int j = 0; j < weights; j++)
+            part[j] = v[j].part[p];
+        add_rows(sum, part, x + p * VF_WIDTH, k_floats, rows, weights);
+    }
+}
 /* Elements from i to `to`, a line of the cache at a time. */
 INLINE void add_products(const some_rows *w, const dequantise *d, const float *x, int64_t k_floats, int64_t i,
                          int64_t to, int64_t ahead, vf (*sum)[8], int kind, int rows, int weights)
@@ -117,15 +134,8 @@ INLINE void add_products(const some_rows *w, const dequantise *d, const float *x
         add_steps(at, d, &x, k_floats, ahead, line, sum, kind, rows, weights);
     for (; to - i >= STEP && line > STEP; i += STEP)
         add_steps(at, d, &x, k_floats, ahead, STEP, sum, kind, rows, weights);
-    if (i < to) {
-        char end[8][STEP * sizeof(float)] = {0};
-        UNROLLED
-        for (int j = 0; j < weights; j++) {
-            memcpy(end[j], at[j], (size_t)bytes_of(kind, to - i + (kind == ADZE_U8)));
-            at[j] = end[j];
-        }
-        add_step(at, 0, d, x, k_floats, sum, kind, rows, weights);
-    }
+    if (i < to)
+        add_end(at, d, x, k_floats, to - i, sum, kind, rows, weights);
 }
 
 /* Adds the products of elements from i to `to` of `weights` rows of w and `rows` rows of x to sums[weight][row].

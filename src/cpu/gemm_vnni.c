@@ -176,8 +176,10 @@ INLINE void prefetch(const char *at, int rows)
 /* The end of a row of w, n bytes, with zeros; x has zeros there. */
 INLINE const char *row_end(some_rows *some, int j, const char *at, int64_t n)
 {
-    memset(some->end[j], 0, LINE);
-    memcpy(some->end[j], at, (size_t)n);
+    for (int64_t i = 0; i < LINE; i += UNIT) {
+        const __mmask64 first = n - i >= UNIT ? ~0ull : n > i ? ~0ull >> (UNIT - (n - i)) : 0;
+        _mm512_storeu_si512(some->end[j] + i, _mm512_maskz_loadu_epi8(first, at + i));
+    }
     return some->end[j];
 }
 
