@@ -23,6 +23,7 @@ static const char *const good[] = {
     "logits=$[4,9] logprob=none values:special",
     "logits=$[20,300] seed=i64[1] counter=i64[20] temperature=0.7 top_k=50 top_p=0.9 logprob=none",
     "logits=$[3,17000] seed=i64[3] temperature=1.3 top_k=20 min_p=0.02 logprob=none",
+    "logits=$[2,140003] seed=i64[1] temperature=1.1 top_k=40 top_p=0.9 logprob=none", /* parts of two chunks */
     "logits=$[2,9001]@+1 seed=i64[1] temperature=0.01 top_k=256 top_p=0.5 logprob=none values:wide",
     "logits=$[3,4800] seed=i64[1] temperature=1 top_k=7 top_p=0.8 logprob=none values:equal", /* all are kept */
     "logits=$[9,120] seed=i64[1] temperature=1 top_k=5 logprob=none values:special",

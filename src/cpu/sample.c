@@ -1,11 +1,12 @@
 /* sample on the CPU. A thread takes rows. Each pass over a row makes its scores again, a chunk at a time, so that no
    row is too long for the stack. The tokens that top_k and top_p keep are those whose score is at least a threshold:
    it is found by its bits, eight in a pass, from the number or the weight of the scores that share the bits before.
-   Weights are floats and their sums doubles. */
+   Of many scores most are below the k-th largest of the largest ones of some parts of the row: for a top_k of less
+   than that many they are not looked at one by one. Weights are floats and their sums doubles. */
 #include "cpu/act.h"
 #include "sampling.h"
 
-enum { CHUNK = 2048, BINS = 256 };
+enum { CHUNK = 2048, BINS = 256, PARTS = 64 * LANES };
 
 typedef struct sample_row {
     const adze_sample_args *a;
@@ -20,6 +21,7 @@ typedef struct sample_space {
     float w[CHUNK] __attribute__((aligned(64)));
     double weight[BINS];
     int64_t count[BINS];
+    float most[PARTS]; /* the largest scores of parts of a row: of a lane in some chunks */
 } sample_space;
 
 INLINE void sample_load(const char *x, int dtype, int64_t begin, int64_t n, float *y)
@@ -93,12 +95,31 @@ INLINE void sample_weights(const float *y, int64_t n, float max, float *w)
     }
 }
 
+/* Whether none of the sixteen scores from i on is kept. */
+INLINE int sample_none(const sample_row *r, const sample_space *space, int64_t i)
+{
+    return vf16_max_lane(row_load(space->y, ADZE_F32, i)) < r->lowest;
+}
+/* Of n scores; those of sixteen of which none is kept are 0. */
+INLINE void sample_some_weights(const sample_row *r, sample_space *space, int64_t n)
+{
+    if (r->lowest == -INFINITY) {
+        sample_weights(space->y, n, r->max, space->w);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += LANES)
+        if (sample_none(r, space, i))
+            row_store(space->w, ADZE_F32, i, vf16_all(0));
+        else
+            sample_weights(space->y + i, LANES, r->max, space->w + i);
+}
+
 /* Of the tokens that are kept; the others, and what a chunk has after its last one, are 0. */
 INLINE int64_t sample_kept(const sample_row *r, int64_t begin, sample_space *space)
 {
     const float least = r->a->min_p;
     const int64_t n = sample_scores(r, begin, space->y);
-    sample_weights(space->y, n, r->max, space->w);
+    sample_some_weights(r, space, n);
     for (int64_t i = 0; i < n; i++)
         space->w[i] = space->y[i] >= r->lowest && (space->w[i] >= least || space->y[i] == r->max) ? space->w[i] : 0;
     for (int64_t i = n; i < (n + LANES - 1) / LANES * LANES; i++)
@@ -117,19 +138,25 @@ INLINE double sample_sum(const float *w, int64_t n)
     return sum;
 }
 
-/* The largest score and the lowest index that has it. */
+/* The largest score and the lowest index that has it, and the largest ones of each part. */
 static int64_t sample_largest(sample_row *r, sample_space *space)
 {
+    const int64_t chunks = (r->vocab + CHUNK - 1) / CHUNK, in_part = (chunks * LANES + PARTS - 1) / PARTS;
     int64_t best = 0;
     r->max = -INFINITY;
+    for (int64_t i = 0; i < PARTS; i += LANES)
+        row_store(space->most, ADZE_F32, i, vf16_all(-INFINITY));
     for (int64_t begin = 0; begin < r->vocab; begin += CHUNK) {
-        const int64_t n = sample_scores(r, begin, space->y);
-        vf16 most = vf16_all(-INFINITY);
+        const int64_t n = sample_scores(r, begin, space->y), part = begin / CHUNK / in_part * LANES;
+        vf16 most = vf16_all(-INFINITY), before = row_load(space->most, ADZE_F32, part);
         for (int64_t i = 0; i < n; i += LANES) {
             const vf16 v = row_load(space->y, ADZE_F32, i);
             for (int p = 0; p < VF_PARTS; p++)
                 most.part[p] = vf_max(most.part[p], v.part[p]);
         }
+        for (int p = 0; p < VF_PARTS; p++)
+            before.part[p] = vf_max(most.part[p], before.part[p]);
+        row_store(space->most, ADZE_F32, part, before);
         const float max = vf16_max_lane(most);
         if (max > r->max) {
             r->max = max;
@@ -158,13 +185,18 @@ INLINE float sample_value(uint32_t key)
 /* The number, or the weight, of the scores whose first bits are those of `key`, by the next eight. */
 static void sample_bins(const sample_row *r, sample_space *space, uint32_t key, int shift, int weighted)
 {
+    const int some = r->lowest > -INFINITY;
     memset(space->weight, 0, sizeof space->weight);
     memset(space->count, 0, sizeof space->count);
     for (int64_t begin = 0; begin < r->vocab; begin += CHUNK) {
         const int64_t n = sample_scores(r, begin, space->y);
         if (weighted)
-            sample_weights(space->y, n, r->max, space->w);
+            sample_some_weights(r, space, n);
         for (int64_t i = 0; i < n; i++) {
+            if (some && i % LANES == 0 && sample_none(r, space, i)) {
+                i += LANES - 1;
+                continue;
+            }
             const uint32_t own = sample_key(space->y[i]);
             if (space->y[i] < r->lowest || ((uint64_t)(own ^ key) >> (shift + 8)) != 0)
                 continue;
@@ -198,6 +230,33 @@ static float sample_threshold(const sample_row *r, sample_space *space, double m
     return sample_value(key);
 }
 
+/* The k-th largest of the largest scores of the parts, which are mixed up: k scores are not below it. */
+static float sample_bound(sample_space *space, int64_t k)
+{
+    float *const y = space->most;
+    for (int64_t low = 0, high = PARTS - 1; low < high;) {
+        const float pivot = y[(low + high) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (y[i] > pivot)
+                i++;
+            while (y[j] < pivot)
+                j--;
+            if (i <= j) {
+                const float t = y[i];
+                y[i++] = y[j], y[j--] = t;
+            }
+        }
+        if (k - 1 <= j)
+            high = j;
+        else if (k - 1 >= i)
+            low = i;
+        else
+            break;
+    }
+    return y[k - 1];
+}
+
 static int64_t sample_choose(sample_row *r, sample_space *space)
 {
     const adze_sample_args *a = r->a;
@@ -205,13 +264,15 @@ static int64_t sample_choose(sample_row *r, sample_space *space)
     r->lowest = -INFINITY;
     if (a->temperature == 0)
         return best;
-    if (a->top_k && a->top_k < r->vocab)
+    if (a->top_k && a->top_k < r->vocab) {
+        r->lowest = a->top_k < PARTS ? sample_bound(space, a->top_k) : r->lowest;
         r->lowest = sample_threshold(r, space, a->top_k, 0);
+    }
     if (a->top_p > 0 && a->top_p < 1) {
         double whole = 0;
         for (int64_t begin = 0; begin < r->vocab; begin += CHUNK) {
             const int64_t n = sample_scores(r, begin, space->y);
-            sample_weights(space->y, n, r->max, space->w);
+            sample_some_weights(r, space, n);
             for (int64_t i = 0; i < (n + LANES - 1) / LANES * LANES; i++)
                 space->w[i] = i < n && space->y[i] >= r->lowest ? space->w[i] : 0;
             whole += sample_sum(space->w, n);
