@@ -254,6 +254,10 @@ static const char *const good[] = {
     "x=$[3,96] w=f8e4m3[40:97,96:1]@+1 w_scale=bf16[40]@+1 bias=$[40] act=silu",
     "x=$[3,96] w=i8[40:0,96:1] w_scale=f32[1]",
     "x=$[3,96] w=i8[40:0,96:1] w_scale=f32[40]",
+    /* the stride of one row may be any number */
+    "x=$[1,2200] w=$[1:9223372036854775807,2200:1]",
+    "x=$[2,2200] w=i8[1:9223372036854775807,2200:1] w_scale=f32[1]",
+    "x=$[1,2200] w=u8[1:9223372036854775807,1100:1] w_scale=f32[1,18] group=128 format=u4",
     "x=$[3,64] w=i8[40,64] w2=i8[24,64] w3=i8[9,64] w_scale=f32[40] w2_scale=f32[24] w3_scale=f32[9] separate=1",
     "x=$[3,64] w=u8[40,32] w2=u8[40,32] w_scale=$[40,2] w2_scale=$[40,2] w2_zero=u8[40,2] group=32 format=u4 glu=1",
     "x=$[3,64] w=f8e4m3[40,64] w2=f8e4m3[24,64] w_scale=f32[1] w2_scale=f32[1] norm=rms eps=1e-6 residual=$[3,64]",

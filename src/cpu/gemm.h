@@ -135,7 +135,7 @@ INLINE weight_rows weight_rows_of(const gemm_call *c, const gemm_weight *w)
     const adze_tensor *t = &w->w;
     const int64_t size = is_quantised(c->kind) ? 1 : size_of(c->kind);
     return (weight_rows){(const char *)t->data + (t->rank == 3 ? c->batch * t->stride[0] * size : 0),
-                         t->stride[t->rank - 2] * size};
+                         w->n > 1 ? t->stride[t->rank - 2] * size : 0}; /* that of one row may be any number */
 }
 
 /* Rows that are multiplied next, to be prefetched into the L2 cache a few lines at a time: many at once would wait

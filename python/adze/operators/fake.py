@@ -23,7 +23,7 @@ def dense(like, shape=None, dtype=None):
 
 def needs_tangents():
     """Whether torch computes derivatives along with values, as torch.func.jvp does: adze would return none."""
-    return forward_ad._current_level >= 0
+    return getattr(forward_ad, "_current_level", -1) >= 0
 
 
 def _has_tangent(x):
