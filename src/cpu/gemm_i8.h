@@ -90,6 +90,7 @@ INLINE i8_sums i8_add(i8_sums sum, i8_numbers a, i8_numbers b)
 enum {
     I8_ROWS = 4,      /* of x at a time, */
     I8_WEIGHTS = 4,   /* and of w */
+    I8_AHEAD = 1024,  /* bytes from what is read to what is prefetched */
     I8_COLUMNS = 32,  /* of out that a thread works on at a time */
     I8_ROWS_MOST = 64 /* of x that are widened at a time */
 };
@@ -117,7 +118,7 @@ NO_INLINE void i8_rows(void *context, int64_t begin, int64_t end)
 }
 
 /* y[row][weight] of I8_WEIGHTS rows of w and `rows` rows of x. */
-INLINE void i8_dots(const int8_t *const *w, const int16_t *x, int64_t k, float (*y)[I8_COLUMNS], int rows)
+INLINE void i8_dots(const int8_t *const *w, const int16_t *x, int64_t k, float (*y)[I8_WEIGHTS], int rows)
 {
     const int64_t pitch = i8_pitch(k);
     i8_sums sum[I8_ROWS][I8_WEIGHTS];
@@ -127,6 +128,8 @@ INLINE void i8_dots(const int8_t *const *w, const int16_t *x, int64_t k, float (
     for (int j = 0; j < I8_WEIGHTS; j++)
         sum[r][j] = (i8_sums){0};
     for (int64_t i = 0; i < k; i += I8_WIDTH) {
+        for (int j = 0; j < I8_WEIGHTS && i % LINE_BYTES == 0; j++)
+            __builtin_prefetch(w[j] + i + I8_AHEAD);
         i8_numbers v[I8_WEIGHTS];
         UNROLLED
         for (int j = 0; j < I8_WEIGHTS; j++) {
@@ -155,17 +158,20 @@ INLINE void i8_dots(const int8_t *const *w, const int16_t *x, int64_t k, float (
             y[r][j] = (float)all;
         }
 }
-/* `count` <= I8_COLUMNS columns of weight w for `rows` <= I8_ROWS rows of x. Rows of w that are missing at the end
-   are the last one again. */
+/* `count` <= I8_COLUMNS columns of weight w for `rows` <= I8_ROWS rows of x. Rows of w at a time are far from each
+   other, as in gemm.c; those that are missing at the end are the last one again. */
 NO_INLINE void i8_columns(const gemm_call *c, const gemm_weight *w, const int16_t *x, int rows, int64_t column,
                           int64_t count, float (*y)[I8_COLUMNS])
 {
     const weight_rows w_rows = weight_rows_of(c, w);
-    for (int64_t j = 0; j < count; j += I8_WEIGHTS) {
+    const int64_t apart = (count + I8_WEIGHTS - 1) / I8_WEIGHTS;
+    for (int64_t j = 0; j < apart; j++) {
         const int8_t *at[I8_WEIGHTS];
-        float some[I8_ROWS][I8_COLUMNS];
-        for (int i = 0; i < I8_WEIGHTS; i++)
-            at[i] = (const int8_t *)(const void *)(w_rows.data + (column + least(j + i, count - 1)) * w_rows.stride);
+        float some[I8_ROWS][I8_WEIGHTS];
+        for (int i = 0; i < I8_WEIGHTS; i++) {
+            const int64_t row = column + least(j + i * apart, count - 1);
+            at[i] = (const int8_t *)(const void *)(w_rows.data + row * w_rows.stride);
+        }
         switch (rows) {
         case 1: i8_dots(at, x, c->k, some, 1); break;
         case 2: i8_dots(at, x, c->k, some, 2); break;
@@ -173,8 +179,8 @@ NO_INLINE void i8_columns(const gemm_call *c, const gemm_weight *w, const int16_
         default: i8_dots(at, x, c->k, some, 4); break;
         }
         for (int r = 0; r < rows; r++)
-            for (int64_t i = 0; i < least(count - j, I8_WEIGHTS); i++)
-                y[r][j + i] = some[r][i];
+            for (int i = 0; i < I8_WEIGHTS && j + i * apart < count; i++)
+                y[r][j + i * apart] = some[r][i];
     }
 }
 
