@@ -8,14 +8,15 @@
 #include "cpu/gemm_panels.h"
 
 enum {
-    ROWS = 8,        /* of x at a time */
-    COLUMNS = 32,    /* of out that a thread works on at a time */
-    ROWS_MOST = 64,  /* of x that are converted at a time */
-    CUT = 512,       /* elements of k whose sum is scaled at least */
-    ROW_AHEAD = 1024 /* bytes from what is read to what is prefetched, where rows of w are read whole */
+    ROWS = 8,          /* of x at a time */
+    COLUMNS = 32,      /* of out that a thread works on at a time */
+    ROWS_MOST = 64,    /* of x that are converted at a time */
+    CUT = 512,         /* elements of k whose sum is scaled at least */
+    LINES_MOST = 1024, /* elements of k at a time, where weights of 4 bits are read in lines */
+    ROW_AHEAD = 1024   /* bytes from what is read to what is prefetched, where rows of w are read whole */
 };
-/* Elements of k and columns at a time: those of x and the sums stay in the L1 cache. With one row of x, w is read in
-   its order in memory, for less time is lost to x than to that. */
+/* Elements of k and columns at a time: those of x and the sums stay in the L1 cache. One row of x may leave it, so
+   that w is read in its order in memory. */
 #define DEPTH(rows) ((rows) == 8 ? 512 : (rows) == 1 ? BLOCK : 1024)
 #define NEAR(rows)  ((rows) == 8 ? 18 : COLUMNS)
 enum { SUMS_MOST = (NEAR(8) + 8) * 8 }; /* with columns that are missing */
@@ -27,7 +28,6 @@ enum { SUMS_MOST = (NEAR(8) + 8) * 8 }; /* with columns that are missing */
 #    define WEIGHTS(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 4 : (rows) == 4 ? 2 : 1)
 #endif
 #define LINE_WEIGHTS(rows) ((rows) == 1 ? 8 : (rows) <= 4 ? 4 : 3) /* of 4 bits, in lines */
-#define LINES_MOST         1024                                    /* elements of k of those at a time */
 
 /* The rows of w that are multiplied at a time, and where their scales are. */
 typedef struct some_rows {
@@ -214,7 +214,7 @@ NO_INLINE void order_lines(void *context, int64_t begin, int64_t end)
         }
 }
 
-/* A line of each row and of x. Near the end of rows of w it is in `last`, where need be ended by zeros. */
+/* A line of each row and of x. Near the end of rows of w it is in `last`, with zeros after the row. */
 INLINE void add_line(const char *const *at, const __m512i *last, const vf *table, const float *x, int64_t k_floats,
                      vf (*sum)[8], int rows, int weights)
 {

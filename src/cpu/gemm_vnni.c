@@ -112,7 +112,7 @@ static int part_digits(digits_call *v, int64_t row, int64_t part, const float *x
     const gemm_call *c = &v->c;
     const int packed = c->kind == ADZE_U8, digits = digits_of(c), bits = digits == 4 ? 30 : 23;
     const int64_t end = (n + STEP - 1) / STEP * STEP;
-    /* Three digits with signs are less than 0.5 - 2^-9 of 2^24, and four are far larger than 30 bits. */
+    /* Three digits hold at most 0x7f7f7f: a larger number doubles the unit. Four hold more than 30 bits. */
     const int power = power_above(x, end, digits == 4 ? 0 : 0x10101);
     if (power == INT32_MAX)
         return 0;
@@ -452,6 +452,7 @@ INLINE void near_columns(const digits_call *v, const gemm_weight *w, int64_t col
         some.part = begin / PART, some.n = least(c->k - begin, pass);
         const int64_t count_groups = group ? (some.n + group - 1) / group : 1;
         for (int64_t j = 0; j < apart; j++) {
+            /* What is multiplied `hop` turns later: in this pass, in the next one, or in the next columns. */
             const int more = j + hop < apart, passes = begin + pass < c->k;
             const int64_t next = more ? j + hop : j + hop - apart + (passes ? 0 : NEAR(rows));
             const int64_t next_begin = more ? begin : passes ? begin + pass : 0;

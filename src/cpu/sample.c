@@ -1,8 +1,8 @@
 /* sample on the CPU. A thread takes rows. Each pass over a row makes its scores again, a chunk at a time, so that no
    row is too long for the stack. The tokens that top_k and top_p keep are those whose score is at least a threshold:
    it is found by its bits, eight in a pass, from the number or the weight of the scores that share the bits before.
-   Of many scores most are below the k-th largest of the largest ones of some parts of the row: for a top_k of less
-   than that many they are not looked at one by one. Weights are floats and their sums doubles. */
+   A row is divided into parts. The k-th largest of their largest scores is a lower bound of the threshold of top_k,
+   so sixteen scores below it are passed over at once. Weights are floats and their sums doubles. */
 #include "cpu/act.h"
 #include "sampling.h"
 
@@ -21,7 +21,7 @@ typedef struct sample_space {
     float w[CHUNK] __attribute__((aligned(64)));
     double weight[BINS];
     int64_t count[BINS];
-    float most[PARTS]; /* the largest scores of parts of a row: of a lane in some chunks */
+    float most[PARTS]; /* the largest score of each part of a row: of a lane, in some chunks */
 } sample_space;
 
 INLINE void sample_load(const char *x, int dtype, int64_t begin, int64_t n, float *y)
@@ -230,7 +230,7 @@ static float sample_threshold(const sample_row *r, sample_space *space, double m
     return sample_value(key);
 }
 
-/* The k-th largest of the largest scores of the parts, which are mixed up: k scores are not below it. */
+/* The k-th largest of the parts' largest scores (quickselect, which reorders them): k scores are not below it. */
 static float sample_bound(sample_space *space, int64_t k)
 {
     float *const y = space->most;
