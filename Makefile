@@ -88,6 +88,7 @@ CPU_CFLAGS   := $(if $(SAN_KERNELS),$(SAN_CFLAGS),$(CPU_OPT)) -g1 -Wno-psabi -fn
                 $(if $(SAN_KERNELS),,-Wframe-larger-than=32768)
 
 # GPU architectures: `make` takes the GPUs it finds, or 90a; `make fat` takes all that nvcc knows. *_sm90.cu is for 90a.
+# A GPU runs the code of an earlier minor version of its own, so that PTX is for later major versions alone.
 ifeq ($(CUDA),1)
 NVCC_HOST  := $(if $(filter clang++,$(notdir $(HOSTCXX))),-ccbin $(HOSTCXX) -Xcompiler -Wno-unused-function)
 CUDA_SAYS  := $(shell echo | $(NVCC) $(NVCC_HOST) --dryrun -x cu -c - 2>&1 | sed -n -E 's/^.{3}(INCLUDES|LIBRARIES)=//p' | tr -d '"')
@@ -95,7 +96,7 @@ CUDA_INC   := $(patsubst -I%,-isystem %,$(filter -I%,$(CUDA_SAYS)))
 LIBS       += $(filter -L%,$(CUDA_SAYS)) -lcudart_static -ldl -lrt
 KNOWN_ARCHS = $(subst sm_,,$(shell $(NVCC) --list-gpu-code))
 ALL_ARCHS   = $(filter $(KNOWN_ARCHS) $(if $(filter 90,$(KNOWN_ARCHS)),90a),75 80 86 87 89 90a 100 110 120)
-PTX_ARCHS   = $(filter $(KNOWN_ARCHS),80 120)
+PTX_ARCHS   = $(lastword $(foreach a,80 90 120,$(filter $a,$(KNOWN_ARCHS))))
 FOUND_ARCHS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
                        sed -n -E 's/^([0-9]+)\.([0-9])$$/\1\2/p' | sed 's/^90$$/90a/' | sort -u)
 CUDA_ARCHS ?= $(or $(FOUND_ARCHS),90a)
@@ -113,7 +114,7 @@ NVCC_SAYS   = $(if $(OPTIMISED),,2>$@.said; status=$$?; grep -v 'Potential Perfo
               rm -f $@.said; exit $$status)
 # A spill is an error where kernels are tuned, on sm_90. For other GPUs it costs some time, and must not stop a build.
 SPILLS      = $(if $(filter-out 90a,$(CUDA_ARCHS)),,-Xptxas -warn-spills$(comma)-warn-lmem-usage)
-NVFLAGS    += -std=c++17 $(if $(OPTIMISED),-O3 $(SPILLS),-O0 --Ofast-compile max) \
+NVFLAGS    += -std=c++17 $(if $(OPTIMISED),-Xcompiler -Os $(SPILLS),-O0 --Ofast-compile max) \
               $(if $(LINEINFO),-lineinfo) $(COMPRESS) --threads 2 -Werror all-warnings \
               -Xcompiler -fPIC,-Wall,-Wextra $(NVCC_HOST) \
               -Xcompiler -Wno-unused-parameter,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti \
