@@ -84,6 +84,24 @@ OURS adze_status adze_cuda_prepare(int device)
     return device == 0 ? ADZE_OK : ADZE_DEVICE;
 }
 
+/* Maps of tensors are made of no memory: the kernels that need them are chosen as on a GPU. */
+static int encode_map(void *map, int type, unsigned rank, void *data, const uint64_t *sizes, const uint64_t *strides,
+                      const uint32_t *box, const uint32_t *each, int interleave, int swizzle, int promotion, int fill)
+{
+    (void)map, (void)type, (void)rank, (void)data, (void)sizes, (void)strides, (void)box, (void)each;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    return 0;
+}
+void *adze_cuda_map_encoder(void);
+void *adze_cuda_map_encoder(void)
+{
+    void *entry;
+    int (*const encode)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const uint32_t *,
+                        const uint32_t *, int, int, int, int) = encode_map;
+    memcpy(&entry, &encode, sizeof entry);
+    return entry;
+}
+
 static char now[8192];
 static long choices, none;
 
@@ -243,8 +261,7 @@ int main(int argc, char **argv)
                     }
         }
         printf("sm_%d, %d SMs: %ld choices, %ld calls without a kernel\n", gpu.sm, gpu.sm_count, choices, none);
-        /* Maps of tensors, which some kernels of sm_90 need, cannot be made here. */
-        expect(choices > 10000 && (gpu.sm == 90 || none == 0), "a kernel for every call");
+        expect(choices > 10000 && none == 0, "a kernel for every call");
     }
     return expect_report();
 }

@@ -69,6 +69,24 @@ static int has_wait(int device)
     return machine.device[device].limits.sm >= 90 && code_of(device) >= 90;
 }
 
+/* The library does not link against the driver. Threads that look the function up at the same time find the same one.
+ */
+extern "C" void *adze_cuda_map_encoder(void)
+{
+    static std::atomic<void *> known;
+    void *entry = known;
+    cudaDriverEntryPointQueryResult found;
+    if (entry)
+        return entry;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess) {
+        cudaGetLastError();
+        return NULL;
+    }
+    known = entry;
+    return entry;
+}
 extern "C" int adze_cuda_count(void)
 {
     pthread_once(&once, query_devices);

@@ -59,20 +59,9 @@ static inline bool panel_map_of(CUtensorMap &map, CUtensorMapDataType type, unsi
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                   const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    /* The driver's own function: the library does not link against the driver. Threads that look it up at the same
-       time find the same one. */
-    static void *known;
-    void *entry = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (!entry) {
-        cudaDriverEntryPointQueryResult found;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
-                cudaSuccess ||
-            found != cudaDriverEntryPointSuccess) {
-            cudaGetLastError();
-            return false;
-        }
-        __atomic_store_n(&known, entry, __ATOMIC_RELAXED);
-    }
+    void *const entry = adze_cuda_map_encoder();
+    if (!entry)
+        return false;
     cuuint64_t sizes[4], strides[3];
     for (int d = 0; d < 4; d++)
         sizes[d] = (cuuint64_t)shape[3 - d];
