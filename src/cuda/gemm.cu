@@ -182,35 +182,39 @@ static adze_status compact_run(const cuda_call &s, const gemm_params &p, int dty
     return ADZE_NO_KERNEL;
 }
 /* Operands in vectors that gemm_shifted takes in less time than kernels with more stages: small calls, as its blocks
-   leave room for those of the next kernel. Weights of x's dtype have such kernels for up to 16 tokens, but for many
-   short rows; more tokens have gemm_swapped, whose own plan is to take longer: that is short by a seventh and a
-   microsecond or so, and no call took less than 5.4 us. Of a few long rows of u4 it has a part of k in each of more
-   warps. From all variants on random calls (H200, 2026-11-19). */
+   leave room for those of the next kernel. Weights of x's dtype have such kernels for up to 16 tokens, but for very
+   many short rows. Where gemm_swapped may take the call, its own plan is half a microsecond short and more, and no
+   call took it less than 5 us. Of a few long rows of u4 it has a part of k in each of more warps. From all variants
+   on random calls (H200, 2026-11-19). */
 static bool shifted_sooner(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    constexpr double SMALL = 8800, SWAPPED_LEAST = 9500, SWAPPED_MORE = 1750;
+    constexpr double SMALL = 12000, SWAPPED_LEAST = 12000, SWAPPED_MORE = 1000;
     constexpr int64_t LARGE = 64 << 20; /* weights, whose choice need not take long */
     const int64_t rows = p.n * (p.glu ? 2 : 1), each = ceil_div(rows, s.gpu.sm_count);
-    const bool short_rows = p.m > 2 && p.k <= 128 && each > 32;
     double time, swapped;
-    if (p.norm || rows * p.k > LARGE || (p.format == OF_X && p.m <= 16 && !short_rows) ||
-        gemm_shifted_choice(s, p, dtype, &time) < 0)
+    if (p.norm || rows * p.k > LARGE)
         return false;
-    if (p.m > 16)
-        return time < SWAPPED_LEAST ||
-               (gemm_swapped_choice(s, p, dtype, &swapped) >= 0 && time < swapped * 8 / 7 + SWAPPED_MORE);
+    const bool swaps = gemm_swapped_choice(s, p, dtype, &swapped) >= 0;
+    const bool short_rows = p.m > 2 && p.k <= 128 && each > 64;
+    if (p.format == OF_X && p.m <= 16 && !short_rows && !swaps)
+        return false;
+    if (gemm_shifted_choice(s, p, dtype, &time) < 0)
+        return false;
+    if (p.m > 16 || swaps)
+        return time < SWAPPED_LEAST || (swaps && time < swapped + SWAPPED_MORE);
     return p.format == OF_X || time <= SMALL ||
            (p.format == OF_U4 && p.m > 2 && p.m <= 8 && each <= 16 && p.k >= 3072);
 }
-/* One or two tokens of up to 8 rows for each multiprocessor, so long that gemm_rows gains by splitting them among
-   more warps; or one token of short rows, which it begins sooner. From the same calls. */
+/* One or two tokens of 4 to 8 rows for each multiprocessor, or of x's dtype three or four of one, so long that
+   gemm_rows gains by splitting them among more warps. From the same calls. */
 static bool rows_sooner(const cuda_call &s, const gemm_params &p)
 {
-    const int64_t rows = p.n * (p.glu ? 2 : 1);
-    if ((p.format != OF_U4 && p.format != OF_I8) || p.norm || p.batch_invariant)
+    const int64_t each = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
+    if (p.norm || p.batch_invariant)
         return false;
-    return (p.m <= 2 && p.k >= 4096 && rows <= 8 * (int64_t)s.gpu.sm_count) ||
-           (p.m == 1 && p.format == OF_I8 && p.k <= 256 && rows * p.k > 1 << 17);
+    if (p.format == OF_X)
+        return p.m > 2 && p.m <= 4 && p.k > 8192 && each == 1;
+    return p.format != OF_F8 && p.m <= 2 && p.k >= 2400 && each >= 4 && each <= 8;
 }
 /* The rings that are faster than other kernels of quantised weights but gemm_compact, from sweeps on an H200
    (2026-11-17) over the products of a layer and 8192 x 8192; -1: none is. */
@@ -274,8 +278,8 @@ static adze_status stream_run(const cuda_call &s, const gemm_params &p)
     const int64_t twice = sm_count * (each > 16 ? 2 : 1);
     if (s.takes(WHOLE_8, stream_fits<STREAM_WHOLE>(s, p), p.norm && p.m <= 8))
         return stream_launch<T, STREAM_WHOLE>(s, p, twice);
-    /* Up to 8 tokens, many short rows: more blocks hide each other's starts (H200, 2026-11-18, random calls). */
-    const bool many = p.m <= 8 && each > 32 && p.k <= 1024;
+    /* Up to 8 tokens, many short rows: more blocks hide each other's starts (H200, 2026-11-19, random calls). */
+    const bool many = p.m <= 8 && each > 32 && p.k <= 448;
     if (many && s.takes(WIDE_LONG, stream_fits<STREAM_WIDE_16X4>(s, p)))
         return stream_launch<T, STREAM_WIDE_16X4>(s, p, sm_count * 3);
     const bool small = each <= 16 && p.k <= 512; /* little shared memory, and few warps, are set up sooner */
@@ -367,9 +371,8 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
     /* Many rows of i8 are streamed faster through shared memory, on an H200 (2026-11-17). */
     const bool streams = F == OF_I8 && p.m <= 8 && p.n * (p.glu ? 2 : 1) > 64 * (int64_t)s.gpu.sm_count;
     const int dtype = std::is_same<T, bf16>::value ? ADZE_BF16 : ADZE_F16;
-    /* gemm_shifted is faster with 9 to 16 tokens, on an H200 (2026-11-18); more rows of u4 are gemm_swapped's. */
-    const bool shifts =
-        F == OF_U4 && p.m > 8 && p.m <= 16 && gemm_shifted_run(s, p, dtype, GEMM_SHIFTED_16, 1) == ADZE_OK;
+    /* gemm_shifted is faster with 9 to 16 tokens, on an H200 (2026-11-19). */
+    const bool shifts = p.m > 8 && p.m <= 16 && gemm_shifted_run(s, p, dtype, GEMM_SHIFTED_16, 1) == ADZE_OK;
     const int choice = streams || shifts ? -1 : gemm_direct_choice(s, p);
     for (int shape = 0; shape < GEMM_DIRECT_SHAPES; shape++) {
         const bool can = gemm_direct_run(s, p, dtype, shape, 1) == ADZE_OK;
@@ -388,15 +391,13 @@ static adze_status quantised_run(const cuda_call &s, const gemm_params &p)
                                : quantised_run<T, OF_U4>(s, p);
 }
 
-/* Weights at any address. One token, and two of weights that gemm_rows need not unpack into pairs, are faster by that
-   kernel. */
+/* Weights at any address. One or two tokens of f32, or of weights that gemm_rows need not unpack into pairs, are
+   faster by that kernel. */
 static adze_status shifted_run(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    const bool floats = p.format == OF_X || dtype == ADZE_F32;
-    const bool split = p.m == 1 && rows <= 8 && p.k > 512; /* gemm_rows has a part of k in each of more warps */
+    const bool rows = rows_sooner(s, p) || (p.m <= 2 && (p.format == OF_X || dtype == ADZE_F32));
     double time;
-    const int choice = split || (floats && p.m <= 2) ? -1 : gemm_shifted_choice(s, p, dtype, &time);
+    const int choice = rows ? -1 : gemm_shifted_choice(s, p, dtype, &time);
     for (int shape = 0; shape < GEMM_SHIFTED_SHAPES; shape++) {
         const bool asked = s.choice->want == SHIFTED + shape; /* a plan takes host time: no other is made again */
         const bool can = asked ? gemm_shifted_run(s, p, dtype, shape, 1) == ADZE_OK : shape == choice;

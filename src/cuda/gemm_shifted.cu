@@ -26,22 +26,25 @@ struct shifted_plan {
     size_t bytes; /* of shared memory */
     double time;
 };
-/* Cycles of an H200, fitted to 42 calls with 15 divisions each (2026-11-19). */
+/* Cycles of an H200, fitted to 869 times of 282 random calls (2026-11-19). What multiplies 16-bit x takes no time
+   beside what loads it. */
 enum {
-    SHIFTED_ROUND = 2900,   /* of a round of blocks */
-    SHIFTED_ALONE = 2100,   /* of blocks that leave no room for those of the next kernel */
-    SHIFTED_CLUSTER = 2400, /* of clusters, for each block of a multiprocessor */
-    SHIFTED_LATENCY = 1600, /* of a step, at least */
-    SHIFTED_ROWS = 17,
-    SHIFTED_X = 12,  /* of a warp's step: of 16 rows, of 64 bytes of 8 tokens, */
+    SHIFTED_ROUND = 4200,   /* of a round of blocks */
+    SHIFTED_ALONE = 2800,   /* of blocks that leave no room for those of the next kernel */
+    SHIFTED_WHOLE = 570,    /* less without SPLITS: code that runs once is read sooner */
+    SHIFTED_GLU = 640,      /* of sums of gate and value */
+    SHIFTED_CLUSTER = 2300, /* of clusters, for each block of a multiprocessor */
+    SHIFTED_LATENCY = 1490, /* of a step, at least */
+    SHIFTED_ROWS = 32,
+    SHIFTED_SCALES = 32,
+    SHIFTED_X = 46,  /* of a warp's step: of 16 rows, of their groups' scales, of 64 bytes of 8 tokens, */
     SHIFTED_END = 4, /* of an output */
 };
-/* and of 16 rows that are unpacked and multiplied with 8 tokens. */
+/* and of 16 rows that are unpacked for f32 and multiplied with 8 tokens. */
 template <typename T, weight_format F>
-constexpr int shifted_unpack = sizeof(T) == 4 ? (F == OF_U4 ? 275 : 105)
-                               : F == OF_X    ? 8
-                               : F == OF_U4   ? 105
-                                              : 70;
+constexpr int shifted_unpack = sizeof(T) == 2 ? 0
+                               : F == OF_U4   ? 168
+                                              : 50;
 
 /* As ceil_div, of numbers below 2^52: a plan has many, and divisions of doubles take a fraction of the time. */
 static int64_t ceil_ratio(int64_t a, int64_t b)
@@ -81,10 +84,11 @@ static shifted_plan shifted_division(const cuda_call &s, const gemm_params &p, i
                   tiles = std::min<int64_t>(S::ROW_TILES, ceil_ratio(ceil_ratio(of_block, tile), groups));
     const double x = (double)SHIFTED_X * S::TOKEN_TILES * S::PIECES * (int)(sizeof(T) / 2);
     const double unpack = shifted_unpack<T, S::FORMAT>;
-    const double warp_step = (double)tiles * (SHIFTED_ROWS + S::TOKEN_TILES * unpack) + x;
+    const double rows_step = SHIFTED_ROWS + (p.group ? SHIFTED_SCALES : 0) + S::TOKEN_TILES * unpack;
+    const double warp_step = (double)tiles * rows_step + x;
     const double step = std::max((double)SHIFTED_LATENCY, (double)(each * S::WARPS) * warp_step);
     const double ends = (double)(each * of_block * plan.tokens) / parts * SHIFTED_END;
-    plan.time = (S::BLOCKS == 1 ? SHIFTED_ALONE : 0) +
+    plan.time = (S::BLOCKS == 1 ? SHIFTED_ALONE : 0) - (S::SPLITS ? 0 : SHIFTED_WHOLE) + (p.glu ? SHIFTED_GLU : 0) +
                 (parts > 1 ? (double)SHIFTED_CLUSTER * (double)all / (double)sm_count : 0) +
                 (double)ceil_ratio(all, sm_count * each) *
                     (SHIFTED_ROUND + (double)ceil_ratio(ceil_ratio(steps, parts), slices) * step + ends);

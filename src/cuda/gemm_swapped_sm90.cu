@@ -88,16 +88,15 @@ extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p
 /* The shape that takes a call, and how many cycles its plan says; -1: none. */
 extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time)
 {
-    /* Many tokens have other kernels. So have up to 16, but for rows of u4 that gemm_shifted would take in more than
-       two tiles of a multiprocessor, for short rows of gate and up, and for those below. */
+    /* Many tokens have other kernels. So have up to 8, and up to 16 of x's dtype, but for short rows of gate and up,
+       and for those below. */
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
     /* Weights of x's dtype: short rows, of which a multiprocessor has many; and long ones, of which it has one or a
        few, as a cluster's blocks have a part of k each: 13 tokens, 128 rows of 12288 took 9.0 us, 17.0 streamed
        (H200, 2026-11-19). */
-    const bool plain = p.k <= 256 ? rows > 64 : rows <= 1 ? p.k > 3584 : rows <= 12 && p.k >= 8192;
+    const bool plain = p.k <= 256 ? rows > 64 : rows <= 2 ? p.k > 3584 : rows <= 12 && p.k >= 8192;
     const bool gated = p.glu && rows > 40 && p.k <= 2048;
-    const bool few = p.m > 8 && p.m <= 16 && !p.x_scale &&
-                     ((p.format == OF_U4 && rows > 32) || (p.format == OF_X && (gated || plain)));
+    const bool few = p.m > 8 && p.m <= 16 && !p.x_scale && (p.format != OF_X || gated || plain);
     const bool some = few || (p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)));
     int best = -1;
     double its;

@@ -20,7 +20,7 @@ extern "C" int adze_cuda_clusters(int device); /* whether this build's kernels m
    there may be none. */
 extern "C" int adze_cuda_clustered(int device, int size);
 extern "C" int adze_cuda_tensor_cores(int device); /* whether they have mma and cp.async there: sm_80 and newer */
-extern "C" void *adze_cuda_map_encoder(void); /* the driver's cuTensorMapEncodeTiled; NULL: it has none */
+extern "C" void *adze_cuda_map_encoder(void);      /* the driver's cuTensorMapEncodeTiled; NULL: it has none */
 
 /* A call on its way to a kernel: where it runs, and which variants it may take. */
 struct cuda_call : adze_stream {
