@@ -163,8 +163,9 @@ static adze_status rope_launch_fast(const cuda_call &stream, rope_fast_params p,
 }
 
 /* One head per thread while the GPU has room for all threads, for f32, whose heads are twice as long, and for
-   partial rotation, which few models have; else two. A small call without a norm is faster with two as well, if a
-   token then still has two warps (19 random calls, H200, 2026-11-18). */
+   partial rotation, which few models have; else two, if a head has four lanes or more: of shorter ones a thread's two
+   heads took 1.05 to 1.33 times as long (all variants on random calls, H200, 2026-11-19). A small call without a norm
+   is faster with two as well, if a token then still has two warps (19 random calls, H200, 2026-11-18). */
 template <typename T, typename TRAITS>
 static adze_status rope_pick_heads(const cuda_call &stream, rope_fast_params p, int64_t tokens)
 {
@@ -172,7 +173,7 @@ static adze_status rope_pick_heads(const cuda_call &stream, rope_fast_params p, 
     const int64_t room = (int64_t)stream.gpu.sm_threads * stream.gpu.sm_count;
     const bool small = !TRAITS::NORM && threads <= room / 4 && threads >= tokens * 128;
     if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
-        if (stream.takes(ROPE_FAST2, true, threads > room || small))
+        if (stream.takes(ROPE_FAST2, true, (threads > room && p.lanes >= 4) || small))
             return rope_launch_fast<T, TRAITS, 2>(stream, p, tokens);
     return stream.takes(ROPE_FAST1, true) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens) : ADZE_NO_KERNEL;
 }
