@@ -330,7 +330,8 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
         return attention_steps_of(p, attention_queries(p, rows), keys).seen;
     };
     const double seen = attention_extent_of(p, attention_queries(p, 64)).seen;
-    const double sms = (double)s.gpu.sm_count, width = std::max({p.d, p.dv, 64}) / 128.0;
+    const int widest = std::max({p.d, p.dv, 64});
+    const double sms = (double)s.gpu.sm_count, width = widest > 128 ? 2 : widest / 128.0; /* padded to 256 elements */
     const double each = tiles(128), parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
     const bool narrow = p.d <= 64 && p.dv <= 64, wide = width > 1;
     attention_times t;

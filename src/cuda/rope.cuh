@@ -399,7 +399,8 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
 /* The same across heads, against rope_any_row, by the times of both on 50 calls, and on 46 more (2026-11-19):
    rope_any_row is faster where its threads hold a row in units of two elements or more, in calls of few tokens, and
    of at most 36 KB per multiprocessor; of floats, a row of one pair of units in each thread. It is faster in larger
-   calls too where its units have four elements and pieces are put together in shared memory before they are stored. */
+   calls too where a row has a block, its units have four elements, and pieces are put together in shared memory before
+   they are stored. */
 template <typename T>
 static bool rope_team_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
                              int width)
@@ -410,7 +411,7 @@ static bool rope_team_faster(const cuda_limits &gpu, const rope_pieces_params &p
     const int held = sizeof(T) == 4 ? ROW_THREADS : rope_row_held(width);
     if (row * any.pairs > held)
         return true;
-    if (width == 4 && !rope_pieces_stored_whole(p))
+    if (width == 4 && row * any.pairs >= ROW_BLOCK && !rope_pieces_stored_whole(p))
         return false;
     return width == 1 || r.batch * r.seq >= 4 * gpu.sm_count ||
            r.batch * r.seq * (q + k) * r.head_dim * (int64_t)sizeof(T) > (36 << 10) * gpu.sm_count;
