@@ -42,9 +42,11 @@ int adze_cuda_clusters(int device)
 {
     return device == 0 && gpu.sm >= 90;
 }
+/* Clusters lie within a GPC, and leave some of its multiprocessors empty: on an H200 there are at most 31 of 4 blocks
+   and 15 of 8, by what group_norm chose there (2026-11-19). */
 int adze_cuda_clustered(int device, int size)
 {
-    return adze_cuda_clusters(device) ? gpu.sm_count / size : 0;
+    return adze_cuda_clusters(device) ? gpu.sm_count * 15 / 16 / size : 0;
 }
 int adze_cuda_tensor_cores(int device)
 {

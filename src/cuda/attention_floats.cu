@@ -3,6 +3,7 @@
 #include "attention_run.cuh"
 
 #include <algorithm>
+#include <math.h>
 
 /* Few rows, some, many. Where rows are long a step has fewer keys: for several blocks on a multiprocessor, which wait
    for keys at different times. Of few rows a thread has few: a block's few warps would wait for each other. */
@@ -22,28 +23,32 @@ static adze_status floats_run(const cuda_call &s, const attention_params &p, int
 {
     return floats_run<S, attention_of_floats<float, S>>(s, p, variant, true, preferred);
 }
+/* The steps of a block, if all blocks are resident at once; else infinitely many. */
+template <class S>
+static attention_extent floats_at_once(const cuda_call &s, const attention_params &p)
+{
+    const int64_t parts = attention_step_clusters<S>(s, p);
+    if (attention_tiles(p, S::ROWS) * attention_pairs(p) * parts > s.gpu.sm_count * S::BLOCKS)
+        return {INFINITY, INFINITY};
+    const attention_extent steps = attention_steps_of(p, attention_queries(p, S::ROWS), S::KEYS);
+    return {steps.most / (double)parts, steps.seen / (double)parts};
+}
 template <int D>
 static adze_status floats_run(const cuda_call &s, const attention_params &p)
 {
     const int64_t rows = attention_rows_of(p);
     const int64_t room = s.gpu.block_shared;
     const bool some = FLOATS_16<D>::SHARED <= room, many = FLOATS_64<D>::SHARED <= room;
-    const auto blocks = [&](int64_t each) { return attention_tiles(p, each) * attention_pairs(p); };
-    const auto steps = [&](int64_t each, int64_t keys) {
-        return attention_steps_of(p, attention_queries(p, each), keys);
-    };
-    /* Some rows of a single step are the smallest blocks' if all of these are resident at once: 61 rows and keys took
-       8.2 us, and 15.8 on tensor cores (H200, 2026-11-19). */
-    const bool few =
-        rows <= FLOATS_4<D>::ROWS || (rows <= 2 * SOME_MOST && blocks(FLOATS_4<D>::ROWS) <= s.gpu.sm_count * 2 &&
-                                      steps(FLOATS_4<D>::ROWS, FLOATS_4<D>::KEYS).most <= 1);
+    /* Where all blocks are resident at once, and have a step each, the fewer rows of a block the better: tensor cores
+       took 1.1 to 1.8 times as long. From all variants on random calls (H200, 2026-11-19). */
+    const bool few = rows <= FLOATS_4<D>::ROWS || floats_at_once<FLOATS_4<D>>(s, p).seen <= 1.25;
     adze_status status = floats_run<FLOATS_4<D>>(s, p, FLOATS_FEW, few);
     if constexpr (FLOATS_16<D>::SHARED > (48 << 10)) /* else every GPU has room */
         if (status == ADZE_NO_KERNEL && !some)
             return floats_run<FLOATS_SMALL<D>>(s, p, FLOATS_SOME, true);
     /* Tiles of 128 long rows leave most multiprocessors empty: not for a few keys. */
-    const bool resident = D > 192 && blocks(FLOATS_16<D>::ROWS) <= s.gpu.sm_count * FLOATS_16<D>::BLOCKS &&
-                          steps(FLOATS_16<D>::ROWS, FLOATS_16<D>::KEYS).seen <= 2;
+    const attention_extent steps = floats_at_once<FLOATS_16<D>>(s, p);
+    const bool resident = D > 192 ? steps.seen <= 2 : steps.most <= 1;
     if (status == ADZE_NO_KERNEL)
         status = floats_run<FLOATS_16<D>>(s, p, FLOATS_SOME, rows <= SOME_MOST || resident || !many);
     if (status == ADZE_NO_KERNEL)

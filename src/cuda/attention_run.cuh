@@ -330,7 +330,8 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
         return attention_steps_of(p, attention_queries(p, rows), keys).seen;
     };
     const double seen = attention_extent_of(p, attention_queries(p, 64)).seen;
-    const double sms = (double)s.gpu.sm_count, width = std::max({p.d, p.dv, 64}) / 128.0;
+    const int widest = std::max({p.d, p.dv, 64});
+    const double sms = (double)s.gpu.sm_count, width = widest > 128 ? 2 : widest / 128.0; /* padded to 256 elements */
     const double each = tiles(128), parts = std::min(std::max(2 * sms / each, 1.0), 8.0);
     const bool narrow = p.d <= 64 && p.dv <= 64, wide = width > 1;
     attention_times t;
@@ -343,7 +344,7 @@ static inline attention_times attention_times_of(const cuda_call &s, const atten
                      ? INFINITY
                      : 3.3 + (wide ? 1.44 : 0.72) * (double)p.n / 256 + 6.5 * std::max(short_rounds - 0.25, 0.0);
     t.in_short *= short_masked;
-    t.few = (wide ? 6 + seen / 120 : 4.8 + std::min(seen / 450, 3.0)) +
+    t.few = (wide ? 6 + seen / 120 : 5.2 + std::min(seen / 450, 3.0)) +
             (wide ? 3.2 : 2.4) * width * std::max(tiles(16) * steps(16, 64) / (2 * sms), 0.72);
     t.some =
         10.3 + std::min(seen / 2000, 9.5) + (wide ? 3.9 : 2.3) * width * tiles(64) * steps(64, 64) / (sms * 4 / 3);

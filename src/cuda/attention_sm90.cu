@@ -26,7 +26,7 @@ static adze_status wgmma_run(const cuda_call &s, const attention_params &p)
     }
     const wgmma_cost wide = {1.1, 0};
     if (fits(160, 160))
-        return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<160, 160, 2, 112, 2>>{{wide, {1.55, 0}, {}}});
+        return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<160, 160, 2, 112, 2>>{{wide, {1.7, 0}, {}}});
     if (fits(192, 128))
         return wgmma_run<T>(s, p, wgmma_shapes<WIDE, wgmma_shape<192, 128, 2, 128, 2>>{{wide, {1.75, 0}, {}}});
     if (fits(192, 192))

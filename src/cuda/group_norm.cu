@@ -457,13 +457,14 @@ static bool slow_alone(const cuda_call &s, const tile_params &p, int64_t entries
 }
 
 /* The same of other blocks, where the last of several waves is nearly empty: four entries of 960 channels last, 1056
-   positions each, took 17.5 us, and 13.7 us where x is read twice. With channels last also beyond two waves, or one
-   of narrow units: in the clusters of a wave all blocks load, and then all store. */
+   positions each, took 17.5 us, and 13.7 us where x is read twice. Beyond one wave of narrow units too, and of others
+   with channels last beyond two: in the clusters of a wave all blocks load, and then all store. Four entries of 960
+   channels first, 1320 positions each, took 29.6 us in narrow units, and 15.0 where vectors are read twice. */
 static bool slow_waves(const cuda_call &s, const held_cut &h, bool last, int64_t entries)
 {
     const int64_t clusters = entries * h.p.tiles, at_once = held_at_once(s, h.p, h.units, last);
     const int64_t waves = ceil_div(clusters, at_once);
-    if (last && waves > (h.units == HELD_NARROW ? 1 : 2))
+    if (h.units == HELD_NARROW ? waves > 1 : last && waves > 2)
         return true;
     return waves > 1 && waves * at_once * 2 > clusters * 3;
 }

@@ -396,16 +396,24 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
     threads *= all;
     return threads >= half && threads * width * pairs < 4 * half;
 }
-/* The same across heads, against rope_any_row, by the times of both on 50 calls: rope_any_row is faster where its
-   threads hold a row in units of 8 bytes or more, in calls of few tokens, and of at most 36 KB per multiprocessor. */
+/* The same across heads, against rope_any_row, by the times of both on 50 calls, and on 46 more (2026-11-19):
+   rope_any_row is faster where its threads hold a row in units of two elements or more, in calls of few tokens, and
+   of at most 36 KB per multiprocessor; of floats, a row of one pair of units in each thread. It is faster in larger
+   calls too where a row has a block, its units have four elements, and pieces are put together in shared memory before
+   they are stored. */
 template <typename T>
-static bool rope_team_faster(const cuda_limits &gpu, const rope_any_params &any, int width)
+static bool rope_team_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
+                             int width)
 {
     const adze_rotary &r = any.r;
     const int64_t q = r.qk[0].heads, k = r.qk[1].heads;
     const int64_t row = rope_row_splits(any, width) ? std::max(q, k) : q + k;
-    return width * (int)sizeof(T) < 8 || row * any.pairs > rope_row_held(width) ||
-           r.batch * r.seq >= 4 * gpu.sm_count ||
+    const int held = sizeof(T) == 4 ? ROW_THREADS : rope_row_held(width);
+    if (row * any.pairs > held)
+        return true;
+    if (width == 4 && row * any.pairs >= ROW_BLOCK && !rope_pieces_stored_whole(p))
+        return false;
+    return width == 1 || r.batch * r.seq >= 4 * gpu.sm_count ||
            r.batch * r.seq * (q + k) * r.head_dim * (int64_t)sizeof(T) > (36 << 10) * gpu.sm_count;
 }
 
@@ -427,7 +435,7 @@ static bool rope_try_pieces(const cuda_call &stream, const adze_rotary &r, const
         if (r.across_heads) {
             const int64_t blocks = rope_team_plan(&p, stream.gpu, tokens, pieces_heads<T, PIECES_ACROSS>);
             if (!stream.takes(ROPE_TEAM, blocks > 0 && blocks <= 0x7fffffff,
-                              rope_team_faster<T>(stream.gpu, any, width)))
+                              rope_team_faster<T>(stream.gpu, p, any, width)))
                 return false;
             *status = rope_launch_pieces<T, PIECES_ACROSS>(stream, p, blocks);
             return true;

@@ -163,18 +163,24 @@ static adze_status rope_launch_fast(const cuda_call &stream, rope_fast_params p,
 }
 
 /* One head per thread while the GPU has room for all threads, for f32, whose heads are twice as long, and for
-   partial rotation, which few models have; else two. A small call without a norm is faster with two as well, if a
-   token then still has two warps (19 random calls, H200, 2026-11-18). */
+   partial rotation, which few models have; else two, if a head has four lanes or more: of shorter ones a thread's two
+   heads took 1.05 to 1.33 times as long (all variants on random calls, H200, 2026-11-19). A small call without a norm
+   is faster with two as well, if a token then still has two warps (19 random calls, H200, 2026-11-18). Where the
+   tokens of a head are nearer to each other than the heads of a token, a block reads and writes far apart: large
+   calls without a norm are rope_any's, whose threads go along the tokens (0.82 to 1.01 of the time). */
 template <typename T, typename TRAITS>
 static adze_status rope_pick_heads(const cuda_call &stream, rope_fast_params p, int64_t tokens)
 {
     const int64_t threads = tokens * (p.qk[0].heads + p.qk[1].heads) * p.lanes;
     const int64_t room = (int64_t)stream.gpu.sm_threads * stream.gpu.sm_count;
+    const rope_fast_tensor &main = p.qk[p.qk[0].heads ? 0 : 1];
+    const bool apart = main.heads > 1 && p.seq != 1 && llabs(main.x_stride[1]) < llabs(main.x_head);
+    const bool near = TRAITS::NORM || threads <= 4 * room || !apart;
     const bool small = !TRAITS::NORM && threads <= room / 4 && threads >= tokens * 128;
     if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
-        if (stream.takes(ROPE_FAST2, true, threads > room || small))
+        if (stream.takes(ROPE_FAST2, true, (threads > room && p.lanes >= 4 && near) || small))
             return rope_launch_fast<T, TRAITS, 2>(stream, p, tokens);
-    return stream.takes(ROPE_FAST1, true) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens) : ADZE_NO_KERNEL;
+    return stream.takes(ROPE_FAST1, true, near) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens) : ADZE_NO_KERNEL;
 }
 
 template <typename T, typename TRAITS>
