@@ -75,10 +75,12 @@ extern "C" adze_status gemm_compact_run(const cuda_call &s, const gemm_params &p
 
 /* The shape that takes a call, -1: none. From sweeps on an H200 (2026-11-17) over 4096 x 4096, 8192 x 8192, 14336 x
    4096 and the products of a layer: weights go straight into registers, those of i8 through rings with one or two
-   tokens. More than U4_TOKENS have faster kernels (2026-11-18). */
+   tokens, and with more where they are LARGE, which takes nine tenths of the time (2026-11-19). More than U4_TOKENS
+   have faster kernels (2026-11-18). */
 extern "C" int gemm_compact_choice(const cuda_call &s, const gemm_params &p, int dtype)
 {
-    const bool rings = p.format == OF_I8 && p.m <= 2;
+    constexpr int64_t LARGE = 20 << 20;
+    const bool rings = p.format == OF_I8 && (p.m <= 2 || p.n * (p.glu ? 2 : 1) * p.k >= LARGE);
     if (rings && gemm_compact_run(s, p, dtype, GEMM_COMPACT_8_RING, 1) == ADZE_OK)
         return GEMM_COMPACT_8_RING;
     constexpr int64_t U4_TOKENS = 12;
