@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import adze
 import models
@@ -159,7 +159,40 @@ def test_a_checkpoint_of_other_sizes(tmp_path):
             hf.AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
 
 
+def test_damaged_checkpoints(tmp_path):
+    model, path = models.build("llama"), "model.layers.0.mlp.up_proj"
+    adze.quantize(model, "int4-g32", zero_points=True)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    good = load_file(file)
+    q, scale = (good[f"{path}.weight_{name}"] for name in ("q", "scale"))
+    k = q.shape[1] * 2
+    for wanted, change in (
+        ("up_proj has no scale", {"scale": None}),
+        (f"has {path}.weight_scale and no {path}.weight_q", {"q": None, "zero": None}),
+        ("weight_scale is F64", {"scale": scale.double()}),
+        ("up_proj has a scale of torch.int32", {"scale": scale.int()}),
+        (r"up_proj has a scale of \[9, ", {"scale": scale[:9]}),
+        ("up_proj has zeros of torch.float32", {"zero": torch.zeros(scale.shape)}),
+        (rf"up_proj has an order of torch.int64 and \[9\], it must be int64 and \[{k}\]", {"order": torch.arange(9)}),
+        ("up_proj has an order of its columns in which not each", {"order": torch.arange(k) + 1}),
+    ):
+        made = good | {f"{path}.weight_{name}": part for name, part in change.items()}
+        save_file({name: part for name, part in made.items() if part is not None}, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=f"AdzeConfig: .*{wanted}"):
+            hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    order = torch.arange(k, dtype=torch.int32)
+    save_file(good | {f"{path}.weight_order": order}, file, metadata={"format": "pt"})
+    again, inputs = (
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=here()).eval(),
+        models.inputs("llama"),
+    )
+    assert torch.equal(models.output(again, inputs), models.output(model, inputs))
+
+
 def test_refused(tmp_path):
+    with pytest.raises(TypeError, match="AdzeConfig has no group_size: kind, exclude"):
+        adze.AdzeConfig("int8", group_size=32)
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
         adze.AdzeConfig("int5")
     hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path)
