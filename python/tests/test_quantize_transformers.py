@@ -190,6 +190,18 @@ def test_damaged_checkpoints(tmp_path):
     assert torch.equal(models.output(again, inputs), models.output(model, inputs))
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_dequantize_after_saving_and_casting(dtype, tmp_path):
+    model, inputs = models.build("llama").to(torch.bfloat16), models.inputs("llama")
+    adze.quantize(model, "int8")
+    model.save_pretrained(tmp_path)  # leaves a string as the config's dtype
+    model.to(torch.float16)
+    plain = model.dequantize(dtype)
+    assert not layers(plain) and not hasattr(plain.config, "quantization_config")
+    assert {p.dtype for p in plain.parameters()} == {dtype or torch.float16}
+    assert models.output(plain, inputs).dtype == (dtype or torch.float16)
+
+
 def test_refused(tmp_path):
     with pytest.raises(TypeError, match="AdzeConfig has no group_size: kind, exclude"):
         adze.AdzeConfig("int8", group_size=32)

@@ -125,14 +125,17 @@ class AdzeQuantizer(HfQuantizer):
     def is_compileable(self):
         return True
 
-    def _dequantize(self, model, dtype=None):
+    def dequantize(self, model, dtype=None):
+        """Each layer gets the dtype in which it computes, or the whole model gets the one given. The config's is
+        neither: the model may have been cast, and save_pretrained leaves a string there."""
         for path, module in list(model.named_modules()):
             if isinstance(module, QuantizedLinear):
-                weight = module.weight.to(dtype or module.dtype)
+                weight = module.weight
                 linear = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta", dtype=weight.dtype)
                 linear.weight, linear.bias = torch.nn.Parameter(weight, requires_grad=False), module.bias
                 model.set_submodule(path, linear)
-        return model
+        self.remove_quantization_config(model)
+        return model if dtype is None else model.to(dtype)
 
 
 def _shapes(files):
