@@ -202,7 +202,24 @@ def test_dequantize_after_saving_and_casting(dtype, tmp_path):
     assert models.output(plain, inputs).dtype == (dtype or torch.float16)
 
 
+def test_a_weight_that_is_not_finite(tmp_path):
+    """It is left as it is, as by adze.quantize: its largest number would be the scale of a row."""
+    model, name = models.build("llama"), "model.layers.0.mlp.up_proj"
+    model.get_submodule(name).weight.data[0, 0] = float("inf")
+    model.save_pretrained(tmp_path)
+    handle = adze.quantize(model, "int8")
+    made = hf.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=adze.AdzeConfig("int8")).eval()
+    assert list(layers(made)) == handle.quantized and name not in handle.quantized
+    made.save_pretrained(tmp_path / "made")
+    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "made")
+    assert list(layers(again)) == handle.quantized
+    assert torch.equal(again.get_submodule(name).weight, model.get_submodule(name).weight.cpu())
+
+
 def test_refused(tmp_path):
+    for exclude in (5, ("lm_head", 5)):
+        with pytest.raises(TypeError, match="exclude is .*5.*, it must be a pattern of paths or several"):
+            adze.AdzeConfig("int8", exclude=exclude)
     with pytest.raises(TypeError, match="AdzeConfig has no group_size: kind, exclude"):
         adze.AdzeConfig("int8", group_size=32)
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):

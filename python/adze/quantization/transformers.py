@@ -10,7 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .checkpoint import FORMATS, bad_order, misfit
 from .linear import QuantizedLinear
-from .model import is_excluded, matrix_of, quantized_layer, unfit
+from .model import is_excluded, matrix_of, patterns_of, quantized_layer, unfit
 from .weight import ACTIVATIONS, KINDS, Weight, check_kind
 
 _BYTES = {"i8": 1.0, "u4": 0.5, "f8e4m3": 1.0}
@@ -34,7 +34,7 @@ class AdzeConfig(QuantizationConfigMixin):
             check_kind(kind, zero_points)
         self.quant_method = "adze"
         self.kind, self.zero_points, self.search = kind, zero_points, search
-        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
+        self.exclude = patterns_of(exclude)
         self.activations = list(activations)
 
 
@@ -50,7 +50,7 @@ class _Quantize(ConversionOps):
             name = full_layer_name if len(input_dict) == 1 else name
             value = value[0] if isinstance(value, list) else value
             path = name.rpartition(".")[0]
-            if path not in self.quantizer.paths:
+            if path not in self.quantizer.paths or not torch.isfinite(value).all():
                 made[name] = value
                 continue
             made |= self._stored(model, path, value)
