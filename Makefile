@@ -290,6 +290,7 @@ I := $(DESTDIR)$(PREFIX)
 LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
 STRIP   ?= strip
 install: $(if $(wildcard $(B)/adze),,all)
+	@case '$(PREFIX)' in /*) ;; *) echo "install: PREFIX is '$(PREFIX)', it must begin with /" >&2; exit 1;; esac
 	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include/adze/ops" "$(I)/include/adze/cpu" "$(I)/include/adze/cuda" \
 	  "$(I)/include/adze/check" "$(I)/share/adze/check"
 	install -m 755 $(B)/adze "$(I)/bin"

@@ -43,6 +43,12 @@ def project(prefix, tmp_path_factory):
     return folder / "my_add"
 
 
+def test_a_prefix_that_is_a_path_from_here(prefix, tmp_path):
+    """pkg-config would look for the header and the library from wherever it is called."""
+    said = run("make", "-f", ROOT / "Makefile", "-C", ROOT, "install", "PREFIX=here", folder=tmp_path, status=2)
+    assert "install: PREFIX is 'here', it must begin with /" in said and not (ROOT / "here").exists()
+
+
 def test_headers_say_that_they_may_change(prefix):
     headers = [path for path in (prefix / "include/adze").rglob("*") if path.is_file()]
     assert {"kernel.h", "suite.h", "launch.cuh", "row.h"} <= {path.name for path in headers}
