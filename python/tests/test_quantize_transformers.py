@@ -224,6 +224,8 @@ def test_refused(tmp_path):
         adze.AdzeConfig("int8", group_size=32)
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
         adze.AdzeConfig("int5")
+    with pytest.raises(ValueError, match=r"kind is \['int8'\], it must be one of"):
+        adze.AdzeConfig(["int8"])
     hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="kind is None, it must be one of"):
         load(tmp_path, quantization_config=adze.AdzeConfig(None))
