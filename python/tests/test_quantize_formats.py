@@ -111,6 +111,25 @@ def test_gptq(version, act_order):
     assert torch.equal(layer.weight, want.bfloat16())
 
 
+def test_names_of_a_layout():
+    """transformers and GPTQModel have it as "format", and older programs as "checkpoint_format" or "version"."""
+    tensors = gptq_tensors(4, K // G, torch.arange(K) // G)
+    for name in ("format", "checkpoint_format"):
+        weight = formats.gptq(tensors, {"bits": 4, "group_size": G, name: "gptq_v2"})
+        assert torch.equal(values(weight), gptq_reference(tensors, 4, 0))
+    with pytest.raises(ValueError, match="gptq: format is 'marlin', it must be"):
+        formats.gptq(tensors, {"bits": 4, "group_size": G, "format": "marlin"})
+    tensors = awq_tensors()
+    weight = formats.awq(tensors, {"w_bit": 4, "q_group_size": G, "format": "gemm"})
+    assert torch.equal(values(weight), awq_reference(tensors))
+    with pytest.raises(ValueError, match="awq: format is 'gemv_fast', it must be"):
+        formats.awq(tensors, {"bits": 4, "group_size": G, "format": "gemv_fast"})
+    packed = {"weight_packed": words(N, K // 8), "weight_scale": scales(N, K // G)}
+    packed["weight_shape"] = torch.tensor([N, K])
+    with pytest.raises(ValueError, match="a format: the checkpoint has no weight_g_idx"):
+        formats.compressed_tensors(packed, scheme(num_bits=4, strategy="group", group_size=G, actorder="dynamic"))
+
+
 def test_gptq_of_8_bits():
     tensors = gptq_tensors(8, 1, torch.zeros(K))
     tensors["qzeros"] = torch.full((1, N // 4), 0x7F7F7F7F, dtype=torch.int32)  # 127 + 1 is the middle

@@ -66,7 +66,7 @@ def read_config(folder):
             found = _json(path)
             found = found if key is None else found.get(key)
             if found and isinstance(found, dict):
-                return found.get("quant_method", "gptq" if key is None else None), found
+                return found.get("quant_method", found.get("method", "gptq" if key is None else None)), found
     raise ValueError(f"adze.load_quantized: {folder} has no quantization_config in config.json")
 
 

@@ -135,12 +135,20 @@ def _by_groups(format, numbers, g_idx, group, groups):
     return numbers[:, order], order
 
 
+def _layout(config, default, *names):
+    """(the name under which a config has its layout, the layout): programs have written it under several names."""
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    found = config.get(name)
+    return name, default if found is None else str(found).lower()
+
+
 def awq(tensors, config):
     """AWQ, version "gemm": qweight [k, n / 8] and qzeros [k / group, n / 8] of int32, scales [k / group, n]."""
-    bits, group = config.get("bits", 4), _group_of("awq", config.get("group_size", 128))
-    version = str(config.get("version", "gemm")).lower()
-    if version != "gemm":
-        raise ValueError(f'awq: version is {version!r}, it must be "gemm"')
+    bits = config.get("bits", config.get("w_bit", 4))
+    group = _group_of("awq", config.get("group_size", config.get("q_group_size", 128)))
+    name, layout = _layout(config, "gemm", "version", "format", "checkpoint_format")
+    if layout != "gemm":
+        raise ValueError(f'awq: {name} is {layout!r}, it must be "gemm"')
     if bits != 4:
         raise ValueError(f"awq: bits is {bits!r}, it must be 4")
     words, scale = _taken("awq", tensors, "qweight", "scales")
@@ -166,16 +174,16 @@ def gptq(tensors, config):
     In the first version of the format a zero is stored less one, in "gptq_v2" as it is."""
     bits, group = config.get("bits", 4), _group_of("gptq", config.get("group_size", 128))
     _check_bits("gptq", bits)
-    version = str(config.get("checkpoint_format") or "gptq").lower()
-    if version not in ("gptq", "gptq_v2"):
-        raise ValueError(f'gptq: checkpoint_format is {version!r}, it must be "gptq" or "gptq_v2"')
+    name, layout = _layout(config, "gptq", "checkpoint_format", "format")
+    if layout not in ("gptq", "gptq_v2"):
+        raise ValueError(f'gptq: {name} is {layout!r}, it must be "gptq" or "gptq_v2"')
     words, scale, zero = _taken("gptq", tensors, "qweight", "scales", "qzeros")
     _check_matrix("gptq", torch.int32, qweight=words, qzeros=zero)
     _check_matrix("gptq", scale.dtype, scales=scale)
     if config.get("desc_act"):
         _taken("gptq", tensors, "g_idx")
     numbers, scale = _fields(words, bits, 0).t(), scale.t()
-    zero = _fields(zero, bits, 1).t()[: numbers.shape[0]] + (version == "gptq")
+    zero = _fields(zero, bits, 1).t()[: numbers.shape[0]] + (layout == "gptq")
     _check_groups("gptq", numbers.shape, group, scale, zero)
     numbers, order = _by_groups("gptq", numbers, tensors.get("g_idx"), group, scale.shape[1])
     return _made("gptq", numbers, scale, zero, bits, group, order)
@@ -248,7 +256,7 @@ def compressed_tensors(tensors, config):
         zero = _fields(zero, bits, 0)[:n]
     elif "weight_zero_point" in tensors and bool((tensors["weight_zero_point"] != 0).any()):
         raise ValueError(f"{name}: weight_zero_point is not 0, and the config says that the weights are symmetric")
-    if scheme.get("actorder") in (True, "group"):
+    if scheme.get("actorder") in (True, "group", "dynamic"):
         _taken(name, tensors, "weight_g_idx")
     _check_groups(name, (n, k), group, scale, zero)
     numbers, order = _by_groups(name, numbers, tensors.get("weight_g_idx"), group, scale.shape[1])
