@@ -237,9 +237,9 @@ $(B)/%.o: %.c $(B)/flags
 BUNDLED := $(filter-out %/__pycache__,$(wildcard templates/*/*)) $(wildcard src/ops/*.c src/cpu/*.c \
              src/cuda/*.cu) $(filter-out \
              $(wildcard $(patsubst check/%.h,check/%.c,$(wildcard check/*.h))),$(wildcard check/*.c)) include/adze.h \
-           python/adze/operators/functions.py
+           include/adze_kernel.h src/kernel.h src/value.h python/adze/operators/functions.py
 SKILLS  := $(wildcard skills/*/* skills/*/*/*)
-$(B)/bundle: cli/bundle.sh $(BUNDLED) $(SKILLS) $(shell cat skills/*/scripts.list) $(B)/objects
+$(B)/bundle: cli/bundle.sh Makefile $(BUNDLED) $(SKILLS) $(shell cat skills/*/scripts.list) $(B)/objects
 	$(Q)cli/bundle.sh $(B) $(BUNDLED) > $@.new && mv $@.new $@
 $(B)/cli/bundle.o: DEFINE = -DADZE_BUNDLE='"$(B)/bundle"'
 $(B)/cli/bundle.o: $(B)/bundle
@@ -290,6 +290,7 @@ I := $(DESTDIR)$(PREFIX)
 LDCONFIG := $(call found,ldconfig /sbin/ldconfig /usr/sbin/ldconfig)
 STRIP   ?= strip
 install: $(if $(wildcard $(B)/adze),,all)
+	@case '$(PREFIX)' in /*) ;; *) echo "install: PREFIX is '$(PREFIX)', it must begin with /" >&2; exit 1;; esac
 	install -d "$(I)/bin" "$(I)/lib/pkgconfig" "$(I)/include/adze/ops" "$(I)/include/adze/cpu" "$(I)/include/adze/cuda" \
 	  "$(I)/include/adze/check" "$(I)/share/adze/check"
 	install -m 755 $(B)/adze "$(I)/bin"

@@ -127,22 +127,42 @@ void new_free(new_files *files)
     files->count = 0;
 }
 
+/* Words of C, C++ and Python, and names that the files of an op or its package use. */
+static const char words[] =
+    " adze alignas alignof and and_eq as asm assert async auto await bitand bitor bool break case catch char "
+    "char16_t char32_t char8_t class co_await co_return co_yield compl concept const const_cast consteval "
+    "constexpr constinit continue decltype def default del delete do double dynamic_cast elif else enum "
+    "except explicit export extern false finally float for friend from global goto if import in inline int is "
+    "lambda linux long main mutable namespace new noexcept nonlocal not not_eq nullptr operator ops or or_eq "
+    "pass private protected public raise register reinterpret_cast requires restrict return short signed "
+    "sizeof static static_assert static_cast struct switch template this thread_local throw torch true try "
+    "typedef typeid typename typeof union unix unsigned using virtual void volatile wchar_t while with xor "
+    "xor_eq yield ";
+
+int new_is_taken(const char *name)
+{
+    char word[64];
+    return snprintf(word, sizeof word, " %s ", name) < (int)sizeof word && strstr(words, word) != NULL;
+}
+
 int new_name_holds(new_files *files, const char *name)
 {
-    static const char *const taken[] = {"adze", "double", "float", "int",    "inline", "signed", "static", "struct",
-                                        "void", "return", "for",   "switch", "import", "class",  "lambda", "main"};
+    /* project.mk compiles src/cpu/<op>_amx.c for that ISA alone, and src/cuda/<op>_sm90.cu for sm_90a. */
+    static const char *const ends[] = {"_amx", "_amx_int8", "_bf16", "_vnni", "_sm90"};
     const size_t n = strlen(name);
-    int bad = n < 2 || n > 40 || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != n ||
-              strchr("0123456789_", name[0]) || name[n - 1] == '_';
-    for (size_t i = 0; i < sizeof taken / sizeof *taken && !bad; i++)
-        bad = strcmp(name, taken[i]) == 0;
+    const int bad = n < 2 || n > 40 || strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") != n ||
+                    strchr("0123456789_", name[0]) || name[n - 1] == '_' || new_is_taken(name);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends && !bad; i++)
+        if (n > strlen(ends[i]) && strcmp(name + n - strlen(ends[i]), ends[i]) == 0)
+            new_fail(files, "'%s' is no name for an op: files that end in %s have kernels of an op for one processor",
+                     name, ends[i]);
     if (bad)
         new_fail(
             files,
             "'%s' is no name for an op: it has 2 to 40 of a-z, 0-9 and _, begins with a letter, and is no word of "
             "C or Python, such as silu_mul",
             name);
-    return !bad;
+    return !files->failed;
 }
 
 void new_prefix(char *prefix, size_t size)

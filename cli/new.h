@@ -37,6 +37,8 @@ int new_write(new_files *files);
 void new_free(new_files *files);
 /* Whether a name will do for C, CUDA and Python; a sentence is printed otherwise. */
 int new_name_holds(new_files *files, const char *name);
+/* Whether a name is a word of C, C++ or Python, or one that the files of an op use. */
+int new_is_taken(const char *name);
 /* Where adze is installed, as the project's Makefile has it. */
 void new_prefix(char *prefix, size_t size);
 

@@ -262,6 +262,35 @@ static void say_likes(new_files *files, const char *like)
     new_fail(files, "--like is '%s', it must be one of %s", like, names);
 }
 
+/* Whether a file has a word, which is not a part of a longer one. */
+static int has_word(new_files *files, const char *path, const char *word)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    adze_text source = {0};
+    int found = 0;
+    if (new_source(files, path, &source))
+        for (const char *at = source.data; (at = strstr(at, word)) && !found; at++)
+            found = (at == source.data || !strchr(letters, at[-1])) &&
+                    (!at[strlen(word)] || !strchr(letters, at[strlen(word)]));
+    adze_text_free(&source);
+    return found;
+}
+
+/* An op NAME declares adze_NAME, which must not be there; but an op of a project may have the struct of adze.h. */
+static int is_free(new_files *files, const char *name, const char *like)
+{
+    static const char *const paths[] = {"include/adze.h", "include/adze_kernel.h", "src/kernel.h", "src/value.h"};
+    char word[NEW_PATH];
+    filled(word, sizeof word, "adze_%s", name);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths && strcmp(name, like) != 0; i++)
+        if (has_word(files, paths[i], word) && !files->failed)
+            new_fail(files, "'%s' is no name for an op: %s has %s already", name, strchr(paths[i], '/') + 1, word);
+    filled(word, sizeof word, "\"%s\"", name);
+    if (files->in_tree && has_word(files, "python/adze/__init__.py", word))
+        new_fail(files, "'%s' is no name for an op: the Python package has adze.%s already", name, name);
+    return !files->failed;
+}
+
 int new_op(new_files *files, const char *name, const char *like)
 {
     char path[NEW_PATH];
@@ -292,6 +321,7 @@ int new_op(new_files *files, const char *name, const char *like)
     if (ok)
         ok = files->in_tree ? add_to_tree(files, name, &block, &function)
                             : add_to_project(files, name, &block, &function);
+    ok = ok && is_free(files, name, like);
     adze_text_free(&block);
     adze_text_free(&function);
     if (!ok)

@@ -211,6 +211,21 @@ static int add_files(new_files *files, const char *name, const char *model, cons
     return ok && use_own_names(files, n);
 }
 
+/* A project is a Python package too, beside what it imports and its own modules. */
+static int module_holds(new_files *files, const char *module)
+{
+    static const char *const taken[] = {
+        "transformers", "diffusers", "kernels",   "numpy",   "safetensors", "setup", "model", "inject", "benchmark",
+        "attention",    "layers",    "functions", "package", "build",       "check", "src",   "tests"};
+    int bad = new_is_taken(module);
+    for (size_t i = 0; i < sizeof taken / sizeof *taken && !bad; i++)
+        bad = strcmp(module, taken[i]) == 0;
+    if (bad)
+        new_fail(files, "'%s' is no name for a project: its Python package could not be imported by that name",
+                 module);
+    return !bad;
+}
+
 static int name_holds(new_files *files, const char *name)
 {
     const size_t n = strlen(name);
@@ -232,8 +247,8 @@ static int make(new_files *files, const char *name, const char *model, const cha
         *at = *at == '-' ? '_' : *at;
     snprintf(n.of_model, sizeof n.of_model, "templates/model/%s.py", model);
     new_prefix(n.prefix, sizeof n.prefix);
-    if (files->failed || !name_holds(files, name) || !add_ops(files, ops, &n) || !add_calls(files, model, &n) ||
-        !add_files(files, name, model, &n))
+    if (files->failed || !name_holds(files, name) || !module_holds(files, n.module) || !add_ops(files, ops, &n) ||
+        !add_calls(files, model, &n) || !add_files(files, name, model, &n))
         return 2;
     printf("%s, kernels for %s, in %s:\n", name, model, files->root);
     if (!new_write(files))

@@ -125,19 +125,30 @@ static char *installed_manifest(const char *folder)
     return adze_exists(path) ? adze_cli_read(path) : NULL;
 }
 
-/* Prints the files that are not as they were installed, or, without a manifest, would be overwritten. */
-static int count_changed(const char *folder, const char *skill)
+static int has_line(const char *manifest, const char *path)
+{
+    char line[PATH];
+    snprintf(line, sizeof line, "  %s\n", path);
+    return manifest && strstr(manifest, line) != NULL;
+}
+
+/* Prints the files that are not as they were installed and, where a skill is added, those that others have written at
+   a place of it. */
+static int count_changed(const char *folder, const char *skill, int adding)
 {
     int changed = 0;
-    char *const old = installed_manifest(folder), *line = old, *sum, *path;
+    char *const listed = installed_manifest(folder), *const old = installed_manifest(folder);
+    char *line = old, *sum, *path;
     while (old && next_line(&line, &sum, &path))
         if (compare(folder, path, sum) == OTHER) {
             fprintf(stderr, "  %s/%s was changed since it was installed\n", folder, path);
             changed++;
         }
     const char *at = NULL;
-    for (adze_file file; !old && next_of(skill, &at, &file);) {
+    for (adze_file file; adding && next_of(skill, &at, &file);) {
         char now[SHA256_TEXT];
+        if (has_line(listed, file.path))
+            continue;
         adze_sha256(file.text, file.size, now);
         if (compare(folder, file.path, now) == OTHER) {
             fprintf(stderr, "  %s/%s is there, and is another file\n", folder, file.path);
@@ -145,6 +156,7 @@ static int count_changed(const char *folder, const char *skill)
         }
     }
     free(old);
+    free(listed);
     return changed;
 }
 
@@ -184,7 +196,7 @@ static int add(const char *folder, const request *r)
     int ok = manifest_of(r->name, &manifest), files = 0;
     const int same = old && ok && strcmp(old, manifest.data) == 0;
     free(old);
-    const int changed = count_changed(folder, r->name);
+    const int changed = count_changed(folder, r->name, 1);
     if (changed && !r->force) {
         fprintf(stderr, "adze skills: nothing was written to %s; --force overwrites\n", folder);
         adze_text_free(&manifest);
@@ -246,7 +258,7 @@ static int take_out(const char *folder, const request *r)
         fprintf(stderr, "adze skills: %s is not installed in %s\n", r->name, folder);
         return 1;
     }
-    if (count_changed(folder, r->name) && !r->force) {
+    if (count_changed(folder, r->name, 0) && !r->force) {
         fprintf(stderr, "adze skills: nothing was removed from %s; --force removes\n", folder);
         return 1;
     }

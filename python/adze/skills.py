@@ -43,13 +43,13 @@ def manifest(name, files):
 
 def sums(text):
     """{path: checksum} of a manifest."""
-    pairs = (line.split("  ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-    return {path: value for value, path in pairs if ".." not in path and not path.startswith("/")}
+    triples = (line.partition("  ") for line in text.splitlines() if not line.startswith("#"))
+    return {path: value for value, _, path in triples if path and ".." not in path and not path.startswith("/")}
 
 
 def installed(folder):
     path = folder / "MANIFEST"
-    return path.read_text() if path.is_file() else None
+    return path.read_text(errors="replace") if path.is_file() else None
 
 
 def agent_folder(agent, everywhere):
@@ -65,9 +65,9 @@ def same(path, value):
 
 
 def changed(folder, files):
-    """Files that are there and are not as they were installed; without a manifest, not as they would be."""
-    old = installed(folder)
-    expected = sums(old) if old else {path: hashlib.sha256(data).hexdigest() for path, (data, _) in files.items()}
+    """Files that are there and are not as they were installed, or that others have written where one would be."""
+    would_be = {path: hashlib.sha256(data).hexdigest() for path, (data, _) in files.items()}
+    expected = would_be | sums(installed(folder) or "")
     return [path for path, value in expected.items() if (folder / path).exists() and not same(folder / path, value)]
 
 
@@ -114,7 +114,7 @@ def verify(folder, name, files, force):
         return 1
     current = old == manifest(name, files)
     if not current:
-        print(f"{folder}: not the release of this package: MANIFEST begins with '{old.splitlines()[0]}'")
+        print(f"{folder}: not the release of this package: MANIFEST begins with '{old.partition(chr(10))[0]}'")
     wrong = [
         path for path, value in sums(old).items() if not (folder / path).exists() or not same(folder / path, value)
     ]
@@ -128,7 +128,7 @@ def remove(folder, name, files, force):
     if installed(folder) is None:
         print(f"adze skills: {name} is not installed in {folder}", file=sys.stderr)
         return 1
-    if refuse(folder, files, force, "removed from"):
+    if refuse(folder, {}, force, "removed from"):
         return 1
     print(f"{name}: {take_out(folder)} files removed from {folder}")
     return 0

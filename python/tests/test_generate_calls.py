@@ -104,6 +104,59 @@ def test_rows_that_end_far_apart():
         adze.generate(model, [[5], [7] * 12], 2, cache=small)
 
 
+# ---- Arguments at their borders ----
+
+
+def test_settings_at_their_borders():
+    """They are float32 and 32 bits in the op: what is another number there is another setting."""
+    model = lively("llama", layers=1)
+    likeliest = list(adze.generate(model, [5, 6, 7], 6, stop=()))
+    sampled = list(adze.generate(model, [5, 6, 7], 6, stop=(), temperature=1.0, seed=3))
+    assert sampled != likeliest
+    alone = [{"temperature": 1e-40}, {"temperature": 1e-300}, {"top_p": 1e-300}, {"top_p": 1e-45}, {"top_k": 1}]
+    for settings in [*alone, {"min_p": 1}]:
+        made = adze.generate(model, [5, 6, 7], 6, stop=(), **{"temperature": 1.0, "seed": 3} | settings)
+        assert list(made) == likeliest
+    for settings in ({"top_k": 2**40}, {"top_k": 2**70}, {"min_p": 1e-300}, {"top_p": 1 - 1e-12}):
+        made = adze.generate(model, [5, 6, 7], 6, stop=(), temperature=1.0, seed=3, **settings)
+        assert list(made) == sampled
+    cache = adze.Cache(model, 40)
+    for wanted, settings in (
+        ("temperature is 1e.300, it must be 0 or more, and finite in float32", {"temperature": 1e300}),
+        ("temperature is 1000", {"temperature": 10**400}),
+        ("repetition_penalty is 1e.300, it must be 0 or more", {"repetition_penalty": 1e300}),
+        ("repetition_penalty is 1e-300, it must be more than 0", {"repetition_penalty": 1e-300}),
+        ("top_p is 1.00000000001, it must be 0 to 1", {"top_p": 1.00000000001}),
+        ("attention_mask is a int, it must be like ids", {"attention_mask": 1}),
+        ("attention_mask has numbers beside lists", {"attention_mask": [[1, 1, 1], 1]}),
+    ):
+        with pytest.raises(ValueError, match=f"adze.generate: {wanted}"):
+            adze.generate(model, [5, 6, 7], 6, cache=cache, **settings)
+    assert cache.numbers() is None
+
+
+def test_more_tokens_than_positions():
+    """An embedding that a model does not have is found before the first token; on a GPU it would end the context."""
+    model = lively("gpt2", layers=1)
+    most = model.config.max_position_embeddings
+    assert len(list(adze.generate(model, [1] * (most - 2), 3, stop=()))) == 3
+    with pytest.raises(ValueError, match=f"has {most + 1} tokens at last, a gpt2 has positions for {most}"):
+        adze.generate(model, [1] * (most - 2), 4)
+    config = transformers.OPTConfig(
+        vocab_size=128, hidden_size=64, ffn_dim=64, num_hidden_layers=1, num_attention_heads=4,
+        max_position_embeddings=16, word_embed_proj_dim=64,
+    )  # fmt: skip
+    model = transformers.OPTForCausalLM(config).to(here()).eval()
+    assert len(list(adze.generate(model, [3] * 14, 3, stop=()))) == 3
+    with pytest.raises(ValueError, match="has 17 tokens at last, a opt has positions for 16"):
+        adze.generate(model, [3] * 14, 4)
+
+
+def test_a_model_without_its_head():
+    with pytest.raises(ValueError, match="a LlamaModel has no logits: load it with its head"):
+        list(adze.generate(lively("llama", layers=1).model, [5, 6, 7], 4))
+
+
 # ---- Models in wrappers ----
 
 

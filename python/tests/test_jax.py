@@ -91,6 +91,12 @@ def test_vmap():
     assert bits(both) == bits(jnp.stack([adze.jax.rms_norm(x[i], w[i]) for i in range(2)]))
 
 
+def test_symbolic_sizes():
+    shape = jax.export.symbolic_shape("n, 6")
+    with pytest.raises(ValueError, match=r"adze: softmax: x is \(n, 6\), its sizes must be numbers"):
+        jax.export.export(jax.jit(adze.jax.softmax))(jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
 def test_no_gradients():
     with pytest.raises(ValueError, match="adze_softmax.*cannot be differentiated"):
         jax.grad(lambda x: adze.jax.softmax(x).sum())(put(X))

@@ -91,7 +91,12 @@ def test_program(tree, op):
 
 
 def test_nothing_is_overwritten(tree):
-    for name, why in (("scale_add", "there is an op scale_add already"), ("rms_norm", "an op rms_norm already")):
+    for name, why in (
+        ("scale_add", "there is an op scale_add already"),
+        ("rms_norm", "an op rms_norm already"),
+        ("tensor", "adze.h has adze_tensor already"),
+        ("patch", "the Python package has adze.patch already"),
+    ):
         done = subprocess.run([ROOT / "build/adze", "new", "op", name], cwd=tree, capture_output=True, text=True)
         assert done.returncode == 2 and why in done.stderr, done.stderr
 

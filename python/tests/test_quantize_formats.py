@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import adze
 from adze.operators import ops
 from adze.quantization import formats
+from adze.quantization.checkpoint import config_of, scheme_of
 from adze.quantization.weight import KINDS, dequantized, quantized
 from device import here
 
@@ -108,6 +109,25 @@ def test_gptq(version, act_order):
     x = torch.randn(3, K).bfloat16()
     assert torch.allclose(layer(x).double(), F.linear(x.double(), want), rtol=2**-8, atol=1e-4)
     assert torch.equal(layer.weight, want.bfloat16())
+
+
+def test_names_of_a_layout():
+    """transformers and GPTQModel have it as "format", and older programs as "checkpoint_format" or "version"."""
+    tensors = gptq_tensors(4, K // G, torch.arange(K) // G)
+    for name in ("format", "checkpoint_format"):
+        weight = formats.gptq(tensors, {"bits": 4, "group_size": G, name: "gptq_v2"})
+        assert torch.equal(values(weight), gptq_reference(tensors, 4, 0))
+    with pytest.raises(ValueError, match="gptq: format is 'marlin', it must be"):
+        formats.gptq(tensors, {"bits": 4, "group_size": G, "format": "marlin"})
+    tensors = awq_tensors()
+    weight = formats.awq(tensors, {"w_bit": 4, "q_group_size": G, "format": "gemm"})
+    assert torch.equal(values(weight), awq_reference(tensors))
+    with pytest.raises(ValueError, match="awq: format is 'gemv_fast', it must be"):
+        formats.awq(tensors, {"bits": 4, "group_size": G, "format": "gemv_fast"})
+    packed = {"weight_packed": words(N, K // 8), "weight_scale": scales(N, K // G)}
+    packed["weight_shape"] = torch.tensor([N, K])
+    with pytest.raises(ValueError, match="a format: the checkpoint has no weight_g_idx"):
+        formats.compressed_tensors(packed, scheme(num_bits=4, strategy="group", group_size=G, actorder="dynamic"))
 
 
 def test_gptq_of_8_bits():
@@ -247,10 +267,72 @@ def test_tensors_that_the_config_does_not_fit():
         ("strategy is 'token'", lambda t: compressed(t, strategy="token"), packed),
         ("fp8: blocks are 128", formats.fp8, {"weight": q, "weight_scale_inv": scale}, {"weight_block_size": 128}),
         ("it must be \\[1\\]", formats.fp8, {"weight": q, "weight_scale_inv": scale}, {"weight_block_size": None}),
+        ("scales are torch.int32", formats.fp8, {"weight": q, "weight_scale_inv": scale.int()}, {}),
+        (
+            "scales has 3|scales is torch.float16 with 3",
+            formats.awq,
+            awq | {"scales": awq["scales"][None]},
+            {"group_size": G},
+        ),
+        ("gptq: scales is .* with 3", formats.gptq, gptq | {"scales": gptq["scales"][None]}, {"group_size": G}),
+        (
+            "gptq: a weight .24, 0.|gptq: a weight .0, 256.",
+            formats.gptq,
+            gptq | {"qweight": words(K // 8, 0)},
+            {"group_size": G},
+        ),
+        ("gptq: bits is 4.0", formats.gptq, gptq, {"group_size": G, "bits": 4.0}),
+        ("gptq: g_idx is torch.float32", formats.gptq, gptq | {"g_idx": gptq["g_idx"].float()}, {"group_size": G}),
+        ("weight_shape is torch.float32", compressed, packed | {"weight_shape": torch.tensor([24.0, 256.0])}),
+        (
+            r"weight_shape is \[24, 256, 24\]",
+            compressed,
+            packed | {"weight_shape": torch.tensor([[24], [256], [24]])},
+        ),
+        ("scales are torch.int8", compressed, packed | {"weight_scale": packed["weight_scale"].to(torch.int8)}),
+        ("weight_zero_point is not 0", compressed, packed | {"weight_zero_point": words(N // 8, K // G)}),
+        (
+            f"a format: {groups} 256",
+            lambda t: compressed(t, strategy="channel", group_size=None),
+            packed | {"weight_scale": torch.ones(1)},
+        ),
     ):
         with pytest.raises(ValueError, match=wanted):
             make(*given)
     assert torch.equal(compressed(packed, strategy=None).scale, packed["weight_scale"])
+
+
+def test_settings_of_single_layers():
+    """GPTQ's "dynamic" and the groups of compressed-tensors are for layers by their paths."""
+    config = {
+        "bits": 4,
+        "dynamic": {"-:lm_head": {}, r"+:.*\.down": {"bits": 8}, r".*\.up": {"group_size": 32}, "x": None},
+    }
+    for path, want in (
+        ("lm_head", {}),
+        ("layers.0.down", {"bits": 8}),
+        ("layers.0.up", {"group_size": 32}),
+        ("x", {}),
+        ("layers.0.gate", {}),
+    ):
+        assert config_of(config, path) == {**config, **want}
+    groups = {
+        "0": {"targets": ["Linear"], "weights": 0},
+        "1": {"targets": ["re:.*up"], "weights": 1},
+        "2": {"targets": ["layers.0.up"], "weights": 2},
+    }
+    found = [scheme_of({"config_groups": groups}, path)["weights"] for path in ("layers.0.up", "layers.1.up", "head")]
+    assert found == [2, 1, 0]
+    for wanted, function, config in (
+        ("no regular expression", config_of, {"dynamic": {"[": {}}}),
+        ("dynamic must have", config_of, {"dynamic": ["up"]}),
+        ("no regular expression", scheme_of, {"config_groups": {"0": {"targets": ["re:["]}}}),
+        ("config_groups must have an object", scheme_of, {"config_groups": {"W4A16": ["Linear"]}}),
+        ("no group of the config is for up", scheme_of, {"config_groups": {"0": {"targets": None}}}),
+        ("rotations", scheme_of, {"config_groups": groups, "transform_config": {"config_groups": {"v": {}}}}),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            function(config, "up")
 
 
 # ---- Whole checkpoints ----
@@ -336,6 +418,66 @@ def test_checkpoints_refused(tmp_path):
         adze.load_quantized(net, tmp_path)
 
 
+def test_numbers_without_their_scale(tmp_path):
+    """What is not a float would be taken as the model's own numbers."""
+    *_, (config, tensors, _), _ = checkpoints()
+    rest = {name: torch.randn_like(p) for name, p in Net().named_parameters() if name != "proj.weight"}
+    write(tmp_path, config, tensors, rest | {"twin.weight": fp8(N, K)})
+    net = Net()
+    net.twin = nn.Linear(K, N, bias=False)
+    with pytest.raises(ValueError, match="twin.weight is torch.float32 in the model, F8_E4M3 in the checkpoint"):
+        adze.load_quantized(net, tmp_path)
+    write(tmp_path, config, tensors, rest | {"norm.weight": torch.ones(N, dtype=torch.int32)})
+    with pytest.raises(ValueError, match="norm.weight is torch.float32 in the model, I32 in the checkpoint"):
+        adze.load_quantized(Net(), tmp_path)
+
+
+def test_one_column_less(tmp_path):
+    """Two numbers of 4 bits are in a byte, which a weight with one column less fills too."""
+    config, tensors, _ = next(checkpoints())
+    rest = {name: torch.randn_like(p) for name, p in Net().named_parameters() if name != "proj.weight"}
+    write(tmp_path, config, tensors | {"qweight": tensors["qweight"][:-1]}, rest)
+    with pytest.raises(ValueError, match=r"proj is \[24, 256\] in the model, \[24, 255\] in the checkpoint"):
+        adze.load_quantized(Net(), tmp_path)
+
+
+def damaged():
+    """(what is wrong, the tensors of proj) of a layer in adze's own format."""
+    q, scale, zero, _ = quantized(torch.randn(N, K), "int4-g64", zero_points=True)
+    good = {"weight_q": q, "weight_scale": scale, "weight_zero": zero, "weight_order": torch.randperm(K)}
+    for wanted, change in (
+        ("has no scale", {"weight_scale": None}),
+        ("has numbers of torch.float32", {"weight_q": q.float()}),
+        ("has numbers of torch.uint8 and 1 dimensions", {"weight_q": q.flatten()}),
+        (r"is \[24, 256\] in the model, \[24, 128\]", {"weight_q": q.view(torch.int8)}),
+        ("has a scale of torch.int32", {"weight_scale": scale.int()}),
+        (r"has a scale of \[7\]", {"weight_scale": scale[:7, 0]}),
+        (r"has a scale of \[9, 4\]", {"weight_scale": scale[:9]}),
+        (r"has a scale of \[\]", {"weight_scale": scale[0, 0]}),
+        (r"has a scale of \[24, 4, 1\]", {"weight_scale": scale[..., None]}),
+        (r"has zeros of torch.uint8 and \[24, 2\]", {"weight_zero": zero[:, :2]}),
+        ("has zeros of torch.float32", {"weight_zero": zero.float()}),
+        ("has an order of torch.float32", {"weight_order": torch.arange(K).float()}),
+        (r"has an order of torch.int64 and \[9\]", {"weight_order": torch.arange(9)}),
+        ("has an order of its columns in which not each of 0 to 255 is", {"weight_order": torch.arange(K) + 1}),
+        (
+            "has an order of its columns in which not each of 0 to 255 is",
+            {"weight_order": torch.zeros(K, dtype=torch.int64)},
+        ),
+    ):
+        yield wanted, {name: part for name, part in (good | change).items() if part is not None}
+
+
+def test_damaged_checkpoints_of_adze(tmp_path):
+    rest = {name: torch.randn_like(p) for name, p in Net().named_parameters() if name != "proj.weight"}
+    for wanted, tensors in damaged():
+        write(tmp_path, {"quant_method": "adze"}, tensors, rest)
+        net = Net()
+        with pytest.raises(ValueError, match=f"adze.load_quantized: proj {wanted}"):
+            adze.load_quantized(net, tmp_path)
+        assert type(net.proj) is nn.Linear
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_checkpoint_that_fails_leaves_the_model(tmp_path, device):
     config, tensors, _ = next(checkpoints())
@@ -384,6 +526,7 @@ def test_files_that_cannot_be_read(tmp_path):
     path.write_text(good)
     for text, wanted in (
         ("{}", "index.json has no weight_map"),
+        ('{"weight_map": {"proj.qweight": 3}}', "other places than names of files"),
         ('{"weight_map": {"proj.qweight": "x"}}', "x cannot"),
         ('{"weight_map": {"embed.qweight": "model.safetensors"}}', "cannot be read: .*embed.qweight"),
     ):

@@ -311,6 +311,32 @@ def test_other_inputs(kind):
     assert net.to("meta").up(torch.ones(2, K, device="meta")).shape == (2, 140)
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4-g32"])
+@pytest.mark.parametrize("k", [63, 64])
+def test_inputs_of_other_sizes(kind, k):
+    """A weight of 4 bits with an odd number of columns has place for one more in its bytes."""
+    model = nn.Sequential(nn.Linear(k, 16)).to(here())
+    adze.quantize(model, kind)
+    assert model(torch.randn(2, k, device=here())).shape == (2, 16)
+    for shape in ((2, k - 1), (2, k + 1), (100, k + 1), ()):
+        with pytest.raises(RuntimeError, match=f"a layer of {k} columns got an input of "):
+            model(torch.randn(shape, device=here()))
+
+
+def test_a_state_dict_of_another_kind():
+    """Its shapes are the same, and its numbers are not cast."""
+    models = {}
+    for kind in ("int8", "fp8"):
+        models[kind] = nn.Sequential(nn.Linear(64, 16)).to(here())
+        adze.quantize(models[kind], kind, keep=False)
+    for kind, other in (("int8", "fp8"), ("fp8", "int8")):
+        before = stored(models[kind])
+        with pytest.raises(RuntimeError, match="0.weight_q is torch.* in the layer, torch.* in the state_dict"):
+            models[kind].load_state_dict(models[other].state_dict())
+        assert same(stored(models[kind]), before)
+        models[kind].load_state_dict(models[kind].state_dict())
+
+
 def test_gradients_autocast_and_views():
     net = Net()
     adze.quantize(net, "int8")

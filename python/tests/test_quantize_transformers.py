@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import adze
 import models
@@ -159,9 +159,73 @@ def test_a_checkpoint_of_other_sizes(tmp_path):
             hf.AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
 
 
+def test_damaged_checkpoints(tmp_path):
+    model, path = models.build("llama"), "model.layers.0.mlp.up_proj"
+    adze.quantize(model, "int4-g32", zero_points=True)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    good = load_file(file)
+    q, scale = (good[f"{path}.weight_{name}"] for name in ("q", "scale"))
+    k = q.shape[1] * 2
+    for wanted, change in (
+        ("up_proj has no scale", {"scale": None}),
+        (f"has {path}.weight_scale and no {path}.weight_q", {"q": None, "zero": None}),
+        ("weight_scale is F64", {"scale": scale.double()}),
+        ("up_proj has a scale of torch.int32", {"scale": scale.int()}),
+        (r"up_proj has a scale of \[9, ", {"scale": scale[:9]}),
+        ("up_proj has zeros of torch.float32", {"zero": torch.zeros(scale.shape)}),
+        (rf"up_proj has an order of torch.int64 and \[9\], it must be int64 and \[{k}\]", {"order": torch.arange(9)}),
+        ("up_proj has an order of its columns in which not each", {"order": torch.arange(k) + 1}),
+    ):
+        made = good | {f"{path}.weight_{name}": part for name, part in change.items()}
+        save_file({name: part for name, part in made.items() if part is not None}, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=f"AdzeConfig: .*{wanted}"):
+            hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    order = torch.arange(k, dtype=torch.int32)
+    save_file(good | {f"{path}.weight_order": order}, file, metadata={"format": "pt"})
+    again, inputs = (
+        hf.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=here()).eval(),
+        models.inputs("llama"),
+    )
+    assert torch.equal(models.output(again, inputs), models.output(model, inputs))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_dequantize_after_saving_and_casting(dtype, tmp_path):
+    model, inputs = models.build("llama").to(torch.bfloat16), models.inputs("llama")
+    adze.quantize(model, "int8")
+    model.save_pretrained(tmp_path)  # leaves a string as the config's dtype
+    model.to(torch.float16)
+    plain = model.dequantize(dtype)
+    assert not layers(plain) and not hasattr(plain.config, "quantization_config")
+    assert {p.dtype for p in plain.parameters()} == {dtype or torch.float16}
+    assert models.output(plain, inputs).dtype == (dtype or torch.float16)
+
+
+def test_a_weight_that_is_not_finite(tmp_path):
+    """It is left as it is, as by adze.quantize: its largest number would be the scale of a row."""
+    model, name = models.build("llama"), "model.layers.0.mlp.up_proj"
+    model.get_submodule(name).weight.data[0, 0] = float("inf")
+    model.save_pretrained(tmp_path)
+    handle = adze.quantize(model, "int8")
+    made = hf.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=adze.AdzeConfig("int8")).eval()
+    assert list(layers(made)) == handle.quantized and name not in handle.quantized
+    made.save_pretrained(tmp_path / "made")
+    again = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "made")
+    assert list(layers(again)) == handle.quantized
+    assert torch.equal(again.get_submodule(name).weight, model.get_submodule(name).weight.cpu())
+
+
 def test_refused(tmp_path):
+    for exclude in (5, ("lm_head", 5)):
+        with pytest.raises(TypeError, match="exclude is .*5.*, it must be a pattern of paths or several"):
+            adze.AdzeConfig("int8", exclude=exclude)
+    with pytest.raises(TypeError, match="AdzeConfig has no group_size: kind, exclude"):
+        adze.AdzeConfig("int8", group_size=32)
     with pytest.raises(ValueError, match="kind is 'int5', it must be one of"):
         adze.AdzeConfig("int5")
+    with pytest.raises(ValueError, match=r"kind is \['int8'\], it must be one of"):
+        adze.AdzeConfig(["int8"])
     hf.LlamaForCausalLM(TIED).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="kind is None, it must be one of"):
         load(tmp_path, quantization_config=adze.AdzeConfig(None))

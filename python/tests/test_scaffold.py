@@ -43,6 +43,12 @@ def project(prefix, tmp_path_factory):
     return folder / "my_add"
 
 
+def test_a_prefix_that_is_a_path_from_here(prefix, tmp_path):
+    """pkg-config would look for the header and the library from wherever it is called."""
+    said = run("make", "-f", ROOT / "Makefile", "-C", ROOT, "install", "PREFIX=here", folder=tmp_path, status=2)
+    assert "install: PREFIX is 'here', it must begin with /" in said and not (ROOT / "here").exists()
+
+
 def test_headers_say_that_they_may_change(prefix):
     headers = [path for path in (prefix / "include/adze").rglob("*") if path.is_file()]
     assert {"kernel.h", "suite.h", "launch.cuh", "row.h"} <= {path.name for path in headers}
@@ -142,6 +148,15 @@ def test_templates_compile_for_gpus(prefix, tmp_path, op):
         (["Other"], "'Other' is no name for an op"),
         (["2d"], "is no name"),
         (["int"], "is no name"),
+        (["while"], "is no name"),
+        (["template"], "is no name"),
+        (["pass"], "is no name"),
+        (["ops"], "is no name"),
+        (["my_bf16"], "'my_bf16' is no name for an op: files that end in _bf16 have kernels"),
+        (["my_sm90"], "files that end in _sm90"),
+        (["tensor"], "'tensor' is no name for an op: adze.h has adze_tensor already"),
+        (["like"], "'like' is no name for an op: kernel.h has adze_like already"),
+        (["rms_norm"], "'rms_norm' is no name for an op: adze.h has adze_rms_norm already"),
         (["other", "--like", "nosuch"], "--like is 'nosuch', it must be one of"),
         ([], "a name is missing"),
         (["other", "more"], "is a second word"),
@@ -150,6 +165,12 @@ def test_templates_compile_for_gpus(prefix, tmp_path, op):
 def test_refusals(tmp_path, arguments, why):
     assert why in run(ADZE, "new", "op", *arguments, folder=tmp_path, status=2)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["class", "torch", "transformers", "model"])
+def test_projects_that_python_could_not_import(tmp_path, name):
+    said = run(ADZE, "new", "project", name, "--model=llama", "--op=rms_norm", folder=tmp_path, status=2)
+    assert f"'{name}' is no name for a project" in said and not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path):

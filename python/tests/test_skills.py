@@ -20,7 +20,7 @@ class Skills:
         env = {**os.environ, "HOME": str(self.folder / "home"), "PYTHONPATH": str(ROOT / "python")}
         env.pop("XDG_CONFIG_HOME", None)
         done = subprocess.run(
-            [*self.command, "skills", *arguments], cwd=self.folder, env=env, capture_output=True, text=True
+            [*self.command, "skills", *arguments], cwd=self.folder, env=env, capture_output=True, errors="replace"
         )
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -111,6 +111,30 @@ def test_another_release_is_replaced_and_verified(skills):
     assert "not the release of this" in skills("verify", "--claude", status=1)
     skills("add", "--claude")
     assert not (folder / "old.md").exists()
+    skills("verify", "--claude")
+
+
+def test_a_file_that_a_release_adds_does_not_overwrite_others(skills):
+    skills("add", "--claude")
+    folder = skills.folder / ".claude/skills/adze-kernels"
+    manifest, guide = folder / "MANIFEST", folder / "SKILL.md"
+    manifest.write_text("".join(line for line in manifest.open() if "  SKILL.md" not in line))
+    skills("add", "--claude")  # the release's own text is no loss
+    manifest.write_text("".join(line for line in manifest.open() if "  SKILL.md" not in line))
+    guide.write_text("mine")
+    assert "--force" in skills("add", "--claude", status=1) and guide.read_text() == "mine"
+    skills("remove", "--claude")
+    assert files(folder) == {"SKILL.md": b"mine"}
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"garbage", b"\xff\xfe", b"# adze-kernels of adze 0.0.1"])
+def test_a_damaged_manifest(skills, text):
+    skills("add", "--claude")
+    manifest = skills.folder / ".claude/skills/adze-kernels/MANIFEST"
+    manifest.write_bytes(text)
+    said = skills("verify", "--claude", status=1)
+    assert "not the release of this" in said and "Traceback" not in said
+    skills("add", "--claude")
     skills("verify", "--claude")
 
 

@@ -5,10 +5,10 @@ the length of each: no mask is made. What a step reads and writes (the token, th
 device, so one captured graph serves every step, and the next step starts before the host has seen the token. Parts of
 prompts whose size comes again are graphs too."""
 
+import ctypes
 import inspect
 import math
 import operator
-import sys
 import weakref
 
 import torch
@@ -21,6 +21,8 @@ from .cache import Cache, keeps_latents, windows_of
 from .register import attention_of
 
 _LISTS = (list, tuple)
+_MOST = torch.finfo(torch.float32).max
+_COLDEST = 1e-30  # a temperature below it would make infinities of scores: the likeliest token alone, as at 0
 _LEAST = 16  # tokens: the smallest size to which the last part of a prompt is rounded up
 
 
@@ -57,8 +59,12 @@ def _sequences(ids, mask):
         raise ValueError("adze.generate: ids has tokens beside lists of tokens")
     rows = [[_whole("a token of ids", token) for token in row] for row in rows]
     if mask is not None:
-        mask = _list(mask)
+        given, mask = mask, _list(mask)
+        if not isinstance(mask, _LISTS):
+            raise ValueError(f"adze.generate: attention_mask is a {type(given).__name__}, it must be like ids")
         mask = [mask] if mask and not isinstance(_list(mask[0]), _LISTS) else [_list(row) for row in mask]
+        if not all(isinstance(row, _LISTS) for row in mask):
+            raise ValueError("adze.generate: attention_mask has numbers beside lists of numbers")
         sizes, own = [len(row) for row in mask], [len(row) for row in rows]
         if sizes != own:
             raise ValueError(f"adze.generate: attention_mask has rows of {sizes} tokens, ids has {own}")
@@ -82,13 +88,15 @@ def _stop_tokens(model, stop):
 
 
 def _number(name, number, most=None):
-    """A float of 0 to `most`, or finite."""
+    """A number of 0 to `most`, or finite, as the float32 that the op has."""
     try:
         found = float(number)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not 0 <= found <= (sys.float_info.max if most is None else most):
-        limits = "0 or more, and finite" if most is None else f"0 to {most}"
+    if most is None or 0 <= found <= most:
+        found = ctypes.c_float(found).value
+    if not 0 <= found <= (_MOST if most is None else most):
+        limits = "0 or more, and finite in float32" if most is None else f"0 to {most}"
         raise ValueError(f"adze.generate: {name} is {number!r}, it must be {limits}")
     return found
 
@@ -106,7 +114,9 @@ def _options(temperature, top_k, top_p, min_p, penalty):
         raise ValueError(f"adze.generate: top_k is {top_k}, it must be 0 or more")
     if not found["penalty"]:
         raise ValueError(f"adze.generate: repetition_penalty is {penalty}, it must be more than 0")
-    if not found["top_p"]:  # as in transformers, the likeliest token alone; the op has all of them then
+    found["top_k"] = min(found["top_k"], 2**31 - 1)
+    # As in transformers, top_p of 0 is the likeliest token alone; the op has all of them then.
+    if not found["top_p"] or found["temperature"] < _COLDEST:
         found["temperature"] = 0.0
     return found
 
@@ -154,6 +164,20 @@ def _check(model, cache, rows, new, chunk):
     before = cache.numbers()
     if before is not None and len(before) != len(rows):
         raise ValueError(f"adze.generate: ids has {len(rows)} sequences, the cache has {len(before)}")
+
+
+def _check_positions(model, last):
+    """Whether a model that has an embedding for each position has one for `last` tokens."""
+    text = model.config.get_text_config(decoder=True)
+    most, tokens = getattr(text, "max_position_embeddings", None), model.get_input_embeddings()
+    for path, module in model.named_modules():
+        name = path.rpartition(".")[2]
+        if module is tokens or not isinstance(module, torch.nn.Embedding) or not ("pos" in name or name == "wpe"):
+            continue
+        if module.num_embeddings in (most, (most or 0) + 2) and last > most:  # OPT has two more
+            raise ValueError(
+                f"adze.generate: the text has {last} tokens at last, a {text.model_type} has positions for {most}"
+            )
 
 
 def _ropes(config):
@@ -225,6 +249,8 @@ def _forward(model, cache):
                 f"adze.generate: a {type(model).__name__} returns a {theirs} in place of the cache that it was "
                 "given; use its own generate()"
             )
+        if not hasattr(made, "logits"):
+            raise ValueError(f"adze.generate: a {type(model).__name__} has no logits: load it with its head")
         return made.logits
 
     return logits
@@ -506,6 +532,7 @@ def generate(
             f"adze.generate: {most} more tokens do not fit into the cache after the {before} that one of its "
             f"sequences has; its capacity is {cache.capacity}"
         )
+    _check_positions(own, longest + max_new_tokens - 1)
     ropes = _ropes(cache.config)
     if ropes:
         _check_ropes(cache.config, ropes, before or longest, longest + max_new_tokens - 1)

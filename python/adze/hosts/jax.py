@@ -36,6 +36,9 @@ def _run(op, args, out=None, second=None, more=0, third=None):
     _register()
     tensors, numbers = description.split(op, args)
     arrays = {name: jnp.asarray(array) for name, array in tensors.items()}
+    for name, array in arrays.items():
+        if not all(isinstance(size, int) for size in array.shape):
+            raise ValueError(f"adze: {op.name}: {name} is {array.shape}, its sizes must be numbers when it is traced")
     given = tuple(description.Tensor(name, a.dtype.name, a.shape) for name, a in arrays.items())
     outputs, scratch = description.returns(op.name, given, tuple(numbers.items()))
     outputs = [output for output in outputs if output.name in description.returned(op, more)]

@@ -13,7 +13,7 @@ from torch import nn
 from . import formats
 from .linear import QuantizedLinear
 from .model import bytes_of, matrix_of, unfit
-from .weight import ACTIVATIONS, Weight, groups_of
+from .weight import ACTIVATIONS, GROUPS, NAMES, Weight
 
 
 def _own(tensors, config):
@@ -35,6 +35,7 @@ FORMATS = {
     "fp8": Format(("weight_scale_inv",), ("weight", "weight_scale_inv"), formats.fp8),
     "compressed-tensors": Format(("weight_scale",), _CT_NAMES, formats.compressed_tensors),
 }
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Scales of activations and of the cache: gemm takes activations as they are.
 _UNUSED = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale", "output_scale")
 
@@ -65,7 +66,7 @@ def read_config(folder):
             found = _json(path)
             found = found if key is None else found.get(key)
             if found and isinstance(found, dict):
-                return found.get("quant_method", "gptq" if key is None else None), found
+                return found.get("quant_method", found.get("method", "gptq" if key is None else None)), found
     raise ValueError(f"adze.load_quantized: {folder} has no quantization_config in config.json")
 
 
@@ -85,6 +86,8 @@ def _files(folder):
         places = _json(index).get("weight_map")
         if not isinstance(places, dict):
             raise ValueError(f"adze.load_quantized: {index} has no weight_map")
+        if not all(isinstance(file, str) for file in places.values()):
+            raise ValueError(f"adze.load_quantized: {index} has a weight_map with other places than names of files")
         return {name: folder / file for name, file in places.items()}
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -115,8 +118,9 @@ class _Reader:
         return self._read(name, "get_tensor")
 
     def shape(self, name):
-        """The shape of a tensor, which is not read."""
-        return list(self._read(name, "get_slice").get_shape())
+        """The shape of a tensor, which is not read, and its dtype as Safetensors name it."""
+        part = self._read(name, "get_slice")
+        return list(part.get_shape()), part.get_dtype()
 
     def _read(self, name, method):
         from safetensors import SafetensorError
@@ -130,30 +134,88 @@ class _Reader:
             raise ValueError(f"adze.load_quantized: {path} cannot be read: {error}") from None
 
 
+def _matches(pattern, path):
+    """Whether a regular expression of a config is for a path: for its beginning."""
+    try:
+        return re.match(pattern, path)
+    except re.error as error:
+        raise ValueError(f"the config has {pattern!r}, which is no regular expression: {error}") from None
+
+
 def scheme_of(config, path):
-    """The part of compressed-tensors' config that is for a layer: by its path, else by its class."""
-    by_class = None
-    for group in (config.get("config_groups") or {}).values():
-        for target in group.get("targets", ()):
-            if path == target or (target.startswith("re:") and re.match(target[3:], path)):
-                return {"format": config.get("format"), **group}
-            if target == "Linear":
-                by_class = by_class or {"format": config.get("format"), **group}
-    if by_class is None:
+    """The part of compressed-tensors' config that is for a layer: by its path, else by an expression, else by its
+    class."""
+    groups, found = config.get("config_groups") or {}, []
+    if config.get("transform_config") not in (None, {}) and config["transform_config"] != {"config_groups": {}}:
+        raise ValueError("compressed-tensors: transform_config has rotations, which adze does not compute")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise ValueError("compressed-tensors: config_groups must have an object for each group")
+    for group in groups.values():
+        for target in group.get("targets") or ():
+            if path == target:
+                found.append((0, group))
+            elif target.startswith("re:") and _matches(target[3:], path):
+                found.append((1, group))
+            elif target == "Linear":
+                found.append((2, group))
+    if not found:
         raise ValueError(f"compressed-tensors: no group of the config is for {path}")
-    return by_class
+    return {"format": config.get("format"), **min(found, key=lambda pair: pair[0])[1]}
+
+
+def config_of(config, path):
+    """GPTQ's config for a layer: "dynamic" has other settings for the paths that an expression is for."""
+    dynamic = config.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or not all(isinstance(more or {}, dict) for more in dynamic.values()):
+        raise ValueError("gptq: dynamic must have an object for each expression")
+    for pattern, more in dynamic.items():
+        if _matches(pattern.removeprefix("-:").removeprefix("+:"), path):
+            return config if pattern.startswith("-:") else {**config, **(more or {})}  # "-:": it is not quantised
+    return config
 
 
 def misfit(weight, n, k):
-    """Why a weight of a checkpoint is not one of [n, k], or None."""
-    packed = weight.q.dtype == torch.uint8
-    stored = [weight.q.shape[0], weight.q.shape[1] * (2 if packed else 1)]
-    if stored[0] != n or stored[1] not in ((k, k + k % 2) if packed else (k,)):
+    """Why what a checkpoint has is not a weight [n, k] in the layout that adze.h documents, or None. The values of
+    `order` are looked at by bad_order()."""
+    q, scale, zero, order = weight
+    if q.dtype not in NAMES or q.dim() != 2:
+        return f"has numbers of {q.dtype} and {q.dim()} dimensions, they must be int8, uint8 or float8_e4m3fn, and 2"
+    packed = q.dtype == torch.uint8
+    stored = [q.shape[0], q.shape[1] * (2 if packed else 1)]
+    if stored[0] != n or stored[1] != (k + k % 2 if packed else k):
         return f"is {[n, k]} in the model, {stored} in the checkpoint"
-    scale = list(weight.scale.shape)
-    if groups_of(weight.q, weight.scale, k).group == 0 and len(scale) == 2 and scale[1] > 1:
-        return f"has a scale of {scale} in the checkpoint, for a weight of {[n, k]}"
+    if scale is None:
+        return "has no scale in the checkpoint"
+    if scale.dtype not in formats.SCALES:
+        return f"has a scale of {scale.dtype}, it must be float32, float16 or bfloat16"
+    shapes = [[1], [n], [n, 1], *([n, -(-k // group)] for group in GROUPS)]
+    shapes += [[-(-n // 128), -(-k // 128)]] if q.dtype == torch.float8_e4m3fn else []
+    if list(scale.shape) not in shapes:
+        return f"has a scale of {list(scale.shape)} in the checkpoint, for a weight of {[n, k]}"
+    if zero is not None and (not packed or zero.dtype != torch.uint8 or zero.shape != scale.shape):
+        return (
+            f"has zeros of {zero.dtype} and {list(zero.shape)}, only 4 bits have them, as uint8 and the scale's shape"
+        )
+    if order is not None and (order.dtype not in (torch.int32, torch.int64) or list(order.shape) != [k]):
+        return f"has an order of {order.dtype} and {list(order.shape)}, it must be int64 and {[k]}"
     return None
+
+
+def bad_order(weight):
+    """Why columns cannot be in the order of a weight, or None."""
+    order = weight.order
+    if order is None or order.device.type == "meta":
+        return None
+    if torch.equal(order.sort().values, torch.arange(len(order), device=order.device)):
+        return None
+    return f"has an order of its columns in which not each of 0 to {len(order) - 1} is once"
+
+
+def _columns(format, tensors):
+    """How many columns a weight has, where its bytes may have place for one more."""
+    if format.convert is formats.awq:
+        return tensors["qweight"].shape[0]
+    return int(tensors["weight_shape"].flatten()[1]) if "weight_shape" in tensors else None
 
 
 def _layer(path, module, format, tensors, config):
@@ -162,13 +224,20 @@ def _layer(path, module, format, tensors, config):
     if why is not None:
         raise ValueError(f"adze.load_quantized: {path} {why}")
     n, k = matrix_of(module).shape
-    if format.convert is formats.compressed_tensors:
-        config = scheme_of(config, path)
     try:
+        if format.convert is formats.compressed_tensors:
+            config = scheme_of(config, path)
+        elif format.convert is formats.gptq:
+            config = config_of(config, path)
         weight = format.convert(tensors, config)
     except ValueError as error:
         raise ValueError(f"adze.load_quantized: {path}: {error}") from None
-    why = misfit(weight, n, k)
+    columns = _columns(format, tensors)
+    if columns not in (None, k):
+        raise ValueError(
+            f"adze.load_quantized: {path} is {[n, k]} in the model, {[weight.q.shape[0], columns]} in the checkpoint"
+        )
+    why = misfit(weight, n, k) or bad_order(weight)
     if why is not None:
         raise ValueError(f"adze.load_quantized: {path} {why}")
     device = module.weight.device if module.weight.device.type != "meta" else torch.device("cpu")
@@ -277,9 +346,14 @@ def _rest(model, reader, left, made):
     if missing:
         raise ValueError(f"adze.load_quantized: the checkpoint has no {', '.join(missing[:3])}")
     for tensor, ((owner, name), *_) in rest.items():
-        own, stored = list(getattr(owner, _kind_of(owner, name))[name].shape), reader.shape(tensor)
-        if own != stored:
-            raise ValueError(f"adze.load_quantized: {tensor} is {own} in the model, {stored} in the checkpoint")
+        own, (shape, dtype) = getattr(owner, _kind_of(owner, name))[name], reader.shape(tensor)
+        if list(own.shape) != shape:
+            raise ValueError(
+                f"adze.load_quantized: {tensor} is {list(own.shape)} in the model, {shape} in the checkpoint"
+            )
+        # Numbers of 8 bits without their scale, or packed ones, are not what the model computes with.
+        if own.dtype in FLOATS and dtype not in ("F64", "F32", "F16", "BF16"):
+            raise ValueError(f"adze.load_quantized: {tensor} is {own.dtype} in the model, {dtype} in the checkpoint")
     for path, module in _modules_of(model, made):
         for name, buffer in module._buffers.items():
             tensor = f"{path}.{name}" if path else name

@@ -36,6 +36,14 @@ def _group_of(format, group):
     return group
 
 
+SCALES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _check_scale(format, scale):
+    if scale.dtype not in SCALES:
+        raise ValueError(f"{format}: scales are {scale.dtype}, they must be float32, float16 or bfloat16")
+
+
 def _check_groups(format, shape, group, scale, zero=None):
     """Scales and zeros are [n, k / group]: another shape would be read as that of other groups."""
     n, k = shape
@@ -47,8 +55,7 @@ def _check_groups(format, shape, group, scale, zero=None):
                 f"{format}: a weight {[n, k]} in groups of {size} columns has {name} {want}, in the checkpoint they"
                 f" are {list(part.shape)}"
             )
-    if scale.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ValueError(f"{format}: scales are {scale.dtype}, they must be float32, float16 or bfloat16")
+    _check_scale(format, scale)
 
 
 def _fields(words, bits, dim):
@@ -56,7 +63,7 @@ def _fields(words, bits, dim):
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     numbers = words.unsqueeze(-1) >> shifts & ((1 << bits) - 1)
     if dim == 0:
-        return numbers.transpose(1, 2).reshape(-1, words.shape[1])
+        return numbers.transpose(1, 2).flatten(0, 1)
     return numbers.flatten(1)
 
 
@@ -95,7 +102,7 @@ def _made(format, numbers, scale, zero, bits, group, order=None):
 
 
 def _check_bits(format, bits):
-    if bits not in (4, 8):
+    if type(bits) is not int or bits not in (4, 8):
         raise ValueError(f"{format}: bits is {bits!r}, it must be 4 or 8")
 
 
@@ -108,6 +115,8 @@ def _by_groups(format, numbers, g_idx, group, groups):
     k = numbers.shape[1]
     if g_idx is None:
         return numbers, None
+    if g_idx.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{format}: g_idx is {g_idx.dtype}, it must be int32 or int64")
     g_idx = g_idx.to(numbers.device, torch.int64)
     if g_idx.shape != (k,) or (k and not 0 <= int(g_idx.min()) <= int(g_idx.max()) < groups):
         raise ValueError(f"{format}: g_idx must have {k} elements of 0 to {groups - 1}, one for each column")
@@ -126,16 +135,25 @@ def _by_groups(format, numbers, g_idx, group, groups):
     return numbers[:, order], order
 
 
+def _layout(config, default, *names):
+    """(the name under which a config has its layout, the layout): programs have written it under several names."""
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    found = config.get(name)
+    return name, default if found is None else str(found).lower()
+
+
 def awq(tensors, config):
     """AWQ, version "gemm": qweight [k, n / 8] and qzeros [k / group, n / 8] of int32, scales [k / group, n]."""
-    bits, group = config.get("bits", 4), _group_of("awq", config.get("group_size", 128))
-    version = str(config.get("version", "gemm")).lower()
-    if version != "gemm":
-        raise ValueError(f'awq: version is {version!r}, it must be "gemm"')
+    bits = config.get("bits", config.get("w_bit", 4))
+    group = _group_of("awq", config.get("group_size", config.get("q_group_size", 128)))
+    name, layout = _layout(config, "gemm", "version", "format", "checkpoint_format")
+    if layout != "gemm":
+        raise ValueError(f'awq: {name} is {layout!r}, it must be "gemm"')
     if bits != 4:
         raise ValueError(f"awq: bits is {bits!r}, it must be 4")
     words, scale = _taken("awq", tensors, "qweight", "scales")
     _check_matrix("awq", torch.int32, qweight=words)
+    _check_matrix("awq", scale.dtype, scales=scale)
     place = torch.tensor(AWQ_ORDER, device=words.device).argsort()
 
     def columns(words):  # [rows, n] of [rows, n / 8], in the order of the columns
@@ -156,15 +174,16 @@ def gptq(tensors, config):
     In the first version of the format a zero is stored less one, in "gptq_v2" as it is."""
     bits, group = config.get("bits", 4), _group_of("gptq", config.get("group_size", 128))
     _check_bits("gptq", bits)
-    version = str(config.get("checkpoint_format") or "gptq").lower()
-    if version not in ("gptq", "gptq_v2"):
-        raise ValueError(f'gptq: checkpoint_format is {version!r}, it must be "gptq" or "gptq_v2"')
+    name, layout = _layout(config, "gptq", "checkpoint_format", "format")
+    if layout not in ("gptq", "gptq_v2"):
+        raise ValueError(f'gptq: {name} is {layout!r}, it must be "gptq" or "gptq_v2"')
     words, scale, zero = _taken("gptq", tensors, "qweight", "scales", "qzeros")
     _check_matrix("gptq", torch.int32, qweight=words, qzeros=zero)
+    _check_matrix("gptq", scale.dtype, scales=scale)
     if config.get("desc_act"):
         _taken("gptq", tensors, "g_idx")
     numbers, scale = _fields(words, bits, 0).t(), scale.t()
-    zero = _fields(zero, bits, 1).t()[: numbers.shape[0]] + (version == "gptq")
+    zero = _fields(zero, bits, 1).t()[: numbers.shape[0]] + (layout == "gptq")
     _check_groups("gptq", numbers.shape, group, scale, zero)
     numbers, order = _by_groups("gptq", numbers, tensors.get("g_idx"), group, scale.shape[1])
     return _made("gptq", numbers, scale, zero, bits, group, order)
@@ -172,6 +191,7 @@ def gptq(tensors, config):
 
 def _block(format, q, scale, size):
     n, k = q.shape
+    _check_scale(format, scale)
     if size not in ([128, 128], (128, 128)):
         raise ValueError(f"{format}: blocks are {size}, they must be [128, 128]")
     if list(scale.shape) != [-(-n // 128), -(-k // 128)]:
@@ -181,10 +201,11 @@ def _block(format, q, scale, size):
 
 def _floats(scale):
     """A scale in a dtype that gemm has: a power of two of 8 bits is a float32."""
-    return scale if scale.dtype in (torch.float32, torch.float16, torch.bfloat16) else scale.to(torch.float32)
+    return scale.to(torch.float32) if scale.dtype == torch.float8_e8m0fnu else scale
 
 
 def _of_all(format, q, scale):
+    _check_scale(format, scale)
     if scale.numel() != 1:
         raise ValueError(f"{format}: the scale of a weight {list(q.shape)} is {list(scale.shape)}, it must be [1]")
     return Weight(q, scale.reshape(1))
@@ -218,19 +239,24 @@ def compressed_tensors(tensors, config):
         raise ValueError(f'{name}: type is {kind!r}, it must be "int"')
     words, shape = _taken(name, tensors, "weight_packed", "weight_shape")
     _check_matrix(name, torch.int32, weight_packed=words)
+    if shape.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name}: weight_shape is {shape.dtype}, it must be int32 or int64")
+    shape = shape.flatten()
     if shape.numel() != 2 or shape[0] != words.shape[0] or -(-int(shape[1]) * bits // 32) != words.shape[1]:
         raise ValueError(f"{name}: weight_shape is {shape.tolist()}, weight_packed {list(words.shape)}")
     n, k = shape.tolist()
     group, scale = _strategy(name, scheme), _floats(scale)
     numbers = _fields(words, bits, 1)[:, :k]
-    if scale.numel() == 1:
+    if scale.numel() == 1 and scheme.get("strategy") in (None, "tensor"):
         scale = scale.reshape(1, 1).expand(n, 1)
     zero = None
     if not scheme.get("symmetric", True):  # packed along n; numbers and zeros have the same offset
         (zero,) = _taken(name, tensors, "weight_zero_point")
         _check_matrix(name, torch.int32, weight_zero_point=zero)
         zero = _fields(zero, bits, 0)[:n]
-    if scheme.get("actorder") in (True, "group"):
+    elif "weight_zero_point" in tensors and bool((tensors["weight_zero_point"] != 0).any()):
+        raise ValueError(f"{name}: weight_zero_point is not 0, and the config says that the weights are symmetric")
+    if scheme.get("actorder") in (True, "group", "dynamic"):
         _taken(name, tensors, "weight_g_idx")
     _check_groups(name, (n, k), group, scale, zero)
     numbers, order = _by_groups(name, numbers, tensors.get("weight_g_idx"), group, scale.shape[1])
@@ -253,7 +279,7 @@ def _bytes(name, q, scale, zero, scheme):
     if scheme.get("strategy") == "block":
         return _block(name, q, scale, scheme.get("block_structure"))
     group = _strategy(name, scheme)
-    if scale.numel() == 1:
+    if scale.numel() == 1 and scheme.get("strategy") in (None, "tensor"):
         return _of_all(name, q, scale)
     scale = scale[:, None] if scale.dim() == 1 else scale
     _check_groups(name, q.shape, group, scale)

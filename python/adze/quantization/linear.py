@@ -74,6 +74,8 @@ class QuantizedLinear(nn.Module):
             input = input.to(torch.get_autocast_dtype(where))
         if not input.dtype.is_floating_point:
             raise RuntimeError(f"adze: a layer of {self.kind} got {input.dtype}, its input must be of floating point")
+        if input.dim() == 0 or input.shape[-1] != self.in_features:  # bytes of 4 bits may have place for one more
+            raise RuntimeError(f"adze: a layer of {self.in_features} columns got an input of {list(input.shape)}")
         x, bias = self.gathered(input), self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias = bias.to(x.dtype)
@@ -115,6 +117,15 @@ class QuantizedLinear(nn.Module):
         if probe.dtype.is_floating_point:
             self.dtype = probe.dtype
         return self
+
+    def _load_from_state_dict(self, state, prefix, metadata, strict, missing, unexpected, errors):
+        """Numbers of another kind would be cast, and are others then."""
+        for name in _PARTS:
+            own, given = self._buffers[name], state.get(prefix + name)
+            if name != "weight_scale" and own is not None and given is not None and own.dtype != given.dtype:
+                errors.append(f"{prefix}{name} is {own.dtype} in the layer, {given.dtype} in the state_dict")
+                return
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
 
     def __getstate__(self):
         """What is pickled and copied. pickle does not have every dtype of 8 bits that torch has, so it gets bytes."""

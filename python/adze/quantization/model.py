@@ -59,6 +59,14 @@ def _roots(model):
     raise TypeError(f"adze.quantize: x is a {type(model).__name__}, it must be a tensor, a module or a pipeline")
 
 
+def patterns_of(exclude):
+    """The patterns of `exclude`, which may be one or None."""
+    found = [exclude] if isinstance(exclude, str) else exclude or ()
+    if not isinstance(found, (list, tuple, set, frozenset)) or not all(isinstance(one, str) for one in found):
+        raise TypeError(f"adze.quantize: exclude is {exclude!r}, it must be a pattern of paths or several")
+    return list(found)
+
+
 def is_excluded(path, patterns):
     """Whether a pattern is for a path, for what is above it, or for one of its names."""
     names = path.split(".")
@@ -405,7 +413,7 @@ def quantize_model(
 ):
     check_kind(kind, zero_points)
     roots = _roots(model)
-    exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
+    exclude = patterns_of(exclude)
     handle, todo = QuantizeHandle(roots, kind), []
     for row, module in _candidates(roots, exclude):
         handle.rows.append(row)

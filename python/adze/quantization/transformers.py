@@ -8,9 +8,9 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .checkpoint import FORMATS, misfit
+from .checkpoint import FORMATS, bad_order, misfit
 from .linear import QuantizedLinear
-from .model import is_excluded, matrix_of, quantized_layer, unfit
+from .model import is_excluded, matrix_of, patterns_of, quantized_layer, unfit
 from .weight import ACTIVATIONS, KINDS, Weight, check_kind
 
 _BYTES = {"i8": 1.0, "u4": 0.5, "f8e4m3": 1.0}
@@ -24,12 +24,17 @@ class AdzeConfig(QuantizationConfigMixin):
     In a checkpoint kind is None where layers are of several kinds, or of another format's. Then activations are the
     paths of the layers whose inputs are quantised too."""
 
-    def __init__(self, kind="int4-g128", exclude=("lm_head",), zero_points=False, activations=(), search=False, **_):
+    def __init__(
+        self, kind="int4-g128", exclude=("lm_head",), zero_points=False, activations=(), search=False, **more
+    ):
+        wrong = [name for name in more if name != "quant_method"]  # which from_pretrained gives
+        if wrong:
+            raise TypeError(f"AdzeConfig has no {wrong[0]}: kind, exclude, zero_points, activations and search")
         if kind is not None:
             check_kind(kind, zero_points)
         self.quant_method = "adze"
         self.kind, self.zero_points, self.search = kind, zero_points, search
-        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude or ())
+        self.exclude = patterns_of(exclude)
         self.activations = list(activations)
 
 
@@ -45,7 +50,7 @@ class _Quantize(ConversionOps):
             name = full_layer_name if len(input_dict) == 1 else name
             value = value[0] if isinstance(value, list) else value
             path = name.rpartition(".")[0]
-            if path not in self.quantizer.paths:
+            if path not in self.quantizer.paths or not torch.isfinite(value).all():
                 made[name] = value
                 continue
             made |= self._stored(model, path, value)
@@ -87,6 +92,12 @@ class AdzeQuantizer(HfQuantizer):
         if not self.paths:
             raise ValueError("AdzeConfig: no layer of the model can be quantised")
 
+    def _process_model_after_weight_loading(self, model, **_):
+        for path, module in model.named_modules() if self.pre_quantized else ():
+            why = bad_order(module.stored) if isinstance(module, QuantizedLinear) else None
+            if why:
+                raise ValueError(f"AdzeConfig: {path} {why}")
+
     def param_needs_quantization(self, model, param_name, **_):
         path, _, name = param_name.rpartition(".")
         return not self.pre_quantized and name == "weight" and path in self.paths
@@ -114,14 +125,17 @@ class AdzeQuantizer(HfQuantizer):
     def is_compileable(self):
         return True
 
-    def _dequantize(self, model, dtype=None):
+    def dequantize(self, model, dtype=None):
+        """Each layer gets the dtype in which it computes, or the whole model gets the one given. The config's is
+        neither: the model may have been cast, and save_pretrained leaves a string there."""
         for path, module in list(model.named_modules()):
             if isinstance(module, QuantizedLinear):
-                weight = module.weight.to(dtype or module.dtype)
+                weight = module.weight
                 linear = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta", dtype=weight.dtype)
                 linear.weight, linear.bias = torch.nn.Parameter(weight, requires_grad=False), module.bias
                 model.set_submodule(path, linear)
-        return model
+        self.remove_quantization_config(model)
+        return model if dtype is None else model.to(dtype)
 
 
 def _shapes(files):
@@ -134,7 +148,10 @@ def _shapes(files):
             for name in file.keys():
                 if name.rpartition(".")[2] in FORMATS["adze"].names:
                     part = file.get_slice(name)
-                    found[name] = torch.empty(part.get_shape(), dtype=_DTYPES[part.get_dtype()], device="meta")
+                    dtype = part.get_dtype()
+                    if dtype not in _DTYPES:
+                        raise ValueError(f"AdzeConfig: {name} is {dtype} in the checkpoint: {', '.join(_DTYPES)}")
+                    found[name] = torch.empty(part.get_shape(), dtype=_DTYPES[dtype], device="meta")
     return found
 
 
@@ -145,6 +162,7 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "I32": torch.int32,
     "I64": torch.int64,
 }
 
@@ -176,6 +194,14 @@ def _make_room(model, files, config):
     shapes = {own: stored[name] for name, own in renamed(model, stored).items()}
     prefix = f"{model.base_model_prefix}."  # a checkpoint of the base model, or one with a head
     of_base = any(name.startswith(prefix) for name in shapes)
+    for name in shapes:
+        path = name.rpartition(".")[0]
+        if (
+            f"{path}.weight_q" not in shapes
+            and _has(model, path)
+            and matrix_of(model.get_submodule(path)) is not None
+        ):
+            raise ValueError(f"AdzeConfig: the checkpoint has {name} and no {path}.weight_q")
     for name in shapes:
         path, _, last = name.rpartition(".")
         if last != "weight_q":

@@ -99,7 +99,7 @@ def dequantized(weight, k, dtype):
 
 def check_kind(kind, zero_points=False):
     """Raises unless adze.quantize can make this kind of a model's weights."""
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"adze.quantize: kind is {kind!r}, it must be one of {', '.join(KINDS)}")
     if zero_points and KINDS[kind][0] != "u4":
         raise ValueError(f"adze.quantize: zero_points is {zero_points}, only 4 bits have them, kind is {kind!r}")
