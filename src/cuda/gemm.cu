@@ -195,13 +195,13 @@ static bool shifted_sooner(const cuda_call &s, const gemm_params &p, int dtype)
     if (p.norm || rows * p.k > LARGE)
         return false;
     const bool swaps = gemm_swapped_choice(s, p, dtype, &swapped) >= 0;
-    const bool short_rows = p.m > 2 && p.k <= 128 && each > 64;
+    const bool short_rows = p.m > 2 && p.k <= (p.m > 8 ? 256 : 128) && each > 64;
     if (p.format == OF_X && p.m <= 16 && !short_rows && !swaps)
         return false;
     if (gemm_shifted_choice(s, p, dtype, &time) < 0)
         return false;
-    if (p.m > 16 || swaps)
-        return time < SWAPPED_LEAST || (swaps && time < swapped + SWAPPED_MORE);
+    if (p.m > 16 || swaps) /* the stages of gemm_swapped hide nothing of so short rows */
+        return p.k <= 256 || time < SWAPPED_LEAST || (swaps && time < swapped + SWAPPED_MORE);
     return p.format == OF_X || time <= SMALL ||
            (p.format == OF_U4 && p.m > 2 && p.m <= 8 && each <= 16 && p.k >= 3072);
 }

@@ -91,10 +91,11 @@ extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int
     /* Many tokens have other kernels. So have up to 8, and up to 16 of x's dtype, but for short rows of gate and up,
        and for those below. */
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
-    /* Weights of x's dtype: short rows, of which a multiprocessor has many; and long ones, of which it has one or a
-       few, as a cluster's blocks have a part of k each: 13 tokens, 128 rows of 12288 took 9.0 us, 17.0 streamed
-       (H200, 2026-11-19). */
-    const bool plain = p.k <= 256 ? rows > 64 : rows <= 2 ? p.k > 3584 : rows <= 12 && p.k >= 8192;
+    /* Weights of x's dtype: long rows, of which a multiprocessor has one or a few, as a cluster's blocks have a part
+       of k each: 13 tokens, 128 rows of 12288 took 9.0 us, 17.0 streamed; and those so large that x passes through
+       shared memory again and again: 13 tokens, 16320 x 12568 took 114 us, 144 streamed (H200, 2026-11-19). */
+    constexpr int64_t LARGE = 1 << 27;
+    const bool plain = (rows <= 2 ? p.k > 3584 : rows <= 12 && p.k >= 8192) || p.n * (p.glu ? 2 : 1) * p.k >= LARGE;
     const bool gated = p.glu && rows > 40 && p.k <= 2048;
     const bool few = p.m > 8 && p.m <= 16 && !p.x_scale && (p.format != OF_X || gated || plain);
     const bool some = few || (p.m > 16 && (p.m <= 64 || (p.format != OF_X && !p.x_scale)));
