@@ -399,8 +399,8 @@ static bool rope_pieces_faster(const cuda_limits &gpu, const rope_pieces_params 
 /* The same across heads, against rope_any_row, by the times of both on 50 calls, and on 46 more (2026-11-19):
    rope_any_row is faster where its threads hold a row in units of two elements or more, in calls of few tokens, and
    of at most 36 KB per multiprocessor; of floats, a row of one pair of units in each thread. It is faster in larger
-   calls too where a row has a block, its units have four elements, and pieces are put together in shared memory before
-   they are stored. */
+   calls too where a row has a block, its units have four elements, and pieces are put together in shared memory
+   before they are stored. */
 template <typename T>
 static bool rope_team_faster(const cuda_limits &gpu, const rope_pieces_params &p, const rope_any_params &any,
                              int width)
