@@ -112,9 +112,9 @@ CUDA_OPT   ?= 1
 OPTIMISED  := $(if $(and $(filter 0,$(CUDA_OPT)),$(findstring --Ofast-compile,$(NVCC_HELP))),,1)
 NVCC_SAYS   = $(if $(OPTIMISED),,2>$@.said; status=$$?; grep -v 'Potential Performance Loss' $@.said >&2; \
               rm -f $@.said; exit $$status)
-# Host code launches kernels, of which there are thousands: it is compiled for size, but for gemm's, which also compares
-# ways to divide a product. nvcc's own -O is for host code alone, and would come after these.
-HOST_OPT    = $(if $(findstring src/cuda/gemm,$<),-O2,-Os)
+# Host code launches kernels, of which there are thousands: it is compiled for size, but where it compares ways to divide a
+# product. nvcc's own -O is for host code alone, and would come after these.
+HOST_OPT    = $(if $(filter src/cuda/gemm.cu src/cuda/gemm_shifted.cu src/cuda/gemm_swapped_sm90.cu,$<),-O2,-Os)
 # A spill is an error where kernels are tuned, on sm_90. For other GPUs it costs some time, and must not stop a build.
 SPILLS      = $(if $(filter-out 90a,$(CUDA_ARCHS)),,-Xptxas -warn-spills$(comma)-warn-lmem-usage)
 NVFLAGS    += -std=c++17 $(if $(OPTIMISED),-Xcompiler $(HOST_OPT) $(SPILLS),-O0 --Ofast-compile max) \
