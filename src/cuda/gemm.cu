@@ -196,12 +196,11 @@ static bool shifted_sooner(const cuda_call &s, const gemm_params &p, int dtype)
         return false;
     const bool swaps = gemm_swapped_choice(s, p, dtype, &swapped) >= 0;
     const bool short_rows = p.m > 2 && p.k <= (p.m > 8 ? 256 : 128) && each > 64;
-    if (p.format == OF_X && p.m <= 16 && !short_rows && !swaps)
+    if ((p.format == OF_X && p.m <= 16 && !short_rows && !swaps) || gemm_shifted_choice(s, p, dtype, &time) < 0)
         return false;
-    if (gemm_shifted_choice(s, p, dtype, &time) < 0)
-        return false;
-    if (p.m > 16 || swaps) /* the stages of gemm_swapped hide nothing of so short rows */
-        return p.k <= 256 || time < SWAPPED_LEAST || (swaps && time < swapped + SWAPPED_MORE);
+    const bool unhidden = p.m <= 64 && p.k <= 256; /* the stages of gemm_swapped hide nothing of so short rows */
+    if (p.m > 16 || swaps)
+        return time < SWAPPED_LEAST || (swaps && (unhidden || time < swapped + SWAPPED_MORE));
     return p.format == OF_X || time <= SMALL ||
            (p.format == OF_U4 && p.m > 2 && p.m <= 8 && each <= 16 && p.k >= 3072);
 }
