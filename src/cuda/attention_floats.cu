@@ -25,7 +25,7 @@ static adze_status floats_run(const cuda_call &s, const attention_params &p, int
 }
 /* The steps of a block, if all blocks are resident at once; else infinitely many. */
 template <class S>
-static attention_extent floats_at_once(const cuda_call &s, const attention_params &p)
+static attention_extent floats_resident_steps(const cuda_call &s, const attention_params &p)
 {
     const int64_t parts = attention_step_clusters<S>(s, p);
     if (attention_tiles(p, S::ROWS) * attention_pairs(p) * parts > s.gpu.sm_count * S::BLOCKS)
@@ -41,13 +41,13 @@ static adze_status floats_run(const cuda_call &s, const attention_params &p)
     const bool some = FLOATS_16<D>::SHARED <= room, many = FLOATS_64<D>::SHARED <= room;
     /* Where all blocks are resident at once, and have a step each, the fewer rows of a block the better: tensor cores
        took 1.1 to 1.8 times as long. From all variants on random calls (H200, 2026-11-19). */
-    const bool few = rows <= FLOATS_4<D>::ROWS || floats_at_once<FLOATS_4<D>>(s, p).seen <= 1.25;
+    const bool few = rows <= FLOATS_4<D>::ROWS || floats_resident_steps<FLOATS_4<D>>(s, p).seen <= 1.25;
     adze_status status = floats_run<FLOATS_4<D>>(s, p, FLOATS_FEW, few);
     if constexpr (FLOATS_16<D>::SHARED > (48 << 10)) /* else every GPU has room */
         if (status == ADZE_NO_KERNEL && !some)
             return floats_run<FLOATS_SMALL<D>>(s, p, FLOATS_SOME, true);
     /* Tiles of 128 long rows leave most multiprocessors empty: not for a few keys. */
-    const attention_extent steps = floats_at_once<FLOATS_16<D>>(s, p);
+    const attention_extent steps = floats_resident_steps<FLOATS_16<D>>(s, p);
     const bool resident = D > 192 ? steps.seen <= 2 : steps.most <= 1;
     if (status == ADZE_NO_KERNEL)
         status = floats_run<FLOATS_16<D>>(s, p, FLOATS_SOME, rows <= SOME_MOST || resident || !many);

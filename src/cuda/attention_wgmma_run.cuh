@@ -14,7 +14,7 @@ struct wgmma_cost {
 template <class S>
 static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_cost cost)
 {
-    constexpr double CALL = 3, ONCE = 2, TILE = 1.7; /* fixed costs; of a call whose blocks have one tile: ONCE */
+    constexpr double CALL = 3, TILE = 1.7; /* fixed costs */
     /* Where a head has one tile, its keys come from memory, unless all are in L2: 290 steps of 0.85 took 363 us
        (H200, 2026-11-19). */
     constexpr double COLD = 1.45, L2_BYTES = 32 << 20;
@@ -22,12 +22,11 @@ static double wgmma_time(const cuda_call &s, const attention_params &p, wgmma_co
     const double slower = p.m <= S::ROWS && bytes > L2_BYTES ? COLD : 1;
     const attention_extent steps = attention_steps_of(p, S::ROWS, S::KEYS);
     const int64_t tiles = ceil_div(p.m, S::ROWS) * p.sequences * p.heads, sms = s.gpu.sm_count;
-    /* So do those of the first steps of any block: from all variants on random calls (H200, 2026-11-19). The
-       costs of calls with a mask or a softcap were fitted without that. */
-    const bool changed = p.mask_kind || p.softcap != 0;
-    const double first = changed ? 0 : std::min(steps.most, 4.0);
-    const double longest =
-        (changed ? CALL : ONCE) + TILE + (first * COLD + (steps.most - first) * slower) * cost.alone;
+    /* The keys of a block's first steps come from memory too, and the fixed cost is then less: from all variants on
+       random calls (H200, 2026-11-19). The costs of calls with a mask or a softcap were fitted without that. */
+    const bool plain = !p.mask_kind && p.softcap == 0;
+    const double fixed = plain ? 2 : CALL, first = plain ? std::min(steps.most, 4.0) : 0;
+    const double longest = fixed + TILE + (first * COLD + (steps.most - first) * slower) * cost.alone;
     if (tiles <= sms)
         return longest;
     const double rounds = (double)ceil_div(tiles, sms * S::BLOCKS), step = S::BLOCKS > 1 ? cost.shared : cost.alone;

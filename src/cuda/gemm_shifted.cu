@@ -35,12 +35,12 @@ enum {
     SHIFTED_GLU = 640,      /* of sums of gate and value */
     SHIFTED_CLUSTER = 2300, /* of clusters, for each block of a multiprocessor */
     SHIFTED_LATENCY = 1490, /* of a step, at least */
-    SHIFTED_ROWS = 32,
-    SHIFTED_SCALES = 32,
-    SHIFTED_X = 46,  /* of a warp's step: of 16 rows, of their groups' scales, of 64 bytes of 8 tokens, */
-    SHIFTED_END = 4, /* of an output */
+    SHIFTED_ROWS = 32,      /* of 16 rows of weights in a warp's step, */
+    SHIFTED_SCALES = 32,    /* of their groups' scales, */
+    SHIFTED_X = 46,         /* and of 64 bytes of x of 8 tokens */
+    SHIFTED_END = 4,        /* of an output */
 };
-/* and of 16 rows that are unpacked for f32 and multiplied with 8 tokens. */
+/* Of 16 rows of weights in a warp's step with an x of f32: they are unpacked, and multiplied with 8 tokens. */
 template <typename T, weight_format F>
 constexpr int shifted_unpack = sizeof(T) == 2 ? 0
                                : F == OF_U4   ? 168

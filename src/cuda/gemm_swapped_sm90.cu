@@ -88,12 +88,12 @@ extern "C" adze_status gemm_swapped_run(const cuda_call &s, const gemm_params &p
 /* The shape that takes a call, and how many cycles its plan says; -1: none. */
 extern "C" int gemm_swapped_choice(const cuda_call &s, const gemm_params &p, int dtype, double *time)
 {
-    /* Many tokens have other kernels. So have up to 8, and up to 16 of x's dtype, but for short rows of gate and up,
-       and for those below. */
+    /* It takes 17 tokens and more: at most 64 of weights of x's dtype, or of quantised x. Of x that is not quantised
+       it also takes 9 to 16 tokens, with quantised weights, short rows of gate and up, and the weights below. */
     const int64_t rows = ceil_div(p.n * (p.glu ? 2 : 1), s.gpu.sm_count);
     /* Weights of x's dtype: long rows, of which a multiprocessor has one or a few, as a cluster's blocks have a part
-       of k each: 13 tokens, 128 rows of 12288 took 9.0 us, 17.0 streamed; and those so large that x passes through
-       shared memory again and again: 13 tokens, 16320 x 12568 took 114 us, 144 streamed (H200, 2026-11-19). */
+       of k each: 13 tokens, 128 rows of 12288 took 9.0 us, 17.0 streamed. And LARGE weights: 13 tokens, 16320 x 12568
+       took 114 us, 144 streamed (H200, 2026-11-19). */
     constexpr int64_t LARGE = 1 << 27;
     const bool plain = (rows <= 2 ? p.k > 3584 : rows <= 12 && p.k >= 8192) || p.n * (p.glu ? 2 : 1) * p.k >= LARGE;
     const bool gated = p.glu && rows > 40 && p.k <= 2048;

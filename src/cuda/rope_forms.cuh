@@ -175,12 +175,13 @@ static adze_status rope_pick_heads(const cuda_call &stream, rope_fast_params p, 
     const int64_t room = (int64_t)stream.gpu.sm_threads * stream.gpu.sm_count;
     const rope_fast_tensor &main = p.qk[p.qk[0].heads ? 0 : 1];
     const bool apart = main.heads > 1 && p.seq != 1 && llabs(main.x_stride[1]) < llabs(main.x_head);
-    const bool near = TRAITS::NORM || threads <= 4 * room || !apart;
+    const bool scattered = !TRAITS::NORM && threads > 4 * room && apart;
     const bool small = !TRAITS::NORM && threads <= room / 4 && threads >= tokens * 128;
     if constexpr (sizeof(T) < 4 && (!TRAITS::REST || (!TRAITS::NORM && TRAITS::STEPS)))
-        if (stream.takes(ROPE_FAST2, true, (threads > room && p.lanes >= 4 && near) || small))
+        if (stream.takes(ROPE_FAST2, true, (threads > room && p.lanes >= 4 && !scattered) || small))
             return rope_launch_fast<T, TRAITS, 2>(stream, p, tokens);
-    return stream.takes(ROPE_FAST1, true, near) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens) : ADZE_NO_KERNEL;
+    return stream.takes(ROPE_FAST1, true, !scattered) ? rope_launch_fast<T, TRAITS, 1>(stream, p, tokens)
+                                                      : ADZE_NO_KERNEL;
 }
 
 template <typename T, typename TRAITS>
